@@ -27,12 +27,12 @@ from spotkeeper.reconcile.store.documents import OfferHistory, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
 
-ASK_S = 2.0  # real seconds for all questions of a read
+ASK_S = 2.0  # real seconds for all requests of a read
 ASKERS = 4  # pools asked in parallel
 ASK_EVERY_S = HOUR_S
-RECENT_H = 2  # newest hours of history that each tick reads unfolded: longer than an offer stays cold
-FOLD_BACK_H = 72  # hours before those, read to make a history that does not exist yet
-FOLDS = 20  # pools folded a read, at most
+RECENT_H = 2  # newest hours that each tick reads as observations, not as history: longer than an offer stays cold
+FOLD_BACK_H = 72  # earlier hours that are read to make a history if none exists yet
+FOLDS = 20  # most pools whose history one read extends
 
 FED = frozenset({Event.ADMITTED, Event.REFUSED, Event.NOTICE, Event.REPRIEVE, Event.LOSS, Event.GONE})
 
@@ -95,7 +95,7 @@ def offers_seen(
             key = (zone, Model.SPOT)
             seen[key] = replace(seen.get(key) or OfferHistory(pool.name, *key), watch=watch)
         booted = {"boot_s": boots.median_s, "slow_boot_s": boots.p95_s}
-        if boots.median_s is not None:  # the only lasting observation where only on-demand ran
+        if boots.median_s is not None:  # where only on-demand ran, no other observation lasts
             seen = {(zone, Model.SPOT): OfferHistory(pool.name, zone, Model.SPOT) for zone in pool.zones} | seen
         out += (replace(seen[key], **booted) for key in sorted(seen) if key[0] in pool.zones)
     return tuple(out)

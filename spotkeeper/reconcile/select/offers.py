@@ -30,8 +30,8 @@ from spotkeeper.reconcile.select.zone_history import Track, common
 from spotkeeper.reconcile.store.documents import OfferHistory
 
 HOUR_S = 3600.0
-FAR_H = 24.0  # the work left, if unknown
-AMPLE_H = 1e6  # the slack without a deadline
+FAR_H = 24.0  # assumed for work left that is unknown
+AMPLE_H = 1e6  # used as the slack without a deadline
 NO_GUESS = Guess()
 
 
@@ -138,7 +138,7 @@ class _Market:
     worth: float  # USD of an hour of work: the on-demand price of what runs, or of the cheapest machine allowed
     rule: Rule
     seen: dict[tuple[str, str, Model], OfferHistory] = field(default_factory=dict)
-    usual: dict[str, Guess] = field(default_factory=dict)  # by pool, the mean of the cloud's estimates, field by field
+    usual: dict[str, Guess] = field(default_factory=dict)  # by pool, the mean of the cloud's estimates, for each field
 
     @classmethod
     def observed(cls, spec: JobSpec, need: Need, stack: StackState, rule: Rule) -> _Market:
@@ -323,7 +323,7 @@ def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> It
                 if model is Model.ON_DEMAND and (need.on_demand_left <= 0 or pool.max_on_demand <= 0):
                     continue
                 runs = need.runs is not None and need.runs.offer == Offer(pool.name, zone, model, 0.0).key()
-                # The machine that runs stays in the comparison when it has become dearer than max_price.
+                # The machine that runs stays in the comparison even if it now costs more than max_price.
                 price = _price(pool, zone, model, market, None if runs else spec.max_price)
                 if price is not None:
                     yield Offer(pool.name, zone, model, price)

@@ -50,7 +50,7 @@ class Player:
         if tick.on is not None and not found.leaves:
             words.append(KEEP)
         if ON_DEMAND in words:
-            del words[words.index(ON_DEMAND) + 1 :]  # it is always available
+            del words[words.index(ON_DEMAND) + 1 :]  # on-demand is always available, so later steps are never reached
         return PolicyAnswer(tuple(words), tuple(offer.zone for offer in found.probe))
 
     def _past(self, place: PolicyZone) -> Track:

@@ -15,13 +15,13 @@ from enum import Enum
 from spotkeeper.reconcile.select.zone_history import SHAPE, Expected, HazardShape, Track, common, expected, factor
 
 USUAL_START_H = 0.2
-WHOLE = 1.0  # on-demand's price
+WHOLE = 1.0  # the price of on-demand: prices are shares of it
 
 
 class Go(str, Enum):
     SPOT = "spot"
     ON_DEMAND = "on-demand"
-    KEEP = "keep"  # the machine that runs
+    KEEP = "keep"  # keep the machine that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class JobState(Work):
-    """A job's progress and its machine: ``running`` is SPOT, ON_DEMAND or None, for ``age_h``; ``zone``: its offer."""
+    """A job's progress and its machine (``running``: SPOT, ON_DEMAND or None), ``age_h`` hours old, in ``zone``."""
 
     slack_h: float
     now_h: float
@@ -117,14 +117,14 @@ class Rule:
     leave_left: float = 0.04  # leave on-demand only with this share of the work left as slack ...
     leave_restarts: float = 2.0  # ... plus so many restarts
     caution: float = 1.5  # multiplies the estimated hazard: a life estimated too long costs a restart
-    back: float = 1.5  # the way back to on-demand costs so many restarts
+    back: float = 1.5  # a later return to on-demand costs so many restarts
     least: float = -0.25  # worth an hour from which an idle job launches; a launch also observes the zone
-    cheaper_by: float = 0.05  # another zone must be cheaper than the present one by this ...
+    cheaper_by: float = 0.05  # another zone must be cheaper than the present zone by this ...
     better: float = 0.1  # ... and worth more by this an hour
     switch_left: float = 0.1  # slack required for that, as a share of the work left
     probe_every_h: float = 0.5  # while the job runs on-demand
-    stay_restarts: float = 0.0  # least stay on-demand; worth nothing where lives are predicted
-    by_age: bool = True  # the switches turn parts off, to measure what each is worth
+    stay_restarts: float = 0.0  # least stay on-demand; useless if lives are predicted
+    by_age: bool = True  # these switches turn parts of the rule off, to measure what each is worth
     by_losses: bool = True
     by_restart: bool = True
     switches: bool = True

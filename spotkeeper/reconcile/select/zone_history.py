@@ -28,15 +28,15 @@ from spotkeeper.contract.market import (
 from spotkeeper.contract.stack import Model
 
 LEAST = 1e-4  # a smaller survival probability counts as 0
-TOGETHER_H = 1.1  # two observations of a zone that is up, no further apart, belong to one spell
-JUST_H = 0.05  # the age of a zone that is up, if nothing says since when
+TOGETHER_H = 1.1  # two observations of "up" in a zone, no further apart than this, belong to one uninterrupted period
+JUST_H = 0.05  # the age of a zone that is up since an unknown time
 UNKNOWN_H = 1.0  # the age of a zone without an observation
 MOST_HIDDEN = 0.95
 HALF_H = 48.0  # an observation of this age counts half
 GHOST_H = 7 * 24.0  # a machine whose end nobody reported for so long is forgotten
-BOOTS = 60  # boots remembered a pool
-FEW_BOOTS = 3  # fewer say nothing of the slowest ones
-MANY_BOOTS = 10  # fewer have no 95th percentile: the slowest of them times WIDER stands for it
+BOOTS = 60  # boots remembered per pool
+FEW_BOOTS = 3  # fewer boots say nothing about the slowest ones
+MANY_BOOTS = 10  # fewer boots have no 95th percentile: the slowest one times WIDER replaces it
 WIDER = 1.5
 LONGEST_BOOT_S = 3600.0
 
@@ -47,7 +47,7 @@ class HazardShape:
 
     until_h: tuple[float, ...] = (0.5, 2.0, 6.0, 24.0, math.inf)
     hazard: tuple[float, ...] = (1.2, 0.6, 0.2, 0.1, 0.03)
-    weight: float = 2.0  # losses that the prior is worth
+    weight: float = 2.0  # the prior counts as so many losses
 
     def losses(self, start_h: float, end_h: float) -> float:
         """Return the expected losses of a machine between two ages, hours."""
@@ -115,11 +115,11 @@ class Track:
         self.shape = shape
         self.up: bool | None = None
         self.seen_h = -math.inf
-        self.since_h = 0.0  # while it is up, since when
+        self.since_h = 0.0  # since when the zone is up, if it is
         self.losses = 0.0
         self.exposure = 0.0  # losses that the shape predicts for the observed time
         self.observed_h = 0.0
-        self.up_h = 0.0  # of ``observed_h``
+        self.up_h = 0.0  # hours of ``observed_h`` in which the zone was up
 
     @classmethod
     def of(cls, watch: Watch | None, shape: HazardShape = SHAPE) -> Track:
@@ -284,7 +284,7 @@ class _Pool:
             self.alive[one.machine] = Alive(one.machine, one.zone, at_h)
 
     def _lived(self, one: Observation, at_h: float) -> None:
-        """Add an event of a machine. A notice counts as its loss; a machine given up was available until then."""
+        """Add an event of a machine. A notice counts as a loss; when a job gave a machine up, spot was available."""
         taken = one.event is Event.NOTICE or (
             one.event is Event.LOSS and one.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
         )

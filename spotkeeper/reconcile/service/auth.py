@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 GOOGLE_JWKS = "https://www.googleapis.com/oauth2/v3/certs"
 GOOGLE_ISSUER = "https://accounts.google.com"
-# `gcloud auth print-identity-token` of a person cannot set an audience: it names gcloud itself.
+# For a person `gcloud auth print-identity-token` cannot set an audience: the token names gcloud itself.
 GCLOUD_AUDIENCE = "32555940559.apps.googleusercontent.com"
 STRIPPED = "SIGNATURE_REMOVED_BY_GOOGLE"
-AGENT_PATH = "/v1/sync"  # ends the audience of agents' tokens: the platform's token is none of them
+AGENT_PATH = "/v1/sync"  # ends the audience of agents' tokens: the platform's token cannot replace one
 
 SKEW_S = 60.0
-MAX_LIFE_S = 2 * 3600.0  # Google's live for one hour
+MAX_LIFE_S = 2 * 3600.0  # Google's tokens are valid for one hour
 MAX_TOKEN = 8192
 MAX_KEYS = 32
 MAX_KEY_SET = 256 * 1024
 MIN_KEY_BITS = 2048
-KEYS_TTL_S = 3600.0  # real seconds, as those below
+KEYS_TTL_S = 3600.0  # real seconds, as all below
 KEYS_FRESH_S = 3000.0  # older keys stay in use while one request fetches new ones
 REFETCH_S = 60.0  # at most one fetch per minute for unknown key ids
 FETCH_DEADLINE_S = 5.0
@@ -132,7 +132,7 @@ class KeySet:
         self._fetched: float | None = None
         self._tried: float | None = None
         self._failed: float | None = None
-        self._fetching: threading.Event | None = None  # set when the fetch under way has ended
+        self._fetching: threading.Event | None = None  # set once the present fetch has ended
 
     def key(self, kid: str) -> PyJWK:
         """Return the key with this id.

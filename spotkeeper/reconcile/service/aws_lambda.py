@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FIND_S = 5.0  # real seconds, to look up one machine
 LOOK_AGAIN_S = 2.0  # real seconds between listings for unknown machines, which send twice a second
-KNOWN = 10_000  # machines whose names are remembered: an id never gets another name
+KNOWN = 10_000  # most machines whose names are remembered; an id never gets another name
 TICK = "spotkeeper.tick"  # source of the schedule's event, as Pulumi declares it
 SOURCES = ("aws.ec2", TICK)
 
@@ -147,14 +147,14 @@ class LambdaApp(HttpApp):
         return {"statusCode": status, "headers": headers, "body": body.decode()}
 
     def _hinted_by(self, event: dict[str, Any]) -> Ticked:
-        """Handle an event. Errors are raised to Lambda, which puts a failed event aside; the schedule repeats."""
+        """Handle an event. Errors are raised to Lambda, which sets the event aside; the next tick does its work."""
         from spotkeeper.reconcile.controller import alarm
         from spotkeeper.reconcile.store.documents import CorruptError
 
         visit = self.visit()
         try:
             return self._follow(event, visit)
-        except CorruptError as error:  # the stack's document: no job can have a round
+        except CorruptError as error:  # the stack's document is unreadable: no job can have a round
             alarm.unreadable(self.store(visit), error)
             raise
         finally:

@@ -92,7 +92,7 @@ class HttpApp(Rounds):
             if error.allow:
                 headers["Allow"] = error.allow
         except Exception as error:
-            # The outermost handler: the caller gets one word, the log the rest.
+            # The outermost handler: the caller gets one word, and the log gets the details.
             refusal = _refusal_of(error)
             body, status = {"error": refusal.value}, STATUS[refusal]
             visit.note["reason"] = f"{type(error).__name__}: {error}"
@@ -160,7 +160,7 @@ class HttpApp(Rounds):
 
         store, clock = self.store(visit), self.runtime.clock
         said = self._poll(store, stack, who, sync) or accept(store, stack, who, sync, clock.now())
-        # The first request of a static machine after its grant is its hello, which is new again.
+        # The first request of a static machine after its grant counts as its hello, which is a new fact.
         for _ in range(2):
             if not said.new and not self._overdue(store, said, sync.pending):
                 break
@@ -210,7 +210,7 @@ class HttpApp(Rounds):
         _nothing(self._hinted(request, visit))
         try:
             return self.run_tick(visit, strict=True)
-        except CorruptError as error:  # the stack's document: no job can have a round
+        except CorruptError as error:  # the stack's document is unreadable: no job can have a round
             alarm.unreadable(self.store(visit), error)
             raise
 
@@ -226,7 +226,7 @@ class HttpApp(Rounds):
         return Notified(done.ended.value, done.rounds)
 
     def _event(self, request: Request, visit: Visit) -> Ticked:
-        """Handle a push, a hint. An unreadable one is answered with 200, as a failed one is repeated for days."""
+        """Handle a push, which is a hint. An unreadable one gets a 200, as a refused push is repeated for days."""
         data = self._hinted(request, visit)
         stack = self.stack(visit)
         try:

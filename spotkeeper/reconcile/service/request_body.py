@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 MAX_BODY = 16 * 1024
 MAX_DEPTH = 6
-MAX_KEYS = 512  # a sync holds at most 32 facts of 4 keys, and progress
+MAX_KEYS = 512  # a sync has at most 32 facts of 4 keys, and progress
 MAX_INT = 2**53  # beyond it JSON readers disagree about what a number is
 
 # Matches a string to the end of the text if its closing quote is missing: a pattern that failed there would retry at

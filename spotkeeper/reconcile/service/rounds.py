@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TICK = ""  # the flight of a tick; no job has this id
-# Virtual seconds, the shortest pause of a waiting agent (agent/spotkeeper_agent/core/sync.py): news reaches it at the
-# latest with its second poll.
+# Virtual seconds, the shortest pause of a waiting agent (agent/spotkeeper_agent/core/sync.py): the agent gets a change
+# at the latest with its second poll.
 AGE_S = 0.5
 JOBS_KEPT = 256
 
@@ -34,7 +34,7 @@ JOBS_KEPT = 256
 class Ticked(Struct, frozen=True):
     jobs: int
     failed: int = 0
-    busy: bool = False  # one was under way in this process
+    busy: bool = False  # a round of the job was already running in this process
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,13 @@ class Flights:
                 if not covered(done):
                     done = work()
             return done
-        except BaseException:  # without an error, the last check has ended the turn
+        except BaseException:  # without an error, the last check has removed the key
             with self._lock:
                 del self._again[key]
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Whether a request left its work to this one since the last check; if none did, the next one works."""
+        """Whether a request left its work to this one since the last check. If not, the next request does its own."""
         with self._lock:
             again = self._again[key]
             if again:
@@ -158,7 +158,7 @@ class Rounds:
             return reconcile_job.run_round(store, cloud, job, runtime.clock, options)
 
         def covered(done: RoundResult) -> bool:
-            # Another process holds the lease: asking for the lease again is cheaper than listing facts.
+            # Another process has the lease: asking for the lease again is cheaper than listing facts.
             return done.ended is not reconcile_job.Ended.BUSY and set(store.list_facts(job)) <= done.facts
 
         def out_of_time() -> bool:

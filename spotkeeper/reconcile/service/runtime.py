@@ -176,7 +176,7 @@ class Runtime:
             if self._cloud is None or self._cloud[0] != stack:
                 from spotkeeper.reconcile.clouds.rate_limit import Paced
 
-                self._pace = self._pace or _pace(stack)  # one for the process, also when the stack changes
+                self._pace = self._pace or _pace(stack)  # kept for the process, even if the stack changes
                 changes, launches = self._pace
                 found = (self._open_cloud or _opener(stack))(stack, self.clock, self.settings.compute_endpoint)
                 self._cloud = stack, Paced(found, changes, launches=launches)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.record import Phase, Record
 
-SKEW_S = 60.0  # between correct clocks, with a margin: Google promises less than a second
+SKEW_S = 60.0  # most skew between correct clocks, with a margin: Google promises less than a second
 
 S = TypeVar("S", bound=Struct)
 log = logging.getLogger("spotkeeper.reconcile")
@@ -54,7 +54,7 @@ def believed(record: Record, now: float) -> Record:
 
     limits = record.limits
     beyond_h = max(0.0, limits.spent_at - now) / 3600.0
-    spent = max(0.0, limits.spent - beyond_h * (limits.usd_hour or 0.0))  # of hours that have not passed
+    spent = max(0.0, limits.spent - beyond_h * (limits.usd_hour or 0.0))  # without hours still to come
     return _corrected(replace(record, limits=replace(limits, spent=spent)), {"past": past, "until": until})
 
 

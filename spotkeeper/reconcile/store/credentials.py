@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from obstore import GCSCredential, S3Credential
 
-AGAIN = timedelta(minutes=5)  # then the library is asked again, which knows newer keys
+AGAIN = timedelta(minutes=5)  # after this time the library is asked for newer keys
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_OF_OBSTORE = frozenset({"service_account", "authorized_user"})  # kinds of Google's files that it reads
+_OF_OBSTORE = frozenset({"service_account", "authorized_user"})  # kinds of Google's files that obstore reads
 
 
 class LoginError(ValueError):
@@ -80,17 +80,17 @@ def gcs() -> Callable[[], GCSCredential] | None:
     except ImportError:
         return None
 
-    logging.getLogger("google.auth").setLevel(logging.ERROR)  # a warning about an unneeded default project
+    logging.getLogger("google.auth").setLevel(logging.ERROR)  # it warns about a default project: not needed
     known: list[Any] = []  # the credentials, once they are read
 
     def token() -> GCSCredential:
         try:
-            # Scopes come later: asked for at once, the library would look up the project, which takes another API.
+            # Scopes are set later: with scopes the library would look up the project here, which needs another API.
             known[:] = known or [with_scopes_if_required(default()[0], [SCOPE])]  # type: ignore[no-untyped-call]
             known[0].refresh(Request())
         except GoogleAuthError as error:
             raise LoginError(f"{file}: {error}: `gcloud auth application-default login`") from None
-        ends: datetime | None = known[0].expiry  # of google-auth: in UTC, and it does not say so
+        ends: datetime | None = known[0].expiry  # google-auth's time is in UTC, without a time zone
         return {"token": known[0].token, "expires_at": ends and ends.replace(tzinfo=timezone.utc)}
 
     token()  # fails here with a clear message

@@ -25,12 +25,12 @@ from spotkeeper.reconcile.store.objects import Blob, StoreError
 
 T = TypeVar("T")
 
-FORMAT = 1  # of the documents that are compared and swapped; another number means another Spotkeeper wrote them
-PLAIN_BYTES = 64 << 10  # of a document that is written as it is, for people to read
+FORMAT = 1  # format number of documents written by CAS; a larger number means that a newer Spotkeeper wrote them
+PLAIN_BYTES = 64 << 10  # a document up to this size is not compressed, so that people can read it
 UNPACKED_BYTES = 64 << 20
 ZLIB = b"\x78"  # the first byte of a zlib stream; a JSON document begins with a brace
-KEPT_BYTES = 8 << 20  # as encoded; decoded they take about ten times as much
-QUARANTINE_BYTES = 4096  # of what makes no sense, that people are shown
+KEPT_BYTES = 8 << 20  # size of the cached documents as encoded; decoded they take about ten times as much
+QUARANTINE_BYTES = 4096  # how much of unreadable content is shown
 
 
 class CorruptError(StoreError):
@@ -93,14 +93,14 @@ class OfferHistory(Struct, frozen=True, omit_defaults=True):
     pool: str
     zone: str
     model: Model
-    refused_at: float = 0.0  # for capacity, virtual unix seconds; 0: never
-    quota_at: float = 0.0  # refused for the account's quota, which says nothing about capacity
+    refused_at: float = 0.0  # the last refusal for capacity, virtual unix seconds; 0: never
+    quota_at: float = 0.0  # the last refusal for the account's quota, which says nothing about capacity
     launched_at: float = 0.0
     lost_at: float = 0.0
-    price: float | None = None  # USD per machine-hour, where a market tells more than the stack file
-    guess: Guess | None = None  # of spot: the cloud's own
-    watch: Watch | None = None  # of a spot offer: how it was there, and how long
-    boot_s: float | None = None  # from the order to the hello, the median of the pool's machines
+    price: float | None = None  # USD per machine-hour; None: only the stack file has a price
+    guess: Guess | None = None  # the cloud's own estimate for a spot offer
+    watch: Watch | None = None  # of a spot offer: its observed availability and losses
+    boot_s: float | None = None  # from insertion to hello, the median of the pool's machines
     slow_boot_s: float | None = None  # the 95th percentile of the same, wider for few boots; None: too few
 
     @property

@@ -25,12 +25,12 @@ from msgspec import Struct
 _KEY = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|\Z))[-A-Za-z0-9._]+(?:/[-A-Za-z0-9._]+)*\Z")
 MAX_KEY = 900  # S3 and GCS allow 1,024 bytes
 
-PLATFORM_S = 60.0  # real seconds, as all of these; the smallest timeout of the function that a stack file may set
-REQUEST_S = 50.0  # of a request, from its beginning; no call of the bucket or the cloud begins after it
-CALL_S = 8.0  # the longest call without this deadline: one of the bucket
+PLATFORM_S = 60.0  # the smallest timeout of the function that a stack file may set; these are all real seconds
+REQUEST_S = 50.0  # from a request's beginning; no call to the bucket or the cloud begins after it
+CALL_S = 8.0  # the longest call to the bucket, which may end after REQUEST_S
 LOOK_S = 24.0  # the longest listing of the cloud
-AGAIN_S = 36.0  # with less left, no round starts over for reports that arrived meanwhile: agents wait 30 s
-BEGIN_S = 10.0  # with less left, a tick begins no further round
+AGAIN_S = 36.0  # with less time left, no round starts over for reports that arrived meanwhile: agents wait 30 s
+BEGIN_S = 10.0  # with less time left, a tick begins no further round
 
 
 class Deadline:
@@ -73,7 +73,7 @@ class BucketRefusedError(StoreError):
 class Blob(Struct, frozen=True):
     """An object's bytes, and the tag that a conditional replacement names (ETag or generation; opaque).
 
-    ``etag``: the tag for a conditional read, if it differs.
+    ``etag``: the tag for a conditional read, if it is another one.
     """
 
     data: bytes

@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PARALLEL = 8  # reads of small objects at once
-DELETES = 32  # at once: a large gang's end leaves thousands of facts, and a round has a minute
-TRIES = 5  # of a refused request, with pauses from 0.1 s on: Google takes one write a second to an object
+DELETES = 32  # deletes at once: a large gang's end leaves thousands of facts, and a round has a minute
+TRIES = 5  # tries of a refused request, with pauses from 0.1 s on: Google allows one write per second to an object
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Time limits of a call, seconds. With its retry it ends at most ``answer_s + again_s`` after its beginning."""
+    """Time limits of a call, seconds. With its retry a call ends within ``answer_s + again_s`` of its beginning."""
 
     answer_s: float  # for one request, to its last byte
-    again_s: float  # from a call's beginning; later than that a failed request is not repeated
+    again_s: float  # from a call's beginning; after this time a failed request is not repeated
 
 
 BRIEF = Patience(5.0, 2.0)

@@ -27,7 +27,7 @@ from spotkeeper.reconcile.store.objects import (
 )
 
 BUSY_S = 10.0  # a writer needs the lock for milliseconds; more means a stopped process
-CONNECTIONS = 4  # open at once in a process; idle ones are kept. Each costs two descriptors
+CONNECTIONS = 4  # most open connections of a process; idle ones are kept; each needs two descriptors
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS objects (
@@ -51,7 +51,7 @@ class SqliteObjects:
         weakref.finalize(self, self._pool.close)
 
     def until(self, deadline: Deadline) -> SqliteObjects:
-        """Return this store: requests of the one-machine cloud have no deadline, and locks a timeout of ``BUSY_S``."""
+        """Return this store: its requests have no deadline. Only a wait for a lock has a timeout, ``BUSY_S``."""
         return self
 
     def get(self, key: str) -> Blob | None:
@@ -61,7 +61,7 @@ class SqliteObjects:
         return Blob(bytes(row[0]), str(row[1])) if row else None
 
     def part(self, key: str, start: int, size: int) -> bytes | None:
-        """Read a part of an object, which stays in memory until its last part: SQLite reads a value as a whole."""
+        """Read a part of an object. The object stays in memory until its last part, as SQLite reads whole values."""
         known: tuple[str, Blob] | None = getattr(self._local, "large", None)
         blob = self.refresh(key, known[1]) if known is not None and known[0] == key else self.get(key)
         self._local.large = (key, blob) if blob is not None and start + size < len(blob.data) else None
@@ -134,11 +134,11 @@ class SqliteObjects:
 
     @contextmanager
     def _write(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        """Begin a transaction with the write lock; yield its connection and the number of the version it may write."""
+        """Begin a transaction with the write lock; yield its connection and the generation number of the next write."""
         with _translated(self._path), self._pool.connection() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
-                # Generations are unique in the file, so a key that is deleted and created again gets no old tag.
+                # No number is used twice in the file, so a key that is deleted and created again gets no old tag.
                 query = "UPDATE counter SET generation = generation + 1 RETURNING generation"
                 (generation,) = db.execute(query).fetchone()
                 yield db, int(generation)
@@ -207,7 +207,8 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _prepare(db: sqlite3.Connection) -> None:
     give_up = time.monotonic() + BUSY_S
-    # The switch to WAL ignores the busy timeout: of several first openers, all but one are told "locked" at once.
+    # The switch to WAL ignores the busy timeout: of several processes that open a new file, all but one get "locked" at
+    # once.
     while db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         try:
             db.execute("PRAGMA journal_mode = WAL")

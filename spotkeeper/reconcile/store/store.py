@@ -45,7 +45,7 @@ from spotkeeper.reconcile.store.objects import Blob, BucketRefusedError, Conflic
 T = TypeVar("T")
 Nonced = TypeVar("Nonced", Record, Allocation)
 
-MANY = "many-"  # begins the name of an object that holds several entries of the ledger
+MANY = "many-"  # begins the name of an object with several entries of the ledger
 MARKET_TRIES = 5
 HOURS_KEPT = 90 * 24  # of the market's history
 QUARANTINE_KEPT = 200
@@ -133,7 +133,7 @@ class Store:
     def list_facts(self, job: str) -> tuple[Fact, ...]:
         """Return all facts of a job in the order of their keys. Invalid keys are skipped."""
         folder = paths.facts(job)
-        # The whole rest of the path: what machines may write lies deeper (``_read_all``) and is no fact.
+        # The whole rest of the path: what machines themselves write is in subfolders (``_read_all``) and is no fact.
         keys = (path.removeprefix(folder) for path in self._objects.list(folder))
         return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
 
@@ -193,7 +193,7 @@ class Store:
         blob = self._objects.get(paths.active(job))
         try:
             return decode(blob.data, float, paths.active(job)) if blob is not None and blob.data else None
-        except CorruptError:  # as good as none
+        except CorruptError:  # an unreadable lease counts as free
             return None
 
     def clear_active(self, job: str) -> None:
@@ -206,12 +206,12 @@ class Store:
         path = paths.lease(job)
         try:
             read = self._read(path, _Lease)
-        except CorruptError as error:  # a lease only saves money: one that makes no sense has no holder
+        except CorruptError as error:  # a lease only saves money: an unreadable one counts as free
             read = Versioned(_Lease(), error.token)
         if read is None:
             mine = _Lease(nonce, now + ttl_s)
             return self._create(path, msgspec.json.encode(mine), own=True) is not None
-        # A far ``until`` is of a clock that had jumped ahead: others continue.
+        # A far ``until`` was written by a clock that had jumped ahead: other rounds need not wait for it.
         if read.value.nonce not in ("", nonce) and now < read.value.until <= now + ttl_s + SKEW_S:
             return False
         mine = _Lease(nonce, now + ttl_s, read.value.due)
@@ -302,7 +302,7 @@ class Store:
         return {pool: self._advisory(paths.prices(pool), blob, Prices(pool, 0.0)) for pool, blob in blobs if blob}
 
     def cas_prices(self, prices: Prices, token: str) -> str | None:
-        """Replace a pool's prices. Returns the new token; None if another writer was first. Token ``""``: create."""
+        """Replace a pool's prices (token ``""``: create). Returns the new token; None if another writer was first."""
         path, data = paths.prices(prices.pool), msgspec.json.encode(prices)
         return self._replace(path, data, token, own=False) if token else self._create(path, data)
 
@@ -443,7 +443,7 @@ class Store:
         value = self._recent.value(path, blob)
         if isinstance(value, kind):
             return Versioned(value, blob.tag)
-        if blob is known:  # evicted from the cache by now, and its bytes were not sent
+        if blob is known:  # the cached value was evicted meanwhile, and the answer had no bytes
             blob = self._objects.get(path)
             if blob is None:
                 return None
@@ -501,7 +501,7 @@ class Store:
             return self._ours(path, data) if own else None
 
     def _ours(self, path: str, data: bytes) -> str | None:
-        """Return the token of this writer's own write whose answer was lost; the nonce makes its bytes unique."""
+        """Return the token of this writer's own write if only its answer was lost; the nonce makes its bytes unique."""
         blob = self._objects.get(path)
         return blob.tag if blob is not None and blob.data == data else None
 
