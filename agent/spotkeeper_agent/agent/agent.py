@@ -265,7 +265,7 @@ class Agent:
             self._machine.say(Kind.HELLO, gen=0)
 
     def _mount_disk(self) -> None:
-        """Mount the disk once it appears. A dynamic machine's disk is attached after its promotion."""
+        """Mount the disk once it appears. A machine that is not static gets its disk only after its promotion."""
         assignment, doc = self._machine.saved.assignment, self._machine.doc
         if assignment is None or (assignment.disk is None and not self._set.static):
             return

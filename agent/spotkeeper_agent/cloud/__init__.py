@@ -12,7 +12,7 @@ news                    one recursive long poll                   polls: ``spot/
 end by preemption       ``sk-notice-s`` after ``preempted``       the time in ``instance-action``
 end by maintenance      ``upcoming-maintenance``; else an hour    ``events/maintenance/scheduled``; a notice from an
                         after ``maintenance-event`` changed       hour before
-                        (accelerators) or a minute after
+                        (with accelerators; else a minute)
 risk of preemption      nothing                                   ``events/recommendations/rebalance``
 proof to the function   two identity tokens                       SigV4 by the instance profile's keys
 bucket                  JSON API, OAuth token                     S3, signed; above 8 MiB in parts

@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def node(self) -> Path:
-        """The folder for sockets and logs of launcher and saver, which the jobs' user may write."""
+        """The folder for sockets and logs of launcher and saver. The jobs' user may write to this folder."""
         return self.run / "node"
 
     @property
@@ -150,7 +150,7 @@ class JobPath:
 
 
 def job_path() -> JobPath:
-    """Return the bundle's ``job/``, or the folders of this checkout."""
+    """Return the bundle's ``job/``, or in a checkout the checkout's folders."""
     agent, library = (
         Path(spotkeeper_agent.__file__).resolve().parents[1],
         Path(spotkeeper.__file__).resolve().parents[1],

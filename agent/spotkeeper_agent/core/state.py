@@ -71,14 +71,18 @@ class AgentState(Enum):
     ========== ========== ===========================================================
     from       to         on
     ========== ========== ===========================================================
-    BOOT       HELLO      the settings are read HELLO      IDLE       the function answers: a static machine without a
-    job HELLO      STANDBY    the function answers: an attempt of a node IDLE       STANDBY    a job was granted this
-    machine STANDBY    RUNNING    a document lists the machine; source, launcher, disk are there RUNNING    SAVING
-    save_stop; the notice or lease ends; the machine shuts down RUNNING    RUNNING    a newer generation lists the
-    machine: stop one, start the other RUNNING    STOPPED    the job ended by itself (reported as EXIT or RELEASED); its
-    output is in the bucket SAVING     STOPPED    the processes have ended (reported as RELEASED) STOPPED    RUNNING
-    a newer generation lists the machine any        SUPERSEDED superseded or done: end, unmount, report FREED (static:
-    DROPPED) SUPERSEDED IDLE       a static machine has reported DROPPED; any other machine powers off
+    BOOT       HELLO      the settings are read
+    HELLO      IDLE       the function answers: a static machine without a job
+    HELLO      STANDBY    the function answers: an attempt of a node
+    IDLE       STANDBY    a job was granted this machine
+    STANDBY    RUNNING    a document lists the machine; source, launcher, disk are there
+    RUNNING    SAVING     save_stop; the notice or lease ends; the machine shuts down
+    RUNNING    RUNNING    a newer generation lists the machine: end one, start the other
+    RUNNING    STOPPED    the job ended by itself (reported as EXIT or RELEASED); its output is in the bucket
+    SAVING     STOPPED    the processes have ended (reported as RELEASED)
+    STOPPED    RUNNING    a newer generation lists the machine
+    any        SUPERSEDED superseded or done: end, unmount, report FREED (static: DROPPED)
+    SUPERSEDED IDLE       a static machine has reported DROPPED; any other machine powers off
     ========== ========== ===========================================================
     """
 

@@ -30,7 +30,7 @@ class _Reply(Struct, frozen=True):
 
 
 def notify(*lines: str) -> None:
-    """Send ``READY=1``, ``WATCHDOG=1``, ``STATUS=...`` and the like to systemd (sd_notify(3)); a no-op without it."""
+    """Send ``READY=1``, ``WATCHDOG=1``, ``STATUS=...`` and the like to systemd (sd_notify(3)), if it is there."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -56,7 +56,7 @@ def has_units() -> bool:
 
 
 def request_root(op: str, *, at: Path = SOCKET, **values: str) -> None:
-    """Have the root helper carry out one request (``roothelper.py`` lists them).
+    """Have the root helper carry out one of the requests that ``roothelper.py`` lists.
 
     Raises:
         RefusedError: the root helper refused, failed, or did not answer.

@@ -156,7 +156,7 @@ class Launcher:
         return self.pid == 0 and (self._process is None or self._process.poll() is not None)
 
     def begin(self, kind: LauncherKind) -> None:
-        """Find or start a launcher of this kind. Posts :class:`LauncherUp`, and :class:`LauncherLost` at its end.
+        """Find or start a launcher of this kind. Posts :class:`LauncherUp`, and :class:`LauncherLost` when it ends.
 
         Call it again only after :class:`LauncherLost`.
         """

@@ -87,7 +87,7 @@ class Source:
 
 
 class CheckpointUpload:
-    """Uploads one checkpoint; called again until it is complete. Any thread may set ``stop``; ``count``: parts sent."""
+    """Uploads one checkpoint; call :meth:`work` until it succeeds. ``stop``: set by any thread; ``count``: parts sent."""
 
     def __init__(
         self, bucket: Bucket, job: str, node: int, source: Source, bytes_s: float, part_bytes: int = PART_BYTES
@@ -184,7 +184,7 @@ class NoCopyError(Exception):
 
 
 class CheckpointDownload:
-    """Fetches one checkpoint; called again until it is on the disk.
+    """Fetches one checkpoint; call :meth:`work` until it succeeds.
 
     Any thread may set ``stop``. ``count``: bytes that arrived; ``over``: the loop sets it when the fetch has ended.
     """

@@ -56,7 +56,7 @@ def list_name(job: str, node: int) -> str:
 
 
 def plain(path: str) -> str:
-    """Return a file's name in the bucket: its path, if that is a valid name; otherwise a similar, unique one."""
+    """Return a file's name in the bucket: its path, if that is a valid name, or else a similar unique name."""
     name = _NOT_PLAIN.sub("_", path)
     if name == path and len(name) <= _MOST_NAME:
         return name
@@ -128,7 +128,7 @@ def _look(folder: Path, name: str) -> Found | str:
 
 
 class OutputUpload:
-    """Uploads one generation's output; called again until it is complete. Any thread may set ``stop``."""
+    """Uploads one generation's output; call :meth:`work` until it succeeds. Any thread may set ``stop``."""
 
     def __init__(self, bucket: Bucket, job: str, node: int, gen: int, folders: tuple[Path, ...]) -> None:
         self.stop = threading.Event()

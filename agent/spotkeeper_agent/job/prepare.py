@@ -118,7 +118,7 @@ class Preparation:
         return True
 
     def end_saver(self, hurry: bool) -> bool:
-        """End the saver; return True once it has ended. It finishes a running save, unless ``hurry``.
+        """End the saver; return True once it has ended. Unless ``hurry``, the saver finishes a running save first.
 
         A saver that does not answer may still be starting or ending.
         """

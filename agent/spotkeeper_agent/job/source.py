@@ -100,7 +100,7 @@ def _unpack(archive: IO[bytes], target: Path) -> None:
 
 
 def share(folder: Path) -> None:
-    """Give the folder to the jobs' group, because under systemd a job is another user than the agent."""
+    """Give the folder to the jobs' group, because under systemd a job runs as another user than the agent."""
     for root, _, files in os.walk(folder):  # follows no links; no job can replace a file yet
         for path in (Path(root), *(Path(root, name) for name in files)):
             jobhost.share(path)

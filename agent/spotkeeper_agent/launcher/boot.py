@@ -165,7 +165,7 @@ def _show(error: BaseException) -> int:
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exception(wrong)
             traceback.print_exception(error)
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed; None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed or None
         sys.stderr.flush()
     return code
 

@@ -25,7 +25,7 @@ class Lines:
         listener: a bound socket that listens.
         answer: returns the reply to a client's line.
         reap: called when a child may have ended.
-        admits: whether to serve a new client.
+        admits: returns whether to serve a new client.
     """
 
     listener: socket.socket

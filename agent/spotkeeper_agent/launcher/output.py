@@ -17,9 +17,9 @@ import stat
 import sys
 from pathlib import Path
 
-KEPT_BYTES = 64 << 20  # per file, from its end; briefly up to twice as much
-NAME = "sk-output"  # of the process, as in /proc/<pid>/comm
-_PIECE = 64 << 10  # what a pipe holds
+KEPT_BYTES = 64 << 20  # kept at the end of each file; until the next cut, up to twice as much
+NAME = "sk-output"  # the process's name in /proc/<pid>/comm
+_PIECE = 64 << 10  # the size of a pipe's buffer
 _PR_SET_NAME = 15
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -57,7 +57,7 @@ def bound() -> None:
 
 
 def _start(pairs: list[tuple[int, int]]) -> bool:
-    """Start the output worker as a new interpreter: 10 ms; two forks of a process with torch take 30 ms each."""
+    """Start the output worker in a new interpreter. This takes 10 ms; two forks of a process with torch take 60 ms."""
     for read, _ in pairs:
         os.set_inheritable(read, True)
     words = [str(KEPT_BYTES), *(f"{read}:{fd}" for read, fd in pairs)]

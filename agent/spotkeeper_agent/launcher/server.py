@@ -100,7 +100,7 @@ class Server:
         os.close(self._lock)
 
     def _listen(self) -> socket.socket:
-        """Bind through the folder's descriptor: unix sockets have at most 108 bytes of path."""
+        """Bind through the folder's descriptor, since a unix socket's path has at most 108 bytes."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         try:
             beneath.make_way(self.folder, SOCKET)
@@ -160,7 +160,7 @@ class Server:
         return {"ok": True}
 
     def _kill(self, gen: int) -> Message:
-        """Kill torchrun first, so that it restarts no worker; the rest follows once torchrun is reaped."""
+        """Kill torchrun first, so that it restarts no worker. The other processes follow once torchrun is reaped."""
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(gen)

@@ -77,7 +77,7 @@ def _leave_in_turn() -> None:
     """Let only the first node, which hosts the store, wait for the others at a successful end.
 
     torchrun makes every node wait. The end of the first node then interrupts the other nodes' wait, which would print
-    thirty lines of C++ frames at the end of a successful job's log. The wait tells nothing that exit codes do not.
+    thirty lines of C++ frames at the end of a successful job's log. The exit codes show how the nodes ended.
     """
     from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.utils import store
@@ -131,7 +131,7 @@ def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
 
 
 def note_fatal(run: Path) -> None:
-    """Note workers that crashed but still seemed healthy when torchrun ended them, since a core dump takes time."""
+    """Note workers that had crashed, but still seemed healthy to torchrun because they were writing a core dump."""
     for log in run.glob("logs/*/*/*/stderr.log"):
         local_rank, tail = log.parent.name, output.tail(log, _TAIL)
         found = _FATAL.search(tail)

@@ -1,8 +1,8 @@
 """Checks in bounded time whether a machine is fit to train and to be preempted, and names a remedy for each finding.
 
 Run it on a machine of a stack as ``python -m spotkeeper_agent.preflight``; elsewhere ``spotkeeper preflight`` runs the
-same checks. It changes nothing (the disk probe deletes its file), needs no rights, and explains each check that it
-skips. ``checks.py`` clock, metadata, disk, kernel, network · ``checks_gpu.py`` accelerators · ``findings.py`` results.
+same checks. Preflight changes nothing (the disk probe deletes its file), needs no rights, and explains each skipped
+check. ``checks.py`` clock, metadata, disk, kernel, network · ``checks_gpu.py`` accelerators · ``findings.py`` results.
 """
 
 from __future__ import annotations

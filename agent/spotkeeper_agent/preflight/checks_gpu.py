@@ -126,7 +126,7 @@ def network(machine: Machine) -> Finding:
 
 
 def _interfaces(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Check that interfaces named in variables exist: a wrong one ends in a timeout half an hour later."""
+    """Check that interfaces named in variables exist: a wrong name ends in a timeout half an hour later."""
     there = machine.names("sys/class/net")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wanted = machine.environ.get(name, "")

@@ -89,7 +89,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Check:
-    """One check. ``look`` may take ``limit_s`` real seconds; taking longer is a finding too.
+    """One check. ``look`` may take ``limit_s`` real seconds; a check that takes longer becomes a finding.
 
     ``boot``: the check is cheap enough for every boot; ``alone``: it measures, so it runs while no other check does.
     """
