@@ -151,9 +151,10 @@ class Mounting:
 
 
 def make_job_folders(mount: Path, job: str) -> None:
-    """Make the folders on the disk that a job writes: checkpoints, output, its environment.
+    """Make the folders on the disk that a job writes: its checkpoints, output and Python environment.
 
-    The agent owns their parent, so no job can replace one by a link. On a full disk the job's first write fails.
+    The agent owns their parent folder, so no job can replace one of them by a link. On a full disk the job's first
+    write fails.
     """
     with contextlib.suppress(OSError):
         for name in ("ckpt", "out", "env"):

@@ -76,7 +76,7 @@ def kind(device: Path) -> str | None:
     """Return the type of the device's content; None if the device is blank.
 
     Raises:
-        RefusedError: blkid cannot determine it, which does not mean blank.
+        RefusedError: blkid cannot determine the type, so the device may not be blank.
     """
     argv = ["blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "value", str(device)]
     try:

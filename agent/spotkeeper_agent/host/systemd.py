@@ -74,7 +74,7 @@ def request_root(op: str, *, at: Path = SOCKET, **values: str) -> None:
 
 
 def is_init() -> bool:
-    """Whether systemd is this machine's init, as sd_booted(3) tells; False on the one-machine cloud."""
+    """Whether systemd is this machine's init, as sd_booted(3) tells; False in the one-machine cloud."""
     return INIT not in os.environ and Path("/run/systemd/system").is_dir()
 
 
@@ -87,7 +87,7 @@ def shutting_down() -> bool:
 
 
 def power_off(log: Log) -> None:
-    """Power this machine off: the last act of an agent on a dynamic machine. A machine that runs tests stays up."""
+    """Power this machine off: an agent's last act on a machine that is not static. Machines that run tests stay up."""
     init = os.environ.get(INIT, "")
     if init.isdigit() and int(init) > 1:
         log("power.off", by="init", pid=int(init))

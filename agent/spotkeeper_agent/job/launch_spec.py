@@ -1,6 +1,6 @@
-"""Builds the inputs of a generation's start on this machine: its launcher, torchrun's arguments, its environment.
+"""Builds the inputs of a generation's start on this machine: launcher, torchrun's arguments, environment variables.
 
-It starts nothing. torchrun's arguments come from a Jinja template in which a missing variable is an error.
+The module starts nothing. torchrun's arguments come from a Jinja template in which a missing variable is an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
 
 Only the end of a log is uploaded: readers look there first, and a job that prints a gigabyte must fill neither the
-bucket nor ``/run``, a file system in the memory that job and agent need. The machine has a longer tail of each log
-until the machine is deleted.
+bucket nor ``/run``, because ``/run`` lies in the memory that job and agent need. The machine has a longer tail of each
+log until the machine is deleted.
 """
 
 from __future__ import annotations

@@ -87,7 +87,9 @@ class Source:
 
 
 class CheckpointUpload:
-    """Uploads one checkpoint; call :meth:`work` until it succeeds. ``stop``: set by any thread; ``count``: parts sent."""
+    """Uploads one checkpoint; call :meth:`work` until it succeeds.
+
+    Any thread may set ``stop``. ``count``: number of parts sent."""
 
     def __init__(
         self, bucket: Bucket, job: str, node: int, source: Source, bytes_s: float, part_bytes: int = PART_BYTES

@@ -25,7 +25,7 @@ LATE_MIN_S = 1.0  # real
 
 @dataclass
 class Reporter:
-    """Reports of one generation. ``lowest``: whether this node is the lowest and reports the job's progress."""
+    """Reports of one generation. ``lowest``: whether this node is the lowest member and reports progress."""
 
     gen: int
     lowest: bool

@@ -1,4 +1,4 @@
-"""The launcher's socket: starts one torchrun at a time and leaves none of its processes behind.
+"""The launcher's socket: starts one torchrun at a time and leaves no process of a generation behind.
 
 A launcher outlives the agent that started it: a restarted agent connects again and requests ``status``. Both sides send
 one JSON object per line:
