@@ -33,14 +33,14 @@ from spotkeeper.contract.cloud import (
 )
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError, is_loopback
 
-LOOK_S = 24.0  # limit of a whole listing; a round has 50 s
-LIST_S = 10.0  # limit of one answer
+LOOK_S = 24.0  # time limit of a whole listing; a round has 50 s
+LIST_S = 10.0  # time limit of one answer
 
 T = TypeVar("T")
 Meaning = tuple[ResultKind, str]  # the meaning of an answer, and the cloud's text
 log = logging.getLogger(__name__)
 ENV = "SPOTKEEPER_ADDRESSES"
-# RFC 1918 and unique local IPv6. Not `is_private`: that counts loopback, link-local (metadata) and documentation in.
+# RFC 1918 and unique local IPv6. `is_private` also includes loopback, link-local (metadata) and documentation.
 PRIVATE = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7"
 LOOPBACK = "127.0.0.0/8"  # addresses in the one-machine cloud
 
@@ -96,7 +96,7 @@ def label_number(labels: Mapping[str, str], name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
-# -- addresses: a gang's master address is the one listed for that machine, and within these
+# -- addresses: a gang's master address is the listed address of that machine, and must be in these networks
 
 
 class Addresses:
@@ -113,7 +113,7 @@ class Addresses:
             )
         except ValueError as error:
             raise ValueError(f"{ENV}={text!r}: {error}; want networks such as {PRIVATE}") from None
-        self.holds = lru_cache(20_000)(self._holds)  # a fleet is listed every minute
+        self.holds = lru_cache(20_000)(self._holds)  # cached: all machines are listed every minute
 
     def _holds(self, text: str) -> bool:
         """Return whether the text is a plain address (no name, port or zone id) within the networks."""

@@ -152,7 +152,7 @@ def _lazy_tls() -> Callable[[], ssl.SSLContext]:
 
     def get() -> ssl.SSLContext:
         if not made:
-            made.append(ssl.create_default_context())  # 20 ms: not before the first call
+            made.append(ssl.create_default_context())  # takes 20 ms, so it is made at the first call
         return made[0]
 
     return get

@@ -51,7 +51,7 @@ def note_tick(store: Store, now: float, trouble: str = "", **counts: int) -> Non
         note = tick_note(read_note(store), now, redact(trouble))
         if note is not None:
             store.put(TICK_PATH, msgspec.json.encode(note))
-    except (StoreError, OSError) as error:  # a note that grows old tells readers the same
+    except (StoreError, OSError) as error:  # readers notice a note that is too old
         log.warning("the tick's note was not written: %s", error)
 
 

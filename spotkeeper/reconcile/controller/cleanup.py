@@ -20,7 +20,7 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 
 AT_ONCE = 8
-MOST = 400  # objects deleted in one call: a round has other things to do
+MOST = 400  # most objects deleted in one call: a round has other work to do
 
 
 def bury(store: Store, record: Record, at: float) -> None:
@@ -32,7 +32,7 @@ def bury(store: Store, record: Record, at: float) -> None:
     store.put_tomb(record.job, at)
     for path in store.list(paths.sources(record.job)):
         store.delete(path)
-    if not record.nodes:  # withdrawn: its job file is of no use
+    if not record.nodes:  # a withdrawn submission: its job file is not needed
         store.delete(paths.spec(record.job))
     if JOB_NAME.match(record.name):  # an unknown name is replaced by the id, which may begin with a digit
         store.delete_name(record.name, record.job)

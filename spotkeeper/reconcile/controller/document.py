@@ -32,7 +32,7 @@ from spotkeeper.contract.record import Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import StackState
 
 PORT_BLOCK = 64  # ports of a job from its `port_base`, one per generation: processes of older ones cannot connect
-ANSWERS_KEPT = 256  # jobs
+ANSWERS_KEPT = 256  # most jobs in the cache
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,8 +100,8 @@ def place(record: Record, stack: StackState, who: Speaker, grant: Grant | None =
         if slot is not None and slot.attempt == attempt:
             ours = slot.zone == who.zone and slot.uid in (None, who.uid)
             return SpeakerPlace(node, attempt, slot if ours else None, slot is record.nodes[node].cur)
-    # A grant above `top` is for an intent about to be written, also when a hold ends: a static machine that were
-    # superseded now would drop an attempt that has not begun.
+    # A grant above `top` is for an intent about to be written, also when a hold ends: a static machine superseded now
+    # would drop an attempt that has not begun.
     over = attempt <= record.nodes[node].top or record.over
     return SpeakerPlace(node, attempt) if over else None
 

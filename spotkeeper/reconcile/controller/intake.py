@@ -25,20 +25,20 @@ from spotkeeper.reconcile.store.documents import CorruptError, StaticHello
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
 
-MAX_FACTS = 32  # of one sync; an honest agent has a handful
-MAX_SAVE_S = 3600.0  # real; stop deadlines depend on it, and one machine must not postpone them for ever
+MAX_FACTS = 32  # most facts of one sync; a correct agent sends a few
+MAX_SAVE_S = 3600.0  # real seconds; stop deadlines depend on reported times, and no machine may postpone them for ever
 COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
-SHAPES: dict[Kind, str] = {  # of values; others are free
+SHAPES: dict[Kind, str] = {  # what the values of these facts look like; other values are free
     **dict.fromkeys((Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED), r"\d{1,12}"),
     **dict.fromkeys((Kind.FULL, Kind.SAVED, Kind.UNLOOPED, Kind.KEEPS_UP), r"\d{1,12}"),
     **dict.fromkeys(COMMITS, r"\d+-\d+"),
     Kind.NO_DISK: r"\d{1,12}-[a-z]+",
-    Kind.LAGS: r"\d{1,3}-[1-9]\d{2,5}",  # which time, and percent of the median, which it exceeds
+    Kind.LAGS: r"\d{1,3}-[1-9]\d{2,5}",  # which time, and its percentage of the median (above 100)
     Kind.EXIT: r"-?\d{1,5}|\d{6}",
     Kind.HARDWARE_FAULT: "|".join(sign.value for sign in Sign),
     Kind.PREFLIGHT_FAILED: "|".join(PREFLIGHT_CHECKS),
 }
-INSTANT_S = 0.001  # between two facts of one sync in the ledger, to keep their order
+INSTANT_S = 0.001  # time between two facts of one sync in the ledger, which keeps their order
 SAVING = {
     Kind.FULL: Event.FULL,
     Kind.UNSAVED: Event.UNSAVED,
@@ -169,7 +169,7 @@ def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
 
 
 def _take(store: Store, record: Record, where: SpeakerPlace | None, who: Speaker, sync: Sync, now: float) -> bool:
-    if record.phase is Phase.DONE:  # no round reads its folder any more
+    if record.phase is Phase.DONE:  # no round reads the job's folder any more
         return False
     new = False
     for place_in, said in enumerate(sync.facts[:MAX_FACTS]):
@@ -182,7 +182,7 @@ def _take(store: Store, record: Record, where: SpeakerPlace | None, who: Speaker
         if fact.kind is Kind.HELLO:
             _forget_boots(store, record, where, fact)
         if record.phase is Phase.END:
-            store.set_active(record.job)  # it may be DONE and buried by now: a tick then deletes this fact
+            store.set_active(record.job)  # if the job is DONE and buried by now, a tick deletes this fact
         stored = store.put_fact(record.job, fact)
         if stored and fact.kind in SAVING:
             store.append_ledger(record.job, _saving(fact, now + place_in * INSTANT_S))
@@ -212,7 +212,7 @@ def times(value: str) -> str:
 
 def _fact(record: Record, where: SpeakerPlace | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:
     """Return the fact to store, or None if this machine may not report it."""
-    if where is None or said.kind is Kind.DROPPED:  # a static machine's word for its grant: see _dropped
+    if where is None or said.kind is Kind.DROPPED:  # DROPPED is stored by _dropped
         return None
     fact = Fact(who.uid, boot, where.node, where.attempt, said.gen, said.kind, said.value)
     slot = where.slot
@@ -227,7 +227,7 @@ def _sensible(record: Record, fact: Fact) -> bool:
     shape = SHAPES.get(fact.kind)
     if fact.gen > record.gen or (shape is not None and not re.fullmatch(shape, fact.value)):
         return False
-    if fact.kind is Kind.HERE:  # an answer to a roll call of the future would answer all that are to come
+    if fact.kind is Kind.HERE:  # an answer to a future roll call would count for all before it
         return int(fact.value) <= record.ver
     if fact.kind is Kind.STACKS:
         answer = StacksAnswer.parse(fact.value)
@@ -272,7 +272,7 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
     if begins:
         told = replace(told, begin_s=max(0.0, now - record.gen_since))
     if told.gbit_s and (before is None or told.gbit_s != before.gbit_s):
-        _network(store, record, told.gbit_s, now)  # first: a stored report is not read again
+        _network(store, record, told.gbit_s, now)  # before the report is stored: a stored one is not read again
     store.put_progress(record.job, told)
     if begins:
         first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)

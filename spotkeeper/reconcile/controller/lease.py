@@ -17,12 +17,12 @@ from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
 
-WHOLE_S = 75.0  # without a beat: the function's timeout and 15 s
-SHORT_S = 4.0  # with one
-BEAT_S = 1.5  # Google takes one write a second to an object
-TROUBLE_S = 2.0  # virtual; after a round that the bucket interrupted, the next is due
+WHOLE_S = 75.0  # length of a lease that is not renewed: the function's timeout and 15 s
+SHORT_S = 4.0  # length of a lease that is renewed every BEAT_S
+BEAT_S = 1.5  # Google allows one write per second to an object
+TROUBLE_S = 2.0  # virtual; the next round is due so long after a round that the bucket interrupted
 
-Every = Callable[[float, Callable[[], object]], Callable[[], None]]  # (seconds, work) -> what ends it
+Every = Callable[[float, Callable[[], object]], Callable[[], None]]  # (seconds, work) -> a function that ends the work
 
 log = logging.getLogger("spotkeeper.reconcile")
 
@@ -46,10 +46,10 @@ class Lease:
         stop = self.every(BEAT_S, self.take) if self.every is not None else _nothing
         try:
             yield
-        except CorruptError:  # an alarm is out, and a person must act: no hurry
+        except CorruptError:  # an alarm was logged, and a person must act: no round is due soon
             raise
         except StoreError:
-            self.due = self.clock.now() + TROUBLE_S  # reports that left because of this round rely on it
+            self.due = self.clock.now() + TROUBLE_S  # requests that left their reports to this round rely on the next
             raise
         finally:
             stop()

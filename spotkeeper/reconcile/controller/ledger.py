@@ -17,10 +17,10 @@ from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store.store import Store
 
 log = logging.getLogger("spotkeeper.reconcile")
-# Events for people: the stack's alarms look for ``event`` and ``reason`` in the log (``infra/*/alerts.py``).
+# Events that are logged: the stack's alarms look for ``event`` and ``reason`` in the log (``infra/*/alerts.py``).
 _TOLD = (Event.HOLD, Event.LIMIT)
-_OWED = 256  # entries of a job that the market gets later; it is advisory
-_REMEMBERED = 4096  # (job, time, id) of entries this process wrote, to spare the bucket repeats
+_OWED = 256  # most entries of a job kept for ``market/`` after a failed write; the market is advisory
+_REMEMBERED = 4096  # most (job, time, id) of written entries kept, to save repeated writes
 
 
 class LedgerWriter:
@@ -28,7 +28,7 @@ class LedgerWriter:
 
     def __init__(self) -> None:
         self._written: OrderedDict[tuple[str, float, str], None] = OrderedDict()
-        self._owed: dict[str, list[Entry]] = {}  # by job, entries that the market has not got yet
+        self._owed: dict[str, list[Entry]] = {}  # by job, entries that are not in ``market/`` yet
 
     def flush(self, store: Store, record: Record) -> None:
         """Write the entries of a record's outbox to the ledger, before the record is replaced."""
@@ -51,6 +51,6 @@ class LedgerWriter:
 def _tell(job: str, entries: Iterable[Entry]) -> None:
     """Log a line for each entry that people should see. After a crash another process may log it again."""
     for entry in entries:
-        if entry.event in _TOLD and entry.cause != Hold.CAPACITY.value:  # a gang that tries again needs no person
+        if entry.event in _TOLD and entry.cause != Hold.CAPACITY.value:  # a gang that retries by itself needs no person
             what = {"event": entry.event.value, "reason": entry.cause, "job": job}
             log.warning("%s of job %s: %s", entry.event.value, job, entry.detail or entry.cause, extra=what)

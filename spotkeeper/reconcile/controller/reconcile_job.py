@@ -39,15 +39,15 @@ from spotkeeper.reconcile.store.store import Store
 log = logging.getLogger("spotkeeper.reconcile")
 
 PASSES = 8
-AGAIN = 4  # times that a round out of passes, or with new facts, starts over under one lease
-BURST = 8  # so many new facts during a round are part of a burst; small gangs never wait
+AGAIN = 4  # how often a round without passes left, or with new facts, starts over under one lease
+BURST = 8  # with so many new facts during a round more will follow (a burst); small gangs never wait
 BURST_WAITS = 4
 GATHER_S = 2.0  # real; pause between two rounds while BURST machines or more are still to report
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call
-# In the place of an allocation that cannot be read; decide() is told that it is blind.
+# Replaces an unreadable allocation; the snapshot is then marked ``blind``.
 UNKNOWN = Versioned(Allocation(), "")
-SETTLE_S = 1.1  # GCS takes one write a second to an object; after that, late reports are visible
+SETTLE_S = 1.1  # GCS allows one write per second to an object; after this time, late reports are visible
 
 
 class Ended(str, Enum):
@@ -56,7 +56,7 @@ class Ended(str, Enum):
     QUIET = "quiet"  # nothing left to do for now
     BUSY = "busy"  # another round has the lease and covers what this one was started for
     LOST = "lost"  # another writer was first; its round continues
-    UNFINISHED = "unfinished"  # out of passes: the next round continues
+    UNFINISHED = "unfinished"  # no passes are left: the next round continues
     ABSENT = "absent"  # no record, or no stack
     UNREADABLE = "unreadable"  # a document of the job or of the stack is unreadable: nothing was decided
 
@@ -86,7 +86,7 @@ class RoundOptions:
     sleep: Callable[[float], None] = time.sleep
     writer: LedgerWriter = field(default_factory=LedgerWriter)
     parallel: int = PARALLEL
-    deadline: Deadline = NEVER  # of the request that the round serves
+    deadline: Deadline = NEVER  # the deadline of the request that runs the round
     every: Every | None = None  # how the lease is renewed during a round; None: not at all, and it lasts longer
 
 
@@ -168,7 +168,7 @@ def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: 
         if lease.take():
             with lease.renewed():
                 lease.due = clock.now()
-    except StoreError as error:  # what was done stands
+    except StoreError as error:  # the finished work stays valid
         log.warning("reports of %s may wait for the next tick: %s", job, error)
 
 
@@ -357,19 +357,20 @@ class Round:
     def _grants(self, allocation: Versioned[Allocation], decision: Decision) -> Versioned[Allocation] | None:
         assert decision.grants is not None
         if self.record is not None and self.record.value.phase is Phase.DONE:
-            # Its last grant may be all that brings ticks here; its word for it is still to be deleted (``bury``).
+            # Ticks may come only because of the job's last grant, but its DROPPED fact must still be deleted
+            # (``bury``).
             self.store.set_active(self.job)
         self.options.writer.write(self.store, self.job, decision.noted)
         wanted = replace(decision.grants, nonce=uuid4().hex)
         token = self.store.cas_allocation(wanted, allocation.token)
         if token is None:
-            return None  # another job was first: read and decide again
+            return None  # another job's write was first: read and decide again
         self.writes += 1
         return Versioned(wanted, token)
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
         if any(isinstance(action, InsertVm) for action in todo) and self.store.draining():
-            # The drain began after this round; it waits two seconds for inserts.
+            # The drain began after this round did; a drain waits two seconds for such inserts.
             now, inserts = self.clock.now(), [action for action in todo if isinstance(action, InsertVm)]
             put_off = tuple(
                 Result(action, ResultKind.THROTTLED, "postponed: the stack is drained", now) for action in inserts

@@ -30,7 +30,7 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError, NewerError
 from spotkeeper.reconcile.store.store import Store
 
-TRIES = 10  # of a record that rounds write at the same time
+TRIES = 10  # tries to write a record that rounds write at the same time
 TOMBS = paths.tomb("00000000").removesuffix("00000000")
 Key = tuple[str, int, int]
 
@@ -84,7 +84,7 @@ def _rewritten(store: Store, job: str) -> Record | None:
         try:
             read = store.read_record(job)
         except CorruptError:
-            return None  # no round can write it either: one that read it earlier finds it changed
+            return None  # no round can write it either: a round that read it earlier finds it changed
         if read is None or read.value.phase is Phase.DONE:
             return read.value if read else None
         LedgerWriter().flush(store, read.value)

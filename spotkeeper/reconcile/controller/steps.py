@@ -31,11 +31,11 @@ class ReadStep(str, Enum):
 
     RECORD = "record"
     FACTS = "facts"
-    ALLOCATION = "allocation"  # and everything else that lies in the bucket
+    ALLOCATION = "allocation"  # and everything else that is in the bucket
     LISTING = "listing"
 
 
-# To declare a loss, the record must be older than the listing (rule 3): what it names existed by then.
+# A loss is proven only if the record is older than the listing (rule 3): the machines it names existed before.
 READS = (ReadStep.RECORD, ReadStep.FACTS, ReadStep.ALLOCATION, ReadStep.LISTING)
 # A tick lists the cloud once for all jobs; each of its rounds then reads its facts and the allocation.
 TICK_READS = (ReadStep.RECORD, ReadStep.LISTING, ReadStep.FACTS, ReadStep.ALLOCATION)

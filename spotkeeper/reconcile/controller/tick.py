@@ -32,7 +32,7 @@ from spotkeeper.reconcile.store.store import Store
 
 T = TypeVar("T")
 TICK_EVERY_S = 60.0
-GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and may be finished later by submitting again
+GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and a second submit can finish it
 STRIDE = 7919  # jobs by which the order rotates at each tick
 ROUNDS_AT_ONCE = 8
 
@@ -57,7 +57,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     begin are left to the next tick, which begins with another job. An interrupted round counts as failed and is
     repeated.
     """
-    options = changed(options or RoundOptions(), settle_s=0.0)  # late reports start rounds of their own
+    options = changed(options or RoundOptions(), settle_s=0.0)  # reports that arrive late start other rounds
     store = store.until(options.deadline)
     stack = store.read_stack()
     if stack is None:
@@ -65,7 +65,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     allocation = alarm.readable_allocation(store)
     active = store.active_jobs()
     known = sorted({*active, *(grant.job for grant in (allocation.value.grants if allocation else ()))})
-    failed: dict[str, str] = {}  # job -> why, or "" if only a document of the job makes no sense
+    failed: dict[str, str] = {}  # job -> why, or "" if a document of the job is unreadable
     before = dict(zip(known, _at_once(lambda job: _read(store, job, failed), known, options), strict=True))
     known_offers = market.read(store, cloud, stack, clock.now())
     listing = cloud.list(stack.stack)
@@ -78,11 +78,11 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
             late.append(job)
             return None
         read = before.get(job)
-        # read before the listing, or list again
+        # Only a record read before the listing may be used with it; otherwise the round lists again.
         fresh = Prefetched(read, listing, known_offers) if read is not None and job not in orphans else None
         return _round(store, cloud, job, clock, options, fresh, failed)
 
-    blank = {job for job in known if before[job] is None} - set(orphans)  # being submitted, or abandoned
+    blank = {job for job in known if before[job] is None} - set(orphans)  # running or abandoned submissions
     _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
     jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
     results = [result for result in _at_once(one, jobs, options) if result is not None]
@@ -230,7 +230,7 @@ def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
     for job in jobs:
         since = store.active_since(job)
         if since is None or clock.now() - since < GIVEN_UP_S or store.list(paths.ledger(job)):
-            continue  # with a history it has run: a person deleted its record
+            continue  # with a ledger the job has run: a person deleted its record
         try:
             spec = store.read_spec(job)
         except CorruptError:

@@ -142,7 +142,7 @@ def _copies(draft: Draft) -> Iterator[Action]:
     for index, node in enumerate(draft.nodes):
         if node.cur is not None or node.copy is None or draft.queries.disk(index, node.copy, move.zone) is not None:
             continue
-        snapshot = draft.queries.snapshots.get((index, node.copy))  # this move's; older moves' are stale
+        snapshot = draft.queries.snapshots.get((index, node.copy))  # the present move's; other snapshots are stale
         source = draft.queries.disk(index, node.disk, record.zone or "")
         if snapshot is None:
             here = [vm for vm in draft.queries.vms_of(index) if vm.zone == record.zone]  # these may use the disk

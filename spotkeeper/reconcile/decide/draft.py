@@ -69,10 +69,10 @@ class Draft:
         self.now = snapshot.now
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
-        self.tally = Tally(snapshot.allocation.grants)  # plus the grants that this pass wants
+        self.tally = Tally(snapshot.allocation.grants)  # existing grants plus those that this pass wants
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
-        self.whys: dict[str, str] = {}  # its reasons, by offer
+        self.whys: dict[str, str] = {} # select()'s reasons, by offer
 
     @cached_property
     def types(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ from spotkeeper.reconcile.clouds.ec2.schema import (
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 
 DEVICE = "/dev/sdf"  # no template uses this name; the agent finds the volume by its id
-OLD_S = 120.0  # a resource of this age is visible, so if it is not found it is gone
+OLD_S = 120.0  # a resource of this age is visible: if it is not found, it is gone
 
 
 class Ec2Verbs:
@@ -110,7 +110,7 @@ class Ec2Verbs:
         try:
             answer = self._api.again("create_volume", schema.volume(self._stack, pool, action, source), ends)
         except Ec2RefusedError as error:
-            # The pool was redeclared since; the disk may exist, with data, and be missing in the listing only.
+            # The pool was changed since. The disk may exist, with data, although the listing lacks it.
             name = names.disk_name(self._stack.stack, action.job, action.node, action.number)
             if classify(error.code, error.status) is ResultKind.DEAD_KEY and self._found(name, action.zone, ends):
                 return ResultKind.ACCEPTED, "is there already"

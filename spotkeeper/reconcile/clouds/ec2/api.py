@@ -21,7 +21,7 @@ from spotkeeper.reconcile.clouds.ec2.errors import GONE, classify
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError, Wire, split_origin
 
 Parsed = dict[str, Any]  # an answer as botocore reads it; ``schema`` converts it
-POOR = "ParamValidation"  # not EC2's: the request does not fit EC2's model and was not sent
+POOR = "ParamValidation"  # botocore's code, not EC2's: the request does not fit EC2's model and was not sent
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from spotkeeper.reconcile.clouds.ec2.listing import Filters, everywhere, pages, 
 from spotkeeper.reconcile.clouds.ec2.schema import HOLDING, Attachment, InstanceIn, Instances, VolumeIn, Volumes, by_tag
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 
-ASKED_AT_ONCE = 200  # values of a filter
+ASKED_AT_ONCE = 200  # most values of a filter
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Ec2:
             ),
             disks=known(schema.to_disk(item, stack, names_of) for item in volumes.items),
             snapshots=schema.to_snapshots(found or (), stack),
-            # With unknown snapshots no zone has answered: an existing one could be created again.
+            # If snapshots are unknown no zone counts as answered: an existing snapshot could be created again.
             answered=answered if found is not None else frozenset(),
             results=known(schema.to_result(item, stack) for item in machines.items),
             ran=known(schema.to_ran(item, stack) for item in machines.items),

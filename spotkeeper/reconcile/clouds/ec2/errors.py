@@ -17,11 +17,11 @@ CODES: dict[str, ResultKind] = {
     "InsufficientReservedInstanceCapacity": ResultKind.CAPACITY,
     "ReservationCapacityExceeded": ResultKind.CAPACITY,
     "UnfulfillableCapacity": ResultKind.CAPACITY,
-    "InsufficientFreeAddressesInSubnet": ResultKind.CAPACITY,  # that zone's subnet is full
+    "InsufficientFreeAddressesInSubnet": ResultKind.CAPACITY,  # the zone's subnet is full
     "InsufficientVolumeCapacity": ResultKind.CAPACITY,
     "SpotMaxPriceTooLow": ResultKind.CAPACITY,
     "Unsupported": ResultKind.CAPACITY,  # "your requested instance type is not supported in your requested zone"
-    # A quota of the account, which a person can have raised.
+    # A quota of the account, which a person can ask AWS to raise.
     "MaxSpotInstanceCountExceeded": ResultKind.QUOTA,
     "VcpuLimitExceeded": ResultKind.QUOTA,
     "InstanceLimitExceeded": ResultKind.QUOTA,
@@ -31,7 +31,7 @@ CODES: dict[str, ResultKind] = {
     "NetworkInterfaceLimitExceeded": ResultKind.QUOTA,
     "AddressLimitExceeded": ResultKind.QUOTA,
     "ResourceLimitExceeded": ResultKind.QUOTA,
-    # Too many calls: none was carried out.
+    # Too many calls: this call was not carried out.
     "RequestLimitExceeded": ResultKind.THROTTLED,
     "Throttling": ResultKind.THROTTLED,
     "ThrottlingException": ResultKind.THROTTLED,
@@ -42,7 +42,7 @@ CODES: dict[str, ResultKind] = {
     "SlowDown": ResultKind.THROTTLED,
     "SnapshotCreationPerVolumeRateExceeded": ResultKind.THROTTLED,
     "ConcurrentSnapshotLimitExceeded": ResultKind.THROTTLED,
-    "PendingSnapshotLimitExceeded": ResultKind.THROTTLED,  # a moving gang makes one per node: some wait
+    "PendingSnapshotLimitExceeded": ResultKind.THROTTLED,  # a gang that moves makes one per node: some must wait
     # EC2 may not know resources that an `up` has just declared, and reports them as nonexistent. The calls were not
     # carried out; a hold would give up a gang's machines for a passing state.
     "InvalidLaunchTemplateId.NotFound": ResultKind.THROTTLED,
@@ -55,10 +55,10 @@ CODES: dict[str, ResultKind] = {
     "InvalidSnapshot.InUse": ResultKind.IN_USE,
     "IncorrectState": ResultKind.IN_USE,
     "IncorrectInstanceState": ResultKind.IN_USE,
-    "InvalidVolume.NotFound": ResultKind.IN_USE,  # in a call that needs it; maybe not visible yet
+    "InvalidVolume.NotFound": ResultKind.IN_USE,  # in a call that needs the volume, which may not be visible yet
     "InvalidInstanceID.NotFound": ResultKind.IN_USE,
     "InvalidSnapshot.NotFound": ResultKind.IN_USE,
-    # This token was used up, by a machine that is gone or by another request: attempt + 1 (rule 7).
+    # The token was used up, by a machine that is gone or by another request: the next attempt has another (rule 7).
     "IdempotentInstanceTerminated": ResultKind.DEAD_KEY,
     "IdempotentParameterMismatch": ResultKind.DEAD_KEY,
     # The outcome is unknown.
@@ -67,13 +67,13 @@ CODES: dict[str, ResultKind] = {
     "ServiceUnavailable": ResultKind.AMBIGUOUS,
     "Unavailable": ResultKind.AMBIGUOUS,
     "RequestTimeout": ResultKind.AMBIGUOUS,
-    "RequestExpired": ResultKind.AMBIGUOUS,  # keys expired on the way; the next call uses new ones
+    "RequestExpired": ResultKind.AMBIGUOUS,  # the credentials expired on the way; the next call uses new ones
     "ExpiredToken": ResultKind.AMBIGUOUS,
     "ExpiredTokenException": ResultKind.AMBIGUOUS,
 }
-# A role's profile that IAM has just made is no parameter yet to EC2, for up to two minutes: a new stack's first job.
+# For up to two minutes EC2 refuses an instance profile that IAM has just made, such as for a new stack's first job.
 _YOUNG = re.compile(r"Invalid IAM Instance Profile|IAM Instance Profile .* has no associated IAM Roles", re.IGNORECASE)
-# Remedies for refusals whose text does not name one.
+# Remedies for refusals if EC2's text does not name any.
 REMEDIES: dict[str, str] = {
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
         "the account has no role for spot machines: "
@@ -90,7 +90,7 @@ REASONS: dict[str, ResultKind] = {
     "Client.VolumeLimitExceeded": ResultKind.QUOTA,
     "Client.InstanceLimitExceeded": ResultKind.QUOTA,
     "Client.VcpuLimitExceeded": ResultKind.QUOTA,
-    "Client.InternalError": ResultKind.PERMANENT,  # "client error on launch": most often a key its role may not use
+    "Client.InternalError": ResultKind.PERMANENT,  # "client error on launch": often a KMS key that the role may not use
     "Client.InvalidSnapshot.NotFound": ResultKind.PERMANENT,
     "Client.InvalidParameterValue": ResultKind.PERMANENT,
 }
@@ -100,7 +100,7 @@ def classify(code: str, status: int, message: str = "") -> ResultKind:
     """Return the class of a refusal; for a code that is not in the table, the HTTP status decides."""
     found = CODES.get(code)
     if code == "InvalidParameterValue" and _YOUNG.search(message):
-        return ResultKind.THROTTLED  # not carried out, and may pass: the intent is repeated
+        return ResultKind.THROTTLED  # not carried out, and only temporary: the intent is repeated
     if found is not None:
         return found
     if status == 429:

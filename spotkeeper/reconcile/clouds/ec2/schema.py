@@ -28,7 +28,7 @@ from spotkeeper.reconcile.clouds.ec2.errors import REASONS, detail_of
 log = logging.getLogger(__name__)
 
 NAME = "Name"
-TERMINATED = "terminated"  # listed for about an hour and holds nothing: counts as gone
+TERMINATED = "terminated"  # such a machine is listed for about an hour and has no disks: it counts as gone
 ENDED = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 STATUS = {
     "pending": VmStatus.PENDING,
@@ -38,7 +38,7 @@ STATUS = {
     "stopped": VmStatus.DEAD,
     TERMINATED: VmStatus.DEAD,
 }
-THERE = ("creating", "available", "in-use")  # states of a usable volume; others end or failed
+THERE = ("creating", "available", "in-use")  # states of a usable volume; in other states it ends or has failed
 HOLDING = ("attaching", "attached", "detaching", "busy")
 
 

@@ -26,7 +26,7 @@ from spotkeeper.reconcile.clouds.gce.errors import parse_error
 from spotkeeper.reconcile.clouds.gce.schema import Part, to_time
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 
-RUNS_KEPT = 1000  # a year of changes, several times a day
+RUNS_KEPT = 1000  # a year of price changes, several a day
 DAYS = 7  # the newest of the cloud's thirty days, as a market changes within days
 MOST = 1000  # most machines in one request
 AT_ONCE = 4  # parallel requests of one pool
@@ -42,7 +42,7 @@ class Money(Part, frozen=True):
 
     currency_code: str = ""
     units: str = "0"  # int64
-    nanos: int | str = 0  # int32, which JSON has as a number; some answers show a text
+    nanos: int | str = 0  # int32, in JSON a number; some answers have a string
 
 
 class Interval(Struct, frozen=True, rename="camel"):
@@ -186,7 +186,7 @@ class Hints:
     def __init__(self, stack: StackState, api: Api, clock: Clock) -> None:
         self._stack, self._clock = stack, clock
         self._versions = {name: api.version(name) for name in VERSIONS}
-        self._answering: dict[str, str] = {}  # method -> the version that answers it, once one has
+        self._answering: dict[str, str] = {}  # method -> the API version that has answered it
         self._path = f"projects/{stack.project}/regions/{stack.region}/advice"
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:

@@ -80,7 +80,7 @@ class Gce(Hints):
             vms=known(to_vm(item, stack, self._addresses) for item in seen_vms.items),
             disks=known(to_disk(item, stack) for item in seen_disks.items),
             snapshots=found or (),
-            # With unknown snapshots no zone has answered: an existing one could be created again.
+            # If snapshots are unknown no zone counts as answered: an existing snapshot could be created again.
             answered=answered if found is not None else frozenset(),
             results=tuple(result for zone, of in operations.items() for result in self._failed(stack, zone, of)),
             ran=tuple(ran for zone, of in operations.items() for ran in to_ran(of, stack, zone)),
@@ -105,7 +105,7 @@ class Gce(Hints):
 
     def _failed(self, stack: str, zone: str, operations: builtins.list[OperationIn]) -> Iterable[Result]:
         """Yield results of inserts that were accepted and failed since."""
-        now = self._clock.now()  # a future time would block the offer until then
+        now = self._clock.now()  # a time in the future would block the offer until then
         found = known(to_result(item, stack, zone, self._verbs.asked) for item in operations)
         return (replace(result, at=min(result.at, now)) for result in found)
 

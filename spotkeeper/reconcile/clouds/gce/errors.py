@@ -72,7 +72,7 @@ WORDS: tuple[tuple[str, ResultKind], ...] = (
 )
 # Google has no code for a VM that was preempted before its insert ended.
 _TAKEN = re.compile(r"(preempted|deleted) .*while it was being created|was preempted", re.IGNORECASE)
-_AMBIGUOUS_STATUS = {401, 408, 412, 425}  # 401: the token expired on the way; the next call has a new one
+_AMBIGUOUS_STATUS = {401, 408, 412, 425}  # 401: the token expired on the way; the next call has a new token
 
 
 def classify(status: int, errors: tuple[OneError, ...], details: tuple[ErrorDetail, ...] = ()) -> ResultKind:

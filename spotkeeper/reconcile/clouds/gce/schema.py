@@ -134,7 +134,7 @@ class Scope(Part, Generic[T], frozen=True):
 
 class Aggregated(Part, Generic[T], frozen=True):
     items: dict[str, Scope[T]] = {}
-    error: object = None  # with a 200 before it: a middleman's; it looks like an empty list
+    error: object = None  # a proxy's error with HTTP 200, which would look like an empty list
     next_page_token: str = ""
     unreachables: tuple[str, ...] = ()
     warning: WarningIn | None = None
@@ -285,7 +285,7 @@ def to_ran(operations: Iterable[OperationIn], stack: str, zone: str) -> tuple[Ma
 
 def to_time(text: str) -> float:
     """Convert RFC 3339 to unix seconds; 0 for an empty text."""
-    if not text:  # most of 10,000 machines; an exception each would be slow
+    if not text:  # true for most of 10,000 machines; an exception for each would be slow
         return 0.0
     try:
         return datetime.fromisoformat(text).timestamp()

@@ -89,7 +89,8 @@ def awaited(draft: Draft, ready: list[int]) -> bool:
         if draft.record.fetch is not None and not _there(draft, ready):
             draft.set(fetch=None)
         return False
-    # With replicated state one node suffices: the others receive it from there. With sharded state each needs its part.
+    # With replicated state one node fetches and the others receive it from there. With sharded state each needs its
+    # part.
     parts = location.sharded(draft)
     fetch = Fetch(copies[0].commit, None if parts else copies[0].node, tuple(ready if parts else ready[:1]))
     if draft.record.fetch is None or draft.record.fetch.commit != fetch.commit:

@@ -108,7 +108,7 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
                     slots.lose(draft, index, "silence")
         return
     if any(draft.queries.gone(index, slot) for index, slot in draft.members()):
-        return  # it answered and was lost afterwards: slots handles the loss
+        return  # a member answered and was lost afterwards: slots handles the loss
     if roll.exits or any(codes.values()):
         if why := _going(draft):  # a machine that shuts down ends the job's processes first but still answers
             draft.halt(draft.now, why)
@@ -210,7 +210,7 @@ def _judge(draft: Draft, roll: Roll, ended: frozenset[int]) -> None:
     elif any(answer.word is WorkerState.BUSY for answer in answers.values()):
         draft.set(roll=None, roll_at=draft.now, busy_at=draft.now)
     elif all(index in answers or index in ended for index in members) or draft.now > roll.since + draft.times.roll_s:
-        _crash(draft, *_verdict(draft, reported, answers), HANG)  # agents of older versions never answer
+        _crash(draft, *_verdict(draft, reported, answers), HANG)  # agents of older versions never answer with stacks
 
 
 def _answer(draft: Draft, index: int, roll: Roll) -> StacksAnswer | None:

@@ -46,13 +46,13 @@ def _begin(draft: Draft, ready: list[int]) -> None:
         return  # the missing disk may still appear
     done = lost and not mirrors.helps(draft, ready)
     if commit is not None and (done or (location.behind(draft, ready) and location.ruined(draft, ready))):
-        draft.set(given_up=location.text(commit))  # no copy of it is left, so no user has to decide
+        draft.set(given_up=location.text(commit))  # no copy of the commit is left, so no user has to decide
     if mirrors.awaited(draft, ready):
         return
     if not location.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
-        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each retry boots and bills the whole gang
+        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each retry boots and pays the whole gang
         draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + wait)
 
 
@@ -86,7 +86,7 @@ def _grow(draft: Draft) -> None:
     asked = any((cur := draft.nodes[index].cur) and cur.cause == "resize" for index in coming)
     if not asked and not location.costs_nothing(draft):
         return
-    if coming and all(_ready(draft, index, draft.nodes[index]) for index in coming):  # one stop for all
+    if coming and all(_ready(draft, index, draft.nodes[index]) for index in coming):  # a single stop for all of them
         draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "grow")
 
 

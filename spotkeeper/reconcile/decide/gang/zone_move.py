@@ -18,7 +18,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.snapshot import admitted
 
-COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and bill
+COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and cost money
 FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 
 
@@ -106,7 +106,7 @@ def _refused(draft: Draft) -> str:
     """
     zone = draft.record.move.zone if draft.record.move is not None else ""
     if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
-        return ""  # no machine waits there: the current zone ran dry, so staying gains nothing
+        return ""  # no machine waits there: the current zone has no capacity, so staying gains nothing
     if draft.record.move is not None and draft.now > draft.record.move.since + COPIES_S:
         return f"the disks have not followed within {COPIES_S / 60:.0f} min"
     copies = {(index, node.copy) for index, node in enumerate(draft.nodes) if not copied(draft, index, node)}
@@ -156,7 +156,7 @@ def _arrive(draft: Draft) -> None:
         for node in draft.nodes
     )
     took = Moved(draft.now, max(0.0, draft.now - move.since))
-    until = min(draft.record.fallback_until, draft.now)  # losses in the old zone had started the fallback
+    until = min(draft.record.fallback_until, draft.now)  # ends a fallback, which losses in the old zone had started
     draft.set(move=None, zone=move.zone, nodes=nodes, fallback_until=until, moved=took)
     for index, node in enumerate(draft.nodes):
         if node.next is not None and node.next.zone == move.zone:
@@ -179,7 +179,7 @@ def _dry(draft: Draft) -> None:
     if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
         return
     found = [choice.offer for choice in offers.choices(draft, offers.gang_as_node(draft), None)]
-    for zone in dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone):  # the best first
+    for zone in dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone):  # the best zone first
         warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
         if offers.room(draft, spec.size().min, warm, replaces=True):
             begin(draft, zone, "stockout")

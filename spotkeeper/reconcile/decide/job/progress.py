@@ -114,8 +114,8 @@ def waits_since(draft: Draft) -> float:
 class LostWork(Struct, frozen=True):
     """The work lost by a stop: steps, and the times of a step and a save, virtual seconds. None: unknown."""
 
-    step: int | None = None  # the step at which the generation continues
-    again: int | None = None  # steps done before the stop that are repeated
+    step: int | None = None  # the step from which the next generation continues
+    again: int | None = None  # steps that must be repeated
     step_s: float | None = None
     save_s: float | None = None
 

@@ -157,7 +157,7 @@ def give_back(draft: Draft) -> None:
     if not vacant or draft.snapshot.draining:
         return
     there = len(vacant) < draft.size()
-    if (record.short_since is not None) is not there:  # a change of zone keeps it: the machines still bill
+    if (record.short_since is not None) is not there:  # a change of zone keeps it: the machines still cost money
         draft.set(short_since=draft.now if there else None)
     slots = (node.cur for node in draft.nodes)
     count = sum(slot is not None and admitted(slot) and slot.model is not Model.STATIC for slot in slots)

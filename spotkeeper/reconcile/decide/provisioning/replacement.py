@@ -103,7 +103,7 @@ def _stop(draft: Draft) -> None:
     needs = [node for node in draft.nodes if needed(node)]
     deadlines = [at for node in needs if (at := _deadline(draft, node)) is not None]
     if record.stop:
-        if deadlines:  # an unhurried stop gets a deadline
+        if deadlines:  # a stop without a deadline gets one now
             draft.halt(max(draft.now, min(deadlines)), "notice")
         return
     standing = [node for node in needs if node.next is not None and node.next.state is SlotState.ADMITTED]
@@ -151,7 +151,7 @@ def _promote(draft: Draft) -> None:
             continue
         if location.may_follow(draft, index, following.machine):
             draft.promote(index, following.cause or "notice")
-        else:  # it lacks the checkpoint saved meanwhile
+        else:  # ``next`` cannot have the checkpoint saved meanwhile
             slots.drop_next(draft, index)
 
 

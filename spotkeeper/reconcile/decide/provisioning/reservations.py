@@ -38,7 +38,7 @@ def step(draft: Draft) -> None:
             pending.forgo(draft)
 
 
-# -- the zone in which a gang starts, and starts over while it has no data
+# -- the zone in which a gang starts, or starts again while it has no data
 
 
 def _start_zone(draft: Draft) -> None:
@@ -145,7 +145,7 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     allowed = location.may_take if which == "cur" else location.may_follow
     home = [offer for offer in options if allowed(draft, index, offer.machine)]
     if location.covered(draft) and which == "cur":
-        options = [*home, *(offer for offer in options if offer not in home)]  # others download the checkpoint
+        options = [*home, *(offer for offer in options if offer not in home)]  # the others download the checkpoint
     elif home or not location.given_up(draft):
         options = home
     return _take(draft, index, which, options)

@@ -20,7 +20,7 @@ from spotkeeper.reconcile.decide.snapshot import admitted
 
 BAD_DISK = 3  # consecutive machines that failed to mount the node's disk
 EARLY_S = 180.0  # new IAM permissions usually take effect within two minutes
-BAD_DISK_HOLDS = 8  # multiple of hold_s to wait: each retry pays for three machines
+BAD_DISK_HOLDS = 8  # multiple of hold_s to wait: each retry costs three machines
 OWN = ("disk", machine_health.HOST, machine_health.MAX_RUN)  # causes of a loss that say nothing about the market
 REFUSED = (ResultKind.CAPACITY, ResultKind.QUOTA)
 QUOTA_CHARS = 160  # kept length of the cloud's message: it names the quota, its limit and its region
@@ -44,13 +44,13 @@ def _notices(draft: Draft, index: int) -> None:
     queries = draft.queries
     deadline = queries.notice(index, cur)
     if deadline == cur.notice or (deadline is None and not queries.running(index, cur)):
-        return  # the machine is gone: its missing notice is no reprieve
+        return  # the machine is gone, so a missing notice is no reprieve
     cut = deadline is not None and not queries.warned(index, cur)
     draft.put_slot(index, "cur", notice=deadline, cut=cut)
     if deadline is not None and cur.notice is None:
         draft.put(index, refused=())  # a new need: offers refused earlier may be requested again
         key = f"r{index}.a{cur.attempt}.{deadline:.0f}"
-        if cut:  # it stops without a notice: record the loss now
+        if cut:  # the machine stops without a notice: record the loss now
             draft.log(Event.LOSS, f"r{index}.a{cur.attempt}", node=index, slot=cur, cause="loss")
         else:
             draft.log(Event.NOTICE, key, node=index, slot=cur, detail=f"{deadline - draft.now:.0f} s ahead")
@@ -92,7 +92,7 @@ def _next_refused(draft: Draft, index: int) -> None:
 def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
     key = Offer(slot.pool, slot.zone, slot.model, 0.0).key()
     node = draft.nodes[index]
-    # Drop expired refusals: this one's new refused_at would make them count again and block every zone.
+    # Drop expired refusals: the new refused_at would make them count again and block every zone.
     lately = node.refused if draft.now < node.refused_at + draft.times.cold_s else ()
     quota = result.detail[:QUOTA_CHARS] if result.kind is ResultKind.QUOTA else ""
     draft.put(index, refused=(*(r for r in lately if r != key), key), refused_at=draft.now, quota=quota)
@@ -160,7 +160,7 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
         _permanent(draft, result.detail, result.action)
     elif why := queries.stillborn(index, slot):
         _log_dead(draft, index, slot, why)
-        if queries.running(index, slot):  # it runs but its agent sent no hello
+        if queries.running(index, slot):  # the machine runs but its agent sent no hello
             limits.count_unexplained(draft)
         replace_cur(draft, index, slot.cause or "start")
 
