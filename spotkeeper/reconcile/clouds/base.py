@@ -140,7 +140,8 @@ def addresses_around(endpoint: str) -> Addresses:
 class Verbs(Protocol):
     """A cloud's implementation of each action. ACCEPTED means under way, not done.
 
-    ``ends`` is the deadline on ``time.monotonic``. Creating what exists and deleting what is gone is ACCEPTED.
+    ``ends`` is the deadline on ``time.monotonic``. Creating a resource that exists, or deleting one that is gone, is
+    ACCEPTED.
 
     Raises (all):
         NoAnswerError, ListError, msgspec.DecodeError, UnicodeDecodeError: the call may or may not have happened.

@@ -41,7 +41,7 @@ class TokenBucket:
 
 
 class Paced:
-    """A cloud whose changes are rate-limited. Listings are not, as they are few and have a separate quota.
+    """A cloud with rate-limited changes. Listings are not limited, as they are few and have a separate quota.
 
     Args:
         launches: a separate bucket for launches, if the cloud limits them separately.

@@ -55,7 +55,7 @@ def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record |
 
 
 def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
-    """Return the facts of a DONE job that may be deleted: all but those of attempts that still have a grant."""
+    """Return the facts of a DONE job that may be deleted: all except for attempts that still have a grant."""
     facts = store.list_facts(job)
     grants = store.read_allocation().value.grants if facts else ()
     granted = {(grant.node, grant.attempt) for grant in grants if grant.job == job}

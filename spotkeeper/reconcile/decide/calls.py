@@ -204,7 +204,7 @@ def _delete_snapshots(draft: Draft) -> Iterator[Action]:
 
 
 def stale(draft: Draft) -> tuple[Fact, ...]:
-    """Return facts to delete: those of attempts that are over and have neither machine nor grant left.
+    """Return facts to delete: the facts of attempts that are over and have neither machine nor grant left.
 
     Attempts with a machine or a grant may still report FREED or DROPPED.
     """
@@ -264,7 +264,7 @@ def _timers(draft: Draft) -> Iterator[float]:
 
 
 def _unsettled(draft: Draft) -> bool:
-    """Whether the cloud is doing something whose end no agent reports."""
+    """Whether an operation of the cloud is in progress whose end no agent reports."""
     record = draft.record
     if record.phase in (Phase.END, Phase.HOLD):
         return bool(draft.queries.vms)

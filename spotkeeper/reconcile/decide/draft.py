@@ -72,7 +72,7 @@ class Draft:
         self.tally = Tally(snapshot.allocation.grants)  # existing grants plus those that this pass wants
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
-        self.whys: dict[str, str] = {} # select()'s reasons, by offer
+        self.whys: dict[str, str] = {}  # select()'s reasons, by offer
 
     @cached_property
     def types(self) -> dict[str, str]:

@@ -233,7 +233,7 @@ def fold(past: MarketPast, observations: Iterable[Observation], hour: int) -> Ma
 def now(past: MarketPast, observations: Iterable[Observation], at: float) -> tuple[dict[str, Watch], Boots]:
     """Return each observed zone's history until ``at``, and the pool's boots.
 
-    ``observations``: those of the hours from ``past.hour`` on; earlier ones are ignored.
+    ``observations``: the observations of the hours from ``past.hour`` on; earlier ones are ignored.
     """
     pool = _Pool(past, observations, math.nextafter(at, math.inf))
     for one in pool.alive.values():

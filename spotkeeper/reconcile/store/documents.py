@@ -193,7 +193,7 @@ def decode_many(data: bytes, kind: type[T], path: str) -> tuple[T, ...]:
 
 
 class _Entry(Struct, frozen=True):
-    blob: Blob # the version read; its bytes are dropped
+    blob: Blob  # the version read; its bytes are dropped
     size: int
     value: Any
 

@@ -76,7 +76,7 @@ def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[Pri
 
 
 def score_question(pool: PoolState, region: str) -> dict[str, object]:
-    """Return the request for the whole pool's score in one zone. It never varies, as EC2 limits different ones."""
+    """Return the request for the whole pool's score in one zone. It is always the same: EC2 limits new ones."""
     return {
         "InstanceTypes": [pool.machine_type],
         "TargetCapacity": max(1, pool.max_machines),

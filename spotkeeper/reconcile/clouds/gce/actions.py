@@ -141,7 +141,7 @@ class GceVerbs:
         return "" if there.id == operation.target_id else f"the key's {name} is gone, another has its name"
 
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
-        """Return None if the machine at this path has this unique id; else the answer that says it has not.
+        """Return None if the machine at this path has this unique id; otherwise the meaning to report instead.
 
         IAM conditions test names, so a call must use the name, not the numeric id. The id is compared before. Attempts
         are never reused, so no other machine takes the name in between.

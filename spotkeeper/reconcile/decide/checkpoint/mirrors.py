@@ -1,7 +1,7 @@
 """Copies of checkpoints in the bucket: which exist, and when one is fetched before a generation begins.
 
 The record learns of a complete copy by a machine's report; no decision lists the bucket. The order is disk, peer,
-bucket: a copy is fetched only if no machine of the next generation has what the job continues from. A copy that is
+bucket: a copy is fetched only if no machine of the next generation has the checkpoint to continue from. A copy that is
 damaged or gone is dropped, and the next older one counts. Nodes need not wait for a home if the bucket has a copy of
 its checkpoint (``location``).
 """

@@ -1,10 +1,10 @@
 """Probes zones in which a gang would do better: spot for a gang on on-demand, or much cheaper spot.
 
-A training machine is never given up for one that does not exist yet. Each node gets a probe: a ``next`` that replaces
-nothing and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for the disks;
-probes in the gang's own zone (another pool) become replacements. If a probe is refused or another event comes first,
-all are released, without any effect on training. If the gang only wants to learn whether a zone has capacity, a single
-node gets a probe.
+A training machine is never given up for a machine that does not exist yet. Each node gets a probe: a ``next`` that
+replaces nothing and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for
+the disks; probes in the gang's own zone (another pool) become replacements. If a probe is refused or another event
+comes first, all are released, without any effect on training. If the gang only wants to learn whether a zone has
+capacity, a single node gets a probe.
 """
 
 from __future__ import annotations

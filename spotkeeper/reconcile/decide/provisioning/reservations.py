@@ -1,7 +1,7 @@
 """Requests machines: chooses the start zone, wants a grant, writes the intent; burns numbers of unwanted attempts.
 
 Only ``_take`` writes intents. ``plan`` makes the next allocation document: it adds the grants that this pass wants, and
-drops those whose machine is gone or whose static machine released them.
+drops the grants whose machine is gone or whose static machine released them.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def probe(draft: Draft, index: int, offer: Offer) -> None:
 
 
 def backup(draft: Draft, index: int, options: list[Offer], why: str) -> None:
-    """Request a second machine beside one that boots slowly (``replacement``)."""
+    """Request a second machine for a node whose machine boots slowly (``replacement``)."""
     if not (draft.snapshot.draining or draft.snapshot.blind or limits.bars(draft, index)):
         _take(draft, index, "next", options, BACKUP, why)
 
