@@ -4,8 +4,8 @@
 ``lookup.py`` jobs and requests · ``logs.py`` stored logs · ``errors.py``
 
 :func:`find_target` looks for the stack in this order: ``--stack`` with ``SPOTKEEPER_BUCKET``; ``SPOTKEEPER_STACK`` with
-``SPOTKEEPER_BUCKET``; the one-machine cloud in ``SPOTKEEPER_FOLDER``; the one whose folder ``.spotkeeper/local`` is in
-the working folder or above it.
+``SPOTKEEPER_BUCKET``; the one-machine cloud in ``SPOTKEEPER_FOLDER``; the one-machine cloud whose folder
+``.spotkeeper/local`` is in the working folder or above it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MOST_NODES = 8  # most nodes whose logs are read for a hang
 MOST_LINES = 16
 LONGEST = 400  # characters of a line: some exceptions hold a tensor
 LAST_LINES = 12  # lines shown of a log without a traceback
-TRACEBACK_LINES = 40  # a longer one loses its middle
+TRACEBACK_LINES = 40  # lines shown of a traceback; the middle of a longer one is left out
 _BEGINS = re.compile(r"(?: *\+ Exception Group )?Traceback \(most recent call last\):$")
 _RANK = re.compile(r"\[rank\d+\]: ?")  # torch's prefix of each line
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -32,7 +32,7 @@ _DUMP = "--- "  # begins each dump of stacks
 
 
 def log_data(store: Store, record: Record, node: int, gen: int | None = None) -> tuple[int, bytes]:
-    """Return (generation, stored bytes as in ``contract.uploads``) of a node's log; default: the newest generation.
+    """Return (generation, log object as in ``contract.uploads``) of a node; ``gen`` None: the newest generation.
 
     Raises:
         CliError: no such log, or no such node.
@@ -50,7 +50,7 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
 
 
 def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
-    """Return the error for a missing log; ``otherwise`` is the remedy if the job has ended."""
+    """Return the error for a missing log (``what`` is missing); ``otherwise`` is the remedy if the job has ended."""
     if not record.over:
         return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once something is printed")
     return CliError(f"{record.name}: {what}: nothing was printed", Exit.MISSING, otherwise)
@@ -72,7 +72,7 @@ def log_gens(store: Store, record: Record, node: int) -> list[int]:
 
 
 def heading(store: Store, record: Record, gen: int) -> str:
-    """Return the line above a generation's log; it says whether the generation failed, to mark old errors as old."""
+    """Return the line above a generation's log. It says whether that generation failed, to mark old errors as old."""
     crash = last_crash((*store.list_ledger(record.job), *record.outbox))
     return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
 
@@ -92,10 +92,10 @@ class News:
         self._ends: dict[tuple[Log, str], int] = {}  # bytes of each file that were returned
         self._loose: dict[Log, str] = {}  # text outside any file
         self._heading: tuple[Log, str] | None = None  # the file whose heading was returned last
-        self.gaps: dict[str, LogPart] = {}  # files with a part left out, by heading
+        self.gaps: dict[str, LogPart] = {}  # by heading: files of which a part was left out
 
     def of(self, log: Log, data: bytes) -> str:
-        """Return what is new in a log, each file's part below its heading."""
+        """Return the new part of a log, below a heading for each file."""
         out = ""
         for part in split_log(data):
             text = self._of_file(log, part) if part.path else self._of_loose(log, part)
@@ -126,7 +126,7 @@ class News:
 
 
 def added(before: str, after: str) -> str:
-    """Return what ``after`` adds to ``before``, even if its beginning was cut off meanwhile."""
+    """Return what ``after`` adds to ``before``, even if ``after`` lacks the beginning of ``before``."""
     if after.startswith(before):
         return after[len(before) :]
     tail = before[-2048:]
@@ -146,7 +146,7 @@ def size(count: int) -> str:
 
 
 def cause_of_failure(store: Store, record: Record, crash: Entry, *, hung: bool) -> tuple[str, ...]:
-    """``node 1: ValueError: the column 'label' is missing``; of a hang, each worker's innermost call."""
+    """Return lines such as ``node 1: ValueError: no column 'label'``; for a hang, each worker's innermost call."""
     gen = crash.gen or record.gen
     if hung:
         lines = tuple(_innermost_calls(store, record, crash.node, gen))[:MOST_LINES]
@@ -167,7 +167,7 @@ def _innermost_calls(store: Store, record: Record, first: int | None, gen: int) 
 
 
 def end_of_log(data: bytes) -> tuple[str, ...]:
-    """Return the traceback at the end of a failed node's log, below its file's heading; without one, the last lines.
+    """Return the last traceback in a failed node's log, below its file's heading; the last lines if it has none.
 
     The errors of the process that failed first are stored last, after torchrun's own lines.
     """
@@ -183,7 +183,7 @@ def end_of_log(data: bytes) -> tuple[str, ...]:
 
 
 def _traceback(lines: Sequence[str]) -> int | None:
-    """Return the first line's index of the last traceback, or of the first in a chain of exceptions."""
+    """Return the index of the line at which the last traceback, or its chain of exceptions, begins."""
     bare = [_RANK.sub("", line, count=1).rstrip() for line in lines]
     begins = [number for number, line in enumerate(bare) if _BEGINS.match(line)]
     while len(begins) > 1 and any(line.startswith(_CHAINED) for line in bare[begins[-2] : begins[-1]]):
@@ -192,7 +192,7 @@ def _traceback(lines: Sequence[str]) -> int | None:
 
 
 def _exception(parts: tuple[LogPart, ...]) -> str:
-    """Return the exception of the process that failed first; without a traceback, its last line."""
+    """Return the exception of the process that failed first, or the last line of its log if it has no traceback."""
     lines = parts[-1].text.decode("utf-8", "replace").split("\n") if parts else []
     bare = [_RANK.sub("", line, count=1).rstrip()[:LONGEST] for line in lines]
     last = next((number for number in reversed(range(len(bare))) if _BEGINS.match(bare[number])), None)

@@ -36,7 +36,7 @@ MOST_ENDED = 200  # ended jobs that a search by name reads: about a second
 
 
 class Unreadable(Struct, frozen=True):
-    """A job whose record cannot be read; it is not reconciled until a person repairs the record."""
+    """A job whose record cannot be read; the job is not reconciled until a user repairs the record."""
 
     job: str
     unreadable: str
@@ -52,10 +52,10 @@ class FoundJobs(Struct, frozen=True):
 
 
 def find_job(store: Store, word: str) -> Record:
-    """Return the record of the job with this id or name; of ended jobs of one name, the newest.
+    """Return the record of the job with this id or name; if only ended jobs have the name, of the newest.
 
     Raises:
-        CliError: no such job; names the nearest.
+        CliError: no such job exists; the message names the nearest.
     """
     job = store.read_name(word) if JOB_NAME.match(word) else None
     for candidate in (job, word):
@@ -70,7 +70,7 @@ def find_job(store: Store, word: str) -> Record:
 
 
 def record_of(store: Store, job: str) -> Record:
-    """Return a job's record now; CliError if it is gone."""
+    """Read a job's record. Raises CliError if the record is gone."""
     held = store.read_record(job)
     if held is None:
         raise CliError(f"{job}: its record is gone", Exit.MISSING)
@@ -78,7 +78,7 @@ def record_of(store: Store, job: str) -> Record:
 
 
 def progress_of(store: Store, job: str) -> Progress | None:
-    """Return a job's progress; None also if it is unreadable, since the next report writes it again."""
+    """Return a job's progress; None if it is missing or unreadable (the next report writes it again)."""
     with contextlib.suppress(CorruptError):
         return store.read_progress(job)
     return None
@@ -105,7 +105,7 @@ def earlier(store: Store, name: str) -> str | None:
 
 
 def all_jobs(store: Store, finished: bool) -> FoundJobs:
-    """Return unfinished jobs, with ``finished`` also ended ones, in the order of submission."""
+    """Return the unfinished jobs, and with ``finished`` the ended jobs too, in the order of submission."""
     jobs = set(store.active_jobs())
     if finished:
         jobs |= {path.removeprefix(TOMBS) for path in store.list(TOMBS)}
@@ -138,13 +138,13 @@ def view_of(
     site: Site = CLOUD,
     deadline: float | None = None,
 ) -> JobView:
-    """Return the view of a job: five reads of the bucket, one more for a failed job's log or for a job on hold.
+    """Return the view of a job. Takes five reads of the bucket, and one more for a failed job's log or a job on hold.
 
-    For a job that hung, one read for each node's log.
+    For a job that hung, each node's log is one more read.
 
     Args:
         now: virtual unix seconds.
-        deadline: of :func:`deadline_of`, if the view is to have it.
+        deadline: result of :func:`deadline_of`, if the view shall show it.
     """
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = progress_of(store, record.job)
@@ -156,7 +156,7 @@ def view_of(
 
 
 def site_of(store: Store, stack: StackState | None, target: Target) -> Site:
-    """Return the stack's site, with how long no tick has succeeded."""
+    """Return the stack's :class:`Site`, with a text that says how long no tick has succeeded."""
     return replace(target.site(), no_tick=silence(store, stack, target))
 
 
@@ -177,15 +177,16 @@ def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:
 
 
 def resume_waits(store: Store, record: Record) -> bool:
-    """Return whether a request to resume the job waits for a round."""
+    """Whether a request to resume the job waits for a round."""
     done = set(record.requests_done)
     return any(ask.kind is RequestKind.RESUME and ask.id not in done for ask in store.list_requests(record.job))
 
 
 def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the end of a failed job's log, or only the cause if it has restarted once since or hung.
+    """Return (end of the log, cause) of a job's last failure; one of the two is always empty.
 
-    Both are empty once two generations have followed the failed one, since the job has recovered.
+    The cause is returned if the job hung, or has restarted once since; otherwise the end of the log. Both are empty
+    once two generations have followed the failed one, because the job has then recovered.
     """
     crash = last_crash(ledger)
     if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) or record.gen > crash.gen + 1:
@@ -204,9 +205,10 @@ def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple
 
 
 def withdraw(store: Store, name: str, now: float) -> str | None:
-    """End a submission that was interrupted before it wrote its record, so nothing ran; return the job's id or None.
+    """End a submission that was interrupted before it wrote the job's record. Nothing of the job has run.
 
-    If the record appears meanwhile, the job is an ordinary one and the caller cancels it.
+    Returns the job's id. Returns None if no such submission exists, or if the record appears meanwhile: the caller then
+    cancels the job as usual.
     """
     from spotkeeper.reconcile.controller import cleanup
 
@@ -235,7 +237,7 @@ def send_request(store: Store, record: Record, request: JobRequest) -> JobReques
     refuse_over(record)
     nodes, done = request.nodes, set(record.requests_done)
     why = "" if request.go_back else _nothing_to_do(record, request)
-    if why and all(other.id in done for other in store.list_requests(record.job)):  # one that waits may change it
+    if why and all(other.id in done for other in store.list_requests(record.job)):  # a waiting request may change that
         raise CliError(f"{record.name} ({record.job}) {why}", Exit.REFUSED)
     spec = store.read_spec(record.job, record.spec_key()) if nodes is not None else None
     if spec is not None and nodes is not None and (why := refusal(spec, nodes)):
@@ -263,7 +265,7 @@ def machines(count: int) -> str:
 
 
 def refuse_over(record: Record) -> None:
-    """Raise CliError if the job has ended, so that it takes no request."""
+    """Raise CliError if the job has ended: it accepts no requests."""
     if record.over:
         outcome = record.outcome.value if record.outcome else "over"
         raise CliError(f"{record.name} ({record.job}) is over: {outcome}", Exit.REFUSED)
@@ -273,9 +275,9 @@ def refuse_over(record: Record) -> None:
 
 
 def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
-    """The ``starts`` of :func:`~spotkeeper.contract.parse.jobfile.read_job`: seconds by job, each looked up once.
+    """Return the argument ``starts`` of :func:`~spotkeeper.contract.parse.jobfile.read_job`; it looks each job up once.
 
-    ``store`` None: the default for all.
+    If ``store`` is None, every start takes the default.
     """
 
     @cache

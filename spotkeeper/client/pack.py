@@ -21,7 +21,7 @@ from pathspec.patterns.gitignore import GitIgnorePatternError
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract.job import JobSpec
 
-LIMIT_BYTES = 256 * 10**6  # every machine fetches it at every boot
+LIMIT_BYTES = 256 * 10**6  # limited, because every machine fetches the source at every boot
 ALWAYS_OUT = GitIgnoreSpec.from_lines(
     [
         *(".git", ".hg/", ".svn/", ".venv/", ".spotkeeper/", ".DS_Store", ".ipynb_checkpoints/"),
@@ -41,7 +41,7 @@ class Source:
 
 
 def pack_source(file: Path, spec: JobSpec) -> Source | None:
-    """Return the packed folder that the job file names in ``source``; None if it names none. Errors: :func:`pack`."""
+    """Return the packed ``source`` folder of a job file; None if the job has no source. Raises as :func:`pack`."""
     return pack((file.resolve().parent / spec.source).resolve()) if spec.source is not None else None
 
 
@@ -49,7 +49,8 @@ def pack(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Source:
     """Return the folder's tar.
 
     Raises:
-        CliError: too large, empty, a link that leads out, an invalid ignore rule, or a file that cannot be read.
+        CliError: the folder is too large or empty, or has a link that leads out of it, an invalid ignore rule or a file
+            that cannot be read.
     """
     try:
         return _pack(folder, limit_bytes)

@@ -1,10 +1,10 @@
 """Submit a job: the order of writes makes a crash at any point harmless.
 
 ``active/<job>`` (with the time), ``spec.json``, ``source``, ``names/<name>`` (create-only), ``rec`` (create-only).
-Nothing runs before ``rec``. ``active`` is first because ticks find jobs there: they leave a job without a record alone
-for a day, then delete its files. Until then, another submission of the same content finishes an interrupted one that
-already has its name. Each write creates an object and replaces none, since a submitter may do no more in the bucket;
-only the name of an ended job is deleted, to be used again.
+Nothing runs before ``rec`` exists. ``active`` is first because ticks find jobs there: they delete the files of a job
+that has no record after a day. Until then, another submission of the same content completes an interrupted submission
+that has written its name. Each write creates an object and replaces none, because a submitter has no other right in the
+bucket; only the name of an ended job is deleted, so that it can be used again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PORT_END = 32_768  # where Linux' ephemeral ports begin
 
 
 class Submitted(Struct, frozen=True):
-    """A submitted job; not ``new`` if the same job ran already; ``on_hold`` is the reason of its hold, if any."""
+    """A submitted job. ``new``: the same job did not exist before. ``on_hold``: the reason of its hold, if any."""
 
     job: str
     name: str
@@ -48,7 +48,7 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
     """Submit a checked job file to a stack; returns the job, and whether the function was notified of it.
 
     Raises:
-        CliError: as :func:`submit`; or the stack is being destroyed.
+        CliError: for the reasons of :func:`submit`, or because the stack is being destroyed.
         StoreError: the bucket failed.
     """
     store = target.store()
@@ -93,7 +93,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
         withdraw(store, job, spec.name, now, "another submission of its name came first")  # a tick deletes its files
         why = f"{spec.name}: another submission of this name came first"
         raise CliError(why, Exit.REFUSED, "submit again to see it")
-    store.set_active(job, now)  # the mark of an earlier submission may be gone
+    store.set_active(job, now)  # the ``active`` object of an interrupted submission may be gone
     if not store.create_record(_record(store, job, full, digest, now, by)):
         theirs = store.read_record(job)
         if theirs is None or theirs.value.phase is not Phase.DONE:  # the same submission, by another shell
@@ -103,7 +103,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
 
 
 def with_source(spec: JobSpec, source: Source | None) -> JobSpec:
-    """Return the spec with the hash of its source; ``spec_sha256`` of it identifies the job's content."""
+    """Return the spec with the hash of its source. ``spec_sha256`` of this spec identifies the job's content."""
     return msgspec.structs.replace(spec, source_sha256=source.sha256 if source else None)
 
 
@@ -158,7 +158,7 @@ def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
 
 
 def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: str) -> Record:
-    """Return the record's first version; its outbox has the ledger's first entry, which the function writes."""
+    """Return the record's first version. The function writes the first ledger entry from the record's outbox."""
     return Record(
         job=job,
         uid=str(uuid.uuid4()),
@@ -175,7 +175,7 @@ def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: 
 
 def _ports_in_use(store: Store, job: str) -> Iterable[int]:
     for other in store.active_jobs():
-        with contextlib.suppress(CorruptError):  # its block may be drawn again; `run_id` keeps the jobs apart
+        with contextlib.suppress(CorruptError):  # an unreadable job's block may be drawn again: see free_port_block
             held = store.read_record(other) if other != job else None
             if held is not None:
                 yield held.value.port_base

@@ -1,4 +1,4 @@
-"""A stack as client programs reach it: its bucket, its clock, its function, and the folder of a one-machine cloud."""
+"""How client programs reach a stack: its bucket, clock and function, or the folder of a one-machine cloud."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.store.store import Store
     from spotkeeper.report.job.view import Site
 
-LOCAL = Path(".spotkeeper") / "local"  # where a one-machine cloud lives, unless --folder says otherwise
-SCALE = 20.0  # speed of its clock, unless --scale says otherwise
-STACK = "local"  # the stack of a one-machine cloud
+LOCAL = Path(".spotkeeper") / "local"  # default folder of a one-machine cloud (--folder)
+SCALE = 20.0  # default speed of a one-machine cloud's clock (--scale)
+STACK = "local"  # stack name of a one-machine cloud
 STACK_FILE = Path(__file__).resolve().parents[2] / "infra" / "stacks" / "Pulumi.local.yaml"
 CLOUD_FILE = "cloud.json"
 FOLDER = "SPOTKEEPER_FOLDER"
@@ -50,7 +50,7 @@ class Target:
         return "pulumi up" if self.local is None else f"spotkeeper local up {folder_option(self.local)}"
 
     def store(self) -> Store:
-        """Return the bucket; CliError if its address is not valid."""
+        """Return the bucket. Raises CliError if the bucket's address is not valid."""
         from spotkeeper.reconcile.store.store import open_store
 
         try:
@@ -102,12 +102,12 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return ``folder``; for the default, the environment's folder, or else that of the cloud found here or above."""
+    """Return ``folder``, unless it is the default: then ``SPOTKEEPER_FOLDER``, or a cloud's folder here or above."""
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 
 def attach(folder: Path) -> LocalCloud:
-    """Return the one-machine cloud in a folder; CliError if there is none."""
+    """Return the one-machine cloud in a folder. Raises CliError if the folder has none."""
     from spotkeeper.local.lifecycle.cloud import LocalCloud
     from spotkeeper.local.lifecycle.folder import LocalCloudError
 
@@ -134,8 +134,8 @@ def local_token(target: Target, url: str) -> str:
     return attach(target.local).identity_token(email, url)
 
 
-# -- the function, which is notified of a job's news so that it does not wait for the next tick; the tick finds the same
-# news within a minute, so a failed notification raises nothing and soon returns False
+# -- the function. It is notified of a submission or request so that the job need not wait for the next tick. A failed
+# notification raises nothing and soon returns False, because the next tick finds the same news.
 
 TIMEOUTS_S = (5.0, 2.0)  # to connect, and to answer; a round may take longer and continues without the caller
 BODY, JSON = b"{}", {"Content-Type": "application/json"}
@@ -163,7 +163,7 @@ def notify(target: Target, job: str) -> bool:
 
 
 def silence(store: Store, stack: StackState | None, target: Target) -> str:
-    """Return how long no tick has succeeded, and why; "" while ticks succeed or nothing is known of them."""
+    """Return a text that says how long no tick has succeeded, and why; "" while ticks succeed or are unknown."""
     from spotkeeper.contract.stack import tick_silence
     from spotkeeper.reconcile.controller.alarm import read_note
     from spotkeeper.reconcile.store.objects import StoreError

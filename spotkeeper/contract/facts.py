@@ -18,28 +18,28 @@ class Kind(str, Enum):
     HELLO = "hello"  # value: "0". The machine has booted and asks to be admitted
     NOTICE = "notice"  # value: deadline, whole virtual unix seconds. The cloud will take the machine
     REPRIEVE = "reprieve"  # value: the withdrawn notice's deadline
-    RELEASED = "released"  # value: newest committed step. Its processes of `gen` have stopped after a save-and-stop
-    FREED = "freed"  # value: disk number or "0". Disk unmounted; the agent will not touch it again
+    RELEASED = "released"  # value: newest committed step. The job's processes of `gen` stopped after a save-and-stop
+    FREED = "freed"  # value: disk number or "0". The disk is unmounted; the agent will not use it again
     EXIT = "exit"  # value: exit code. The job's processes of `gen` ended by themselves (0: done)
     FAILED = "failed"  # value: :class:`Failure`. When the machine's first worker failed, and whether because of a peer
     HERE = "here"  # value: the document version of the roll call that this answers
-    ATTACHED = "attached"  # value: disk number or "0" (a static machine's own). Mounted; CHECKPOINT came before
+    ATTACHED = "attached"  # value: disk number or "0" (a static machine's own). It is mounted, and CHECKPOINT is sent
     CHECKPOINT = "checkpoint"  # value: "<gen>-<step>" of the newest complete checkpoint on the mounted disk
-    DAMAGED = "damaged"  # value: "<gen>-<step>" of a newer checkpoint there that was complete once
+    DAMAGED = "damaged"  # value: "<gen>-<step>" of a newer checkpoint on that disk; it was complete once
     DROPPED = "dropped"  # value: "0". A static machine dropped this attempt, which releases the grant
     NO_DISK = "nodisk"  # value: "<disk number>-<word>" (``agent/host/disk.py``). Not mountable here; the agent retries
-    FULL = "full"  # value: which time, from "0". The checkpoint disk is full; training continues
-    UNSAVED = "unsaved"  # value: "write-failed", "saver-lost", "no-memory"; "-<which time>" after the first. As FULL
-    SAVED = "saved"  # value: which time. A save succeeded after FULL or UNSAVED
+    FULL = "full"  # value: number of this failure, from "0". The checkpoint disk is full; training continues
+    UNSAVED = "unsaved"  # value: "write-failed", "saver-lost" or "no-memory"; then "-<number>", except for number 0
+    SAVED = "saved"  # value: number of the failure (FULL or UNSAVED) after which a save succeeded
     UNLOOPED = "unlooped"  # value: "0". The job succeeded, called attach() and never looped: nothing is saved
     MIRRORED = "mirrored"  # value: "<gen>-<step>" of a checkpoint whose copy in the bucket is complete
     FETCHED = "fetched"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is on the mounted disk
     UNMIRRORED = "unmirrored"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is damaged or gone
     PREFLIGHT_FAILED = "preflight-failed"  # value: a key of :data:`PREFLIGHT_CHECKS`. Training continues
-    STALL = "stall"  # value: step. No step finished for many times the median step time
-    LAGS = "lags"  # value: "<which time>-<percent>". Its own step time, in percent of the median node's
-    KEEPS_UP = "keepsup"  # value: which time. The machine no longer lags
-    HARDWARE_FAULT = "hardware-fault"  # value: :class:`Sign`, which a crash in `gen` left on the machine
+    STALL = "stall"  # value: last step. Since then many times the median step time has passed
+    LAGS = "lags"  # value: "<which time>-<percent>": the machine's own step time, in percent of the median node's
+    KEEPS_UP = "keepsup"  # value: which time, as in LAGS. The machine no longer lags
+    HARDWARE_FAULT = "hardware-fault"  # value: :class:`Sign` that a crash in `gen` left on the machine
     HUNG = "hung"  # value: :class:`Hung`. No step for so long that the job counts as hung
     STACKS = "stacks"  # value: :class:`StacksAnswer`. A roll call's answer: the workers' stacks are in the log
 
@@ -76,7 +76,7 @@ class Fact(Struct, frozen=True, gc=False):
     @classmethod
     def parse(cls, key: str) -> Fact | None:
         """Return the fact that a key encodes; None if the key is invalid."""
-        found = _KEY.match(key)  # a gang of 10,000 has as many keys, parsed several times a round
+        found = _KEY.match(key)  # one match, for speed: a gang of 10,000 nodes has as many keys, parsed in every round
         if found is None:
             return None
         uid, boot, node, attempt, gen, kind, value = found.groups()
@@ -95,7 +95,7 @@ _FAILURE = re.compile(r"(own|peer)-(\d{1,15})-(\d{1,4})\Z")
 class Failure(Struct, frozen=True):
     """The first failure of a worker on a machine: the value of FAILED, sent along with EXIT.
 
-    ``follows``: it failed because a peer was gone. ``at_ms``: real unix milliseconds by that machine's clock.
+    ``follows``: the worker failed because a peer was gone. ``at_ms``: real unix milliseconds by that machine's clock.
     """
 
     follows: bool
@@ -131,11 +131,11 @@ class Hung(Struct, frozen=True):
 
 
 class WorkerState(str, Enum):
-    """What a worker of a job that seems hung does. A machine reports the first of these that any worker is in.
+    """The state of a worker in a job that seems hung. A machine reports the first of these that any worker is in.
 
-    BUSY: the script announced a long step, or works where no step is expected: no hang. ELSEWHERE: it waits for no
-    peer, so it blocks the others. SILENT: it handles no signal, so it hangs below Python. DEVICE: it waits for its
-    device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
+    BUSY: no hang: the script announced a long step, or it is at a place where no step is expected. ELSEWHERE: the
+    worker waits for no peer, so it blocks the others. SILENT: it handles no signal, so it hangs below Python. DEVICE:
+    it waits for its device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
     """
 
     BUSY = "busy"

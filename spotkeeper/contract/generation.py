@@ -21,10 +21,10 @@ MAX_OLD_JOBS = 32  # number of jobs that one sync may ask about
 
 
 class DocState(str, Enum):
-    """What members must do.
+    """The order to the members.
 
     RUN: train in this generation. SAVE_STOP: save, stop and wait. ROLL_CALL: train, and answer the roll call. DONE:
-    stop for good.
+    stop; the job has ended.
     """
 
     RUN = "run"
@@ -40,11 +40,11 @@ class Member(Struct, frozen=True, omit_defaults=True):
     boot: str
     address: str
     nproc: int
-    disk: bool = True  # False: its disk is not attached yet, so it writes no checkpoints
+    disk: bool = True  # False: the member's disk is not attached yet, so it writes no checkpoints
 
 
 class Generation(Struct, frozen=True, omit_defaults=True):
-    """The generation document, derived from the record. Agents ignore it unless its ``ver`` is higher than before."""
+    """The generation document, derived from the record. Agents ignore one whose ``ver`` is not higher than before."""
 
     job: str
     uid: str
@@ -55,10 +55,10 @@ class Generation(Struct, frozen=True, omit_defaults=True):
     master: str
     port: int
     run_id: str
-    deadline: float | None = None  # of SAVE_STOP, virtual unix seconds
+    deadline: float | None = None  # with SAVE_STOP, virtual unix seconds
     replicated: bool = True
     mean_life_s: float | None = None  # observed mean time between losses of the job, for the save interval
-    stacks: bool = False  # of ROLL_CALL: log all workers' stacks and report their states
+    stacks: bool = False  # with ROLL_CALL: log all workers' stacks and report their states
 
 
 class Role(str, Enum):
@@ -68,7 +68,7 @@ class Role(str, Enum):
     STANDBY = "standby"  # admitted or expected, not in the generation: warm up, wait
     SUPERSEDED = "superseded"  # replaced: stop, unmount, report FREED, power off (static: report DROPPED, go idle)
     IDLE = "idle"  # a static machine without a job
-    UNKNOWN = "unknown"  # in no record, maybe not yet: sync again
+    UNKNOWN = "unknown"  # in no record, perhaps because the record is not written yet: sync again
 
 
 class MirrorRun(Struct, frozen=True, omit_defaults=True):
@@ -113,7 +113,7 @@ class FactIn(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind
     gen: Count = 0
     value: str = "0"
-    attempt: Count | None = None  # of DROPPED: the older attempt that a static machine dropped
+    attempt: Count | None = None  # with DROPPED: the older attempt that a static machine dropped
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
     gen: Count
     step: Count
-    at: Amount  # virtual unix seconds; as stored: when this step was first reported, or the upload last reported
+    at: Amount  # virtual unix seconds; the function stores when this step was first, or the upload last, reported
     samples_per_s: Amount | None = None
     step_s: Amount | None = None  # median, real seconds
     loss: float | None = None
@@ -131,23 +131,23 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     total_steps: Count | None = None
     uploading_s: Amount | None = None  # the job succeeded, and its output has been uploading for this long
     gbit_s: Amount | None = None  # bandwidth between the gang's machines, measured once at its first start
-    begin_s: Amount | None = None  # as stored: time from the last generation to its first step, virtual seconds
+    begin_s: Amount | None = None  # set by the function: from the last generation to its first step, virtual seconds
 
 
 class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An agent's request. ``ver``: the newest document version that it has; 0: none.
+    """An agent's request. ``ver``: the newest document version that the agent has; 0: none.
 
     Fields with their default are omitted, so an older function that does not know a new field accepts the request.
     """
 
     boot: BootId
     ver: Count = 0
-    job: JobId | None = None  # the job that the agent works for by its local state; the function checks it
+    job: JobId | None = None  # the job in the agent's local state; the function checks it against the record
     facts: tuple[FactIn, ...] = ()
     progress: Progress | None = None
-    pending: bool = False  # it waits for the result of its report, and syncs often
-    old_jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_OLD_JOBS)] = ()  # with files on a static machine's disk
-    again: bool = False  # its last report got no answer: the function may have failed before acting on it
+    pending: bool = False  # the agent waits for the result of its report, so it syncs often
+    old_jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_OLD_JOBS)] = ()  # have files on a static machine's disk
+    again: bool = False  # the agent's last report got no answer: the function may have failed before it acted on that
 
 
 class FetchOrder(Struct, frozen=True, omit_defaults=True):
@@ -164,7 +164,7 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     attempt: int | None = None
     disk: int | None = None  # number of the disk to mount; None: none
     doc: Generation | None = None  # None: no newer document than `ver`
-    run: JobRun | None = None  # with every `doc`, and for STANDBY
+    run: JobRun | None = None  # present with every `doc`, and for STANDBY
     lease_minutes: int = 120
     bundle: str = ""  # sha256 of the agent's bundle; "": unknown
     over: bool = False  # the job ended and its disks are deleted: a static machine deletes the job's files

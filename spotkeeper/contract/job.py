@@ -14,20 +14,20 @@ from msgspec import UNSET, Meta, Struct
 from spotkeeper.contract.stack import PoolState, StackState
 
 HOLD_DAYS = 14.0
-# Assumed time of a start before any is measured: the machine's boot, its data disk, Python and torch, the first batch.
-# No boot times by cloud or machine type are published; starts of training jobs on new machines are reported as
-# "typically over 10 minutes", and comparisons of policies assume 4 to 20, most often 12. Too long a value makes jobs
-# wait less for spot; too short a value makes them miss deadlines.
+# Assumed duration of a start until one is measured: the machine's boot, its data disk, Python and torch, the first
+# batch. No boot times by cloud or machine type are published. Starts of training jobs on new machines are reported as
+# "typically over 10 minutes", and comparisons of policies assume 4 to 20 minutes, most often 12. If the value is too
+# long, jobs wait less for spot; if it is too short, they miss deadlines.
 START_S = 600.0
 
 
 def _about(text: str) -> Meta:
-    """Describe a field: editors (JSON Schema) and messages show the text."""
+    """Return a field's description, which editors (JSON Schema) and messages show."""
     return Meta(description=text)
 
 
 def _unoffered(text: str) -> Meta:
-    """Describe a field that users do not write: messages and editors do not offer it."""
+    """Return the description of a field that users do not write: messages and editors do not offer the field."""
     return Meta(description=text, extra={"offered": False})
 
 
@@ -72,7 +72,7 @@ class Hang(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """``job.yaml``; also ``jobs/<job>/spec.json`` (``spec-<sha256>.json`` if a resume brought another).
+    """``job.yaml``; stored as ``jobs/<job>/spec.json``, or ``spec-<sha256>.json`` if a resume brought another job file.
 
     ``spotkeeper.contract.parse.check`` has the rules across fields.
     """
@@ -148,7 +148,7 @@ class PartialJob(JobSpec, frozen=True):
 
 
 def spec_sha256(spec: JobSpec) -> str:
-    """Return the hash of a job's content: all fields, but the source by its hash instead of its path."""
+    """Return the hash of a job's content: of all fields, with the source's hash in place of its path."""
     body = msgspec.json.encode(msgspec.structs.replace(spec, source=None), order="sorted")
     return hashlib.sha256(body).hexdigest()
 
@@ -192,10 +192,10 @@ def span_s(text: str) -> float:
 
 
 def deadline_at(text: str, submitted: float) -> float:
-    """Return a deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds; ``submitted`` likewise.
+    """Return a deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds. So is ``submitted``.
 
     Raises:
-        ValueError: the text has another form, is a time without a zone, or a span longer than ten years.
+        ValueError: the text has another form, is a time without a zone, or is a span longer than ten years.
     """
     span = _SPAN.match(text.strip())
     if span:

@@ -21,7 +21,7 @@ class Event(str, Enum):
     REPRIEVE = "reprieve"
     ENDING = "ending"  # a machine's maxRunDuration ends soon: a planned end, not a preemption
     LOSS = "loss"  # a node's machine is gone
-    PROMOTED = "promoted"  # a node's successor (`next`) became its machine (`cur`)
+    PROMOTED = "promoted"  # a node's replacement (`next`) became its machine (`cur`)
     GONE = "gone"  # a replaced machine is no longer listed: billing ends
     CRASH = "crash"
     ROLL = "roll"
@@ -47,12 +47,12 @@ class Event(str, Enum):
     DONE = "done"
 
 
-# Causes of stops without a save begin with one of these: the steps since the last checkpoint are repeated.
+# If a stop's cause begins with one of these, nothing was saved: the steps since the last checkpoint are repeated.
 SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk", "host")
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One event. Readers use the first entry of each ``id``: after a crash, a second GONE may follow."""
+    """One event. Readers use the first entry of each ``id``: after a crash of reconcile, a second GONE may follow."""
 
     at: float  # virtual unix seconds
     id: str  # deterministic per event, so that a repeated round writes it once

@@ -1,7 +1,7 @@
 """Documents of the market: prices that the cloud reports, and events of machines.
 
-Reconcile writes these plain values under ``market/``; the report reads them too. All of them may be missing: safety
-does not depend on them.
+Reconcile writes these plain values under ``market/``; the report also reads them. Any of these documents may be
+missing: safety does not depend on them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Guess(Struct, frozen=True, omit_defaults=True):
     They serve only as priors: a zone's estimates are compared with those of other zones, not taken literally.
 
     Attributes:
-        had: the requested number of machines is available now (GCE's obtainability, a tenth of EC2's score).
-        lasts: the share of an hour that most of them would run (GCE's estimated uptime, at most an hour).
+        had: chance that the requested number of machines is available now (GCE's obtainability, EC2's score / 10).
+        lasts: the share of an hour that most of them would run (GCE's estimated uptime, cut at an hour).
         kept: the share of recently ended machines that the cloud had not preempted (GCE's preemption history).
     """
 
@@ -136,13 +136,13 @@ class MarketPast(Struct, frozen=True, omit_defaults=True):
     hour: int
     zones: tuple[Watch, ...] = ()
     alive: tuple[Alive, ...] = ()
-    boots_s: tuple[float, ...] = ()  # of the newest machines: from the request to the first hello, also of a backup
+    boots_s: tuple[float, ...] = ()  # of the newest machines: from the request to the first hello (its own or a backup)
 
 
 class Observation(Struct, frozen=True, array_like=True):
-    """One event in a machine's life: a shortened ledger entry, so that writing an event twice adds nothing.
+    """One event in a machine's life, derived from a ledger entry alone: writing the same event twice adds nothing.
 
-    The attempt number identifies the machine; it is never reused.
+    The attempt number identifies the machine; the number is never reused.
     """
 
     machine: str  # <job>-n<node>-a<attempt>
@@ -212,7 +212,7 @@ class MachineLife(Struct, frozen=True):
 
 
 def lives(observations: Iterable[Observation]) -> tuple[MachineLife, ...]:
-    """Return the lives of admitted machines, by their first observation, from observations in order of time."""
+    """Return the lives of admitted machines, ordered by first observation. ``observations`` are in order of time."""
     stories: dict[str, list[Observation]] = {}
     for observation in observations:
         stories.setdefault(observation.machine, []).append(observation)

@@ -17,7 +17,7 @@ LABEL_JOB = "sk-job"
 LABEL_NODE = "sk-node"
 LABEL_ATTEMPT = "sk-attempt"
 
-# Stack and pool names leave room for job, node and attempt within 63 characters.
+# Stack and pool names are short enough for job, node and attempt to fit within 63 characters.
 STACK_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,22}[a-z0-9])?\Z")
 POOL_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,22}[a-z0-9])?\Z")
 JOB_ID = re.compile(r"[a-z0-9]{8}\Z")
@@ -83,5 +83,5 @@ def labels(stack: str, pool: str, job: str, node: int, attempt: int | None = Non
 
 
 def idempotency_key(job_uid: str, verb: str, node: int, number: int, zone: str) -> str:
-    """Return the GCE ``requestId`` or EC2 ``ClientToken`` of the call that creates this resource."""
+    """Return the GCE ``requestId`` or EC2 ``ClientToken`` for the call that creates a machine, disk or snapshot."""
     return str(uuid.uuid5(uuid.UUID(job_uid), f"{verb}/{node}/{number}/{zone}"))

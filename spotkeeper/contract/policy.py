@@ -23,11 +23,11 @@ class Terms(Struct, frozen=True):
 
     work_h: float
     deadline_h: float | None
-    horizon_h: float  # the deadline; without one, the time at which on-demand is forced
+    horizon_h: float  # the deadline; in a job without a deadline, the time at which on-demand is forced
     restart_h: float  # billed start-up of every launch
-    move_h: float  # further start-up in another zone
-    move_price: float  # further cost in another region
-    attempt_h: float  # further start-up per refused attempt
+    move_h: float  # additional start-up in another zone
+    move_price: float  # additional cost in another region
+    attempt_h: float  # additional start-up per refused attempt
     probe_h: float  # spot time billed for a successful probe
     delay_price: float
     tick_h: float
@@ -54,7 +54,7 @@ class Start(Struct, frozen=True, tag_field="type", tag="start"):
 
 
 class On(Struct, frozen=True):
-    """The running launch. ``pending_h``: what remains of its start-up."""
+    """The running launch. ``pending_h``: the rest of its start-up time."""
 
     kind: Literal["spot", "od"]
     zone: str

@@ -1,7 +1,7 @@
 """A job's record: the single document of its decisions, written by compare-and-swap.
 
-It copies no state of the cloud: INTENT says what was decided, ADMITTED and MEMBER what was accepted, and only a
-listing tells whether a machine runs. Counters (``top``, ``disk_top``, ``gen``, ``ver``) only increase.
+The record copies no state of the cloud: INTENT says that a machine was decided, ADMITTED and MEMBER that it was
+accepted, and only a listing tells whether it runs. Counters (``top``, ``disk_top``, ``gen``, ``ver``) only increase.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from spotkeeper.contract.stack import Model
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
 PROBE = "probe"  # the cause of an attempt: a machine beside one that trains, to learn whether an offer has capacity
 
-# Times that a round takes from its own clock, virtual unix seconds. If that clock was ahead, a later round treats a
-# past time as now and keeps the distance of a planned time (``reconcile/store/clock_skew.py``). Other times are floats.
+# Times that a round takes from its own clock, virtual unix seconds. If that clock was ahead, a later round sets a
+# ``Past`` time to now and moves an ``Until`` time by the same amount (``reconcile/store/clock_skew.py``). Other times
+# are floats.
 Past = Annotated[float, Meta(extra={"clock": "past"})]
 Until = Annotated[float, Meta(extra={"clock": "until"})]
 
@@ -30,7 +31,7 @@ class Phase(str, Enum):
     state  meaning                              leaves to
     ====== ==================================== =============================
     RUN    reconcile gives each node a machine  HOLD, END
-    HOLD   machines deleted, disks kept         RUN (a resume or a retry), END (a cancel, or its time is up)
+    HOLD   machines deleted, disks kept         RUN (a resume or a retry), END (a cancel, or ``hold_ends`` is past)
     END    outcome known, resources deleted     DONE when all zones are clean
     DONE   nothing left but this record         -
     ====== ==================================== =============================
@@ -59,10 +60,10 @@ class Hold(str, Enum):
              machine has the checkpoint
     CAPACITY only some of a gang's machines are available   resume, or by itself: it retries at growing
                                                             intervals
-    FAILURE  the job's own code: exit 93, or the crash      resume, with a fresh crash budget; it
+    FAILURE  the job's own code: exit 93, or the crash      resume, with a new crash budget; the job
              budget is used up                              ends after ``hold_days``
-    SPEND    it has spent its ``max_usd``                   resume, which allows the same amount again;
-                                                            it ends after ``hold_days``
+    SPEND    the job has spent its ``max_usd``              resume, which allows the same amount again;
+                                                            the job ends after ``hold_days``
     ======== ============================================== ===================================
 
     Each resume may bring other files: a corrected script, another ``max_usd``.
@@ -98,12 +99,12 @@ class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
     address: str | None = None
     cause: str | None = None  # why this attempt was requested: "start", "notice", "loss", "swap to spot", ...
     notice: float | None = None  # deadline of the notice in force, from facts; None after a reprieve
-    cut: bool = False  # the machine was found stopping without a notice, so that deadline is a guess
+    cut: bool = False  # the machine was found stopping without a notice, so the deadline in ``notice`` is a guess
     ends: float | None = None  # when its maxRunDuration ends; set shortly before
     disk: bool = False  # its disk was attached when the newest generation began, so it writes checkpoints
     has_newest: bool = False  # its disk had the newest commit when the newest generation began
     hardware_faults: int = 0  # number of crashes with a sign of broken hardware on this machine
-    past: tuple[str, ...] = ()  # boots of this machine admitted before: their hellos no longer count
+    past: tuple[str, ...] = ()  # earlier admitted boots of this machine: their hellos no longer count
 
 
 class Node(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -132,7 +133,7 @@ class Node(Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def probing(self) -> bool:
-        """Whether ``next`` is a probe, which only tests whether its offer has capacity, instead of a successor."""
+        """Whether ``next`` is a probe (it only tests whether its offer has capacity) and not a replacement."""
         return self.next is not None and self.next.cause == PROBE
 
 
@@ -149,7 +150,7 @@ class Roll(Struct, frozen=True):
     ver: int
     since: Past
     cause: str  # "exit", "stall", "silence", "hang"
-    exits: bool = False  # a process of the generation had ended: if all members answer, that counts as a crash
+    exits: bool = False  # a process of the generation had ended: if all members answer, its end counts as a crash
 
 
 class Budget(Struct, frozen=True, omit_defaults=True):
@@ -157,7 +158,7 @@ class Budget(Struct, frozen=True, omit_defaults=True):
 
     crashes: int = 0
     preemptions: int = 0
-    loss_times: tuple[Past, ...] = ()  # of the last losses, newest last, at most 32, for select()
+    loss_times: tuple[Past, ...] = ()  # times of the last losses, newest last, at most 32, for select()
     crashed_gen: int = -1  # the newest generation whose crash was counted
     short_lives: int = 0  # consecutive spot machines that lived too short to be worth a restart
 
@@ -168,11 +169,11 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     hour: Past = 0.0  # start of the hour in which launches are counted
     unexplained: int = 0  # machines that vanished without a preemption since ``unexplained_since``
     unexplained_since: Past = 0.0
-    closed_until: Until = 0.0  # the circuit breaker: no replacement before this time
+    closed_until: Until = 0.0  # set by the circuit breaker: no replacement before this time
     spent: float = 0.0  # estimated cost until ``spent_at``, USD
     spent_at: Past = 0.0
     usd_hour: float | None = None  # cost of its machines since then, USD per hour
-    forgiven: float = 0.0  # the sum spent when a user resumed it at its ``max_usd``: the limit counts from there
+    forgiven: float = 0.0  # ``spent`` when a user resumed the job at its ``max_usd``: the limit counts from that sum
     swaps: tuple[Past, ...] = ()  # when stragglers were swapped within the last hour
 
 
@@ -219,7 +220,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     nonce: str = ""  # of the last write: after a lost answer, it shows whether the write succeeded
     phase: Phase = Phase.RUN
     outcome: Outcome | None = None
-    reason: str = ""  # why it waits, is on hold or ended, for users
+    reason: str = ""  # why the job waits, is on hold or ended, for users
     gen: int = 0  # 0: no generation yet
     gen_since: Past = 0.0
     stop: bool = False  # members must save and stop; stays set while any node waits for a machine
@@ -236,22 +237,22 @@ class Record(Struct, frozen=True, omit_defaults=True):
     fallback_until: Until = 0.0  # end of the on-demand fallback; past: none
     requests_done: tuple[str, ...] = ()  # ids of the last 64 handled requests
     keep_disks: bool = False
-    hold: Hold | None = None  # why it is on hold; None: it is not
+    hold: Hold | None = None  # why the job is on hold; None: it is not on hold
     hold_ends: float | None = None  # when the job ends if it is still on hold, and its disks are deleted; None: never
-    hold_late: Past | None = None  # when a first round found ``hold_ends`` past; a second confirms, as clocks may err
+    hold_late: Past | None = None  # when a round first found ``hold_ends`` past; clocks may err: a second confirms it
     pause: str = ""  # why the job goes on hold once its members have saved and stopped; "": it does not
     hold_until: Until | None = None  # when a hold retries by itself; None: it waits for a resume
     hold_count: int = 0  # consecutive holds without a generation in between
     roll_at: Past = 0.0  # when the last roll call ended
     busy_at: Past = 0.0  # when the last roll call for a hang found a node that is only slow
     dry_since: Past | None = None  # since when the gang's zone has no offer
-    short_since: Past | None = None  # since when some of its machines wait for the rest
+    short_since: Past | None = None  # since when some of the gang's machines wait for the rest
     limits: Limits = Limits()
     spec_replaced: bool = False  # a resume brought another job file, stored under `spec_sha256`
     given_up: str = ""  # the newest commit when the job continued without it, as "<gen>-<step>"; "": never
     mirror: tuple[Mirrored, ...] = ()  # complete copies in the bucket, newest first
     mirror_top: str = ""  # the newest copy ever listed in ``mirror``: late reports do not add deleted ones again
-    told: str = ""  # with copies in the bucket: the newest checkpoint reported from a disk, as facts are deleted
+    told: str = ""  # if checkpoints are copied: the newest one reported from a disk, kept because facts are deleted
     fetch: Fetch | None = None  # the copy that a generation waits for
     probes: tuple[ZoneProbe, ...] = ()  # the last probes of other zones
     moved: Moved | None = None  # the last move to the gang's zone

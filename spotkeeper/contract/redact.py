@@ -1,6 +1,6 @@
-"""Removes what looks like a secret from all text for people: the last line of defence.
+"""Removes everything that looks like a secret from all text that users see: the last line of defence.
 
-The first is that no secret is passed to a log: no header, no body, no value of a job's variables.
+The first line of defence is that no code logs a secret: no header, no body, no value of a job's variables.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SECRET = re.compile(
 
 
 _known: set[str] = set()  # values that this process knows to be secret
-SHORTEST = 4  # a shorter one would be found in every other word
+SHORTEST = 4  # characters; a shorter value would be part of many ordinary words
 
 
 def learn(values: Iterable[str]) -> None:
-    """Remove these values from now on, whatever they look like; of a value with several lines, each line."""
+    """Remove these values from now on, even if they do not look like secrets; each line of a value counts as one."""
     for value in values:
         _known.update(line for line in value.splitlines() if len(line) >= SHORTEST)
 

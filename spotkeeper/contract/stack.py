@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 TICK_PATH = "stack/tick"
-RENEWED_S = 300.0  # interval of notes of success: one per tick would cost $0.22 a month, this costs $0.04
+RENEWED_S = 300.0  # interval of notes of success: one note per tick would cost $0.22 a month, this interval costs $0.04
 MAY_FAIL = 2  # consecutive ticks that may fail before the command reports it
 LATE = 3  # ticks that a note may be overdue before the function counts as failing
 MAX_REASON = 300
@@ -28,7 +28,7 @@ class Model(str, Enum):
 
 
 class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
-    """An always-on, on-demand machine that Pulumi declares, with its own disk, which outlives it."""
+    """An always-on, on-demand machine that Pulumi declares, with its own disk that outlives the machine."""
 
     name: str
     zone: str
@@ -71,7 +71,7 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     # refuses a subnet together with interfaces, even the template's, so templates contain no interfaces.
     subnets: dict[str, str] = {}  # zone -> subnet id
     interfaces: tuple[Interface, ...] = ()  # for a pool with EFA; (): one plain interface
-    security_groups: tuple[str, ...] = ()  # of those interfaces
+    security_groups: tuple[str, ...] = ()  # security groups of ``interfaces``
     disk_iops: Annotated[int, Meta(ge=1)] | None = None  # None: the disk type's default
     disk_mbps: Annotated[int, Meta(ge=1)] | None = None  # MiB/s
     disk_key: str = ""  # KMS key of data disks; "": the account's default key
@@ -80,7 +80,7 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     tags: dict[str, str] = {}  # for every machine, in addition to those that identify it; agents read them
 
     def dearest(self, model: Model) -> float:
-        """Return a machine's USD per hour in the most expensive zone: a grant names no zone."""
+        """Return a machine's USD per hour in the most expensive zone. Used for grants, which name no zone."""
         known = (price.of(model) for price in self.prices.values())
         return max((usd for usd in known if usd is not None), default=0.0)
 
@@ -127,7 +127,7 @@ class TickNote(Struct, frozen=True):
     """The result of the last ticks. The function writes it when it changes, and every ``RENEWED_S``.
 
     Attributes:
-        succeeded: time of the last success, at most ``RENEWED_S`` too early.
+        succeeded: time of the last noted success; a later success may be unnoted for up to ``RENEWED_S``.
         failing: since when every tick has failed; None: the last tick succeeded.
         failed: time of the last noted failure.
         reason: why that tick failed.
@@ -140,7 +140,7 @@ class TickNote(Struct, frozen=True):
 
 
 def tick_note(note: TickNote | None, now: float, reason: str) -> TickNote | None:
-    """Return the note to write after a tick; None if the stored one is still right.
+    """Return the note to write after a tick; None if the stored note is still right.
 
     ``reason``: why the tick failed; "" if it succeeded.
     """

@@ -7,12 +7,12 @@
     jobs/<job>/out/<node>.json                       :class:`Output`, written last by the node's agent
     jobs/<job>/out/<node>/<name>                     its files
     jobs/<job>/ckpt/<gen>-<step>/<node>/<file>       a file of the checkpoint on its disk, except COMMIT
-    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   instead, where the file is larger than one part
+    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   its parts instead, if it is larger than one part
     jobs/<job>/ckpt/<gen>-<step>/<node>.json         :class:`MirrorList`, written last and create-only
 
-The agent writes them, the command reads them. A list is written last, so every file that a list names is complete: a
-reader never gets half an upload, nor files of two generations together. Of replicated state one node's part is a whole
-checkpoint; of sharded state the list names the nodes whose parts make a whole.
+The agent writes these objects, the command reads them. A list is written last, so every file that a list names is
+complete: a reader never gets half an upload, nor files of two generations together. With replicated state one node's
+copy is a whole checkpoint; with sharded state the list names the nodes whose parts together make a whole checkpoint.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-PART_BYTES = 64 << 20  # of one object: sent again when a machine goes, and held by a reader at most
+PART_BYTES = 64 << 20  # size of one object: the most that a lost machine's upload repeats and a reader has in memory
 _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
 
 
 @dataclass(frozen=True)
 class LogPart:
-    """``text`` stands ``start`` bytes into the file at ``path`` on the machine; without a path, in no file."""
+    """``text`` begins at byte ``start`` of the file ``path`` on the machine. Without a path it belongs to no file."""
 
     title: str
     text: bytes
@@ -74,7 +74,7 @@ def split_log(data: bytes) -> tuple[LogPart, ...]:
 class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):
     """``path``: as the job wrote it, below its folder, with ``/``. ``name``: below ``out/<node>/`` in the bucket.
 
-    ``md5``: in hex, as both clouds check it too; against damage, not against an enemy.
+    ``md5``: in hex, because both clouds check MD5 too; it detects damage, not an attacker's change.
     """
 
     path: str
@@ -109,7 +109,7 @@ class MirrorList(Struct, frozen=True, forbid_unknown_fields=True):
     gen: int
     step: int
     node: int
-    whole: tuple[int, ...]  # the nodes whose parts make a whole
+    whole: tuple[int, ...]  # the nodes whose parts together make a whole checkpoint
     files: tuple[MirrorFile, ...]
     commit: str  # the content of the checkpoint's own COMMIT file, as text
     saved_at: float  # when it was saved, real unix seconds, as COMMIT has it
@@ -131,7 +131,7 @@ def list_name(job: str, commit: str, node: int) -> str:
 
 
 def part_names(job: str, commit: str, node: int, file: MirrorFile, part_bytes: int = PART_BYTES) -> tuple[str, ...]:
-    """The objects that hold a file, in order. An empty file is one, empty, object."""
+    """Return the paths of the objects that together contain a file, in order. An empty file is one empty object."""
     name = f"{mirror_folder(job)}{commit}/{node}/{file.name}"
     if file.size <= part_bytes:
         return (name,)
