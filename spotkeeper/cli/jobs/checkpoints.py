@@ -45,7 +45,7 @@ class CheckpointView(Struct, frozen=True, omit_defaults=True):
 
 
 class Fetched(Struct, frozen=True):
-    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; sharded state has one per node in it."""
+    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; for sharded state, it has one per node."""
 
     job: str
     name: str

@@ -231,7 +231,7 @@ def fetch_file(
     """Write the concatenated objects (name, bytes) to ``target``; return True if it had this content already.
 
     Raises:
-        DifferentBytesError: the content differs; nothing of it is left here.
+        DifferentBytesError: the content differs; no part of it stays here.
         OSError, StoreError: the file cannot be written, or the bucket not read.
     """
     if content.is_at(target):

@@ -232,7 +232,7 @@ class PlacedProblem(Struct, frozen=True):
 
 
 class CheckedPool(Struct, frozen=True):
-    """A pool, with the hourly list price of all machines in the most expensive zone, on spot or as much as allowed."""
+    """A pool. Prices are for all machines in the dearest zone: all on spot, or as many on-demand as allowed."""
 
     name: str
     kind: str

@@ -1,7 +1,7 @@
 """Spot capacity: applies the recorded market and an operator's overrides.
 
-A zone has capacity for a number of spot VMs. An insert beyond it is a stockout; if capacity falls below the number of
-running VMs, this module preempts randomly drawn ones. On-demand capacity is unlimited unless overridden.
+A zone has capacity for a number of spot VMs. An insert beyond this number is a stockout; if capacity falls below the
+number of running VMs, this module preempts randomly drawn ones. On-demand capacity is unlimited unless overridden.
 """
 
 from __future__ import annotations

@@ -17,15 +17,15 @@ class HoldView(Struct, frozen=True):
     """A job's hold. Times are virtual seconds; ``usd_per_day`` is None if the price of its disks is unknown."""
 
     kind: Hold
-    resume: str  # the command that resumes it
-    resume_with: str  # the command that resumes it with other files
-    cancel: str  # the command that ends it
+    resume: str  # the command that resumes the job
+    resume_with: str  # the command that resumes the job with other files
+    cancel: str  # the command that ends the job
     disks: int = 0  # number of disks that still bill
     disk_gb: int = 0  # their total size
     usd_per_day: float | None = None
-    tries_in_s: float | None = None  # until it tries again by itself
-    ends_in_s: float | None = None  # until it ends by itself
-    keep_disks: bool = False  # the disks stay when it ends
+    tries_in_s: float | None = None  # until the job tries again by itself
+    ends_in_s: float | None = None  # until the job ends by itself
+    keep_disks: bool = False  # the disks stay when the job ends
     resuming: bool = False  # a request to resume waits for the next round
     go_back: bool = False  # the newest checkpoint is lost; `resume` continues from an older one, or from the start
 

@@ -1,8 +1,8 @@
 """The account of a job, and the totals of a stack: machines, their cost, and how the paid time was used. Pure.
 
-Node-hours count the cloud's clock, money is USD. Lost work is paid time that kept no steps; ``goodput`` is the share of
-paid time that did. The cost of lost work and of training add up to the money spent. Totals are by job, by submitter and
-by calendar month (UTC).
+Node-hours are hours of the cloud's clock, money is USD. Lost work is paid time that kept no steps; ``goodput`` is the
+share of paid time that did. The cost of lost work and of training add up to the money spent. Totals are by job, by
+submitter and by calendar month (UTC).
 """
 
 from __future__ import annotations
