@@ -101,7 +101,7 @@ def read(path: Path, *, ratio: float = 0.3) -> Recording:
         )
     zones = tuple(_zone(zone, ratio) for zone in file.zones)
     if any(price > MOST for zone in zones for price in zone.price):
-        raise RecordingError(f"{path}: prices are shares of on-demand's, {MOST:g} at most")
+        raise RecordingError(f"{path}: prices are shares of the on-demand price, {MOST:g} at most")
     lengths = {len(series) for zone in zones for series in (zone.capacity, zone.price)}
     if len(lengths) != 1 or lengths == {0} or file.gang < 1:
         raise RecordingError(f"{path}: every zone needs capacity and price for each of the same ticks")
