@@ -48,8 +48,8 @@ WORK_S = 60.0  # real seconds of work in a boot, added for clocks that run faste
 class BootWatch:
     """How long a machine that is not static waits for its first role. It costs money while it waits.
 
-    If the agent never starts, a timer in the startup script powers the machine off after the same time; the file
-    ``mark`` disarms this timer. The file lies in ``/run``, which is empty after a boot, so every boot is watched.
+    If the agent never starts, a timer in the startup script powers the machine off. The file ``mark`` disarms that
+    timer. The file lies in ``/run``, which is empty after a boot, so every boot is watched.
     """
 
     started: float  # steady virtual seconds
