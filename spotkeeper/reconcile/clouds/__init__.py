@@ -8,27 +8,27 @@ botocore, which is in Lambda's runtime, is imported at the first call.
 ====================== ======================================== =================================================
 what                   Compute Engine                           EC2
 ====================== ======================================== =================================================
-a name                 unique in its zone                       the tag ``Name``: ours bears our tags *and* such a name
+a name                 unique in its zone                       the tag ``Name``, beside the stack's own tag
 a launch, a disk       ``requestId``; a failure comes later, in ``ClientToken``, known for a day and more after its
                        the operation                            machine is gone; then it is that dead machine, and the
                                                                 attempt is given up (rule 7)
-a snapshot             its name                                 no token: looked for before it is made; of two of one
-                                                                name the first counts, and both are deleted
+a snapshot             its name                                 no token, so it is looked up before; if two have one
+                                                                name, the older counts, and both are deleted
 a listing              all zones at once, each with warnings    one request for the region; if it fails, one per zone;
                                                                 if throttled, none
-listed before, now not is gone                                  is asked for by id: terminated machines stay listed for
-                                                                an hour, so absence is mostly a stale answer
+listed before, now not is gone                                  is looked up by id: terminated machines stay listed
+                                                                for an hour, so absence mostly means a stale answer
 just made              is visible                               may be invisible for seconds: "not found" proves nothing
 no capacity            503, or in the operation                 HTTP 500 at once, or ``StateReason`` of a machine that
                                                                 never ran
-time                   our own HTTP, one deadline per answer    the same: botocore writes, signs and reads, and neither
+time                   own HTTP client, one deadline an answer  the same: botocore writes, signs and reads, and neither
                                                                 retries nor waits
 pace                   15 changes a second, 100 at once         5 and 50; launches 2 and 5
 prices                 of the region                            of each zone (``DescribeSpotPriceHistory``)
                        (``advice.capacityHistory``)
 estimates, kept a day  obtainability, uptime and preemptions    placement scores (``GetSpotPlacementScores``)
                        of a zone
-a loss is told by      log sink, push                           EventBridge; the id is looked up, strangers are dropped
+a loss is told by      log sink, push                           EventBridge; the id is looked up, others are dropped
 ====================== ======================================== =================================================
 
 A disk may contain data, so its number is given up only on proof: the disk failed, or it is missing although its token

@@ -9,8 +9,7 @@ ordinary round releases, but never a grant too few:
 * a live attempt is in its record;
 * any other attempt that ever had an intent is in its job's ledger, with GONE once its grant was released;
 * a machine that is in neither is in the cloud's listing;
-* a grant without an intent has no machine, and its number cannot be used any more, since every record was written
-again.
+* a grant without an intent has no machine, and its number cannot be used any more, since all records were rewritten.
 """
 
 from __future__ import annotations

@@ -8,17 +8,16 @@ All of ``market/`` is advisory. A missing, old or unreadable value there counts 
 delays a round by at most two seconds.
 
 * ``market/prices/<pool>``: the prices of the pool's spot machines, and the cloud's own estimates of its zones. A cloud
-is asked once an hour for each pool, whether it answers or not: the request is noted before it is sent. A choice uses a
-price that is at most a day old, otherwise the stack file's. An intent records the price at which it was made. Costs
-integrate these prices over each machine's time, so they follow the bill: a change of price shows up to an hour late,
-and a machine counts until a listing lacks it.
+  is asked once an hour for each pool, whether it answers or not: the request is noted before it is sent. A choice uses
+  a price that is at most a day old, otherwise the stack file's. An intent records the price at which it was made. Costs
+  integrate these prices over each machine's time, so they follow the bill: a change of price shows up to an hour late,
+  and a machine counts until a listing lacks it.
 * ``market/hours/<pool>/<hour>``: what happened to the pool's machines by the ledgers of all jobs (launched, refused,
   noticed, lost, released), one small object per hour, kept 90 days. A machine is named by its attempt, so a repeated
   round writes the same observations.
 * ``market/past/<pool>``: a summary of all earlier hours. For each zone, since when spot is available, and its losses
-relative to those expected at its age; for the pool, how long boots take. An observation's weight halves every two days.
-A tick reads
-  this and the newest two hours, so a loss changes the next choice.
+  relative to those expected at its age; for the pool, how long boots take. An observation's weight halves every two
+  days. A tick reads this and the newest two hours, so a loss changes the next choice.
 
 A *preemption* means the same everywhere (``contract.market.Fate``): the cloud took a spot machine that had been
 admitted, or was about to take it when the job gave it up. It is announced if a notice was in force then; a withdrawn

@@ -52,7 +52,7 @@ def _begin(draft: Draft, ready: list[int]) -> None:
     if not location.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
-        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each retry boots and pays the whole gang
+        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each retry pays for the whole gang
         draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + wait)
 
 
