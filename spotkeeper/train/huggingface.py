@@ -1,13 +1,13 @@
 """Hugging Face: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.train()`` a run.
 
-The trainer tells a callback of its steps but does not pass itself, and it reads its place in the epochs from a
-checkpoint folder before it has an optimizer. So the callback finds the trainer among the callers of ``on_init_end`` and
-wraps its ``train()``: the wrapper receives the state, gives ``train()`` a folder with only ``trainer_state.json``, and
+The trainer calls a callback's hooks but does not pass itself, and it reads its place in the epochs from a checkpoint
+folder before it has an optimizer. So the callback finds the trainer among the callers of ``on_init_end`` and wraps its
+``train()``. The wrapper receives the state and gives ``train()`` a folder with only ``trainer_state.json``;
 ``on_train_begin`` loads the rest.
 
-A *save point* is ``on_step_begin``: all that follows a step (a log, an evaluation, the trainer's own save) is done, and
-the next batches are loaded. A resumed trainer's random state is restored only there, because the trainer draws numbers
-on the way. The order of samples is the trainer's own, from its seed and the epoch.
+A *save point* is ``on_step_begin``: everything that follows a step (a log, an evaluation, the trainer's own save) is
+done, and the next batches are loaded. A resumed trainer's random state is restored only at the first save point,
+because the trainer draws random numbers before it. The trainer orders the samples itself, by its seed and the epoch.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.loop.external import Ticks, check_world
 from spotkeeper.train.loop.run import Run, attach
 
-_STATE = "trainer_state.json"  # a trainer reads its place from it
+_STATE = "trainer_state.json"  # the file from which a trainer reads its place
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")  # for the trainer's log
 
 
 class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
     """Makes ``trainer.train()`` survive preemption: saves, restores, stops in order.
 
-    A script may call ``train()`` once. ``train(resume_from_checkpoint=...)`` counts until the run has its own
-    checkpoint. When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``; the code after it runs
-    once, at the end of the training.
+    A script may call ``train()`` once. Its ``resume_from_checkpoint`` is used until the run has its own checkpoint.
+    When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``; the code after ``train`` runs once,
+    at the end of the training.
 
     Raises:
         CallError: a second ``train()``; the callback was added after the trainer was made; each process trains alone.
-        AttachError: DeepSpeed, FSDP or ``auto_find_batch_size``; a checkpoint of another number of processes.
+        AttachError: the trainer uses DeepSpeed, FSDP or ``auto_find_batch_size``; or the checkpoint was saved by
+            another number of processes.
     Example::
 
         trainer = Trainer(model, args, train_dataset=data, callbacks=[SpotkeeperCallback()])
@@ -106,7 +107,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
                 del trainer._load_from_checkpoint
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
-        """Restore the end of the training, reached by an earlier generation: only the code after ``train()`` runs."""
+        """Restore the trainer as an earlier generation left it at the training's end; only the code after runs."""
         assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()
@@ -140,7 +141,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class _TrainerState:
-    """The trainer's state as a part of the run. It arrives before the objects that it is loaded into exist."""
+    """The trainer's state as a part of the run. It is kept until model, optimizer and scheduler exist (``fill``)."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -175,7 +176,7 @@ class _TrainerState:
         self.restored = state
 
     def fill(self) -> None:
-        """Load the state into model, optimizer and scheduler, which now exist; DDP's buckets come first."""
+        """Rebuild DDP's buckets, then load the state into model, optimizer and scheduler, which exist now."""
         trainer, state = self._trainer, self.restored
         ddp = gradorder.find_ddp(trainer.model_wrapped)
         if state is None:
@@ -194,7 +195,7 @@ class _TrainerState:
         self._fill_callbacks(state["state"]["stateful_callbacks"])
 
     def _fill_callbacks(self, known: dict[str, Any]) -> None:
-        """Restore stateful callbacks (the trainer does so only on request): early stopping would count from 0."""
+        """Restore stateful callbacks, which the trainer does only on request: early stopping would count from 0."""
         left = {name: list(each) if isinstance(each, list) else [each] for name, each in known.items()}
         for callback in self._callbacks:
             if isinstance(callback, ExportableState) and (states := left.get(type(callback).__name__)):
@@ -202,7 +203,7 @@ class _TrainerState:
                     setattr(callback, name, value)
 
     def arrive(self) -> None:
-        """Note that the trainer is at a save point. A resumed run restores its random state at the first one."""
+        """Called at each save point. At the first one, a resumed run restores its random state."""
         if self.restored is not None:
             assert self.random is not None
             rng.restore(self.random)
@@ -223,7 +224,7 @@ class _TrainerState:
 
 
 def _calling_trainer() -> Any:
-    """Return the trainer whose ``__init__`` is among the callers, since no argument leads to it."""
+    """Return the trainer whose ``__init__`` is among the callers: no argument of the hook refers to the trainer."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), Trainer):

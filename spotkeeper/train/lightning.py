@@ -1,11 +1,11 @@
 """Lightning: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.fit()`` a run.
 
-The run's state is that of every run, plus what Lightning puts into its own checkpoints (``dump_checkpoint``). Train
-loaders are rebuilt over the sampler of ``run.steps()``, so Lightning's batch counts name a place in the data.
+A checkpoint has the state of every run, and also the content of Lightning's own checkpoints (``dump_checkpoint``).
+Train loaders are rebuilt over the sampler of ``run.steps()``, so Lightning's batch counts identify a place in the data.
 
 A *save point* is a hook after a step at which no step is half done: the start of the next batch, or of a validation in
-between. A resumed trainer comes to the same hook with the same batch. Its random state is restored only there, because
-Lightning draws numbers on the way.
+between. A resumed trainer reaches the same hook with the same batch. Its random state is restored only there, because
+Lightning draws random numbers before it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class SavePoint(Enum):
 class SpotkeeperCallback(Callback):  # type: ignore[misc]
     """Makes ``trainer.fit()`` survive preemption: saves, restores, stops in order.
 
-    A script may call ``fit`` once. ``fit(ckpt_path=...)`` counts in the first generation only. When the run is told to
-    stop, ``fit`` ends the process with ``SystemExit(0)``; the code after it runs once, at the end of the training.
+    A script may call ``fit`` once. Its ``ckpt_path`` is used only until the run has its own checkpoint. When the run is
+    told to stop, ``fit`` ends the process with ``SystemExit(0)``; the code after ``fit`` runs once, at the training's
+    end.
 
     Raises:
         CallError: a second ``fit``, or each process trains alone.
@@ -83,7 +84,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         self._state = _LightningState(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach and restore: model and optimizers are on their devices, and the loops have not begun."""
+        """Attach and restore. At this hook model and optimizers are on their devices, and the loops have not begun."""
         assert self._state is not None
         self.run = attach(trainer.strategy.model, list(trainer.optimizers), lightning=self._state)
         self._state.attached()
@@ -130,7 +131,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
             self._ticks.tick()
 
     def _own_sigterm(self, trainer: Any) -> None:
-        """Restore the former SIGTERM handler: Lightning's waits for all ranks, and hangs if some get no signal."""
+        """Restore the former SIGTERM handler: Lightning's handler waits for all ranks, even those without a signal."""
         slurm = type(getattr(trainer.strategy, "cluster_environment", None)).__name__ == "SLURMEnvironment"
         if threading.current_thread() is threading.main_thread() and not slurm:
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -158,14 +159,14 @@ class _LightningState:
         whole: dict[str, Any] = self._connector.dump_checkpoint(False)
         del whole["optimizer_states"]
         if _same(whole["state_dict"], self._weights()):
-            del whole["state_dict"]  # a callback may put other weights there, such as an average
+            del whole["state_dict"]  # the run saves the weights; a callback may put others here, such as an average
         for name in [name for name in whole if "hyper_parameters" in name or "hparams" in name]:
             del whole[name]  # the script sets these, and they may hold classes or functions
         self._tidy(whole["loops"]["fit_loop"])
         return {"checkpoint": whole, "batches": self._global_batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore in Lightning's order; model and optimizers have their state already."""
+        """Restore in Lightning's order. The run has already restored model and optimizers."""
         connector = self._connector
         whole = {"state_dict": self._weights()} | self._hyper_parameters() | state["checkpoint"]
         self._global_batches = state["batches"]
@@ -189,7 +190,7 @@ class _LightningState:
         return weights
 
     def _tidy(self, loops: dict[str, Any]) -> None:
-        """Set counts to their values between two batches: at a save point, Lightning has counted the next one."""
+        """Set counts to their values between two batches: at a save point Lightning already counts the next batch."""
         if self.point is SavePoint.BATCH:
             batches = loops["epoch_loop.batch_progress"]
             batches["is_last_batch"] = False
@@ -208,11 +209,11 @@ class _LightningState:
         """Prepare a resumed trainer, once the run exists and its restored state is loaded."""
         if self._restored is not None:
             self._random = rng.capture()
-            self._trainer.fit_loop._combined_loader = None  # its iterators were made to estimate the number of steps
+            self._trainer.fit_loop._combined_loader = None  # drop iterators that were made to estimate the steps
             self._setup = -1
 
     def arrive(self) -> None:
-        """Note that the trainer is at a save point. A resumed run restores its random state at the first one."""
+        """Called at each save point. At the first one, a resumed run restores its random state."""
         if self._random is not None:
             rng.restore(self._random)
             self._loop._batches_that_stepped = self._restored
@@ -222,7 +223,7 @@ class _LightningState:
     # ------------------------------------------------------------ data
 
     def _prepare_loader(self, dataloader: Any, shuffle: bool, mode: Any) -> Any:
-        """Replace Lightning's method, which adds a distributed sampler: rebuild loaders over the run's sampler."""
+        """Rebuild a loader over the run's sampler. Replaces Lightning's method, which adds a distributed sampler."""
         if getattr(mode, "value", mode) != "train":
             return self._prepare(dataloader, shuffle=shuffle, mode=mode)
         if not is_map_style(dataloader):
@@ -256,7 +257,7 @@ class _LightningState:
 
 
 class _Placed:
-    """A rebuilt loader that starts at the trainer's place. Lightning's own counts hold its state."""
+    """A rebuilt loader that starts at the trainer's place. Lightning's own counts are its state."""
 
     def __init__(self, state: _LightningState, loader: Any, batches: Any) -> None:
         self._state, self._loader, self._batches = state, loader, batches
@@ -273,7 +274,7 @@ class _Placed:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: Lightning's counts hold the place."""
+        """Do nothing: Lightning's own counts are the place."""
 
 
 class _Skipping:

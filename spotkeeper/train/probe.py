@@ -1,4 +1,4 @@
-"""Runs a script for some steps and notes all state that it may have to restore, for ``spotkeeper check-script``.
+"""Runs a script for some steps and records all state that a restore may need, for ``spotkeeper check-script``.
 
 ::
 
@@ -47,7 +47,7 @@ _NOT_OURS = tuple(
 
 
 class ScriptProbe:
-    """The notes on one run of a script."""
+    """Records one run of a script."""
 
     def __init__(self, out: Path, stop: int) -> None:
         self._out = out
@@ -58,7 +58,7 @@ class ScriptProbe:
         self._anew: dict[str, bool] = {}  # by name: whether it was another object after every batch
 
     def steps(self, run: Run, batches: Iterator[Any], loader: Any, caller: FrameType | None) -> Iterator[Any]:
-        """Yield a loop's batches and note them; at its end or stop, note everything else."""
+        """Yield a loop's batches and record their digests; when the loop ends or stops, record everything else."""
         try:
             for batch in batches:
                 self._batches.setdefault(run.steps_done + 1, []).append(digest(batch))
@@ -72,7 +72,7 @@ class ScriptProbe:
         self._note(run, loader, caller)
 
     def _look(self, caller: FrameType | None) -> None:
-        """Record the variables that refer to a new object in every batch: restoring the old one has no effect."""
+        """Record which variables refer to a new object after every batch: to restore the old object has no effect."""
         bound = dict(_objects(caller))
         for name in bound.keys() & self._bound.keys():
             self._anew[name] = self._anew.get(name, True) and bound[name] is not self._bound[name]
@@ -167,7 +167,7 @@ def _named(run: Run, loader: Any, caller: FrameType | None) -> Iterator[Variable
 
 
 def _scopes(caller: FrameType | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (name prefix, variables) of the script's own functions and modules, from the loop outwards."""
+    """Yield (name prefix, variables) of the script's own functions and modules, from the innermost outwards."""
     while caller is not None:
         if _own(caller.f_code.co_filename):
             module_name = caller.f_globals.get("__name__", "")
@@ -241,7 +241,7 @@ def _kind(value: Stateful, parts: Attached) -> str:
 def _attributes(
     name: str, owner: Any, done: set[int], kind: str, parts: Attached, *, state: bool = False
 ) -> Iterator[Variable]:
-    """Yield an object's own attributes; ``state``: those outside its ``state_dict``."""
+    """Yield an object's own attributes; with ``state``, only those that its ``state_dict`` lacks."""
     said: Any = {}
     if state:
         with contextlib.suppress(Exception):

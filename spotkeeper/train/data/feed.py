@@ -23,7 +23,7 @@ class DataPosition:
 
     loop: int = 0  # number of the ``steps()`` call; earlier loops are over
     consumed: int = 0  # samples in this loop, by all ranks
-    batch: int = 0  # samples of all ranks in one batch; 0 until known
+    batch: int = 0  # samples of one global batch; 0 until known
     epoch: int = 0
     number: int = 0  # batches done in this epoch
 
@@ -35,7 +35,7 @@ class Feed(Protocol):
     """The data of one loop."""
 
     position: DataPosition  # after the last finished global batch
-    micro_batch: MicroBatch  # yielded last
+    micro_batch: MicroBatch  # the one yielded last
     epoch_batches: int | None  # global batches per epoch, if known
 
     def batches(self, epochs: int | None) -> Iterator[Any]:
@@ -153,7 +153,7 @@ class _IterableFeed:
         if own is not None and resume["own"] is not None:
             own.load_state_dict(resume["own"])
             iterator = self._begin()
-            rng.restore(now)  # making an iterator draws a seed, which an uninterrupted run drew earlier
+            rng.restore(now)  # ``iter`` draws a seed; an uninterrupted run drew it when the epoch began
             return iterator
         say(f"skipping {self.position.number} batches: neither the loader nor its data has a state to resume from")
         rng.restore(self._before)  # the loader draws its order again
@@ -179,7 +179,7 @@ class _IterableFeed:
         return {"before": self._before, "own": state if _has_place(state) else None}
 
     def _own_state(self) -> Stateful | None:
-        """Return the object with the loader's state: the loader, or its data set if no worker has a copy; or None."""
+        """Return the object with the loader's state: the loader, or its data set if no worker copies that; or None."""
         if isinstance(self._loader, Stateful):
             return self._loader
         dataset = getattr(self._loader, "dataset", None)
@@ -189,8 +189,8 @@ class _IterableFeed:
 def _has_place(state: Any) -> bool:
     """Whether a loader's state names a place in its data.
 
-    Over data without a state, a ``StatefulDataLoader`` counts skipped batches twice: from its second resume on it
-    continues at a wrong place. Its count is therefore not used there.
+    False for a ``StatefulDataLoader`` over data without a state: it counts skipped batches twice, so from its second
+    resume on it continues at a wrong place.
     """
     found = list(_of_data(state))
     return not found or any(each is not None for each in found)

@@ -1,9 +1,9 @@
 """An order of samples that depends neither on the number of ranks nor on preemptions.
 
 The place in the data is one integer: samples consumed by all ranks together. Epoch e visits a permutation that depends
-only on (seed, e). Each global batch is its next stretch; each rank takes its slice or its micro-batches of that
-(``microbatch.py``). So training can continue from any place on any number of ranks. The last batch of an epoch is
-filled up from the epoch's beginning, or dropped if the loader says so.
+only on (seed, e). Each global batch is the next stretch of this permutation, and each rank takes its slice or its
+micro-batches of the global batch (``microbatch.py``). So training can continue from any place on any number of ranks.
+The last batch of an epoch is filled up from the epoch's beginning, or dropped if the loader has ``drop_last``.
 
 ``rebuild`` puts this order under the user's loader and keeps its other settings.
 """
@@ -38,12 +38,12 @@ _ORDER, _SAMPLE = 1, 2  # purposes of a seed
 class SampleOrder:
     """The order of one data set's samples."""
 
-    size: int  # samples of an epoch, without those that fill it up
+    size: int  # samples of an epoch, without those that fill up its last batch
     batch: int  # samples of a global batch
     seed: int
     shuffle: bool = False
     drop_last: bool = False
-    sampler: Iterable[int] | None = None  # lists an epoch's indices; None: ``shuffle`` or plain order
+    sampler: Iterable[int] | None = None  # the loader's sampler, which lists an epoch's indices; None: use ``shuffle``
 
     @property
     def batches(self) -> int:
@@ -51,7 +51,7 @@ class SampleOrder:
         return self.size // self.batch if self.drop_last else -(-self.size // self.batch)
 
     def epoch(self, epoch: int) -> Sequence[int]:
-        """Return the indices of one epoch, without those that fill it up."""
+        """Return the indices of one epoch, without those that fill up its last batch."""
         if self.sampler is not None:
             return _listed(self.sampler, rng.mix(self.seed, epoch, _ORDER))
         if not self.shuffle:
@@ -62,7 +62,7 @@ class SampleOrder:
 
 
 class SeededIndices(NamedTuple):
-    """One batch as requested from a worker. It needs one seed: its samples are drawn in a fixed order."""
+    """The indices of one batch, as requested from a worker. One seed is enough: samples are drawn in a fixed order."""
 
     seed: int
     indices: list[Any]
@@ -77,7 +77,7 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
 
     Attributes:
         micro_batches: this rank's batches of each global batch.
-        epoch, start: epoch, and global batch at which iteration begins.
+        epoch, start: the epoch, and the global batch in it, at which iteration begins.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
 
 
 class SeededDataset(Dataset[Any]):  # type: ignore[misc]
-    """A data set that seeds random numbers by a batch's place in the run, whichever worker or rank draws them."""
+    """A data set that seeds random numbers by a batch's place in the run, so that workers and ranks do not matter."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -181,7 +181,7 @@ def rebuild(
         kept["prefetch_factor"] = loader.prefetch_factor
     if plan is not None and "in_order" in kept:
         kept["in_order"] = True  # batches are identified by their order
-    # Making an iterator draws a seed: from this generator, so that the training's random state stays.
+    # Each new iterator draws a seed. It comes from this generator, so that the training's random state is unchanged.
     kept["generator"] = torch.Generator().manual_seed(rng.mix(seed, rank))
     if single:
         return DataLoader(SeededDataset(loader.dataset), batch_size=None, sampler=batches, **kept), batches, order
@@ -200,7 +200,7 @@ def _check(loader: DataLoader[Any]) -> None:
 
 
 def _is(part: object, kind: type) -> bool:
-    """Whether ``part`` is exactly of this class, or of torchdata's class of that name (for StatefulDataLoader)."""
+    """Whether ``part`` is exactly of this class, or of the torchdata class with that name (for StatefulDataLoader)."""
     own = type(part).__module__.startswith("torchdata.") and type(part).__name__ == kind.__name__
     return type(part) is kind or own
 

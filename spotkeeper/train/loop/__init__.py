@@ -7,11 +7,10 @@ file and ``result.json``; ``lag.py`` finds slow machines; ``diagnostics.py`` has
 
 **Loops of other frameworks.** Lightning and Hugging Face's trainer run their own loops. ``external.py`` gives
 ``run.steps()`` a loader of ticks, one per optimizer step of the framework, so saves, agreement and stop work as in any
-run; the framework's own state has its place in the data. State is taken in hooks where no step is half done. A resumed
-trainer reaches the same hook with the same batch, and its random state is restored only there, since both frameworks
-draw random numbers on the way. For Lightning the state is what it writes into its own checkpoints, in the form that its
-restart expects. Hugging Face does not pass its trainer to callbacks: the callback takes it from the ``Trainer`` method
-that adds the callback, before ``train()`` reads its place from a folder.
+run. The framework's own state contains its place in the data. State is taken in hooks where no step is half done. A
+resumed trainer reaches the same hook with the same batch, and its random state is restored only there, because both
+frameworks draw random numbers before it. ``lightning.py`` and ``huggingface.py`` describe which state they save and how
+they restore it.
 
 **How a process ends.** A stop raises ``SystemExit(0)``. Before that, local rank 0 writes ``result.json``: ``{"outcome":
 "stopped" | "done", "gen", "step", "commit": [gen, step] | null}``. Exit code 93 means "a restart cannot help".

@@ -5,7 +5,8 @@ The run's state is complete there. No boundary follows a batch that only accumul
 **Agreement.** Every rank has its own view: its agent's request, its clock, whether its saver is busy. A rank that acted
 on its view alone would wait in the gather of a save while the others wait in their next all-reduce. So every k steps
 each rank encodes its view as one integer, the highest of all ranks wins, and all ranks act on it after the next step.
-The exchange overlaps with that step, so no rank waits for it. k is limited by time and is part of the agreement.
+The exchange overlaps with that step, so no rank waits for the exchange. k is chosen from the step time (``EVERY_S``),
+and the ranks agree on k too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from spotkeeper.train.loop.position import RunPosition
 from spotkeeper.train.loop.rendezvous import GangInfo
 from spotkeeper.train.loop.reporter import BatchesLeft, RunReporter
 
-EVERY_S = 0.2  # a request takes effect within twice this time and one step
+EVERY_S = 0.2  # time between exchanges; a request takes effect within twice this time plus one step
 _MOST = 1000
 _SHIFT = 40
 
@@ -76,7 +77,7 @@ class Agreement:
             answer, slowest_s = _decode(self._pending())
             self._pending = None
             self._every = max(1, min(_MOST, int(EVERY_S / slowest_s))) if slowest_s else 1
-        # After an agreed save the view is not sent: it would still request that save, and cause a second one.
+        # After an agreed save the view is not sent: it would still request that save, and so cause a second save.
         if answer in (StepAction.NOTHING, StepAction.BUSY) and self._steps % self._every == 0:
             self._pending = self._gang.highest(_encode(view(), step_s))
         return answer
@@ -121,14 +122,14 @@ class Boundary:
         self._samples = 0  # samples of this rank in the current step
         self._saved: int | None = None  # step of the last staged save
         self._answered = 0  # number of the agent's last save request that was answered
-        self.last_end = 0.0  # end of the last step, monotonic seconds; time that belongs to no step is added
+        self.last_end = 0.0  # end of the last step, monotonic seconds; moved forward by time that belongs to no step
 
     # ------------------------------------------------------------ beginning
 
     def restore(self) -> ResumePoint | None:
         """Load the newest checkpoint that any rank holds; None in a new run. Collective."""
         known = self.writer.greet(self._info.gen)
-        self._gang.gather(b"")  # from here on no folder changes: savers have finished the saves of older generations
+        self._gang.gather(b"")  # a barrier: savers have finished the saves of older generations, so no folder changes
         found, skipped = self._strategy.begin(self._info.folder, known)
         for each in skipped:
             say(f"skipped checkpoint {each}")
@@ -216,7 +217,7 @@ class Boundary:
         return StepAction.SAVE if self.writer.writes and self._pace.due(time.monotonic()) else StepAction.NOTHING
 
     def save(self) -> None:
-        """Stage a save and return: the state may change again, the checkpoint becomes durable later. Collective."""
+        """Stage a save. On return the state may change again; the checkpoint becomes durable later. Collective."""
         began = time.monotonic()
         self._answered = self._control.request_number
         self._saved = self._position.step
@@ -233,7 +234,7 @@ class Boundary:
     # ------------------------------------------------------------ ending
 
     def _stop(self) -> None:
-        """Save, wait until the checkpoint is durable, and end the process: the code after the loop does not run."""
+        """Save, wait until the checkpoint is durable, and end the process, so the code after the loop does not run."""
         self._lag.drain()
         self._reporter.phase(RunPhase.STOPPING)
         self.settle(self._reporter.time_left_s())

@@ -41,7 +41,7 @@ def check_given(parts: Attached) -> None:
     """Check that ``attach()`` was given an object to save.
 
     Raises:
-        AttachError: it was not.
+        AttachError: no object was given.
     """
     if parts.model is None and not parts.optimizers and parts.scaler is None and not parts.common:
         raise AttachError(
@@ -78,7 +78,7 @@ def _counts(value: object) -> bool:
 
 
 def _instead(name: str, value: object) -> str:
-    """Return a hint with the value that was probably meant, or ""."""
+    """Return a hint with the value that the user probably meant, or ""."""
     try:
         number = int(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -127,9 +127,9 @@ def _shape(value: object) -> str:
 
 
 def check_rerun(steps: int, then: str, folder: str) -> None:
-    """Refuse to run only the code after the loop if an earlier run with other arguments did all steps.
+    """Refuse a run without steps: an earlier run did all of them, and with other arguments.
 
-    The earlier run's results would pass for those of this run.
+    Only the code after the loop would run, and the earlier run's results would look like this run's.
 
     Raises:
         CallError: the earlier run had other arguments (``then``).
@@ -145,7 +145,7 @@ def check_rerun(steps: int, then: str, folder: str) -> None:
 
 
 def on_failure(run: Any, advice: Callable[[Any], str]) -> None:
-    """Log ``advice(run)``, unless "", below the traceback if an exception ends the script."""
+    """If an exception ends the script, log ``advice(run)`` below the traceback, unless the advice is ""."""
     told, held = sys.excepthook, weakref.ref(run)  # weak: a script that drops its run may need the memory
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -158,7 +158,7 @@ def on_failure(run: Any, advice: Callable[[Any], str]) -> None:
 
 
 def on_exit(unlooped: Callable[[], bool]) -> None:
-    """Log a warning if the script ends well without a loop over ``run.steps()``, so that no state was saved."""
+    """Log a warning if the script succeeds without a loop over ``run.steps()``: then no state was saved."""
     told, failed = sys.excepthook, False
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

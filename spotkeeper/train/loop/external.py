@@ -1,7 +1,7 @@
 """Drives a run from a framework's own loop, which calls back after its optimizer steps.
 
-``Run`` acts between two batches of ``run.steps()``. Here these batches are ticks, one per optimizer step of the
-framework, which keeps its own place in the data. Uses only the public interface of ``Run``.
+``Run`` acts between two batches of ``run.steps()``. Here these batches are *ticks*, one per optimizer step of the
+framework. The framework itself keeps its place in the data. Uses only the public interface of ``Run``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ticks:
             next(self._steps)
 
     def end(self) -> None:
-        """End the run's loop after the framework's, and save the last state. Collective."""
+        """End the run's loop once the framework's loop has ended, and save the last state. Collective."""
         self._clock.over = True
         if self._begun:
             next(self._steps, None)
@@ -46,7 +46,7 @@ class Ticks:
 
 
 class _TickLoader:
-    """The loader given to ``run.steps``. It has a ``state_dict``, so that a resumed run skips no batches."""
+    """The loader of ticks for ``run.steps``. It has a ``state_dict``: otherwise a resumed run would skip batches."""
 
     def __init__(self, batch: int) -> None:
         self.batch_size = batch
@@ -60,7 +60,7 @@ class _TickLoader:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: the framework's own state has its place in the data."""
+        """Do nothing: the framework's own state contains its place in the data."""
 
 
 class _CountedTicks(_TickLoader):
@@ -78,7 +78,7 @@ def check_world(world: int, how: str) -> None:
     """Check the framework's number of processes against torchrun's, and refuse a job that may change its size.
 
     Raises:
-        CallError: the numbers differ, so each process would train alone without any sign of it.
+        CallError: the numbers differ, so each process would train alone without an error.
         AttachError: the job's number of nodes may change, but the framework divides batches itself.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))

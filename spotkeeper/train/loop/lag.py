@@ -2,16 +2,17 @@
 
 In a synchronous gang every rank's step takes as long as the slowest rank's, so step times alone do not tell ranks
 apart. A rank's *own time* runs from the end of the previous step to the last gradient of its backward, before DDP waits
-for the all-reduce: waiting for data, copying to the device, forward, backward. If parameters are on a GPU, two CUDA
-events on the compute stream measure it, because the host runs ahead; they are read after both have passed.
+for the all-reduce. It consists of waiting for data, copying to the device, forward and backward. If parameters are on a
+GPU, two CUDA events on the compute stream measure the own time, because the host runs ahead of the GPU; the events are
+read after both have passed.
 
 Blind spots: collectives inside forward or backward (SyncBatchNorm; DDP's broadcast of rank 0's buffers, when rank 0
 waits for data) make all ranks look as slow as the slowest, and the optimizer's step is not included. Both can hide a
 slow rank; neither makes a fast rank look slow. Sharded models gather weights all the time and are not measured.
 
-Every window of some seconds the ranks exchange three numbers while training continues. All ranks get the same list
-after the same step, and each machine judges itself. The agent reports the verdict from the control file to the
-function, which decides (``reconcile/decide``).
+After each *window* of some seconds the ranks exchange three numbers while training continues. All ranks get the same
+list after the same step, and each machine judges itself. The agent reports this verdict from the control file to the
+function, which decides whether to replace the machine (``reconcile/decide``).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Stopwatch:
         self._armed = False
         self._began: Any = None
         self._marked: Any = None
-        self._at = self._sampled = float("-inf")  # start of the step being sampled, and of the last sampled one
+        self._at = self._sampled = float("-inf")  # start of the step being sampled, and of the last sampled step
         self._passed: tuple[Any, Any] | None = None  # two CUDA events that may not have passed yet
         param = None if ddp is None else _first_ready(ddp.module)
         self._cuda = param is not None and param.is_cuda
@@ -63,7 +64,7 @@ class Stopwatch:
             self._at, self._began = now, self._mark_of()
 
     def end(self) -> float | None:
-        """End a step; return an own time in seconds, of this or an earlier step, or None if none is ready."""
+        """End a step. Return the own time in seconds of this or an earlier step; None if no measurement is ready."""
         began, marked, armed, self._armed = self._began, self._marked, self._armed, False
         if armed and marked is not None:
             self._sampled = self._at
@@ -99,7 +100,7 @@ def _first_ready(module: nn.Module) -> nn.Parameter | None:
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """One rank's times in a window: own seconds per step and per sample, seconds per whole step. 0: not measured."""
+    """One rank's times in a window: own time per step, own time per sample, time of a whole step; 0: not measured."""
 
     own_s: float = 0.0
     sample_s: float = 0.0
@@ -210,7 +211,7 @@ def remembered(run: Path | None) -> float:
     """Return the seconds per sample that this machine needed in its last measured generation; 0 if unknown.
 
     Args:
-        run: this generation's run folder. Those of earlier generations, with their control files, stay beside it.
+        run: this generation's run folder. Run folders of earlier generations, with control files, are beside it.
     """
     if run is None or not run.name.isdecimal():
         return 0.0

@@ -15,9 +15,9 @@ from spotkeeper.train.data.feed import DataPosition, Feed
 
 @dataclass(frozen=True)
 class EpochProgress:
-    """Progress in the calls of ``epochs()``. Loops are calls of ``steps()``, counted from 0."""
+    """Progress in the script's calls of ``epochs()``. Loops are calls of ``steps()``, counted over the whole run."""
 
-    over: tuple[int, ...] = ()  # for each finished call: number of loops before its end
+    over: tuple[int, ...] = ()  # for each finished call of ``epochs()``: number of loops before its end
     epoch: int | None = None  # epoch of the running call; None: no call runs
     loops: int = 0  # number of loops before that epoch
 
@@ -34,20 +34,20 @@ class RunPosition:
         self.step = 0  # optimizer steps done
         self.data = DataPosition()  # at the end of the last loop, or where the next one resumes
         self.epochs = EpochProgress()
-        self.feed: Feed | None = None  # the running loop's
+        self.feed: Feed | None = None  # data of the running loop
         self.loader_state: dict[str, Any] | None = None  # restored state, until a loop takes it
         self.stepped = False  # the optimizer has stepped on the current batch
 
     @property
     def place(self) -> DataPosition:
-        """Place in the data to resume at. The current batch counts once the optimizer has stepped on it."""
+        """Place in the data at which to resume: behind the current batch once the optimizer has stepped on it."""
         if self.feed is None:
             return self.data
         return self.feed.after() if self.stepped else self.feed.position
 
     @property
     def epoch(self) -> int:
-        """Epoch of ``epochs()`` if the script loops over it, otherwise of the current batch."""
+        """Current epoch of ``epochs()`` if the script calls that, otherwise the epoch of the current batch."""
         data = self.data if self.feed is None else self.feed.position
         return data.epoch if self.epochs.epoch is None else self.epochs.epoch
 
@@ -57,7 +57,7 @@ class RunPosition:
             self._order = gradorder.Recorder(ddp)
 
     def load(self, found: ResumePoint) -> None:
-        """Restore DDP's buckets, then state, then random state: each step would overwrite those after it."""
+        """Restore DDP's buckets, then state, then random state, in this order: each changes what comes after it."""
         rest = found.rest
         ddp = self._parts.ddp
         if ddp is not None and rest["order"]:

@@ -1,8 +1,8 @@
 """Start of a generation: ranks exchange their places and checkpoint generations, and measure the network.
 
-The bandwidth test runs at a gang's first start only: all-reduces of 64 MiB for two seconds. A misconfigured network
-(no EFA plugin, no GPUDirect, the wrong interface) trains at a tenth of its speed without an error. The figure goes to
-the agent, from there to the function, and ``spotkeeper compare`` uses it instead of the vendor's number.
+The bandwidth test, all-reduces of 64 MiB for two seconds, runs only at a gang's first start. With a misconfigured
+network (no EFA plugin, no GPUDirect, the wrong interface), a gang trains at a tenth of its speed without an error. The
+agent reports the figure to the function, and ``spotkeeper compare`` uses it instead of the vendor's number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.settings import RunSettings, lock
 
-SWITCH = "SPOTKEEPER_BANDWIDTH"  # on or off; default: on with GPUs (with CPUs it would measure the processors)
+SWITCH = "SPOTKEEPER_BANDWIDTH"  # on or off; default: on with GPUs only (with CPUs it would measure the processors)
 PAYLOAD_BYTES = 64 << 20  # larger messages are no faster with NCCL (nccl-tests)
 SECONDS = 2.0
 MOST = 2000  # all-reduces
@@ -81,8 +81,8 @@ def measure_bandwidth(gang: Gang, gen: int | None) -> float:
     """Return the bandwidth between the gang's machines in Gbit/s; 0.0 if not measured. Collective, equal on every rank.
 
     With n machines each sends 2 (n - 1) / n of the payload to the next (Patarasu and Yuan, 2009). Sums among the ranks
-    of one machine count as network, so the figure is low rather than high. The test draws no random number and changes
-    no state of the script.
+    of one machine count as network time, so the figure is rather too low than too high. The test draws no random number
+    and changes no state of the script.
 
     Args:
         gen: the run's generation; only generation 1 measures.
@@ -90,7 +90,7 @@ def measure_bandwidth(gang: Gang, gen: int | None) -> float:
     device = _device()
     if gang.rank == 0 and (told := missing_variable(os.environ)):
         say(told)
-    if gen != 1 or gang.highest(device is None)():  # a single rank without a device, or with the test off, prevents it
+    if gen != 1 or gang.highest(device is None)():  # no test if any rank has no device or has the test switched off
         return 0.0
     assert device is not None
     nodes = 1 + gang.highest(gang.node)()
@@ -114,7 +114,7 @@ def missing_variable(environ: Mapping[str, str]) -> str:
 
 
 def _device() -> torch.device | None:
-    """Return the device on which the default process group reduces; None if the test is off or has no device."""
+    """Return the device on which the default process group reduces; None if there is no device or the test is off."""
     switch = os.environ.get(SWITCH, "")
     if switch == "off" or not dist.is_initialized():
         return None

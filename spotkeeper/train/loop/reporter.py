@@ -44,7 +44,7 @@ class BatchesLeft(NamedTuple):
 class StepEstimate:
     """Estimates a run's total steps, from the current loop and the epochs of ``run.epochs`` after it.
 
-    A future epoch counts as long as the last one seen whole, or, before that, as the current loop.
+    A future epoch is assumed to have as many steps as the last epoch seen whole or, before that, as the current loop.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class StepEstimate:
 
 
 class RunReporter:
-    """Reports one process. ``tells``: whether it reports for its node."""
+    """Reports the progress of one process. ``tells``: whether this process reports for its node."""
 
     def __init__(self, control: Control, run: Path | None, pace: SavePace, *, tells: bool) -> None:
         self._control = control
@@ -99,7 +99,7 @@ class RunReporter:
             say(f"network: {gbit_s:.1f} Gbit/s between the machines, all-reduce")
 
     def begin(self, step: int, left: BatchesLeft | None, total_steps: int | None) -> None:
-        """Report the beginning of a loop. ``total_steps``: step at its end, if the script gives that."""
+        """Report the beginning of a loop. ``total_steps``: the step at which the loop ends, if the script sets it."""
         self._batches = self._trained = self._steps = 0
         if self._tells:
             self._control.state = RunPhase.TRAINING
@@ -126,7 +126,7 @@ class RunReporter:
         control.interval_s = self._pace.interval_s
 
     def _total(self, step: int, left: BatchesLeft) -> int:
-        """Return the run's total steps. Batches per step are observed: a script may accumulate gradients itself."""
+        """Return the run's total steps, from the batches per step so far: a script may accumulate gradients itself."""
         batches = max(1, round(self._trained / self._steps)) if self._steps else 1
         return self.estimate.total(step + left.batches // batches, left.of // batches)
 
@@ -150,7 +150,7 @@ class RunReporter:
         if self._run is not None:
             try:
                 write_result(self._run, RunResult(outcome, gen, step, commit))
-            except OSError as error:  # a full /run must not turn a stop into a crash; the control file has it too
+            except OSError as error:  # a full /run must not turn a stop into a crash; the control file has the outcome
                 say(f"result.json: {error}")
         self._control.state = RunPhase.STOPPED if outcome == "stopped" else RunPhase.DONE
         if outcome == "stopped":

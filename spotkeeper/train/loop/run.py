@@ -12,8 +12,8 @@
         run.report(loss=loss)
 
 A run saves and stops only between two batches, after an optimizer step (``boundary.py``). If the number of ranks may
-change, ``run.backward(loss)`` and ``run.step()`` replace the four lines in the middle, and batches are micro-batches
-(``core/microbatch.py``).
+change, ``run.backward(loss)`` and ``run.step()`` replace the four lines from ``loss.backward()`` on, and batches are
+micro-batches (``core/microbatch.py``).
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ def attach(
 ) -> Run:
     """Restore the newest checkpoint that any rank holds, and return the run. Collective.
 
-    Call it once per script, after the process group, DDP and the optimizer exist. The model's tensors, the optimizers'
-    state, the parts and the random state are then as they were at the checkpoint; in a new run nothing changes.
+    Call it once per script, after the process group, DDP and the optimizer exist. On return the model's tensors, the
+    optimizers' state, the parts and the random state are as they were at the checkpoint; in a new run nothing changes.
 
     Args:
-        model: the module as trained: in DistributedDataParallel, sharded by ``fully_shard``, compiled, or plain.
+        model: the module that is trained: in DistributedDataParallel, sharded by ``fully_shard``, compiled, or plain.
         optimizer: one optimizer, or a list or dict of several in a fixed order. The run counts the first one's steps.
         scheduler, scaler, ema, **parts: objects with ``state_dict`` and ``load_state_dict``, the same on all ranks (the
             scaler has a state on each rank); random generators of torch, NumPy and Python; dicts, lists and dataclasses
             of numbers. Each rank keeps its own generators and numbers.
-        checkpoint_dir: checkpoint folder outside Spotkeeper. Default ``.spotkeeper/ckpt/<script>``. In a job of
-            Spotkeeper the agent names the folder.
+        checkpoint_dir: checkpoint folder of a run outside Spotkeeper. Default ``.spotkeeper/ckpt/<script>``. In a
+            Spotkeeper job the agent sets the folder.
         seed: seed of the order of samples. Default ``SPOTKEEPER_SEED``, else 0.
-        global_batch: samples of all ranks per optimizer step, whatever the number of ranks. The loader's batches become
-            micro-batches, and the script calls ``run.backward`` and ``run.step``. Default in a job that may change its
-            size: the loader's batch size x the ranks of its largest size.
+        global_batch: samples of all ranks per optimizer step, for any number of ranks. The loader's batches become
+            micro-batches, and the script calls ``run.backward`` and ``run.step``. Default in a job whose number of
+            nodes may change: the loader's batch size x the number of ranks at the job's largest size.
 
     Returns:
         The run, to be looped over with ``run.steps(loader)``.
@@ -127,7 +127,7 @@ class Run:
         self._calls = 0  # calls of epochs()
         self._more = False  # epochs() will yield another epoch
         self._skipped = False  # the message about a skipped loop was logged
-        self._between = contextlib.ExitStack()  # untimed section between the loops of two epochs
+        self._between = contextlib.ExitStack()  # untimed section, open between the loops of two epochs
         self._epochs: int | None = None  # length of the current loop, if given in epochs
         self._idle = True  # the current or last loop has yielded nothing
         self._advice = ""  # message for a failure after the loop
@@ -137,7 +137,7 @@ class Run:
         shared = (self._control, pace, self._position, self._reporter)
         self._boundary = Boundary(parts, gang, settings, self._info, *shared)
         found = self._boundary.restore()
-        self._earlier = "" if found is None else found.manifest.versions.get(ARGV, "")  # arguments of the run so far
+        self._earlier = "" if found is None else found.manifest.versions.get(ARGV, "")  # command line that saved it
         settings.attached()
         if not gang.rank:
             diagnostics.on_exit(settings.unlooped)
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """Current epoch, from 0: of ``epochs()`` if the script loops over it, else of the current batch."""
+        """Current epoch, from 0: of ``epochs()`` if the script calls that, otherwise of the current batch."""
         return self._position.epoch
 
     @property
@@ -174,8 +174,8 @@ class Run:
     def output(self) -> Path:
         """Folder for results, such as the final model. It is uploaded to the bucket once the job has succeeded.
 
-        ``spotkeeper download`` fetches the folder of each machine. Like a checkpoint it survives preemptions: files
-        written before are there again afterwards. Outside Spotkeeper it is ``./output``.
+        ``spotkeeper download`` fetches the folder of each machine. Like a checkpoint, the folder survives preemptions
+        with its files. Outside Spotkeeper it is ``./output``.
         """
         return make_output(self._settings.output, self._settings.managed)
 
@@ -234,8 +234,8 @@ class Run:
                 scheduler.step()
                 validate()
 
-        The state is saved at the end of each loop inside. A run stopped after that resumes with the code after the
-        loop. Finished epochs, with the code after their loops, are not repeated.
+        The state is saved at the end of each inner loop. A run that is stopped after that save resumes with the code
+        after the loop. Finished epochs, including the code after their loops, are not repeated.
 
         Args:
             count: epochs of the whole run.
@@ -265,7 +265,7 @@ class Run:
             position.epochs = EpochProgress((*position.epochs.over, max(self._loops, position.data.loop + 1)))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Replace ``loss.backward()``: weighs the batch by its samples, and reduces over ranks once per step.
+        """Use instead of ``loss.backward()``. Weights the batch by its samples, and reduces over ranks once per step.
 
         Args:
             loss: scalar, the mean over the samples of the current batch. An attached scaler scales it.
@@ -276,10 +276,12 @@ class Run:
         self._update.backward(loss)
 
     def step(self, *, clip: Clip | None = None) -> bool:
-        """Step optimizer, scaler and scheduler, and zero the gradients. Call it after ``backward``, not their own.
+        """Step optimizer, scaler and scheduler, and zero the gradients. Call it after ``backward``.
+
+        It replaces the ``step`` methods of these objects.
 
         Args:
-            clip: largest norm of all gradients together, or a function to call once they are complete and unscaled.
+            clip: largest norm of all gradients together, or a function, called when they are complete and unscaled.
 
         Returns:
             Whether the global batch is complete; all ranks return True after the same steps.
@@ -290,7 +292,7 @@ class Run:
         return self._update.step(clip)
 
     def loss(self) -> float:
-        """Return the mean loss over the global batch that ``step`` completed, over all ranks. Collective.
+        """Return the mean loss, over all ranks, of the last global batch that ``step`` completed. Collective.
 
         Raises:
             CallError: ``step`` has not returned True yet.
@@ -309,7 +311,7 @@ class Run:
         """Save a checkpoint now. Collective: every rank calls it after the same step.
 
         Args:
-            wait: return once the checkpoint is durable.
+            wait: whether to return only once the checkpoint is durable.
 
         Returns:
             This node's newest durable checkpoint, as (generation, step); None if it has none.
@@ -322,7 +324,7 @@ class Run:
     def untimed(self) -> Iterator[None]:
         """Exclude long work between two steps, such as an evaluation, from step times and from hang detection.
 
-        One rank's use is enough: a job whose other ranks wait for it does not count as hanging either.
+        It is enough if one rank uses it: while other ranks wait for that rank, the job does not count as hung either.
         """
         began = time.monotonic()
         with untimed_section(self._settings.run, self._gang.local_rank):
