@@ -282,8 +282,10 @@ def _send(gang: Gang, to: int, memory: memoryview, stretches: tuple[Stretch, ...
 
 
 def _receive(gang: Gang, source: int, manifest: Manifest, memory: memoryview) -> memoryview:
-    """Receive into ``memory`` and check hashes in parallel: TCP's checksum is weak, and an undetected error would be
-    saved in all later checkpoints."""
+    """Receive into ``memory`` and check hashes in parallel.
+
+    TCP's checksum is weak, and an undetected error would be saved in all later checkpoints.
+    """
     with ThreadPoolExecutor(1) as hasher:
         for part in lay_out_of(manifest):
             digest = hashlib.sha256()

@@ -328,8 +328,7 @@ class Attached:
             self.scaler.load_state_dict(local["scaler"])
 
     def reseed(self, *where: int) -> None:
-        """Reseed attached generators after the number of ranks has changed. ``where``: integers that name a place in
-        the run, mixed into the seeds."""
+        """Reseed attached generators once the number of ranks has changed. ``where``: integers mixed into the seeds."""
         for number, own in enumerate(self.own.values()):
             own.reseed(rng.mix(*where, number))
 
