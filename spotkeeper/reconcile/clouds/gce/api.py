@@ -113,7 +113,7 @@ class Api:
         self._token = token
 
     def version(self, name: str) -> Api:
-        """Return the API in another version (``beta``), on the same connections; itself if its root has no version."""
+        """Return the API in another version (``beta``), on the same connections; self if the root has no version."""
         root, version = self._root.rpartition("/")[::2]
         if version not in VERSIONS:
             return self

@@ -247,7 +247,7 @@ def bound(draft: Draft, index: int) -> str | None:
 
 
 def _keeps(node: Node, commit: Commit) -> bool:
-    """Whether a node's home has this commit: it wrote in its generation, or had it when a later one began."""
+    """Whether a node's home has this commit: the node wrote in that generation, or had it when a later one began."""
     return node.wrote == commit[0] or node.newest_generation > commit[0]
 
 
