@@ -290,7 +290,7 @@ class _Exchange:
         return part
 
     def _send(self, needs: list[Need]) -> None:
-        """Send and receive tensors. All ranks use one order, so a pair waits only for earlier pairs."""
+        """Send and receive tensors. One order for all ranks avoids deadlocks: pairs wait only for earlier ones."""
         told: list[list[Need]] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(needs))]
         for receiver, wanted in enumerate(told):
             for sender in sorted({self._plan.source[saved] for saved, _ in wanted}):
