@@ -153,7 +153,7 @@ class ReplyHandler:
             self._teardown.begin(Departure("the job is done", then))
 
     def check_silence(self) -> None:
-        """Leave the job, or only stop it on a static machine, if no job was assigned or no reply came for too long."""
+        """Stop the job and leave it (a static machine only stops) after too long without an assignment or a reply."""
         machine, now = self._machine, self._machine.clock.steady()
         if self._boot_watch.over(now) and not machine.settings.static and machine.saved.assignment is None:
             self._teardown.begin(Departure("no job was assigned since its boot", Then.POWER_OFF))

@@ -190,7 +190,7 @@ class ObstoreObjects:
             self._in_time(prefix)
 
     def _listed(self, prefix: str, begin: str) -> builtins.list[str]:
-        """Return the sorted keys that begin with ``prefix`` and ``begin``; obstore itself lists only whole folders."""
+        """Return the sorted keys in the folder ``prefix`` that begin with ``begin``; obstore lists whole folders."""
         found = []
         before = begin[:-1] + chr(ord(begin[-1]) - 1)  # the offset itself is left out
         for page in obstore.list(self._store, prefix=prefix or None, offset=before, chunk_size=50):

@@ -144,7 +144,7 @@ class Sharded:
         """Copy this rank's bytes into its node's staging memory (step 2). Returns the reason if that fails, or ""."""
         leader = next((rank for rank in self._mates if offers[rank]), None)
         if leader is None:
-            return f"rank {self._gang.rank} has no rank on its machine that writes"
+            return f"no rank on the machine of rank {self._gang.rank} writes the checkpoint"
         try:
             memory = staged[1] if staged else self._neighbour.open(MemoryHandle.from_bytes(offers[leader]))
         except OSError as error:

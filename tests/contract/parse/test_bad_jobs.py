@@ -304,7 +304,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "stop: signal\n",
-        "job.yaml:3: stop: signal needs `static: never`: such a job keeps its checkpoints on its own disks",
+        "job.yaml:3: stop: signal needs `static: never`: a static machine does not have the job's disks",
     ),
     (
         GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",

@@ -120,7 +120,7 @@ def _run(told: Told) -> PriceRun | None:
 
 
 def _joined(runs: Iterable[PriceRun]) -> tuple[PriceRun, ...]:
-    """Drop runs that repeat their zone's previous price, and all but the newest runs."""
+    """Drop each price that repeats its zone's previous one; of the others, keep only the newest."""
     last: dict[str, float] = {}
     out: list[PriceRun] = []
     for run in runs:

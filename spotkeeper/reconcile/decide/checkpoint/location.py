@@ -140,7 +140,7 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def gone(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether the newest commit is lost: each node whose home had it is at home and lacks it, or has no home left.
+    """Whether the newest commit is lost: each node whose home had it finds it gone, or has lost its home.
 
     With sharded state one blank disk suffices, since the other parts are useless without it.
     """
