@@ -56,10 +56,7 @@ def own_checkpoints(job: JobContext) -> Iterator[Problem]:
     if spec.stop != "signal":
         return
     if spec.static != "never":
-        yield problem(
-            "stop",
-            "signal needs `static: never`: a static machine does not have the job's disks",
-        )
+        yield problem("stop", "signal needs `static: never`: a static machine does not have the job's disks")
     if size.min < size.max:
         yield problem("stop", "signal needs a fixed number of nodes: only the library can redistribute batches")
     if spec.checkpoint.mirror is not None:
