@@ -3,14 +3,19 @@
 ::
 
     python -m spotkeeper.train.probe OUT SCRIPT [ARGS...]          # with an agent's environment variables
+    python -m spotkeeper.train.probe                               # a server that forks such processes
 
-Writes ``OUT/<rank>.json``: digests of the state, batches and losses by step, and the values of the script's variables,
-data sets and parts when the run stops. ``SPOTKEEPER_PROBE_STOP`` is the step after which the run stops;
+A process writes ``OUT/<rank>.json``: digests of the state, batches and losses by step, and the values of the script's
+variables, data sets and parts when the run stops. ``SPOTKEEPER_PROBE_STOP`` is the step after which the run stops;
 ``SPOTKEEPER_PROBE_SEED`` seeds the generators that the script itself does not seed.
+
+The server imports torch once, because these imports take most of the time of a short run. It forks a process for each
+line of its input, and answers with the process's id and, at its end, its exit code.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import importlib
@@ -18,13 +23,16 @@ import json
 import os
 import random
 import runpy
+import signal
+import subprocess
 import sys
 import sysconfig
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -278,7 +286,8 @@ def _word(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def main(argv: list[str]) -> None:
+def record(argv: list[str]) -> None:
+    """Run a script with an agent's environment variables. ``argv``: OUT SCRIPT [ARGS...]."""
     out, script, *args = argv
     probe = ScriptProbe(Path(out), int(os.environ[STOP]))
     plain_steps, plain_report = Run.steps, Run.report
@@ -301,5 +310,82 @@ def main(argv: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
+_FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
+
+
+def serve() -> None:
+    """Start a process for each line of the input until the input ends; answer with its id and its exit code."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what an import prints is no answer
+    importlib.import_module("torch._dynamo")  # otherwise the first optimizer of each process imports it
+    for line in sys.stdin:
+        call = json.loads(line)
+        if not _FORKS:
+            pid = _spawn(call)
+        elif not (pid := os.fork()):
+            answers.close()
+            _child(call)
+        answers.write(f"{pid}\n")
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # loader workers, for example
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+
+
+def _ranks(nproc: int) -> list[str]:
+    return ["--standalone", f"--nproc-per-node={nproc}"]
+
+
+def _spawn(call: dict[str, Any]) -> int:
+    command = ["-m", "spotkeeper.train.probe", *call["argv"]]
+    if call["nproc"] > 1:
+        command = ["-m", "torch.distributed.run", *_ranks(call["nproc"]), *command]
+    with Path(call["log"]).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            env=os.environ | call["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ).pid
+
+
+def _child(call: dict[str, Any]) -> NoReturn:
+    """Run the script in this fork as in a process of its own."""
+    code = 1
+    try:
+        os.setsid()
+        nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(call["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number, target in enumerate((nothing, log, log)):
+            os.dup2(target, number)
+        os.environ.update(call["environment"])
+        code = _run(call["argv"], call["nproc"])
+        atexit._run_exitfuncs()  # os._exit skips them
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(argv: list[str], nproc: int) -> int:
+    try:
+        if nproc == 1:
+            record(argv)
+        else:
+            torchrun = importlib.import_module("torch.distributed.run")
+            torchrun.main(["--run-path", "--start-method=fork", *_ranks(nproc), __file__, *argv])
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code & 0xFF if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    record(sys.argv[1:]) if sys.argv[1:] else serve()

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,21 +100,23 @@ def _check_python(python: str) -> None:
 
 
 def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: set[str]) -> ScriptCheck:
-    with tempfile.TemporaryDirectory(prefix="spotkeeper-check-") as name:
-        lab = _Lab(Path(name), command, nproc, python)
+    with tempfile.TemporaryDirectory(prefix="spotkeeper-check-") as name, contextlib.ExitStack() as stack:
+        logs = (Path(name) / f"interpreter{number}.log" for number in range(2))
+        first, second = (stack.enter_context(interpreter(python, log)) for log in logs)
+        lab = _Lab(Path(name), command, nproc)
         note(f"without a stop, to step {steps}")
-        alone = lab.run("alone", [steps])
+        alone = lab.run("alone", [steps], first)
         made = alone[0]["step"]
         if made < LEAST:
             raise CliError(f"it made only {made} steps, and {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
         note("the same again")
-        again = lab.run("again", [steps], seed=1)  # unseeded generators differ in every process
+        again = lab.run("again", [steps], second, seed=1)  # what differs between two interpreters differs here
         if own := [each for each in _bits(alone, again) if not each.name.startswith(_DRAWN)]:
             return ScriptCheck(command[0], made, (), repeats=False, same_bits=False, bits=own)
         last = min(steps, made)  # with several ranks, a stop takes effect one step later
         stops = (max(1, last // 3), max(2, 2 * last // 3))
         note(f"stopped after steps {stops[0]} and {stops[1]}, and resumed")
-        resumed = lab.run("resumed", [*stops, steps])
+        resumed = lab.run("resumed", [*stops, steps], first)
     bits = _bits(alone, resumed)
     unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}
     if bits:  # then tensors that each step makes anew, such as its batch and loss, differ too
@@ -122,16 +125,65 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
     return ScriptCheck(command[0], made, stops, repeats=True, same_bits=not bits, bits=bits, not_restored=left)
 
 
+class Interpreter:
+    """A Python process that starts the script's processes: ``train.probe``."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def run(self, call: dict[str, Any]) -> int | None:
+        """Run the script once.
+
+        Returns:
+            Its exit code; None if it took longer than ``LONGEST_S`` and was killed.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # then no answer comes
+            self._process.stdin.write(json.dumps(call) + "\n")
+            self._process.stdin.flush()
+        pid, late = self._answer(), threading.Event()
+        if pid is None:
+            raise CliError(*_failed(self._process.wait(), self._log))
+
+        def kill() -> None:
+            late.set()
+            os.killpg(pid, signal.SIGKILL)
+
+        timer = threading.Timer(LONGEST_S, kill)
+        timer.start()
+        try:
+            code = self._answer()
+        except BaseException:
+            os.killpg(pid, signal.SIGKILL)
+            raise
+        finally:
+            timer.cancel()
+        return None if late.is_set() else 1 if code is None else code
+
+    def _answer(self) -> int | None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return int(line) if line else None
+
+
+@contextlib.contextmanager
+def interpreter(python: str, log: Path) -> Iterator[Interpreter]:
+    command = [python, "-m", "spotkeeper.train.probe"]
+    environment = os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # a process that initialises CUDA must not fork
+    with trainer(command, environment, log, pipes=True) as process:
+        yield Interpreter(process, log)
+
+
 class _Lab:
     """Runs the script in a folder as an agent would."""
 
-    def __init__(self, folder: Path, command: Sequence[str], nproc: int, python: str) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], nproc: int) -> None:
         self._folder = folder
         self._command = command
         self._nproc = nproc
-        self._python = python
 
-    def run(self, name: str, stops: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
+    def run(self, name: str, stops: Sequence[int], python: Interpreter, seed: int = 0) -> list[dict[str, Any]]:
         """Make one run, in which the script is started anew after each stop.
 
         Returns:
@@ -139,38 +191,35 @@ class _Lab:
         """
         ranks: list[dict[str, Any]] = []
         for gen, stop in enumerate(stops, start=1):
-            notes = self._life(self._folder / name, gen, stop, seed)
+            notes = self._life(self._folder / name, gen, stop, seed, python)
             for rank, found in enumerate(notes):
                 for kind in ("batches", "losses") if ranks else ():
                     found[kind] = ranks[rank][kind] | found[kind]
             ranks = notes
         return ranks
 
-    def _life(self, home: Path, gen: int, stop: int, seed: int) -> list[dict[str, Any]]:
-        out = home / f"out{gen}"
+    def _life(self, home: Path, gen: int, stop: int, seed: int, python: Interpreter) -> list[dict[str, Any]]:
+        out, log = home / f"out{gen}", home / "log"
         out.mkdir(parents=True)
         (home / f"run{gen}").mkdir()
-        probe = [*self._launcher(), "-m", "spotkeeper.train.probe", str(out), *self._command]
-        run = trainer(probe, _environment(home, gen, stop, seed), home / "log")
-        code: int | None = None
-        with Control.create(home / f"run{gen}" / NAME), run as process, contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(LONGEST_S)
+        call = {
+            "argv": [str(out), *self._command],
+            "environment": _environment(home, gen, stop, seed),
+            "log": str(log),
+            "nproc": self._nproc,
+        }
+        with Control.create(home / f"run{gen}" / NAME):
+            code = python.run(call)
         notes = [out / f"{rank}.json" for rank in range(self._nproc)]
         if code or code is None or not all(map(Path.exists, notes)):
-            raise CliError(*_failed(code, home / "log"))
+            raise CliError(*_failed(code, log))
         return [json.loads(each.read_text()) for each in notes]
-
-    def _launcher(self) -> list[str]:
-        if self._nproc == 1:
-            return [self._python]
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._nproc}"]
-        return [self._python, *launch]
 
 
 @contextlib.contextmanager
 def trainer(
-    command: Sequence[str], environment: dict[str, str], log: Path, cwd: Path | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+    command: Sequence[str], environment: dict[str, str], log: Path, cwd: Path | None = None, *, pipes: bool = False
+) -> Iterator[subprocess.Popen[Any]]:
     """Run a command that imports this package; all its processes end with the block."""
     package = str(Path(spotkeeper.__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -179,10 +228,11 @@ def trainer(
             command,
             cwd=cwd,
             env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
             start_new_session=True,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else out,
+            stderr=out,
+            text=pipes,
         )
         try:
             yield process

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from spotkeeper.cli.jobs import check_script
+from spotkeeper.cli.jobs.check_script import Interpreter, interpreter
+from tests.cli.conftest import Cli
 
 SCRIPT = """
 import os, sys
@@ -63,24 +70,42 @@ CLEAN = {
 }
 
 
-def check(folder: Path, *options: str, **parts: str) -> tuple[int, dict[str, Any], str]:
-    (folder / "train.py").write_text(SCRIPT.format(**CLEAN | parts))
-    argv = [sys.executable, "-m", "spotkeeper.cli.main", "check-script", "--json", "--steps", "6", *options]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    argv += ["train.py", "--", "0.01"]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return done.returncode, found, done.stderr
+Check = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture(scope="module")
+def interpreters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Interpreter, Interpreter]]:
+    """Both interpreters of a check: one pair for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        folder = tmp_path_factory.mktemp("interpreters")
+        with interpreter(sys.executable, folder / "one") as one, interpreter(sys.executable, folder / "two") as other:
+            yield one, other
+
+
+@pytest.fixture
+def check(
+    cli: Cli, interpreters: tuple[Interpreter, Interpreter], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Check:
+    pair = itertools.cycle(interpreters)
+    monkeypatch.setattr(check_script, "interpreter", lambda *_: contextlib.nullcontext(next(pair)))
+    monkeypatch.chdir(tmp_path)
+
+    def checked(*options: str, **parts: str) -> tuple[int, dict[str, Any], str]:
+        Path("train.py").write_text(SCRIPT.format(**CLEAN | parts))
+        done = cli("check-script", "--json", "--steps", 6, *options, "train.py", "--", "0.01")
+        assert done.out, done.err
+        return done.code, json.loads(done.out), done.err
+
+    return checked
 
 
 def named(found: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["kind"] for each in found["not_restored"]}
 
 
-def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(check: Check) -> None:
     code, found, _ = check(
-        tmp_path,
         "--ignore",
         "main().seen",
         parts=", noise=noise, counts=counts",
@@ -89,13 +114,13 @@ def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(tmp_path: Pat
     )
     assert (code, found["bits"], found["not_restored"]) == (0, [], [])
     assert (found["steps"], found["stops"], found["repeats"]) == (6, [2, 4], True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+    assert sorted(path.name for path in Path().iterdir()) == ["train.py"]
 
 
-def test_a_counter_a_generator_a_tensor_and_a_data_set_are_named(tmp_path: Path) -> None:
+def test_a_counter_a_generator_a_tensor_and_a_data_set_are_named(check: Check) -> None:
     before = "other = Data(); mean = torch.zeros(1)"
     after = "seen += len(x); counts['seen'] += 1; other[0]; last = loss.detach(); mean += last"
-    code, found, err = check(tmp_path, before=before, read="self.reads += 1", factor="noise.normal()", after=after)
+    code, found, err = check(before=before, read="self.reads += 1", factor="noise.normal()", after=after)
     assert (code, found["repeats"], found["same_bits"]) == (1, True, False)
     of = named(found)
     assert of["main().noise"] == "generator"
@@ -117,34 +142,34 @@ STREAM = """
             return map(torch.full, [(4,)] * 64, map(float, range(64)))"""
 
 
-def test_an_iterable_data_set_needs_no_seed_for_generators_that_it_does_not_use(tmp_path: Path) -> None:
-    code, found, err = check(tmp_path, before=STREAM, loader="DataLoader(Stream(), 4)", factor="1e-3")
+def test_an_iterable_data_set_needs_no_seed_for_generators_that_it_does_not_use(check: Check) -> None:
+    code, found, err = check(before=STREAM, loader="DataLoader(Stream(), 4)", factor="1e-3")
     assert (code, found["repeats"], found["same_bits"]) == (0, True, True), err
 
 
-def test_several_processes_stop_at_the_same_steps_in_every_run(tmp_path: Path) -> None:
-    code, found, _ = check(tmp_path, "--nproc", "2", parts=", noise=noise", factor="noise.normal()")
+def test_several_processes_stop_at_the_same_steps_in_every_run(check: Check) -> None:
+    code, found, _ = check("--nproc", "2", parts=", noise=noise", factor="noise.normal()")
     assert (code, found["bits"], found["not_restored"]) == (0, [], [])
     assert (found["steps"], found["stops"]) == (7, [2, 4]), "ranks agree on a stop one step later"
 
 
-def test_a_script_that_never_repeats_itself_is_told_apart(tmp_path: Path) -> None:
-    code, found, err = check(tmp_path, factor="float(os.getpid())")
+def test_a_script_that_never_repeats_itself_is_told_apart(check: Check) -> None:
+    code, found, err = check(factor="float(os.getpid())")
     assert (code, found["repeats"]) == (1, False)
     assert "is not deterministic" in err
 
 
-def test_a_script_that_fails_says_how(tmp_path: Path) -> None:
+def test_a_script_that_fails_says_how(check: Check) -> None:
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        check(tmp_path, factor="(1 / 0)")
+        check(factor="(1 / 0)")
 
 
 SCHEDULERS = "from torch.optim.lr_scheduler import SequentialLR, StepLR; "
 
 
-def test_a_scheduler_that_is_not_attached_is_named(tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_attached_is_named(check: Check) -> None:
     before = SCHEDULERS + "sched = StepLR(optimizer, 1000); ema = [torch.optim.swa_utils.AveragedModel(model)]"
-    code, found, _ = check(tmp_path, before=before, after="sched.step(); ema[0].update_parameters(model)")
+    code, found, _ = check(before=before, after="sched.step(); ema[0].update_parameters(model)")
     assert (code, found["same_bits"]) == (1, True)
     assert named(found) == {"main().sched": "scheduler", "main().ema[0]": "stateful"}
     texts = {each["name"]: (each["alone"], each["resumed"], each["text"]) for each in found["not_restored"]}
@@ -152,18 +177,18 @@ def test_a_scheduler_that_is_not_attached_is_named(tmp_path: Path) -> None:
     assert texts["main().ema[0]"][2] == "attach(ema_0=ema[0])"
 
 
-def test_schedulers_of_an_attached_one_are_not(tmp_path: Path) -> None:
+def test_schedulers_of_an_attached_one_are_not(check: Check) -> None:
     before = SCHEDULERS + "one = StepLR(optimizer, 3); both = SequentialLR(optimizer, [one, StepLR(optimizer, 2)], [4])"
-    code, found, err = check(tmp_path, before=before, parts=", scheduler=both", after="both.step()")
+    code, found, err = check(before=before, parts=", scheduler=both", after="both.step()")
     assert (code, found["not_restored"]) == (0, []), err
 
 
-def test_what_is_written_of_an_objects_attributes_can_be_pasted(tmp_path: Path) -> None:
+def test_what_is_written_of_an_objects_attributes_can_be_pasted(check: Check) -> None:
     before = (
         "self = type('Trainer', (), dict(__module__='__main__'))(); self.best = 0.0; self.tries = []; self.rng = noise"
     )
     before += "; del noise"
-    code, found, _ = check(tmp_path, before=before, after="self.best -= 1; self.tries.append(1); self.rng.normal()")
+    code, found, _ = check(before=before, after="self.best -= 1; self.tries.append(1); self.rng.normal()")
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
     whole = "attach(trainer=self): give Trainer state_dict() and load_state_dict()"
     assert code == 1 and texts == {
@@ -188,23 +213,23 @@ TRAINER = """
 TRAINS = "trainer.best = min(trainer.best, loss.item()); trainer.history.append(trainer.best)"
 
 
-def test_an_object_of_the_scripts_own_is_a_part(tmp_path: Path) -> None:
+def test_an_object_of_the_scripts_own_is_a_part(check: Check) -> None:
     factor = "(1 + len(trainer.history))"
-    code, found, err = check(tmp_path, before=TRAINER.format(), parts=", trainer=trainer", factor=factor, after=TRAINS)
+    code, found, err = check(before=TRAINER.format(), parts=", trainer=trainer", factor=factor, after=TRAINS)
     assert (code, found["bits"], found["not_restored"]) == (0, [], []), err
 
 
-def test_what_its_state_leaves_out_is_named(tmp_path: Path) -> None:
+def test_what_its_state_leaves_out_is_named(check: Check) -> None:
     before = TRAINER.format().replace(', "history": list(self.history)', "").replace(', state["history"]', ", []")
-    code, found, _ = check(tmp_path, before=before, parts=", trainer=trainer", after=TRAINS)
+    code, found, _ = check(before=before, parts=", trainer=trainer", after=TRAINS)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
     assert code == 1 and texts == {"trainer.history": "its state_dict() does not include this"}
 
 
-def test_what_is_made_anew_in_each_step_is_no_part_to_attach(tmp_path: Path) -> None:
+def test_what_is_made_anew_in_each_step_is_no_part_to_attach(check: Check) -> None:
     before = "Meter = type('Meter', (), dict(__module__='__main__')); kept = [0]"
     after = "kept[0] += 1; meter = Meter(); meter.value = kept[0]; row = [kept[0]]"
-    code, found, _ = check(tmp_path, before=before, after=after)
+    code, found, _ = check(before=before, after=after)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
     assert code == 1 and texts.keys() == {"main().kept", "main().meter.value", "main().row"}
     assert texts["main().kept"] == "attach(kept=kept), if it contains only numbers"
@@ -213,8 +238,8 @@ def test_what_is_made_anew_in_each_step_is_no_part_to_attach(tmp_path: Path) -> 
         assert text.startswith(f"{name} is a new object after every step") and "=" not in text
 
 
-def test_a_script_that_seeds_nothing_does_not_repeat_itself(tmp_path: Path) -> None:
-    code, found, err = check(tmp_path, seed="torch.initial_seed()")
+def test_a_script_that_seeds_nothing_does_not_repeat_itself(check: Check) -> None:
+    code, found, err = check(seed="torch.initial_seed()")
     assert (code, found["repeats"]) == (1, False) and "torch.manual_seed(0)" in err
 
 
@@ -225,9 +250,42 @@ def test_a_script_that_seeds_nothing_does_not_repeat_itself(tmp_path: Path) -> N
         ((".",), "error: . is a folder: name a script in it"),
     ],
 )
-def test_what_cannot_be_run_is_told(tmp_path: Path, argv: tuple[str, ...], error: str) -> None:
-    (tmp_path / "train.py").write_text("pass")
-    command = [sys.executable, "-m", "spotkeeper.cli.main", "check-script", *argv]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and error in done.stderr and "Traceback" not in done.stderr
+def test_what_cannot_be_run_is_told(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("pass")
+    done = cli("check-script", *argv)
+    assert done.code == 2 and error in done.err
+
+
+def test_a_script_that_does_not_stop_is_killed_and_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_script, "LONGEST_S", 0.5)
+    with pytest.raises(AssertionError, match=r"the script did not stop within 0 s:\n.*waits"):
+        check(before="import signal; print('it waits', flush=True); signal.pause()")
+
+
+def test_a_python_without_torch_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("pass")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || { echo "No module named \'torch\'" >&2; exit 1; }\n')
+    python.chmod(0o755)
+    done = cli("check-script", "train.py", "--python", python)
+    assert done.code == 1 and "the script failed (exit code 1):" in done.err and "No module named 'torch'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("nproc", "launcher"), [(1, []), (3, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"])]
+)
+def test_a_process_that_must_not_fork_starts_anew(
+    nproc: int, launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = pytest.importorskip("spotkeeper.train.probe")
+    calls: list[tuple[list[str], dict[str, Any]]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **how: calls.append((argv, how)) or SimpleNamespace(pid=7))
+    call = {"argv": ["out", "train.py"], "environment": {"ONE": "1"}, "log": str(tmp_path / "log"), "nproc": nproc}
+    assert probe._spawn(call) == 7
+    ((argv, how),) = calls
+    assert argv == [sys.executable, *launcher, "-m", "spotkeeper.train.probe", "out", "train.py"]
+    assert how["env"]["ONE"] == "1" and how["start_new_session"]
