@@ -1,4 +1,4 @@
-# make demo | test | engine | adapters | model | soak | crash | ec2 | recovery | features | bench | gpu | lint | types | setup | lock | clean
+# make demo | test | mutants | engine | adapters | model | soak | crash | ec2 | recovery | features | bench | gpu | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test engine adapters model soak crash ec2 recovery features security bench gpu lint types lock setup operator clean
+.PHONY: help demo test mutants engine adapters model soak crash ec2 recovery features security bench gpu lint types lock setup operator clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
@@ -16,6 +16,8 @@ help:
 	@echo "            with Google's own against the one-machine cloud, where each is installed"
 	@echo "make adapters  the callbacks, with the real Lightning and transformers (in .venv-adapters, beside .venv)"
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
+	@echo "make mutants  small faults put into the code, each against the tests that reach it (ARGS='--seed 1 --sample 60');"
+	@echo "            writes .spotkeeper/mutants.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
 	@echo "make crash  kill -9 at every point of a save, failing disks, flipped bytes; writes .spotkeeper/crash.json"
 	@echo "make ec2    the function killed, frozen and left without news at every point of twelve stories on EC2"
@@ -73,6 +75,9 @@ recovery: setup
 
 features: setup
 	@$(BIN)/python -m tests.train.features $(ARGS)
+
+mutants: setup
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 model: setup
 	@$(BIN)/python -m tests.model $(ARGS)

@@ -1,0 +1,70 @@
+"""What is mutated, and which tests a mutant meets that coverage cannot name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RECONCILE, AGENT, TRAIN = "spotkeeper/reconcile", "agent/spotkeeper_agent", "spotkeeper/train"
+AREAS: dict[str, tuple[str, ...]] = {  # folders and files
+    "decide": (f"{RECONCILE}/decide",),
+    "select": (f"{RECONCILE}/select",),
+    "rounds": (f"{RECONCILE}/controller", f"{RECONCILE}/service/rounds.py"),
+    "stores": (f"{RECONCILE}/store",),
+    "clouds": (f"{RECONCILE}/clouds",),
+    "auth": (f"{RECONCILE}/service/auth.py", f"{RECONCILE}/service/auth_aws.py"),
+    "agent": (f"{AGENT}/agent/notices.py", f"{AGENT}/agent/upgrade.py", f"{AGENT}/cloud/notice.py"),
+    "mirror": (f"{AGENT}/job/mirror.py", f"{AGENT}/job/mirror_transfer.py"),
+    "roothelper": tuple(f"{AGENT}/host/{name}.py" for name in ("roothelper", "roothelper_fence", "mounting")),
+    "checkpoint": (f"{TRAIN}/checkpoint",),
+    "sampler": (f"{TRAIN}/data/sampler.py",),
+    "settings": ("infra/settings",),
+    "infra": ("infra/aws", "infra/gcp", "infra/shared.py"),
+}
+
+# Code that tests start in processes of its own, where coverage does not look: file, or folder -> tests.
+PROCESSES: dict[str, tuple[str, ...]] = {
+    f"{TRAIN}/checkpoint": ("tests/train/checkpoint/test_saver.py", "tests/train/checkpoint/test_restore.py"),
+    f"{TRAIN}/data/sampler.py": ("tests/train/loop/test_resume.py",),
+    f"{AGENT}/host": ("tests/agent/host/test_roothelper.py", "tests/agent/systemd/test_systemd.py"),
+    f"{AGENT}/agent": ("tests/agent/agent/test_upgrade.py", "tests/agent/agent/test_notices.py"),
+    f"{AGENT}/job": ("tests/agent/job/test_mirror.py",),
+}
+
+# The tests that mutants meet: those of the areas. Left out are whole runs and searches, loads and tables of minutes,
+# and parts that are not mutated.
+TESTS = (
+    "tests/reconcile",
+    "tests/infra",
+    "tests/train/checkpoint",
+    "tests/train/data",
+    "tests/train/loop",
+    "tests/agent/agent/test_notices.py",
+    "tests/agent/agent/test_upgrade.py",
+    "tests/agent/cloud",
+    "tests/agent/host",
+    "tests/agent/job",
+    "tests/agent/systemd/test_systemd.py",
+    "tests/security/test_table.py",
+)
+
+
+def sources(root: Path, names: list[str]) -> dict[str, str]:
+    """File -> area, relative to ``root``; ``names`` empty: all areas."""
+    found = {}
+    for area in names or AREAS:
+        for entry in AREAS[area]:
+            path = root / entry
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                found[str(file.relative_to(root))] = area
+    return found
+
+
+def tests(root: Path) -> list[str]:
+    """The files of tests that are recorded."""
+    found = (str(path.relative_to(root)) for path in sorted((root / "tests").rglob("test_*.py")))
+    return [name for name in found if any(name == entry or name.startswith(entry + "/") for entry in TESTS)]
+
+
+def by_hand(file: str) -> list[str]:
+    places = (place for place in PROCESSES if file == place or file.startswith(place + "/"))
+    return [test for place in places for test in PROCESSES[place]]

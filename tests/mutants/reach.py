@@ -1,0 +1,105 @@
+"""Which tests reach which line, how long each takes, and which pass: recorded once for each file of tests.
+
+A record stays valid while its file of tests and the sources that it reaches are unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.mutants import areas
+
+FILE_S = 60.0  # of one file of tests; those that it would begin later are left out
+Json = dict[str, Any]
+
+
+class Reach:
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root, self._folder = root, folder
+        self._lines: dict[tuple[str, int], list[str]] = {}
+        self._files: dict[str, list[str]] = {}
+        self.seconds: dict[str, float] = {}
+        self._imported: dict[str, set[int]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def outdated(self) -> list[str]:
+        return [test for test in areas.tests(self._root) if self._known(test) is None]
+
+    def keep(self, test: str, record: Json, copy: Path) -> None:
+        """``copy``: the tree in which it was recorded."""
+        record["hashes"] = {file: digest(copy, [file]) for file in [test, *record["lines"]]}
+        self._path(test).write_text(json.dumps(record))
+
+    def keep_imported(self, lines: dict[str, list[str]]) -> None:
+        (self._folder / "imported.json").write_text(json.dumps(lines))
+
+    def load(self) -> None:
+        """Read all records. Only tests that passed count."""
+        path = self._folder / "imported.json"
+        imported = json.loads(path.read_text()) if path.exists() else {}
+        self._imported = {file: {int(line) for line in lines} for file, lines in imported.items()}
+        for test in areas.tests(self._root):
+            record = self._known(test)
+            if record is None:
+                continue
+            self._files[test] = list(record["seconds"])
+            self.seconds |= record["seconds"]
+            for file, lines in record["lines"].items():
+                for line, numbers in lines.items():
+                    self._lines.setdefault((file, int(line)), []).extend(record["tests"][at] for at in numbers)
+
+    def tests(self, file: str, first: int, last: int) -> list[str]:
+        """Return the tests that reach one of these lines, those of quick files first."""
+        found = {name for line in range(first, last + 1) for name in self._lines.get((file, line), ())}
+        found |= {name for test in areas.by_hand(file) for name in self._files.get(test, ())}
+        return self.sorted(name for name in found if name in self.seconds)
+
+    def sorted(self, names: Iterable[str]) -> list[str]:
+        files: dict[str, list[str]] = {}
+        for name in sorted(names):
+            files.setdefault(name.partition("::")[0], []).append(name)
+        order = sorted(files, key=lambda file: sum(self.seconds[name] for name in files[file]) / len(files[file]))
+        return [name for file in order for name in files[file]]
+
+    def imported(self, file: str, first: int, last: int) -> bool:
+        """Whether one of these lines runs when its module is imported."""
+        return not self._imported.get(file, set()).isdisjoint(range(first, last + 1))
+
+    def _known(self, test: str) -> Json | None:
+        try:
+            record: Json = json.loads(self._path(test).read_text())
+        except (OSError, ValueError):
+            return None
+        valid = all(digest(self._root, [file]) == value for file, value in record["hashes"].items())
+        return record if valid else None
+
+    def _path(self, test: str) -> Path:
+        return self._folder / (test.removeprefix("tests/").removesuffix(".py").replace("/", ".") + ".json")
+
+
+def record(first: Json, second: Json) -> Json:
+    """Return what is kept of two runs of a file: tests that passed twice, the second run's seconds, lines by test."""
+    passed = [name for name, (outcome, _) in first["outcomes"].items() if outcome == "passed"]
+    again = second["outcomes"]
+    seconds = {name: again[name][1] for name in passed if name in again and again[name][0] == "passed"}
+    tests = list(seconds)
+    at = {name: number for number, name in enumerate(tests)}
+    lines = {
+        file: {line: sorted(at[name] for name in names if name in at) for line, names in found.items()}
+        for file, found in first["lines"].items()
+    }
+    dropped = sorted(name for name, (outcome, _) in first["outcomes"].items() if outcome == "failed")
+    dropped += [name for name in passed if name not in seconds]
+    return {"tests": tests, "seconds": seconds, "lines": lines, "dropped": dropped, "left_out": first["left_out"]}
+
+
+def digest(root: Path, files: Iterable[str]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        path = root / file
+        found.update(path.read_bytes() if path.exists() else b"-")
+    return found.hexdigest()[:16]

@@ -1,0 +1,125 @@
+"""``make mutants``: what is mutated, which tests meet it, and that the list of equivalent mutants names real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.mutants import areas, operators, reach, worker
+from tests.mutants.__main__ import EQUIVALENT, drawn
+
+ROOT = Path(__file__).parents[2]
+SOURCE = '''
+from functools import cached_property
+
+LIMIT = 3
+
+
+def near(a: int | None, b: int = 5) -> bool:
+    """Not a word of this is mutated."""
+    return a is not None and a < b + LIMIT
+
+
+class Box:
+    @cached_property
+    def full(self) -> bool:
+        return near(7)
+'''
+
+
+def found(function: str) -> set[str]:
+    every = operators.mutants("box.py", SOURCE)
+    return {mutant.diff.split("\n+")[1].strip() for mutant in every if mutant.function == function}
+
+
+def test_operators_mutate_conditions_numbers_and_arguments_but_no_annotations() -> None:
+    assert found("near") == {
+        "def near(a: int | None, b: int = 6) -> bool:",
+        "return a is not None or a < b + LIMIT",
+        "return a is None and a < b + LIMIT",
+        "return a is not None and a <= b + LIMIT",
+        "return a is not None and a < b - LIMIT",
+    }
+
+
+def test_decorated_functions_are_mutated() -> None:
+    assert found("Box.full") == {"return near(None)", "return near(8)"}
+
+
+def test_only_a_default_value_is_part_of_the_signature() -> None:
+    assert [mutant.diff.split("\n")[0] for mutant in operators.mutants("box.py", SOURCE) if mutant.signature] == [
+        "-def near(a: int | None, b: int = 5) -> bool:"
+    ]
+
+
+def test_a_mutant_keeps_its_name_when_lines_move() -> None:
+    moved = operators.mutants("box.py", "\n\n" + SOURCE)
+    assert [mutant.key for mutant in moved] == [mutant.key for mutant in operators.mutants("box.py", SOURCE)]
+
+
+def test_a_seed_draws_the_same_mutants_and_more_of_them_in_a_larger_sample() -> None:
+    every = operators.mutants("box.py", SOURCE)
+    assert drawn(every, 1, 3) == drawn(every, 1, 7)[:3]
+    assert len({mutant.key for mutant in drawn(every, 1, 7)}) == 7
+    assert drawn(every, 1, 7) != drawn(every, 2, 7)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> ModuleType:
+    path = tmp_path / "box.py"
+    path.write_text(SOURCE)
+    spec = importlib.util.spec_from_file_location("box", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_live_functions_and_properties_take_the_mutant(box: ModuleType) -> None:
+    path = Path(box.__file__ or "")
+    near, full = box.near, box.Box().full
+    mutated = SOURCE.replace("a < b", "a > b").replace("near(7)", "near(99)")
+    assert (near(7), full) == (True, True)
+    assert worker._swap(path, SOURCE, mutated)
+    assert (near(7), box.Box().full) == (False, True)
+
+
+def test_a_function_that_begins_to_close_over_a_variable_is_not_swapped(tmp_path: Path) -> None:
+    before = "def outer(n):\n    def inner():\n        return 1\n    return inner\n\n\nkept = outer(2)\n"
+    path = tmp_path / "closed.py"
+    names: dict[str, object] = {}
+    exec(compile(before, str(path), "exec"), names)  # noqa: S102
+    assert not worker._swap(path, before, before.replace("return 1", "return n"))
+
+
+def test_only_tests_that_passed_twice_are_kept() -> None:
+    first = {"outcomes": {"a": ["passed", 3.0], "b": ["passed", 1.0], "c": ["failed", 1.0], "d": ["skipped", 0.0]}}
+    second = {"outcomes": {"a": ["passed", 2.0], "b": ["failed", 1.0], "c": ["passed", 1.0], "d": ["skipped", 0.0]}}
+    lines = {"x.py": {3: ["a", "b"], 4: ["c"]}}
+    kept = reach.record(first | {"lines": lines, "left_out": 0}, second)
+    assert kept["seconds"] == {"a": 2.0}
+    assert kept["lines"] == {"x.py": {3: [0], 4: []}}
+    assert kept["dropped"] == ["c", "b"]
+
+
+def test_every_area_and_every_list_names_files() -> None:
+    for area in areas.AREAS:
+        assert areas.sources(ROOT, [area])
+    for entry in (*areas.PROCESSES, *areas.TESTS, *(test for tests in areas.PROCESSES.values() for test in tests)):
+        assert (ROOT / entry).exists(), entry
+
+
+def test_every_equivalent_mutant_exists() -> None:
+    rows = tomllib.loads(EQUIVALENT.read_text("utf-8")).get("equivalent", [])
+    known = {
+        (mutant.file, mutant.function, mutant.diff)
+        for file in {row["file"] for row in rows}
+        for mutant in operators.mutants(file, (ROOT / file).read_text("utf-8"))
+    }
+    for row in rows:
+        assert row["reason"]
+        assert (row["file"], row["function"], row["diff"].strip()) in known, row
