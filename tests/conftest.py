@@ -11,6 +11,9 @@ import pytest
 
 from tests.security.tally import TALLY
 
+# Torch imports it once. On models this small its threads mostly wait for each other, which costs three times as much.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Where the longest files are: begun first, they do not run alone at the end, when other processes have no file left.
 LONG = ("properties", "agent", "model", "sim", "train", "scale", "security")
 WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others

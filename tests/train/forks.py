@@ -2,9 +2,77 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import multiprocessing
+import os
+import runpy
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.loop.run"]
 )
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_script(folder: Path, *argv: str, **env: str) -> Ended:
+    """Run a script in ``folder`` to its end, as an interpreter would but for its imports. ``argv``: its file first."""
+    for name in ("out", "err"):
+        (folder / name).write_text("")
+    process = FORKS.Process(target=interpret, args=(folder, list(argv), os.environ | env))
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode is not None, f"it does not end:\n{(folder / 'err').read_text()}"
+    return Ended(process.exitcode, *((folder / name).read_text() for name in ("out", "err")))
+
+
+def interpret(folder: Path, argv: list[str], env: dict[str, str], nproc: int = 1) -> None:
+    """What an interpreter does for a script: run it, show the exception that ends it, call what waits for the end.
+
+    It prints into the files ``out`` and ``err`` of the folder. ``nproc``: ranks, under a torchrun that forks them.
+    """
+    os.setsid()
+    os.chdir(folder)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv, sys.path[0] = argv, str(Path(argv[0]).resolve().parent)
+    multiprocessing.set_start_method("fork", force=True)  # as an interpreter has it
+    _default_signals()  # the tests may have been started with nohup
+    code = 0
+    try:
+        if nproc == 1:
+            runpy.run_path(argv[0], run_name="__main__")
+        else:
+            os.register_at_fork(after_in_child=_default_signals)
+            torchrun = importlib.import_module("torch.distributed.run")
+            torchrun.main(["--run-path", "--start-method=fork", "--standalone", f"--nproc-per-node={nproc}", *argv])
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _default_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

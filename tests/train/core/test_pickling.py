@@ -10,8 +10,6 @@ import os
 import pickle
 import random
 import struct
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from spotkeeper.train.core import arrays, pickling, rng
 from spotkeeper.train.core.errors import ScriptError
 from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.pickling import StateTypeError
+from tests.train.forks import run_script
 
 
 class Kind(enum.Enum):
@@ -264,8 +263,8 @@ def test_no_pickle_reaches_foreign_memory_or_what_the_process_shares(tmp_path: P
             "assert before == shared()",
         )
     )
-    argv = [sys.executable, "-c", script, str(tmp_path / "skeleton.pkl")]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    (tmp_path / "read.py").write_text(script)
+    ended = run_script(tmp_path, "read.py", "skeleton.pkl")
     assert (ended.returncode, ended.stdout[:8]) == (0, "refused:"), ended.stdout + ended.stderr
 
 

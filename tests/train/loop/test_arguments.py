@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import nn
 import spotkeeper
 from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.core.settings import lock
+from tests.train.forks import Ended, run_script
 
 SCRIPT = """
 import sys
@@ -111,11 +110,9 @@ def test_other_names_are_told() -> None:
         spotkeeper.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoint_dir="here")
 
 
-def script(text: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+def script(text: str, *argv: str, **env: str) -> Ended:
     Path("train.py").write_text(text)
-    call = [sys.executable, "train.py", *argv]
-    more = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | env
-    return subprocess.run(call, env=more, capture_output=True, text=True, timeout=300, check=False)
+    return run_script(Path.cwd(), "train.py", *argv, **env)
 
 
 def test_a_second_run_with_other_arguments_does_not_pass_for_another_training() -> None:
@@ -155,10 +152,8 @@ for x in run.steps([torch.ones(1000)] * 2, epochs=1):
 
 def test_a_limit_of_files_is_not_told_as_memory(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(LARGE)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "large.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=300)
+    done = run_script(tmp_path, "large.py")
+    assert done.returncode == 0, done.stderr
     assert "write failed: staging memory:" in done.stderr and "no memory" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert "no checkpoint exists in .spotkeeper/ckpt/large; the run ends without it" in last

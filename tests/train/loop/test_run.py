@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from spotkeeper.train.core.errors import CallError
 from spotkeeper.train.core.settings import RunSettings, make_output
 from spotkeeper.train.loop import reporter
 from spotkeeper.train.loop.run import Run
+from tests.train.forks import run_script
 from tests.train.savers import start_saver
 
 
@@ -184,9 +184,9 @@ def test_a_failure_after_the_loop_is_told_as_one(before: bool, inside: int, divi
     script = Path("train.py")
     if before:
         script.write_text(AFTER.format(inside=0, divisor=1))
-        assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 0
+        assert run_script(Path.cwd(), "train.py").returncode == 0
     script.write_text(AFTER.format(inside=inside, divisor=divisor))
-    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True)
+    done = run_script(Path.cwd(), "train.py")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert (said in lines[-1]) if said else lines[-1] == "RuntimeError: in the loop"
@@ -342,8 +342,8 @@ def test_a_second_run_is_kept_out(tmp_path: Path) -> None:
         "import sys, torch, spotkeeper; m = torch.nn.Linear(1, 1); "
         "spotkeeper.attach(m, torch.optim.SGD(m.parameters()), checkpoint_dir=sys.argv[1])"
     )
-    argv = [sys.executable, "-c", code, tmp_path / "here"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    (tmp_path / "train.py").write_text(code)
+    done = run_script(tmp_path, "train.py", str(tmp_path / "here"))
     assert done.returncode == 1
     assert "another run saves here" in done.stderr
     del run

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -17,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.train.checkpoint import store
-from tests.train.forks import FORKS
+from tests.train.forks import FORKS, interpret
 
 SCRIPT = """
 import hashlib, os, pathlib, random, signal, sys, time
@@ -59,16 +56,18 @@ class Script:
 
     Args:
         real: in an interpreter of its own; else in a fork that has imported torch already, which costs a tenth.
-        launcher: arguments of that interpreter before the script's name.
+        nproc: ranks, under a torchrun.
     """
 
-    def __init__(self, folder: Path, text: str, launcher: tuple[str, ...], *, real: bool) -> None:
+    def __init__(self, folder: Path, text: str, nproc: int, *, real: bool) -> None:
         (folder / "train.py").write_text(text)
         for name in ("out", "err"):
             (folder / name).write_text("")
         self._folder = folder
-        self._popen = _interpreter(folder, launcher) if real else None
-        self._fork = None if real else FORKS.Process(target=_live, args=(folder,))
+        self._popen = _interpreter(folder, nproc) if real else None
+        self._fork = (
+            None if real else FORKS.Process(target=interpret, args=(folder, ["train.py"], _environment(), nproc))
+        )
         if self._fork is not None:
             self._fork.start()
         self.pid = (self._popen or self._fork).pid or 0
@@ -123,42 +122,17 @@ def _environment() -> dict[str, str]:
     return env | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
-def _interpreter(folder: Path, launcher: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _interpreter(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"] if nproc > 1 else []
         argv = [sys.executable, *launcher, "train.py"]
         return subprocess.Popen(argv, cwd=folder, env=_environment(), stdout=out, stderr=err, start_new_session=True)
 
 
-def _live(folder: Path) -> None:
-    """What an interpreter does for a script: run it, show the exception that ends it, call what waits for the end."""
-    os.setsid()
-    os.chdir(folder)
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(_environment())
-    sys.argv = ["train.py"]
-    multiprocessing.set_start_method("fork", force=True)  # as an interpreter has it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started with nohup
-    code = 0
-    try:
-        runpy.run_path("train.py", run_name="__main__")
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-        code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(code)
-
-
 @contextmanager
-def life(folder: Path, text: str = SCRIPT, *, real: bool = False, launcher: tuple[str, ...] = ()) -> Iterator[Script]:
+def life(folder: Path, text: str = SCRIPT, nproc: int = 1, *, real: bool = False) -> Iterator[Script]:
     folder.mkdir(exist_ok=True)
-    script = Script(folder, text, launcher, real=real)
+    script = Script(folder, text, nproc, real=real)
     try:
         yield script
     finally:
@@ -309,7 +283,7 @@ def test_workers_of_other_start_methods_live_through_it_too(tmp_path: Path, whol
         group(script, signal.SIGTERM)
         assert script.end() == 0, script.err()
     assert 20 <= saved(tmp_path) < LAST
-    with life(tmp_path, text, real=True) as script:
+    with life(tmp_path, text) as script:
         assert script.until("end") == whole
 
 
@@ -408,13 +382,10 @@ GANG = (
 
 
 @contextmanager
-def gang(folder: Path) -> Iterator[Script]:
-    """The same with two ranks, under a real torchrun: its pid is the script's."""
-    with life(folder, GANG, real=True, launcher=TORCHRUN) as script:
+def gang(folder: Path, *, real: bool = False) -> Iterator[Script]:
+    """The same with two ranks, under a torchrun: its pid is the script's."""
+    with life(folder, GANG, 2, real=real) as script:
         yield script
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +400,7 @@ def whole_gang(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_torchrun_is_signalled_and_its_ranks_save_the_same_step(
     tmp_path: Path, whole_gang: str, to: Callable[[Script, int], None], number: int
 ) -> None:
-    with gang(tmp_path) as script:
+    with gang(tmp_path, real=to is alone) as script:
         script.until("step 10")
         below = descendants(script.pid)
         to(script, number)
