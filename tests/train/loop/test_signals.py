@@ -283,7 +283,7 @@ def test_workers_of_other_start_methods_live_through_it_too(tmp_path: Path, whol
         group(script, signal.SIGTERM)
         assert script.end() == 0, script.err()
     assert 20 <= saved(tmp_path) < LAST
-    with life(tmp_path, text) as script:
+    with life(tmp_path, text, real=True) as script:
         assert script.until("end") == whole
 
 
