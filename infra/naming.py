@@ -27,7 +27,7 @@ def custom_role(stack: str, role: str, life: str) -> str:
 
 
 def template(stack: str, pool: str, model: str) -> str:
-    """Return a Google Cloud template's name (63); the provider adds 8 characters, as templates are immutable."""
+    """Return a Google Cloud template's name (limit 63). The provider appends 8 characters, new ones at each change."""
     return f"{stack}-{pool}-{'spot' if model == 'spot' else 'od'}"
 
 
@@ -75,5 +75,5 @@ def labels(extra: dict[str, str], stack: str, pool: str | None = None) -> dict[s
 
 
 def tags(extra: dict[str, str], stack: str, name: str, pool: str | None = None) -> dict[str, str]:
-    """Return the tags of an AWS resource: its labels, and ``Name``, as the resource itself has only an id."""
+    """Return the tags of an AWS resource: its labels, and ``Name``, since the resource itself has only an id."""
     return {**labels(extra, stack, pool), "Name": name}

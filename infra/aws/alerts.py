@@ -21,7 +21,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
 
 
 class AwsAlerts(Component):
-    """The component that mails missed ticks, events in the function's log, and thresholds of the budget."""
+    """The component that sends mail on missed ticks, events in the function's log, and at thresholds of the budget."""
 
     def __init__(self, settings: Settings, function: AwsFunction, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("Alerts", settings, opts)

@@ -106,7 +106,7 @@ class Arns:
         return self._of("sqs", dead_letters(self.settings.stack))
 
     def ec2(self, kind: str, which: str = "*") -> str:
-        """Return an ARN pattern of EC2 resources; for images and snapshots without an account, for subnets with any."""
+        """Return an ARN pattern of EC2 resources. Images and snapshots: without an account; subnets: of any account."""
         accounts = {"image": "", "snapshot": "", "subnet": "*"}
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
@@ -117,7 +117,7 @@ class Arns:
         return (name, f"{name}-??????")
 
     def parameter(self, name: str) -> str:
-        """Return the ARN of a Systems Manager parameter; those below ``/aws/`` belong to no account."""
+        """Return a Systems Manager parameter's ARN. It has no account below ``/aws/``, for AWS's own parameters."""
         account = "" if name.startswith("/aws/") else self.settings.account
         return f"arn:{PARTITION}:ssm:{self.settings.region}:{account}:parameter/{name.removeprefix('/')}"
 
@@ -150,7 +150,7 @@ def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> t
 
 
 def _encrypting(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights on the customer key through EC2. Without them EC2 accepts a launch, then ends the machine."""
+    """Return the rights to the customer's key through EC2. Without them EC2 accepts a launch, then ends the machine."""
     if not settings.kms_key:
         return ()
     by_ec2 = {"kms:ViaService": f"ec2.{settings.region}.amazonaws.com"}
@@ -326,7 +326,7 @@ def job_rights(settings: Settings) -> tuple[Statement, ...]:
 
 
 def trust(service: str, account: str = "") -> Statement:
-    """Return the statement that one service may assume the role; with ``account``, only on behalf of that account.
+    """Return the statement that lets a service assume the role; with ``account``, only on behalf of that account.
 
     A session's name proves the machine's identity only while EC2 alone may start sessions of the machines' role.
     """
@@ -335,7 +335,7 @@ def trust(service: str, account: str = "") -> Statement:
 
 
 def trust_people(arns: Sequence[str]) -> Statement:
-    """Return the statement that these users and roles may assume the role."""
+    """Return the statement that lets these users and roles assume the role."""
     return Statement("Be", ("sts:AssumeRole",), (), {}, {"AWS": list(arns)})
 
 

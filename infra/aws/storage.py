@@ -22,7 +22,7 @@ UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill 
 
 
 def bucket_rules(settings: Settings) -> tuple[Statement, ...]:
-    """Return what the bucket denies to all: plain HTTP, and unconditional writes of compare-and-swapped documents."""
+    """Return the bucket's denials: of plain HTTP, and of unconditional writes of compare-and-swapped documents."""
     arns = Arns(settings)
     return (
         Statement(

@@ -25,7 +25,7 @@ _DOCUMENTATION = (
 
 
 class GcpAlerts(Component):
-    """The component that mails missed ticks, events in the function's log, and thresholds of the budget."""
+    """The component that sends mail on missed ticks, events in the function's log, and at thresholds of the budget."""
 
     def __init__(self, settings: Settings, triggers: GcpTriggers) -> None:
         super().__init__("Alerts", settings)

@@ -93,7 +93,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Binding:
-    """A role in the project for a stack's account (``who``); ``role`` without a slash is a custom role's key."""
+    """Grants a stack's account (``who``) a role in the project; ``role`` without a slash is a custom role's key."""
 
     who: str
     role: str
@@ -137,7 +137,7 @@ def secret_keys(secrets: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ShellRight:
-    """A role in the project for each shell user; ``role`` without a slash is a custom role's key."""
+    """Grants each shell user a role in the project; ``role`` without a slash is a custom role's key."""
 
     key: str
     role: str

@@ -126,7 +126,7 @@ def pool_architecture(pool: Pool, s: Settings, *, is_arm: Callable[[str], bool |
 
 
 def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> Iterator[Problem]:
-    """Report a placement strategy with the other cloud's name ``other``; suggest this cloud's name ``own``."""
+    """Report a placement strategy with the other cloud's name, ``other``, and suggest this cloud's name, ``own``."""
     if pool.placement is not None and pool.placement.strategy == other:
         yield problem("placement.strategy", f"is the name on {cloud}", other, own)
 

@@ -154,7 +154,7 @@ class _StackFile(Struct):
 
 
 def clashes(settings: Settings, folder: Path) -> tuple[Problem, ...]:
-    """Return a problem for each stack in ``folder`` whose rights and this stack's overlap on Google Cloud.
+    """Return a problem for each stack in ``folder`` whose rights overlap with this stack's on Google Cloud.
 
     Conditions in Google's IAM cannot test labels, so rights go by name prefix: those of stack ``a`` would reach the
     machines of a stack ``a-b`` in the same project (``infra/gcp/identity``). On AWS conditions test tags. Stacks of

@@ -238,7 +238,7 @@ def forecast(
 ) -> None:
     """Forecast what a job costs on spot and when it ends, with ranges that contain four of five outcomes.
 
-    It replays the policy that buys machines on recorded markets, and on the history of the stack if there is one, and
+    It simulates the purchase of machines on recorded markets, and on the history of the stack if it has one, and
     compares with on-demand machines alone. It prints each assumption. It starts nothing and calls no cloud.
 
     Examples: `spotkeeper forecast job.yaml --work 40h`, `spotkeeper forecast job.yaml --json | jq .expected.usd`
@@ -276,8 +276,8 @@ def compare(
     """Compare cost and duration of a job on every pool of the stack, on spot and on-demand.
 
     From each pool it takes enough machines for the processes of the job: four with one GPU, or one with four. It
-    derives the duration of a step from the one you give, measure, or that an earlier job of this name reported, and
-    from the networks between the machines. It prints each assumption. It starts nothing in the cloud.
+    derives the duration of a step from one known duration (given, measured, or reported by an earlier job of this name)
+    and from the networks between the machines. It prints each assumption. It starts nothing in the cloud.
 
     Examples: `spotkeeper compare job.yaml --work 40h --step-time 0.8 --gradients-gb 2.6`,
     `spotkeeper compare job.yaml --measure`

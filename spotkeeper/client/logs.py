@@ -135,7 +135,7 @@ def added(before: str, after: str) -> str:
 
 
 def size(count: int) -> str:
-    """``512 bytes``, ``17.2 KB``, ``1.2 MB``; a KB has 1,000 bytes."""
+    """Format a number of bytes: ``512 bytes``, ``17.2 KB``, ``1.2 MB``; a KB has 1,000 bytes."""
     for unit, of in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if count >= of:
             return f"{count / of:.1f} {unit}"

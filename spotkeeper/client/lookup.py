@@ -52,7 +52,7 @@ class FoundJobs(Struct, frozen=True):
 
 
 def find_job(store: Store, word: str) -> Record:
-    """Return the record of the job with this id or name; if only ended jobs have the name, of the newest.
+    """Return the record of the job with this id or name; if only ended jobs have the name, the newest one's.
 
     Raises:
         CliError: no such job exists; the message names the nearest.

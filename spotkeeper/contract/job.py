@@ -192,7 +192,7 @@ def span_s(text: str) -> float:
 
 
 def deadline_at(text: str, submitted: float) -> float:
-    """Return a deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds. So is ``submitted``.
+    """Return a deadline (``6h``, ``90m``, ``2d``, or a time with its zone) in unix seconds, as ``submitted`` is.
 
     Raises:
         ValueError: the text has another form, is a time without a zone, or is a span longer than ten years.

@@ -54,7 +54,7 @@ class Start(Struct, frozen=True, tag_field="type", tag="start"):
 
 
 class On(Struct, frozen=True):
-    """The running launch. ``pending_h``: the rest of its start-up time."""
+    """The launch that runs now. ``pending_h``: hours until it has started; 0 afterwards."""
 
     kind: Literal["spot", "od"]
     zone: str
@@ -96,7 +96,7 @@ class Ready(Struct, frozen=True, tag_field="type", tag="ready"):
 
 
 class PolicyAnswer(Struct, frozen=True, rename={"attempts": "try"}):
-    """``attempts`` are tried in order; the first that starts runs until the next tick. Other launches are stopped."""
+    """An answer to a tick: ``attempts`` are tried in order until one starts; all other launches are stopped."""
 
     attempts: tuple[str, ...] = ()
     probe: tuple[str, ...] = ()

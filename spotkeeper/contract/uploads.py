@@ -29,7 +29,7 @@ _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
 
 @dataclass(frozen=True)
 class LogPart:
-    """``text`` begins at byte ``start`` of the file ``path`` on the machine. Without a path it belongs to no file."""
+    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path``, or belongs to no file."""
 
     title: str
     text: bytes
@@ -72,7 +72,7 @@ def split_log(data: bytes) -> tuple[LogPart, ...]:
 
 
 class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """``path``: as the job wrote it, below its folder, with ``/``. ``name``: below ``out/<node>/`` in the bucket.
+    """An output file. ``path``: as the job wrote it, below its folder. ``name``: below ``out/<node>/`` in the bucket.
 
     ``md5``: in hex, because both clouds check MD5 too; it detects damage, not an attacker's change.
     """
@@ -84,7 +84,7 @@ class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Output(Struct, frozen=True, forbid_unknown_fields=True):
-    """``jobs/<job>/out/<node>.json``. ``left_out``: files that were not uploaded, with reasons, for users."""
+    """A node's output, ``jobs/<job>/out/<node>.json``. ``left_out``: files that were not uploaded, with reasons."""
 
     gen: int
     files: tuple[OutputFile, ...]
@@ -96,7 +96,7 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MirrorFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """``name``: in the checkpoint's folder. ``sha256``: in hex, as COMMIT has it."""
+    """A file of a checkpoint's copy. ``name``: in the checkpoint's folder. ``sha256``: in hex, as COMMIT has it."""
 
     name: str
     size: int
@@ -104,7 +104,7 @@ class MirrorFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MirrorList(Struct, frozen=True, forbid_unknown_fields=True):
-    """``jobs/<job>/ckpt/<gen>-<step>/<node>.json``."""
+    """The list of a node's part of a checkpoint's copy, ``jobs/<job>/ckpt/<gen>-<step>/<node>.json``."""
 
     gen: int
     step: int

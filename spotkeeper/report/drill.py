@@ -2,7 +2,8 @@
 
 Times are seconds of the cloud's clock since the preemption. A phase's target counts from the phase that it depends on,
 so that a slow boot misses only one target. The ledger has the times of most phases; a save, the end of processes and a
-mounted disk get the time at which the command first saw them. The view is pure; functions that format it follow.
+mounted disk get the time at which the command first saw them. The view is pure; the functions below it format it as
+text.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Evidence(Struct, frozen=True):
 
 
 def witness(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float]) -> dict[DrillStep, float]:
-    """Return ``seen`` with the phases that ``look`` shows for the first time and that have no time in the ledger."""
+    """Return ``seen`` with the phases that ``look`` shows first, at its time. The ledger has no time for these."""
     out = dict(seen)
     shown = {
         DrillStep.SAVED: _saved(victim, look),
@@ -321,7 +322,7 @@ def _mark(phase: PhaseView) -> str:
 
 
 def phase_line(phase: PhaseView) -> str:
-    """``hello  after 1m20s  took 58s (target 8m00s)  ok``."""
+    """A phase as one line: ``hello  after 1m20s  took 58s (target 8m00s)  ok``."""
     return (
         f"{phase.step.value:<18} after {duration(phase.at_s):>7}  took {duration(phase.took_s):>7}"
         f" (target {duration(phase.limit_s)})  {_mark(phase)}"

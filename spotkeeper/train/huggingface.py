@@ -107,7 +107,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
                 del trainer._load_from_checkpoint
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
-        """Restore the trainer as an earlier generation left it at the training's end; only the code after runs."""
+        """Restore the trainer as it was at the end of its training in an earlier generation: only later code runs."""
         assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()

@@ -170,7 +170,7 @@ class Membership:
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
-        """Adopt the launcher's generation if the stored state lacks it, as after a full disk."""
+        """Adopt the launcher's generation if the stored state lacks it, for example because the disk was full."""
         assignment, run = self._machine.saved.assignment, self._machine.saved.run
         if gen is None or code is not None or assignment is None or run is None:
             return

@@ -63,7 +63,7 @@ class _Response:
 
 
 class Imds:
-    """Requests to the service. ``endpoint``: ``http://host[:port]``, by default from the environment. Thread-safe."""
+    """A client of EC2's metadata service. ``endpoint``: ``http://host[:port]``, or the environment's. Thread-safe."""
 
     def __init__(self, clock: Clock, endpoint: str | None = None) -> None:
         self._clock = clock

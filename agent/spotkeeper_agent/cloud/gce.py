@@ -30,7 +30,7 @@ ACCELERATED = re.compile(r"(a[2-9]x?|g[2-9])-")
 
 
 class _Upcoming(Struct, frozen=True):
-    """``upcoming-maintenance``: machines with accelerators show it hours or days ahead. Its keys have two spellings."""
+    """The value of ``upcoming-maintenance``, hours or days ahead with accelerators. Its keys have two spellings."""
 
     in_tree: str = msgspec.field(default="", name="windowStartTime")
     by_itself: str = msgspec.field(default="", name="window_start_time")

@@ -93,7 +93,7 @@ class JobIdentity(Protocol):
 
 
 class IdentityServer:
-    """The server. Its port and token are kept in ``run`` for a restarted agent."""
+    """The HTTP server that gives jobs credentials. Its port and token are kept in ``run`` for a restarted agent."""
 
     def __init__(self, identity: JobIdentity, run: Path, log: Log) -> None:
         self.identity = identity

@@ -41,7 +41,7 @@ class Readable(Protocol):
 
 
 class FilePart:
-    """``size`` bytes of an open file from ``start``, hashed while they are read.
+    """A part of an open file (``size`` bytes from ``start``), hashed while it is read.
 
     ``check`` is called with the size of each piece; ``check`` may wait, and raises StorageError to end the transfer.
     ``also`` is another digest that is updated with the same bytes.

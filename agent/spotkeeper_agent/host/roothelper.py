@@ -252,7 +252,7 @@ def serve_one(helper: RootHelper, listener: socket.socket) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``roothelper.py USER GROUP``: the agent's user, and the group of the jobs that write on the disk."""
+    """Run the root helper. Arguments: the agent's user, and the group of the jobs that write on the disk."""
     import grp
     import pwd
 

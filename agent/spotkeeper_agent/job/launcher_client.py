@@ -122,7 +122,7 @@ class Launcher:
     """One launcher. Its own thread starts it and reads its socket; only the loop's thread may call the methods."""
 
     def __init__(self, folder: Path, job_path: JobPath, post: Callable[[Posted], None], log: Log) -> None:
-        """``folder``: for the launcher's socket and logs; its path marks each process that the launcher starts."""
+        """``folder`` will have the launcher's socket and logs. Its path marks each process that the launcher starts."""
         self.folder = folder
         self._job_path = job_path
         self._post = post

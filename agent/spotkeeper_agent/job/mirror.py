@@ -215,7 +215,7 @@ class Mirroring:
 
 
 def _copies(doc: Generation, node: int) -> bool:
-    """Whether this node copies: sharded state every node with a disk, replicated state only the lowest of them."""
+    """Whether this node uploads copies: every node with a disk for sharded state, the lowest of them otherwise."""
     writers = [member.node for member in doc.members if member.disk]
     return node in writers and (not doc.replicated or node == min(writers))
 

@@ -78,8 +78,9 @@ def is_output_worker(pid: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """``KEPT_BYTES READ:FILE...``: READ and FILE are descriptors. Returns at once and leaves its child to the
-    launcher: as a child of the worker it would block the user's code where that waits for all its children."""
+    """Arguments: ``KEPT_BYTES READ:FILE...``, where READ and FILE are descriptors. Returns at once and leaves its child
+    to the launcher, because a child of the worker would block user code that waits for all its children.
+    """
     kept = int(words[0])
     files = {int(read): int(fd) for read, _, fd in (word.partition(":") for word in words[1:])}
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)

@@ -38,7 +38,7 @@ print(json.dumps(said))
 
 
 class Fabric(NamedTuple):
-    """An image's requirements on Google's accelerator machines. ``daemon``: a path that exists while it is running."""
+    """What GPUDirect needs from a Google machine's image. ``daemon``: a path that exists while the daemon runs."""
 
     name: str
     plugin: str

@@ -122,7 +122,7 @@ def _forecasts(settings: Settings | None) -> Iterator[str]:
 
 
 def _inside(job: str) -> bool:
-    """Whether a path from an unreviewed branch stays within the checkout, also through links."""
+    """Whether a path from an unreviewed branch stays within the checkout, even if it leads through symbolic links."""
     return (CHECKOUT / job).resolve().is_relative_to(CHECKOUT)
 
 

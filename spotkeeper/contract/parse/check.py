@@ -299,7 +299,7 @@ def clock(at: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """``40.2h``, ``25m``: rounded up, as a job file writes it."""
+    """Return a length of time as a job file writes it, rounded up: ``40.2h``, ``25m``."""
     return f"{math.ceil(seconds / 60.0)}m" if seconds < 7200.0 else f"{math.ceil(seconds / 360.0) / 10:g}h"
 
 

@@ -130,7 +130,7 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
 
 
 def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
-    """Check the command of a job without `source`, which runs in an empty folder: a module or an absolute path."""
+    """Check the command of a job without `source`: its folder is empty, so only a module or an absolute path works."""
     script = command[0]
     if _named(folder, script):
         yield problem("command[0]", "is beside the job file, but no `source` sends it: add `source: .`", script)

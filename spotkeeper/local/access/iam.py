@@ -71,7 +71,7 @@ class RoleGrant(NamedTuple):
 
 
 class Accounts(Effect):
-    """The effect of an account: a unique number; a later account of the same name gets another one."""
+    """Implements accounts: each gets a unique number, so a later account of the same name has another one."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -87,7 +87,7 @@ class _Deleted(Struct, frozen=True):
 
 
 class CustomRoles(Effect):
-    """The effect of a custom role: its id stays taken for weeks after its deletion.
+    """Implements custom roles: a role's id stays taken for weeks after the role's deletion.
 
     For a week a new declaration restores the old role. Then Google deletes the role, within another thirty days.
     https://cloud.google.com/iam/docs/creating-custom-roles#deleting-custom-role
@@ -180,7 +180,7 @@ def _covers(grant: RoleGrant, required: RequiredPermission) -> bool:
 
 
 class PolicyCondition(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``expression``: CEL, not evaluated."""
+    """The condition of a binding. ``expression``: CEL, stored and not evaluated."""
 
     expression: str
     title: str = ""
@@ -195,7 +195,7 @@ class PolicyBinding(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """``etag``: the version that was read; a change must name this version ("": any version may be changed)."""
+    """A resource's policy. ``etag``: the version that was read, which a change must name ("": any version)."""
 
     etag: str = ""
     version: int = 1

@@ -22,7 +22,7 @@ ACT_AS = "iam.serviceAccounts.actAs"
 
 
 class RequiredPermission(NamedTuple):
-    """``name``: the resource's name as conditions see it; None if the request does not tell it."""
+    """A permission that a call requires. ``name``: the resource's name for conditions; None if the request lacks it."""
 
     permission: str
     name: str | None
@@ -34,7 +34,7 @@ Accounts = Callable[[Ref], list[str]]
 
 
 class Rights:
-    """``merge``: an insert's body merged with its template; ``accounts``: e-mails of an existing machine's accounts."""
+    """Finds the permissions that a call requires. ``merge``: adds an insert's template; ``accounts``: of a machine."""
 
     def __init__(self, merge: Merge, accounts: Accounts) -> None:
         self._merge = merge

@@ -29,7 +29,7 @@ class ContentType(Struct, frozen=True):
 
 
 class Buckets(Effect):
-    """The effect of ``storage:bucket``. A one-machine cloud has one bucket: ``bucket.sqlite`` in its folder."""
+    """Implements ``storage:bucket``. A one-machine cloud has one bucket: ``bucket.sqlite`` in its folder."""
 
     def __init__(self, world: World, resources: Resources) -> None:
         self._world = world

@@ -65,7 +65,7 @@ class Declaration(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Effect:
-    """The effect of a resource type: none, unless a subclass has one. Runs inside the request's transaction."""
+    """Implements a resource type. This base class does nothing. Runs inside the request's transaction."""
 
     def check(self, name: str, properties: JsonObject) -> None:
         """Raises ApiError for properties that this cloud does not support."""

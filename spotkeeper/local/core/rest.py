@@ -100,7 +100,7 @@ class ApiCall:
 
     @property
     def scope(self) -> str:
-        """``zones/z``, ``regions/r`` or ``global``."""
+        """The scope of the named resource: ``zones/z``, ``regions/r`` or ``global``."""
         if "zone" in self.at:
             return f"zones/{self.at['zone']}"
         return f"regions/{self.at['region']}" if "region" in self.at else "global"

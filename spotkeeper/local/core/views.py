@@ -8,7 +8,7 @@ from spotkeeper.local.spot_market.bill import Bill, Line
 
 
 class VmView(Struct, frozen=True):
-    """A VM as ``status`` shows it. ``notice_until``: when a preemption notice ends, before ACPI off (virtual)."""
+    """A VM as ``status`` shows it. ``notice_until``: virtual time of ACPI off, at the end of a preemption notice."""
 
     name: str
     id: str

@@ -326,7 +326,7 @@ def _environment(api: ResourceClient) -> Iterator[None]:
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """Close the loop. After a failure, first wait for running registrations, so that the state records them."""
+    """Close the event loop. After a failure, first wait for running registrations, so that the state records them."""
     pending = asyncio.all_tasks(loop)
     for task in pending:
         task.cancel()

@@ -160,7 +160,7 @@ def _some(**fields: Any) -> Json:
 
 
 def _named_body(t: PlacedResource, *keys: str, **fields: Any) -> Json:
-    """A body of the resource's name, its inputs of these keys, and further fields."""
+    """A request body with the resource's name, its inputs under these keys, and further fields."""
     return _some(name=t.name, **{key: t.inputs.get(key) for key in keys}, **fields)
 
 

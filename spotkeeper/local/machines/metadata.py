@@ -271,7 +271,7 @@ def _instance(vm: LocalVm, email: str, scopes: list[str]) -> JsonObject:
 
 
 def _window(start: float) -> JsonObject:
-    """``upcoming-maintenance`` as Google shows it: a window of hours that cannot be rescheduled."""
+    """Return ``upcoming-maintenance`` as Google shows it: a window of hours that cannot be rescheduled."""
     if not start:
         return {}
     begins = timestamp(start)

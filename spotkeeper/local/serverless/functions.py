@@ -91,7 +91,7 @@ ReadObject = Callable[[str, str], bytes | None]
 
 
 class Functions(Effect):
-    """The effect of ``cloudfunctionsv2:function``."""
+    """Implements ``cloudfunctionsv2:function``: runs a process for each declared function."""
 
     def __init__(
         self, world: World, resources: Resources, iam: ProjectIam, host: Host, read_object: ReadObject

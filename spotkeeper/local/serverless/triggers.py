@@ -91,7 +91,7 @@ def period_minutes(schedule: str) -> int:
 
 
 class Schedule(Effect):
-    """The effect of ``cloudscheduler:job``. A job's attempts never overlap.
+    """Implements ``cloudscheduler:job``: calls the job's target on schedule. A job's attempts never overlap.
 
     ``restart`` restarts the process that serves a URL, as a platform restarts an instance that keeps failing.
     """
@@ -231,7 +231,7 @@ class LogFilter:
 
 
 class Events(Effect):
-    """The effects of ``logging:projectSink`` and ``pubsub:subscription``.
+    """Implements ``logging:projectSink`` and ``pubsub:subscription``: delivers preemption events to the function.
 
     The removal of a subscription drops its undelivered messages.
     """

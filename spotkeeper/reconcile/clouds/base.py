@@ -66,7 +66,7 @@ class Looked(Struct, Generic[T], frozen=True):
 def look(
     what: str, whole: Callable[[], Looked[T]], of_zone: Callable[[str], list[T]], zones: Sequence[str]
 ) -> Looked[T]:
-    """List all zones by one request; if it fails without throttling, list each of ``zones`` by its own."""
+    """List all zones by one request; if it fails without throttling, list each of ``zones`` by a separate request."""
     try:
         return whole()
     except ListError as error:

@@ -2,7 +2,7 @@
 
 ``bury`` cleans up after a job; ``withdraw`` ends a submission that never became a job. Copies that the record names
 stay; so do newer ones, which may still be uploading. All others are deleted: replaced copies, interrupted uploads, and
-copies of checkpoints that the job gave up. The lists of a copy are deleted before its parts, so no reader takes half a
+copies of checkpoints that the job gave up. A copy's file lists are deleted before its parts, so no reader takes half a
 copy for a whole one.
 """
 
@@ -44,7 +44,7 @@ def bury(store: Store, record: Record, at: float) -> None:
 
 
 def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record | None:
-    """End a submission that has no record, so no machine: create an ended record; None if it has one by now.
+    """End a submission without a record, so without a machine: create an ended record. None if a record exists by now.
 
     The write is create-only, like that of a submission's first record. A later tick deletes the files, name and marker,
     since a submitter may not delete files.
@@ -55,7 +55,7 @@ def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record |
 
 
 def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
-    """Return the facts of a DONE job that may be deleted: all except for attempts that still have a grant."""
+    """Return the facts of a DONE job that may be deleted: all except those of attempts that still have a grant."""
     facts = store.list_facts(job)
     grants = store.read_allocation().value.grants if facts else ()
     granted = {(grant.node, grant.attempt) for grant in grants if grant.job == job}

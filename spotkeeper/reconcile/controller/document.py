@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 
 def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Record, P], T]:
-    """Cache a pure function of a record: its last result for each job, valid for the same version.
+    """Cache a pure function of a record: keep its last result for each job while the record's version stays the same.
 
-    Thousands of agents request the documents of one version, which name every member.
+    Otherwise the same long document would be made for each of thousands of agents.
     """
     kept: dict[str, tuple[Record, tuple[object, ...], T]] = {}
 
@@ -61,7 +61,7 @@ def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Recor
 
 
 def _same(one: Record, two: Record) -> bool:
-    """Whether both records are one version: every write has its own nonce."""
+    """Whether both are the same version of a record: every write has its own nonce."""
     return one is two or bool(one.nonce and (one.uid, one.ver, one.nonce) == (two.uid, two.ver, two.nonce))
 
 

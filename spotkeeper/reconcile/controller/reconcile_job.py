@@ -92,7 +92,7 @@ class RoundOptions:
 
 @dataclass(frozen=True)
 class Prefetched:
-    """A record, and a listing of the cloud made after that read (rule 3); a tick lists once for all jobs."""
+    """A record, and a later listing of the cloud (rule 3). A tick reads all records, then lists once for all jobs."""
 
     record: Versioned[Record]
     listing: Listing

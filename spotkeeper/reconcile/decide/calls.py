@@ -68,7 +68,7 @@ def _superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
 
 
 def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
-    """Delete a superseded machine. In a planned replacement, first wait ``free_s`` until it has unmounted its disk."""
+    """Delete a superseded machine. In a planned replacement, first wait ``free_s`` for it to unmount its disk."""
     if vm.status is VmStatus.STOPPING:
         return
     node = draft.nodes[index] if index < len(draft.nodes) else Node()

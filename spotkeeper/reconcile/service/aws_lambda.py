@@ -209,7 +209,7 @@ class LambdaApp(HttpApp):
         return nodes.get(uid)
 
     def _meant(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine that an event names, from memory or by its id; it may be no longer listed.
+        """Return the machine that an event names, from memory or by its id; it may be missing from the listing by now.
 
         Events of machines outside the stack arrive too, so only this machine is looked up, if the cloud can do that.
         """

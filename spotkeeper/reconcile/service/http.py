@@ -56,7 +56,7 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notified(Struct, frozen=True):
-    """``ended``: see ``reconcile_job.Ended``; ``busy`` also if this process already runs a round of the job."""
+    """The answer to a notification. ``ended``: see ``reconcile_job.Ended``; also ``busy`` if a round runs here."""
 
     ended: str
     rounds: int = 0

@@ -106,7 +106,8 @@ class Runtime:
         cloud: Cloud | None = None,
         open_cloud: Callable[[StackState, Clock, str | None], Cloud] | None = None,
     ) -> None:
-        """
+        """Open nothing yet.
+
         Args:
             cloud: used instead of the stack's cloud, without rate limits.
             open_cloud: (stack, clock, endpoint) -> the stack's cloud, if another identity than the machine's is used.

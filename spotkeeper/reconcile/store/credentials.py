@@ -107,7 +107,7 @@ def google_file() -> Path | None:
 
 
 def _kind(file: Path) -> str:
-    """Return the ``type`` in the credentials file. For an unreadable file pick obstore, which reports the reason."""
+    """Return the ``type`` in the credentials file; if unreadable, one for obstore, whose error states the reason."""
     try:
         return str(json.loads(file.read_bytes())["type"])
     except (OSError, ValueError, LookupError, TypeError):

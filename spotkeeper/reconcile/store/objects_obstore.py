@@ -93,7 +93,7 @@ def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> O
 
 
 class ObstoreObjects:
-    """``Objects`` over any obstore store. ``field``: where a version is named (S3: ``e_tag``, GCS: ``version``).
+    """``Objects`` over any obstore store. ``field``: the name of an object's version (S3: ``e_tag``, GCS: ``version``).
 
     S3's ETag is a hash of the content, so identical bytes have an identical tag. Documents written by compare-and-swap
     therefore contain a version and a nonce.

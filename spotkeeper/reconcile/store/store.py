@@ -166,13 +166,13 @@ class Store:
     # -- requests: jobs/<job>/requests/<id>
 
     def list_requests(self, job: str) -> tuple[JobRequest, ...]:
-        """By time, then id."""
+        """Return the requests to a job, by time, then id."""
         return tuple(
             sorted(self._read_all(paths.requests(job), JobRequest), key=lambda request: (request.at, request.id))
         )
 
     def put_request(self, job: str, request: JobRequest) -> bool:
-        """Create-only."""
+        """Store a request, create-only."""
         return self._create(paths.request(job, request.id), msgspec.json.encode(request)) is not None
 
     def delete_request(self, job: str, request_id: str) -> None:
@@ -247,7 +247,7 @@ class Store:
             self._create(paths.entry(job, entries[0].at, name), encode_many(entries))
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
-        """By time, then id."""
+        """Return a job's entries, by time, then id."""
         found = {(entry.at, entry.id): entry for entry in self._read_all(paths.ledger(job), Entry)}
         return tuple(entry for _, entry in sorted(found.items()))
 
@@ -381,7 +381,7 @@ class Store:
         return job
 
     def put_name(self, name: str, job: str) -> bool:
-        """Create-only. Job ids are random, so a name that points to this id was written by this writer."""
+        """Store a job's name, create-only. Job ids are random, so this writer wrote a name that points to its id."""
         return self._create(paths.name(name), job.encode(), own=True) is not None
 
     def delete_name(self, name: str, job: str) -> None:

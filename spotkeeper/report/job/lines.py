@@ -50,7 +50,7 @@ def training_line(view: JobView) -> str:
 
 
 def on_its_clock(view: JobView) -> str:
-    """A note beside durations if the cloud's clock is not in real time."""
+    """A note beside durations if the cloud's clock does not run in real time."""
     return f" on the cloud's clock, {view.site.scale:g}x" if view.site.scale != 1 else ""
 
 

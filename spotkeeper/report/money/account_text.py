@@ -51,7 +51,7 @@ def report(view: JobView, found: Account) -> RenderableType:
 
 
 def goodput_line(found: Account) -> str:
-    """``goodput 93.1 % of 12.40 node-hours; 30 steps were done twice; submitted by ada``."""
+    """The job's goodput: ``goodput 93.1 % of 12.40 node-hours; 30 steps were done twice; submitted by ada``."""
     share = "-" if found.goodput is None else f"{100 * found.goodput:.1f} %"
     again = f"; {count(found.steps_again, 'step')} done twice" if found.steps_again else ""
     return f"goodput {share} of {found.node_hours:.2f} node-hours{again}; submitted by {found.user}"

@@ -144,7 +144,7 @@ class _Digest(Struct, frozen=True):
     maybeCorrupt: bool = False  # noqa: N815
 
     def complete(self) -> bool:
-        """Whether the engine finished. It counts the stack itself, so a summary is never empty."""
+        """Whether the engine finished: then its summary is never empty, since it counts the stack itself."""
         return bool(self.changeSummary) and not self.maybeCorrupt
 
 

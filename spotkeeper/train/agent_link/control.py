@@ -156,7 +156,7 @@ class Control:
     """A control file. No locks: every word has one writer."""
 
     def __init__(self, path: Path, words: WordArray[int], floats: WordArray[float], hold: mmap.mmap | int) -> None:
-        """``hold``: the memory mapping or file descriptor behind ``words``; :meth:`close` closes it."""
+        """``hold``: the memory mapping or file descriptor behind ``words``, which :meth:`close` closes."""
         self.path = path
         self.words = words
         self.floats = floats

@@ -51,7 +51,7 @@ class Image:
     """State before it is copied into staging memory: the layout is known, the bytes are still in the tensors."""
 
     def __init__(self, state: RunState, *, rank: int | None = None) -> None:
-        """``rank``: the rank to which this part of sharded state belongs; None for replicated state."""
+        """Lay out the state. ``rank``: the rank that has this part of sharded state; None for replicated state."""
         self._tensors: list[torch.Tensor] = []
         self._slots: list[TensorSlot] = []
         self._frames: list[shards.TensorFrame] = []  # one for each tensor of sharded state

@@ -92,7 +92,7 @@ class Replicated:
     def __init__(
         self, gang: Gang, writer: CheckpointWriter, control: Control, places: tuple[RankPlace, ...], late: Path | None
     ) -> None:
-        """``late``: the checkpoint folder to use once this node's disk is mounted, as the control file reports."""
+        """``late``: the checkpoint folder to use once this node's disk is mounted (the control file tells)."""
         self._gang = gang
         self._writer = writer
         self._control = control

@@ -34,7 +34,7 @@ class LocalPart(Protocol):
     def load_state_dict(self, state_dict: Any) -> None: ...
 
     def reseed(self, seed: int) -> None:
-        """Reseed a random generator after the number of ranks has changed. Counts stay."""
+        """Reseed a random generator after the number of ranks has changed; leave a part of numbers as it is."""
 
 
 def adapt(name: str, part: object) -> LocalPart | None:

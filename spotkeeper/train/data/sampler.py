@@ -47,7 +47,7 @@ class SampleOrder:
 
     @property
     def batches(self) -> int:
-        """Global batches per epoch."""
+        """Number of global batches per epoch."""
         return self.size // self.batch if self.drop_last else -(-self.size // self.batch)
 
     def epoch(self, epoch: int) -> Sequence[int]:

@@ -127,7 +127,7 @@ def _shape(value: object) -> str:
 
 
 def check_rerun(steps: int, then: str, folder: str) -> None:
-    """Refuse a run without steps: an earlier run did all of them, and with other arguments.
+    """Refuse a run that has no steps left because an earlier run, with other arguments, did them all.
 
     Only the code after the loop would run, and the earlier run's results would look like this run's.
 

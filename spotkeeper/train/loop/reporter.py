@@ -35,7 +35,7 @@ def open_control(run: Path | None) -> Control:
 
 
 class BatchesLeft(NamedTuple):
-    """Batches to the end of a loop, and in the whole loop."""
+    """Number of batches to the end of a loop, and in the whole loop."""
 
     batches: int
     of: int

@@ -118,7 +118,7 @@ class Ec2Verbs:
         return self._created(codec.convert(answer, VolumeIn), ends)
 
     def _created(self, made: VolumeIn, ends: float) -> Meaning:
-        """Return the meaning of a disk's creation. The disk may contain data, so only proof gives up its number."""
+        """Return the result of a disk's creation. The disk may have data: its number is given up only on proof."""
         if self._is_old(made.create_time):
             try:
                 found = codec.convert(

@@ -135,7 +135,7 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. A field that differs from the template is complete, as EC2 merges nothing.
+    """Return the request for one machine. EC2 does not merge a field with the template's, so each field is complete.
 
     Raises:
         KeyError: the pool has no template of this model.

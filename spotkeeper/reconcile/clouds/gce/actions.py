@@ -112,7 +112,7 @@ class GceVerbs:
         return self._delete(f"global/snapshots/{action.name}", ends)
 
     def _remember(self, key: str, action: InsertVm | CreateDisk) -> None:
-        """Remember the action: if its operation fails later, the operation does not name the pool and the model."""
+        """Remember the action, since an operation that fails later names neither pool nor provisioning model."""
         self.asked[key] = action
         while len(self.asked) > REMEMBERED:
             self.asked.popitem(last=False)
@@ -128,7 +128,7 @@ class GceVerbs:
         return kind, detail
 
     def _replayed(self, path: str, name: str, answer: Answer, ends: float) -> str:
-        """Return why the key is used up, or "": a repeated key may return the operation of a resource deleted since."""
+        """Return why the key is used up; else "". A repeated key may return the operation of a deleted resource."""
         operation = _operation(answer)
         if operation is None or operation.status != "DONE":
             return ""
@@ -141,10 +141,10 @@ class GceVerbs:
         return "" if there.id == operation.target_id else f"the key's {name} is gone, another has its name"
 
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
-        """Return None if the machine at this path has this unique id; otherwise the meaning to report instead.
+        """Return None if the machine at this path has this unique id; otherwise the kind of result to report.
 
-        IAM conditions test names, so a call must use the name, not the numeric id. The id is compared before. Attempts
-        are never reused, so no other machine takes the name in between.
+        IAM conditions test names, so a call must use the name, not the numeric id. So the id is compared before the
+        call. Attempts are never reused, so no other machine takes the name in between.
         """
         found = self._call("GET", path, ends, {"fields": "id"})
         if found.status != 200:
@@ -170,7 +170,7 @@ class GceVerbs:
 
 
 def meaning(answer: Answer) -> Meaning:
-    """Return the meaning of an answer to a change; HTTP 200 with a failed operation is a failure."""
+    """Return the kind of result of a change, from its answer; HTTP 200 with a failed operation is a failure."""
     if not 200 <= answer.status < 300:
         return parse_error(answer.status, answer.body)
     operation = _operation(answer)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Money(Part, frozen=True):
-    """``google.type.Money``."""
+    """An amount of money, as ``google.type.Money``."""
 
     currency_code: str = ""
     units: str = "0"  # int64

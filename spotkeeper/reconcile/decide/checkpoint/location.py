@@ -161,7 +161,7 @@ def _comes_home(draft: Draft, index: int) -> bool:
 
 
 def _no_home(draft: Draft, index: int) -> bool:
-    """Whether a node's home is its own disk and no longer exists in any zone. A static machine's disk is not listed."""
+    """Whether a node's home is its own disk and no zone has that disk. (A static machine's disk is never listed.)"""
     node = draft.nodes[index]
     return node.machine is None and draft.queries.complete and not draft.queries.disks.get((index, node.disk))
 
@@ -258,7 +258,7 @@ def _at_home(node: Node) -> bool:
 
 
 def _on(node: Node, nodes: set[str]) -> bool:
-    """Whether a node has a machine, and this and its replacement are among these static machines."""
+    """Whether a node has a machine, and this machine and its replacement, if any, are among these static machines."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return bool(slots) and all(slot.machine in nodes for slot in slots)
 

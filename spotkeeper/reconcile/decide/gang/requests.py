@@ -39,7 +39,7 @@ def step(draft: Draft) -> None:
 
 
 def _kept(done: tuple[str, ...], waiting: set[str]) -> tuple[str, ...]:
-    """Return the ids to remember: the newest, and the ids of requests not deleted yet, else handled again."""
+    """Return the ids of handled requests to remember: the newest, and those of requests that still exist."""
     return tuple(one for at, one in enumerate(done, start=KEPT - len(done)) if at >= 0 or one in waiting)
 
 

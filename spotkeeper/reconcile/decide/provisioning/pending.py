@@ -119,7 +119,7 @@ def _above_max_price(draft: Draft) -> str:
 
 
 def _no_offers(draft: Draft, capped: bool) -> str:
-    """Return why no offer is left: all were refused, or a limit leaves only spot. ``capped``: a limit of the stack."""
+    """Return why no offer is left: all were refused, or a limit (if ``capped``, the stack's) leaves only spot."""
     spec, where = draft.snapshot.spec, offers.bound_to(draft) or "any zone"
     if offers.out_of_pools(draft):
         return f"waiting: zone {where} was removed from the job's pools, so it moves as soon as it can"

@@ -253,7 +253,7 @@ def overtaken(draft: Draft, index: int, slow: Slot) -> None:
 
 
 def drop_next(draft: Draft, index: int) -> None:
-    """Drop a ``next`` that is not needed any more, if its zone answered."""
+    """Drop a ``next`` that is not needed any more, if its zone answered in the listing."""
     slot = draft.nodes[index].next
     if slot is not None and slot.zone in draft.queries.answered:
         draft.put(index, next=None)
