@@ -1,0 +1,5 @@
+"""The declared stacks of ``tests/infra``, as fixtures."""
+
+from tests.infra.conftest import example, local, shared
+
+__all__ = ["example", "local", "shared"]
