@@ -175,7 +175,7 @@ def _cancel(props: dict[str, Any]) -> None:
         ledger.send_request(
             store, read.value, ledger.new_request(RequestKind.CANCEL, target.clock.now(), getpass.getuser())
         )
-        notify(target, read.value.job)
+        notify(target, store, read.value.job)
     except (CliError, StoreError) as error:
         raise JobError(f"{props['job']} is not cancelled: {error}") from None
     _tell(f"{props['job']} ({read.value.job}): removed from the list: cancellation requested")

@@ -14,7 +14,7 @@ NAMESPACE = "Spotkeeper"
 TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
 # alerts.about -> the event in the function's log (contract/ledger.py, controller/tick.py), and the mail's text.
 MESSAGES: dict[str, tuple[str, str]] = {
-    "holds": ("hold", "a job holds: it waits for a person"),  # a paused job sends no mail
+    "holds": ("hold", "a job is on hold and waits for a person"),  # a paused job sends no mail
     "spend": ("limit", "a spending limit is reached: no machine is bought until a person acts"),
     "orphans": ("orphan", "machines or disks of an unknown job"),
 }

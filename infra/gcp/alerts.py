@@ -14,7 +14,7 @@ _EVERY = "3600s"  # at most one mail per hour and policy; a lasting condition is
 _CLOSED = "86400s"
 # alerts.about -> a filter of the function's log (service/logging_json.py), and the mail's text.
 LOGGED: dict[str, tuple[str, str]] = {
-    "holds": ('jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"', "a job holds: it waits for a person"),
+    "holds": ('jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"', "a job is on hold and waits for a person"),
     "spend": ('jsonPayload.event="limit"', "a spending limit is reached: no further machine is bought"),
     "orphans": ('jsonPayload.event="orphan"', "machines or disks of an unknown job"),
 }
@@ -35,7 +35,7 @@ class GcpAlerts(Component):
             about = settings.alerts.about
             if "ticks" in about:
                 self._policy("silence", "no tick succeeded", [self._silence()])
-                self._policy("errors", "the loop cannot do its work", [self._log("an error", "severity>=ERROR")])
+                self._policy("errors", "the function logged an error", [self._log("an error", "severity>=ERROR")])
                 self._policy("dead-letters", "preemption events do not arrive", [self._undelivered()])
             for key, (pattern, message) in LOGGED.items():
                 if key in about:

@@ -93,7 +93,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
         elif not re.match(r"subnet-[0-9a-f]{8,17}\Z", subnet):
             yield problem(path, "want subnet-...", subnet)
         elif (first := next(other for other, named in network.subnets.items() if named == subnet)) != zone:
-            yield problem(path, f"is that of {first}: a subnet is in one zone", subnet)
+            yield problem(path, f"is also the subnet of {first}: a subnet is in one zone", subnet)
     if network.subnets:
         for zone in sorted({zone for pool in s.pools for zone in pool.zones} - set(network.subnets)):
             yield Problem(join("network.subnets", zone), "missing: a pool uses this zone")
@@ -280,7 +280,7 @@ def _bought(disk: DataDisk) -> Iterator[Problem]:
         a_gb, most = _IOPS[disk.type]
         most = min(most, a_gb * disk.size_gb)
         if disk.iops > most:
-            yield problem("disk.iops", f"an {disk.type} of {disk.size_gb} GB has 100 to {most}", disk.iops)
+            yield problem("disk.iops", f"an {disk.type} of {disk.size_gb} GB can have 100 to {most} IOPS", disk.iops)
     if disk.type in ("gp2", "st1", "sc1") and disk.iops is not None:
         yield problem("disk.iops", f"{disk.type} sets this by its size: leave it out", disk.iops)
     if disk.type in _DISKS and disk.type != "gp3" and disk.mb_s is not None:
@@ -290,10 +290,10 @@ def _bought(disk: DataDisk) -> Iterator[Problem]:
     iops = 3000 if disk.iops is None else disk.iops
     most = min(80_000, max(3000, 500 * disk.size_gb))
     if not 3000 <= iops <= most:
-        yield problem("disk.iops", f"a gp3 of {disk.size_gb} GB has 3000 to {most}", iops)
+        yield problem("disk.iops", f"a gp3 of {disk.size_gb} GB can have 3000 to {most} IOPS", iops)
     fastest = min(2000, max(125, iops // 4))
     if disk.mb_s is not None and not 125 <= disk.mb_s <= fastest:
-        yield problem("disk.mb_s", f"a gp3 with {iops} iops has 125 to {fastest}", disk.mb_s)
+        yield problem("disk.mb_s", f"a gp3 with {iops} IOPS can have 125 to {fastest} MB/s", disk.mb_s)
 
 
 POOL_RULES: tuple[PoolRule, ...] = (

@@ -184,7 +184,7 @@ def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
         yield problem("alerts.email", "is no email address", s.alerts.email)
     if s.alerts.email and not s.alerts.about:
-        yield Problem("alerts.about", "is empty, so no alarm is ever sent: leave it out for all, or remove email")
+        yield Problem("alerts.about", "is empty, so no alarm is ever sent: remove it to get all, or remove email")
     if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
         least = 2 * s.reconcile.tick_minutes
         yield problem("alerts.missed_minutes", f"is below {least}: it must span two ticks", s.alerts.missed_minutes)
@@ -197,7 +197,7 @@ def budget_steps(s: Settings) -> Iterator[Problem]:
     if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
         yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
     if not s.budget.alert_at:
-        yield Problem("budget.alert_at", "is empty, so no email is ever sent: leave it out for 50, 90, 100")
+        yield Problem("budget.alert_at", "is empty, so no email is ever sent: remove it to use 50, 90, 100")
     yield from _twice("budget.alert_at", s.budget.alert_at)
 
 

@@ -239,9 +239,11 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     known = _GPU_DIRECT.get(machine.type)
     if known is None:
         types = ", ".join(_GPU_DIRECT)
-        yield problem("machine.gpu_direct", f"{machine.type} has none, only {types}: leave it out", machine.gpu_direct)
+        yield problem(
+            "machine.gpu_direct", f"{machine.type} lacks it, only {types} have it: leave it out", machine.gpu_direct
+        )
     elif machine.gpu_direct != known:
-        yield problem("machine.gpu_direct", f"{machine.type} has another", machine.gpu_direct, known)
+        yield problem("machine.gpu_direct", f"{machine.type} has another variant", machine.gpu_direct, known)
     elif machine.nic == "virtio":
         yield problem("machine.nic", "GPUDirect needs gvnic, the default here: leave it out", machine.nic)
     elif s.network.exists():
@@ -296,7 +298,9 @@ def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
         elif name == "mb_s" and disk.iops is not None:
             most = min(most, disk.iops // 4)
         if not least <= value <= most:
-            yield problem(f"disk.{name}", f"a {disk.type} of {disk.size_gb} GB has {least} to {most}", value)
+            unit = "IOPS" if name == "iops" else "MB/s"
+            text = f"a {disk.type} of {disk.size_gb} GB can have {least} to {most} {unit}"
+            yield problem(f"disk.{name}", text, value)
 
 
 POOL_RULES: tuple[PoolRule, ...] = (

@@ -102,13 +102,11 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 
     losses: Annotated[
         int,
-        Meta(
-            ge=1, le=1000, description="losses within the window, plus one per node, that start an on-demand fallback"
-        ),
+        Meta(ge=1, le=1000, description="this many losses within the window, plus one per node, start a fallback"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count")] = 60
     short_life_minutes: Annotated[
-        float, Meta(ge=0, le=1440, description="spot machines that live shorter count as short lives")
+        float, Meta(ge=0, le=1440, description="a spot machine that lives shorter than this counts as a short life")
     ] = 10
     short_lives: Annotated[
         int, Meta(ge=1, le=100, description="consecutive short lives that start an on-demand fallback")

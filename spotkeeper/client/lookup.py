@@ -59,8 +59,8 @@ def find_job(store: Store, word: str) -> Record:
     """
     job = store.read_name(word) if JOB_NAME.match(word) else None
     for candidate in (job, word):
-        if candidate and JOB_ID.match(candidate) and (held := store.read_record(candidate)) is not None:
-            return held.value
+        if candidate and JOB_ID.match(candidate) and (read := store.read_record(candidate)) is not None:
+            return read.value
     records = all_jobs(store, finished=True).records
     if named := [record for record in records if record.name == word]:
         return max(named, key=lambda record: record.created)
@@ -71,10 +71,10 @@ def find_job(store: Store, word: str) -> Record:
 
 def record_of(store: Store, job: str) -> Record:
     """Read a job's record. Raises CliError if the record is gone."""
-    held = store.read_record(job)
-    if held is None:
+    read = store.read_record(job)
+    if read is None:
         raise CliError(f"{job}: its record is gone", Exit.MISSING)
-    return held.value
+    return read.value
 
 
 def progress_of(store: Store, job: str) -> Progress | None:
@@ -117,7 +117,7 @@ def _read(store: Store, jobs: Sequence[str]) -> FoundJobs:
 
     def read(job: str) -> Record | Unreadable | None:
         try:
-            return held.value if (held := store.read_record(job)) is not None else None
+            return found.value if (found := store.read_record(job)) is not None else None
         except CorruptError as error:
             return Unreadable(job, str(error), error.remedy)
 
@@ -173,7 +173,7 @@ def deadline_of(store: Store, record: Record) -> float | None:
 def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:
     """Return current and past spot prices by pool, as the cloud reported them."""
     pools = tuple(pool.name for pool in stack.pools if pool.kind == "spot") if stack else ()
-    return {pool: held.value for pool, held in store.read_prices(pools).items()}
+    return {pool: read.value for pool, read in store.read_prices(pools).items()}
 
 
 def resume_waits(store: Store, record: Record) -> bool:

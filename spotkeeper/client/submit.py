@@ -56,7 +56,7 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
         again = f"bring it up again: {target.up()}"
         raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
     done = submit(store, spec, source, target.clock.now(), whoami())
-    return done, not done.new or notify(target, done.job)
+    return done, not done.new or notify(target, store, done.job)
 
 
 def whoami() -> str:
@@ -90,7 +90,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
     if earlier is None and not store.put_name(spec.name, job):
         from spotkeeper.reconcile.controller.cleanup import withdraw
 
-        withdraw(store, job, spec.name, now, "another submission of its name came first")  # a tick deletes its files
+        withdraw(store, job, spec.name, now, "another submission of this name came first")  # a tick deletes its files
         why = f"{spec.name}: another submission of this name came first"
         raise CliError(why, Exit.REFUSED, "submit again to see it")
     store.set_active(job, now)  # the ``active`` object of an interrupted submission may be gone
@@ -112,34 +112,34 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
     job = store.read_name(spec.name)
     if job is None:
         return None
-    held = store.read_record(job)
-    if held is not None and held.value.over:
+    read = store.read_record(job)
+    if read is not None and read.value.over:
         store.delete_name(spec.name, job)
         return None
-    return _refuse_other(store, job, held, spec, digest)
+    return _refuse_other(store, job, read, spec, digest)
 
 
 def check_name(store: Store, spec: JobSpec) -> None:
     """Raise CliError if an unfinished job of this name has other content. ``spec``: with its source."""
     job = store.read_name(spec.name)
-    held = store.read_record(job) if job is not None else None
-    if job is not None and (held is None or not held.value.over):
-        _refuse_other(store, job, held, spec, spec_sha256(spec))
+    read = store.read_record(job) if job is not None else None
+    if job is not None and (read is None or not read.value.over):
+        _refuse_other(store, job, read, spec, spec_sha256(spec))
 
 
 def _refuse_other(
-    store: Store, job: str, held: Versioned[Record] | None, spec: JobSpec, digest: str
+    store: Store, job: str, read: Versioned[Record] | None, spec: JobSpec, digest: str
 ) -> tuple[str, Record | None]:
     """Raise CliError if the unfinished ``job`` of this name has other content."""
-    theirs = store.read_spec(job, held.value.spec_key() if held is not None else "")
+    theirs = store.read_spec(job, read.value.spec_key() if read is not None else "")
     if theirs is not None and spec_sha256(theirs) == digest:
-        return job, held.value if held is not None else None
+        return job, read.value if read is not None else None
     state = "runs already"
     end = f"resume that one with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
-    if held is None:
+    if read is None:
         state, end = "is being submitted already", "end that one"
-    elif held.value.phase is Phase.HOLD:
-        state = "is on hold since it failed" if held.value.hold is Hold.FAILURE else "is on hold"
+    elif read.value.phase is Phase.HOLD:
+        state = "is on hold since it failed" if read.value.hold is Hold.FAILURE else "is on hold"
         end = f"resume that one with these files ({resume_with(spec.name)}), or end it with its checkpoints"
     raise CliError(
         f"{spec.name}: a job of this name {state} ({job}) with other content: {', '.join(differences(theirs, spec))}",
@@ -176,9 +176,9 @@ def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: 
 def _ports_in_use(store: Store, job: str) -> Iterable[int]:
     for other in store.active_jobs():
         with contextlib.suppress(CorruptError):  # an unreadable job's block may be drawn again: see free_port_block
-            held = store.read_record(other) if other != job else None
-            if held is not None:
-                yield held.value.port_base
+            read = store.read_record(other) if other != job else None
+            if read is not None:
+                yield read.value.port_base
 
 
 def free_port_block(used: Iterable[int]) -> int:

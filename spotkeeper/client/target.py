@@ -142,9 +142,9 @@ BODY, JSON = b"{}", {"Content-Type": "application/json"}
 TOKEN = "SPOTKEEPER_TOKEN"  # noqa: S105 - the name of a variable
 
 
-def notify(target: Target, job: str) -> bool:
+def notify(target: Target, store: Store, job: str) -> bool:
     """Request a round of one job; return False if the function was not reached, refused the caller, or hangs."""
-    state = None if target.function_url else target.store().read_stack()
+    state = None if target.function_url else store.read_stack()
     root = target.function_url or (state.function_url if state else "")
     url = f"{root.rstrip('/')}/v1/notify/{job}"
     sign = state is not None and state.cloud == "aws" and not os.environ.get(TOKEN)
@@ -156,7 +156,7 @@ def notify(target: Target, job: str) -> bool:
     try:
         answer = requests.post(url, headers=headers, data=BODY, timeout=TIMEOUTS_S)
     except requests.ReadTimeout:  # the round is under way, or the function hangs
-        return not silence(target.store(), state, target)
+        return not silence(store, state, target)
     except requests.RequestException:
         return False
     return answer.ok

@@ -58,13 +58,13 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget: failures of the user's code. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000, description="survived crashes; the next one puts it on hold")] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes to survive; the next one puts it on hold")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
     """When a job counts as hung. Its stacks are logged, and it restarts; the crash budget counts it as a crash."""
 
-    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take this many times the usual one")] = 30.0
+    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take this many times its usual time")] = 30.0
     floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that any step may take")] = 10.0
     idle_min: Annotated[
         float, Meta(ge=1, le=1e6, description="minutes without CPU use that the script may spend outside its loops")

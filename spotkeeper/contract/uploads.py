@@ -104,7 +104,7 @@ class MirrorFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MirrorList(Struct, frozen=True, forbid_unknown_fields=True):
-    """The list of a node's part of a checkpoint's copy, ``jobs/<job>/ckpt/<gen>-<step>/<node>.json``."""
+    """Lists the files of a node's part of a checkpoint copy: ``jobs/<job>/ckpt/<gen>-<step>/<node>.json``."""
 
     gen: int
     step: int

@@ -280,7 +280,7 @@ def patience_s(targets: Targets) -> float:
 
 # --- for people -------------------------------------------------------------------------------
 
-LEGEND = "after: since the preemption; took: since the phases that it depends on, which the target limits"
+LEGEND = "after: time since the preemption; took: time since the phases that it depends on (the target limits this)"
 
 
 def table(view: DrillView) -> RenderableType:

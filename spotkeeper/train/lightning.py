@@ -274,7 +274,7 @@ class _Placed:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: Lightning's own counts are the place."""
+        """Do nothing: Lightning's own counts tell where the data continues."""
 
 
 class _Skipping:

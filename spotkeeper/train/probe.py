@@ -190,8 +190,8 @@ def _objects(caller: FrameType | None) -> Iterator[tuple[str, Any]]:
     """Yield variables other than plain numbers and texts, and attributes of the script's own objects, by name."""
     for scope, variables in _scopes(caller):
         for name, value in list(variables.items()):
-            held = vars(value).items() if _of_script(value) else ()
-            named = [(f"{scope}{name}", value), *((f"{scope}{name}.{each}", of) for each, of in held)]
+            fields = vars(value).items() if _of_script(value) else ()
+            named = [(f"{scope}{name}", value), *((f"{scope}{name}.{each}", of) for each, of in fields)]
             yield from ((each, of) for each, of in named if of is not None and not isinstance(of, _PLAIN))
 
 

@@ -259,7 +259,7 @@ def test_a_wrong_job_file_writes_nothing(cli: Cli, store: Store, folder: Path) -
     assert done.code == 2
     assert done.err.splitlines() == [
         'error: job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
-        "error: job.yaml:4: nodes: 99: more than pools workers, always, gpus may hold (7)",
+        "error: job.yaml:4: nodes: 99: more machines than pools workers, always, gpus may have (7)",
     ]
     assert store.list("") == before
 

@@ -67,7 +67,7 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
             STACK.pools,
             "is less than `work` costs at the lowest price ($8.00)",
         ),
-        ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "says nothing under `policy: on-demand`"),
+        ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "has no effect under `policy: on-demand`"),
     ],
 )
 def test_what_may_come_otherwise_than_meant_is_a_caution(

@@ -123,7 +123,7 @@ class Stage:
         return done
 
     def notify(self, job: str) -> None:
-        notify(local_target(self.cloud.folder), job)
+        notify(local_target(self.cloud.folder), self.store, job)
 
     def until(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE_S) -> T:
         """

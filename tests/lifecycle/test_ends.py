@@ -161,7 +161,7 @@ def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: St
         ):
             assert text in told
         (home / "main.py").write_text(HAS_A_BUG.replace("{los}", "{taken}"))
-        with pytest.raises(CliError, match="nodes: its nodes have their disks"):
+        with pytest.raises(CliError, match="nodes: its disks belong to the present nodes"):
             run.resume_with_files(replace(spec, nodes=3), pack(home))
         corrected = pack(home)
         run.resume_with_files(replace(spec, env={**spec.env, "CORRECTED": "1"}), corrected)

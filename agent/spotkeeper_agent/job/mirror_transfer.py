@@ -147,7 +147,7 @@ class CheckpointUpload:
         reader = FilePart(stream, start, size, pace.take, digest)
         sent = self._bucket.send(name, reader)
         if (sent.size, sent.md5) != (size, reader.md5.hexdigest()):
-            raise StorageError(f"{name}: the bucket has {sent.size} bytes, or not those that were sent")
+            raise StorageError(f"{name}: the bucket's object ({sent.size} bytes) differs from what was sent")
         _forget(stream, start, size)
         return digest
 

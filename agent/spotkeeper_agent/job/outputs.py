@@ -170,7 +170,7 @@ class OutputUpload:
                 sent = self._bucket.send(target, reader)
                 kept = OutputFile(found.path, name, found.size, reader.md5.hexdigest())
                 if sent.size != kept.size or (sent.md5 and sent.md5 != kept.md5):
-                    raise StorageError(f"{target}: the bucket has {sent.size} bytes, or not those that were sent")
+                    raise StorageError(f"{target}: the bucket's object ({sent.size} bytes) differs from what was sent")
         self._there[found.mark()] = kept
         self.count += 1
         return kept

@@ -147,7 +147,7 @@ def space(machine: Machine) -> Finding:
             "space", Level.ERROR, words, "a larger disk (`disk` of the pool), or delete what fills it", figures
         )
     if (newest and free < KEPT * newest) or free < LITTLE_BYTES:
-        return Finding("space", Level.WARNING, words, f"room for {KEPT} checkpoints: `disk` of the pool", figures)
+        return Finding("space", Level.WARNING, words, f"a larger `disk` of the pool, for {KEPT} checkpoints", figures)
     return Finding("space", Level.OK, words, figures=figures)
 
 

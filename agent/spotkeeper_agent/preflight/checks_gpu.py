@@ -70,7 +70,7 @@ def torch(machine: Machine) -> Finding:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TORCH_S, check=False, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
-        words = f"{machine.python}: {getattr(error, 'strerror', None) or 'no end'}"
+        words = f"{machine.python}: {getattr(error, 'strerror', None) or 'did not end'}"
         return Finding("torch", Level.ERROR, words, "name the job's interpreter: --python, `python:` of the job file")
     try:
         said = codec.decode(done.stdout.strip().rpartition("\n")[2], _Torch)

@@ -108,7 +108,7 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
         alone = lab.run("alone", [steps], first)
         made = alone[0]["step"]
         if made < LEAST:
-            raise CliError(f"it made only {made} steps, and {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
+            raise CliError(f"it made only {made} steps, but {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
         note("the same again")
         again = lab.run("again", [steps], second, seed=1)  # what differs between two interpreters differs here
         if own := [each for each in _bits(alone, again) if not each.name.startswith(_DRAWN)]:

@@ -185,7 +185,7 @@ def _watched(process: subprocess.Popen[bytes], control: Control, folder: Path, l
             why = "; ".join(last) or "it printed nothing"
             raise CliError(f"the calibration run ended after {control.step} steps: {why}", Exit.FAILED, OTHERWISE)
         time.sleep(POLL_S)
-    made = f"{control.step} steps in {longest_s:.0f} s, but needs {STEPS}"
+    made = f"only {control.step} of {STEPS} steps within {longest_s:.0f} s"
     raise CliError(f"the calibration run made {made}", Exit.FAILED, OTHERWISE)
 
 

@@ -80,7 +80,7 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
 def never(spec: JobSpec, replays: int) -> str:
     """The message about a job that got no machine in any replay."""
     price = "" if spec.max_price is None else f", since max_price is {spec.max_price:g}"
-    return f"it never runs, in none of {replays} replays{price}"
+    return f"the job gets no machine in any of {replays} replays{price}"
 
 
 def comments(files: Iterable[Path], known: Ground) -> Iterator[str]:

@@ -153,4 +153,4 @@ def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
     plain = [line for line, name in calls.plain_steps if name in calls.optimizers]
     if elastic and plain and "step" not in used:
         remedy = "call run.backward(loss) and run.step() instead of loss.backward() and optimizer.step()"
-        yield plain[0], f"`nodes: {{min, max}}` allows no optimizer.step() in the script: {remedy}, with a scaler too"
+        yield plain[0], f"`nodes: {{min, max}}` allows no optimizer.step() in the script: {remedy}, also with a scaler"

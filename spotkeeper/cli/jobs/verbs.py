@@ -244,7 +244,7 @@ def _finish(
     """Notify the function of a request, wait for it with ``--wait``, and print the result."""
     note_upkeep(target.local)
     with waiting("waiting for the function's answer", quiet=True):
-        notified = notify(target, record.job)
+        notified = notify(target, store, record.job)
     if not notified:
         note(unheard(target, "carries it out"))
     elif (now := store.read_record(record.job)) is not None and asked.id in now.value.requests_done:

@@ -339,12 +339,12 @@ def _delete(probe: Probe) -> str:
     cancel = lookup.new_request(RequestKind.CANCEL, probe.target.clock.now(), "live-check")
     with contextlib.suppress(CliError):  # it may be over already
         lookup.send_request(probe.store, probe.record(), cancel)
-    notify(probe.target, probe.job)
+    notify(probe.target, probe.store, probe.job)
     end = time.monotonic() + max(LEAST_S, GONE_S / probe.target.clock.scale)
     while probe.record().phase is not Phase.DONE:
         if time.monotonic() > end:
             remedy = f"it costs money until deleted: delete {machine} and its disk by hand in the cloud console"
-            raise CheckFailedError(f"{machine or probe.name} is not gone", remedy)
+            raise CheckFailedError(f"{machine or probe.name} still exists", remedy)
         time.sleep(EVERY_S)
     return "machine and disk are gone"
 

@@ -27,7 +27,7 @@ def run(
         CliError: a finding is an error (after all findings are printed), or no such folder.
     """
     if folder is not None and not folder.is_dir():
-        raise CliError(f"{folder}: no such folder", Exit.USAGE, "name the folder where checkpoints go")
+        raise CliError(f"{folder}: no such folder", Exit.USAGE, "name the folder for checkpoints")
     checks = preflight.boot_checks() if quick else preflight.all_checks()
     report = Report.of(_told(checks, preflight.here(folder, peers, notice, python)))
     emit(report, as_json, _table(report.findings))

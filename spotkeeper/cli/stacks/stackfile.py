@@ -342,8 +342,8 @@ def _pool(pool: Pool) -> CheckedPool:
 
 
 def _text(checked: CheckedStack) -> str:
-    held = len(checked.examples)
-    examples = f", but {held} field{'s' * (held != 1)} still hold{'s' * (held == 1)} example values" if held else ""
+    left = len(checked.examples)
+    examples = f", but {left} field{'s' * (left != 1)} still hold{'s' * (left == 1)} example values" if left else ""
     lines = [f"{checked.stack}: valid ({checked.cloud}, {checked.region}){examples}"]
     for pool in checked.pools:
         count = f"{pool.machines} x" if pool.kind == "static" else f"up to {pool.machines} x"

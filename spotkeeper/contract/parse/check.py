@@ -60,7 +60,7 @@ def own_checkpoints(job: JobContext) -> Iterator[Problem]:
     if size.min < size.max:
         yield problem("stop", "signal needs a fixed number of nodes: only the library can redistribute batches")
     if spec.checkpoint.mirror is not None:
-        yield problem("stop", "signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves")
+        yield problem("stop", "signal excludes checkpoint.mirror, which copies only checkpoints that the library saves")
 
 
 def deadline(job: JobContext) -> Iterator[Problem]:
@@ -73,7 +73,7 @@ def deadline(job: JobContext) -> Iterator[Problem]:
         yield problem("deadline", str(error), text)
         return
     if job.now is not None and at <= job.now:
-        yield problem("deadline", f"is in the past; now is {clock(job.now)}, and 6h, 2d are from now", text)
+        yield problem("deadline", f"is in the past; now is {clock(job.now)}, and 6h or 2d would count from now", text)
 
 
 def spans(job: JobContext) -> Iterator[Problem]:
@@ -130,7 +130,7 @@ def pools_usable(job: JobContext) -> Iterator[Problem]:
     if all(pool.kind == "spot" and not pool.max_on_demand for pool in usable):
         yield problem("policy", f"no on-demand machine is allowed in {_names(usable)}", job.spec.policy)
     elif job.spec.max_on_demand != 0 and (most := steady(job.spec, usable)) < (least := job.spec.size().min):
-        what = f"of the {least} machines it cannot do without {most} may be on-demand or static (max_on_demand)"
+        what = f"the job needs at least {least} machines, of which {most} may be on-demand or static (max_on_demand)"
         yield problem("policy", what, job.spec.policy)
 
 
@@ -143,12 +143,14 @@ def capacity(job: JobContext) -> Iterator[Problem]:
     path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.max"
     total = sum(pool.max_machines for pool in usable)
     if most > total:
-        yield problem(path, f"more than {_names(usable)} may hold ({total})", most)
+        yield problem(path, f"more machines than {_names(usable)} may have ({total})", most)
         return
     zones = {zone for pool in usable for zone in pool.zones}
     best = max(zones, key=lambda zone: (_in_zone(usable, zone), zone))
     if not job.spec.spread and most > _in_zone(usable, best):
-        message = f"no zone may have so many ({best}: {_in_zone(usable, best)}): add `spread: true` or ask for less"
+        message = (
+            f"no zone may have so many machines ({best}: {_in_zone(usable, best)}): add `spread: true` or lower it"
+        )
         yield problem(path, message, most)
 
 
@@ -248,7 +250,7 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
     if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
         yield f"max_usd: ${spec.max_usd:g} is less than `work` costs at the lowest price (${usd:,.2f}): it will hold"
     if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
-        yield f"max_wait: {spec.max_wait} says nothing under `policy: {spec.policy}`, which changes to no other kind"
+        yield f"max_wait: {spec.max_wait} has no effect under `policy: {spec.policy}`, which buys no other kind"
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:

@@ -119,7 +119,7 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
     if not there:
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         hint = nearest(folder.name, siblings)
-        home = "; ~ stands for nothing here" if job.spec.source.startswith("~") else ""
+        home = "; ~ is not expanded here" if job.spec.source.startswith("~") else ""
         yield problem("source", f"no such folder (relative to the job file{home})", job.spec.source, hint)
     elif not folder.is_dir():
         yield problem("source", "is a file, want the folder with the script", job.spec.source)

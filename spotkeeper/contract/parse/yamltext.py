@@ -27,7 +27,7 @@ _SYNTAX: tuple[tuple[str, str], ...] = (
     (r"expected ',' or '\}'", "a mapping is begun with { and not closed: a } is missing before this"),
     ("unexpected end of stream", "a quote is opened and not closed"),
     (r"character (.+) that cannot start any token", r"a text cannot begin with \1: put it in quotes"),
-    ("could not find expected ':'", "a key has no ':' behind it"),
+    ("could not find expected ':'", "a key has no ':' after it"),
     ("another document", "a second document begins here (---): a file has one"),
 )
 _DIGITS = 300  # longer integers are read as infinity: no field accepts that, and Python refuses to print the integers

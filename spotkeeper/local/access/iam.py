@@ -173,7 +173,7 @@ def _covers(grant: RoleGrant, required: RequiredPermission) -> bool:
     try:
         return not grant.condition or holds(grant.condition, required.name)
     except ConditionError as error:
-        raise errors.not_built(f"a condition of another form: {error}") from None
+        raise errors.not_built(f"a condition in an unsupported form: {error}") from None
 
 
 # Policies of single resources. They are only stored, and not enforced.

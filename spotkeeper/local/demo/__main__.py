@@ -183,7 +183,7 @@ class Demo:
         bill = cloud.bill().bill
         ledger = (*store.list_ledger(job), *record.outbox)
         left = self.destroy(cloud)
-        self.say("the same job again, undisturbed, under plain torchrun at full speed: a minute")
+        self.say("the same job again, undisturbed, under plain torchrun: this takes about a minute")
         with self.console.status("training"):
             alone = proof.left_alone(JOB_FILE.parent, self.training(), 3, dict(spec.env), self.folder / "alone")
         done = proof.DemoReport(
@@ -230,7 +230,7 @@ class Demo:
     def submit(self, store: Store, spec: JobSpec, source: Source) -> str:
         assert self.cloud is not None
         done = submit(store, spec, source, self.cloud.clock.now())
-        notify(local_target(self.cloud.folder), done.job)
+        notify(local_target(self.cloud.folder), store, done.job)
         return done.job
 
     def train(self, cloud: LocalCloud, store: Store, job: str, watcher: Watcher) -> None:
@@ -292,7 +292,7 @@ class Demo:
                 raise DemoError(f"the job failed: {held.value.reason}")
             return held is not None and held.value.phase is Phase.DONE
 
-        self.until("everything of the ended job to be gone", done)
+        self.until("the ended job's machines and disks to be deleted", done)
         held = store.read_record(job)
         assert held is not None
         if held.value.outcome is not Outcome.SUCCEEDED:

@@ -70,7 +70,7 @@ def look(
     try:
         return whole()
     except ListError as error:
-        log.warning("no list of %s over all zones: %s", what, error)
+        log.warning("listing the %s of all zones at once failed: %s", what, error)
         if error.throttled:
             return Looked((), frozenset())
     items: list[T] = []
@@ -79,7 +79,7 @@ def look(
         try:
             items += of_zone(zone)
         except ListError as error:
-            log.warning("zone %s did not answer for %s: %s", zone, what, error)
+            log.warning("zone %s: listing its %s failed: %s", zone, what, error)
             continue
         answered.add(zone)
     return Looked(tuple(items), frozenset(answered))
@@ -174,7 +174,7 @@ def perform(verbs: Verbs, action: Action, deadline_s: float, clock: Clock) -> Re
     except (NoAnswerError, ListError) as error:
         kind, detail = ResultKind.AMBIGUOUS, str(error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        kind, detail = ResultKind.AMBIGUOUS, f"an answer of another form: {error}"
+        kind, detail = ResultKind.AMBIGUOUS, f"an answer in an unexpected form: {error}"
     return Result(action, kind, detail, clock.now())
 
 

@@ -95,7 +95,7 @@ class Wire:
             watchdog.cancel()
         if len(data) > MAX_ANSWER or not response.isclosed():
             connection.close()
-            raise http.client.HTTPException(f"the answer is cut, or larger than {MAX_ANSWER} bytes")
+            raise http.client.HTTPException(f"the answer is incomplete, or larger than {MAX_ANSWER} bytes")
         if response.will_close:
             connection.close()
         else:
@@ -135,7 +135,7 @@ def split_origin(url: str, setting: str, want: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or port == 0:
         raise ValueError(f"{setting}={url!r}: want {want}")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
-        raise ValueError(f"{setting}={url!r}: plain http only to this machine itself")
+        raise ValueError(f"{setting}={url!r}: plain http is allowed only to this machine")
     return parts
 
 

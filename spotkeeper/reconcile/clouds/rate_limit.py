@@ -71,7 +71,7 @@ class Paced:
         bucket = self._launches if isinstance(action, InsertVm) else self._bucket
         wait_s = bucket.take(deadline_s / 2)
         if wait_s is None:
-            return Result(action, ResultKind.THROTTLED, "postponed: the cloud's quota of calls is used up")
+            return Result(action, ResultKind.THROTTLED, "postponed: the cloud's quota of calls is used up for now")
         if wait_s:
             self._sleep(wait_s)
         return self.cloud.perform(action, deadline_s - wait_s)

@@ -81,7 +81,7 @@ class Pass:
         return Pass(record, replace(self.snapshot, spec=spec, grants_first=True))
 
     def granted(self, allocation: Allocation, won: bool) -> Pass:
-        """Return the next pass, with this ``allocation``; unless it was ``won``, the record does not wait for grants."""
+        """Return the next pass, with this ``allocation``; unless ``won``, the record does not wait for grants."""
         return Pass(self.record, replace(self.snapshot, allocation=allocation, grants_first=won))
 
     def called(self, results: tuple[Result, ...], market: tuple[OfferHistory, ...]) -> Pass:

@@ -96,7 +96,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
 def _trouble(stack: StackState, listing: Listing, jobs: list[str], failed: Mapping[str, str]) -> str:
     """Return why a completed tick did nothing: no zone answered, or every job's round was interrupted; or ""."""
     if not listing.answered and stack.zones():
-        return "the cloud answered in no zone in time"
+        return "no zone of the cloud answered in time"
     reasons = [reason for reason in failed.values() if reason]
     if reasons and set(jobs) <= failed.keys():
         return f"the round of every job was interrupted: {reasons[-1]}"
@@ -185,9 +185,9 @@ def _tell(job: str, listing: Listing) -> None:
     """Log an alarm for an orphaned job, once, as its record is created once. A person must judge its disks."""
     disks = disks_kept(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
     log.error(
-        "ALARM: job %s has machines, disks or grants but no record: it is ended, its machines go; %s",
+        "ALARM: job %s has machines, disks or grants but no record: it is ended and its machines are deleted; %s",
         job,
-        disks or "no disk of it is known",
+        disks or "it has no known disk",
         extra={"job": job, "event": "orphan"},
     )
 
@@ -219,7 +219,7 @@ def _end_record(job: str, listing: Listing, allocation: Allocation, now: float) 
         nonce=uid,
         phase=Phase.END,
         outcome=Outcome.CANCELLED,
-        reason="its record was missing: its machines go, its disks are kept",
+        reason="its record was missing: its machines are deleted, its disks are kept",
         nodes=tuple(nodes),
         keep_disks=True,
     )
@@ -255,5 +255,5 @@ def _retire(
             try:
                 bury(store, read.value, clock.now())
             except StoreError as error:
-                log.warning("burial of %s: %s", job, error)
+                log.warning("cleanup of ended job %s: %s", job, error)
                 failed[job] = str(error)

@@ -45,7 +45,8 @@ __all__ = ["Decision", "Draft", "Queries", "Snapshot", "Times", "decide"]
 def decide(record: Record, snapshot: Snapshot) -> Decision:
     """Decide what one pass over this snapshot does.
 
-    Grants come before the record that needs them, so that a loss and its new intent are one write.
+    A pass that wants new grants returns the allocation first. The next pass then writes a loss and the new intent
+    together.
 
     ``snapshot`` must have been read in the order of ``steps.READS`` or ``steps.TICK_READS``: the record first.
     The new record has ``ver + 1``; the writer sets its nonce.
@@ -64,7 +65,7 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
 
 def _decide(draft: Draft) -> None:
     requests.step(draft)
-    requests.held(draft)
+    requests.expire_hold(draft)
     if not draft.record.over:
         mirrors.step(draft)
     if draft.record.phase is Phase.RUN:

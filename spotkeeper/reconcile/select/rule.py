@@ -238,7 +238,7 @@ def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: boo
     probe = tuple(
         zone.id for zone in zones if zone.id not in asked and job.now_h - zone.track.seen_h >= rule.probe_every_h - 1e-9
     )
-    why = "spot is worth the way there and back" if steps else "no zone is worth the way there and back"
+    why = "spot is worth moving there and back" if steps else "no zone is worth moving there and back"
     return Plan((*steps, keep), why, probe)
 
 

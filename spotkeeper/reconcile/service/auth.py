@@ -255,7 +255,7 @@ class Verifier:
         if machine.project_id != project:
             raise AuthError("another project")
         if not machine.instance_id.isascii() or not machine.instance_id.isdigit() or not machine.instance_name:
-            raise AuthError("claims of a machine that make no sense")
+            raise AuthError("the token's claims about the machine are impossible")
         return Speaker(machine.instance_id, machine.instance_name, machine.zone.rpartition("/")[2])
 
     def invoker(self, authorization: str | None, emails: frozenset[str]) -> Caller:

@@ -60,12 +60,12 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
         raise AuthError("another role")
     name = session["session"]
     if not _INSTANCE.match(name):
-        raise AuthError("no session of an instance profile")
+        raise AuthError("the caller is not a session of an instance profile")
     ids = {iam.user_id, iam.caller_id}
     if len(ids) != 1 or not iam.user_id.startswith(_ROLE_ID) or not iam.user_id.endswith(f":{name}"):
-        raise AuthError("ids that are not those of the session")
+        raise AuthError("the caller's ids do not belong to its session")
     if not iam.access_key.startswith(_TEMPORARY):
-        raise AuthError("not the key of a session")
+        raise AuthError("the caller's key is not that of a session")
     return name
 
 
@@ -105,7 +105,7 @@ def is_ours(vm: Vm, stack: str) -> bool:
 
 def _signed(iam: Iam | None) -> tuple[Iam, re.Match[str] | None]:
     if iam is None:
-        raise AuthError("no caller of IAM's: is the function URL's AuthType AWS_IAM?")
+        raise AuthError("IAM names no caller: is the function URL's AuthType AWS_IAM?")
     return iam, _ROLE_SESSION.match(iam.user_arn)
 
 

@@ -142,7 +142,7 @@ class LambdaApp(HttpApp):
         try:
             body, status, headers = self.handle(request_of(codec.convert(event, UrlEvent)))
         except (msgspec.ValidationError, BodyError) as error:
-            log.warning("an event of another form: %s", type(error).__name__)
+            log.warning("an event in an unexpected form: %s", type(error).__name__)
             body, status, headers = refused()
         return {"statusCode": status, "headers": headers, "body": body.decode()}
 

@@ -149,7 +149,7 @@ class HttpApp(Rounds):
         sync = parse(data, Sync)
         jobs = sync.old_jobs if sync.job is None else (sync.job, *sync.old_jobs)
         if not BOOT.match(sync.boot) or not all(map(JOB_ID.match, jobs)):
-            raise RequestRefusedError(Refusal.INVALID, "boot or job of another form")
+            raise RequestRefusedError(Refusal.INVALID, "boot or job in an unexpected form")
         return self._answer(stack, self._speaker(who, sync, stack, visit), sync, visit)
 
     def _answer(self, stack: StackState, who: Speaker, sync: Sync, visit: Visit) -> SyncReply:

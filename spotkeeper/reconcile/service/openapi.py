@@ -19,7 +19,7 @@ from spotkeeper.reconcile.service.rounds import Ticked
 FILE = Path(__file__).with_suffix(".json")
 _REF = "#/components/schemas/{name}"
 _ABOUT = f"""One function for a stack. Bodies are JSON of at most {MAX_BODY} bytes and {MAX_DEPTH} levels, without
-duplicate keys, and are read after the caller is known. A refusal is one word, whatever was wrong."""
+duplicate keys, and are read only after the caller is authenticated. A refusal is one word."""
 Json = dict[str, object]
 
 
@@ -73,7 +73,7 @@ def _post(summary: str, body: str, answer: str, caller: str, *more: int) -> Json
 def _event() -> Json:
     """Return the description of ``/v1/event``. The path accepts any push, since a refused push is repeated for days."""
     push = {"application/json": {"schema": {"anyOf": [{"$ref": _REF.format(name="Push")}, {}]}}}
-    about = "A hint where to look: a Pub/Sub push. What cannot be read is set aside and answered well"
+    about = "A Pub/Sub push, taken as a hint which job to look at. An unreadable push is ignored and gets 200"
     return {**_post(about, "Push", "Ticked", "invoker"), "requestBody": {"required": False, "content": push}}
 
 

@@ -120,7 +120,7 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Whether a request has left its work to this one since the last check. If none has, later ones do their own."""
+        """Whether a request has left its work to this one since the last check. If not, later ones do their own."""
         with self._lock:
             again = self._again[key]
             if again:

@@ -156,7 +156,7 @@ class ObstoreObjects:
             except ConflictError:
                 if not isinstance(self._store, obstore.store.S3Store) or self._exists(key):
                     raise
-        raise UnavailableError(f"{key}: {TRIES} writes of a new object were refused, and none is there")
+        raise UnavailableError(f"{key}: {TRIES} writes of a new object were refused, but the object does not exist")
 
     def _exists(self, key: str) -> bool:
         try:
@@ -240,12 +240,12 @@ class ObstoreObjects:
 
     def _in_time(self, key: str) -> None:
         if self._deadline.up:
-            raise UnavailableError(f"{key}: not asked for, this request's time is up")
+            raise UnavailableError(f"{key}: not requested, because this request's time is up")
 
     def _tag(self, key: str, meta: object) -> str:
         tag = meta[self._field]  # type: ignore[index]
         if not tag:
-            raise BucketRefusedError(f"{key}: the store gave no {self._field}; it has no conditional writes")
+            raise BucketRefusedError(f"{key}: the store gave no {self._field}, so conditional writes are impossible")
         return str(tag)
 
 
@@ -260,7 +260,7 @@ def _translated(key: str) -> Iterator[None]:
         raise ConflictError(f"{key}: exists, or changed since it was read") from error
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.NotSupportedError) as error:
         raise BucketRefusedError(
-            f"{key}: {type(error).__name__}: the function's identity may not, or the store cannot"
+            f"{key}: {type(error).__name__}: this identity lacks a permission, or the store does not support it"
         ) from error
     except exceptions.BaseError as error:
         raise UnavailableError(f"{key}: {_short(error)}") from error

@@ -344,7 +344,7 @@ class Store:
                 if blob is None:
                     self._forget_hours(pool, hour - HOURS_KEPT)
                 return True
-        log.warning("%s: others wrote all the time; %d observations are left out", path, len(observations))
+        log.warning("%s: others wrote at every try; %d observations are not stored", path, len(observations))
         return False
 
     def _forget_hours(self, pool: str, before: int) -> None:

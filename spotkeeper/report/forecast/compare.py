@@ -184,7 +184,7 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
     ]
     if _visible(step) < 1.0:
         lines.append(
-            f"gradients: they cannot take {reduce_s(step.shape, step.gradients_gb):.3f} s of a step of "
+            f"gradients: the modelled {reduce_s(step.shape, step.gradients_gb):.3f} s do not fit into a step of "
             f"{step.seconds:.3f} s, so {percent(_visible(step))} of them count everywhere: the job has fewer, or sums "
             "them during the arithmetic"
         )

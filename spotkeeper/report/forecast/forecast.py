@@ -165,7 +165,7 @@ def barred(task: Task) -> str:
         return ""
     if task.spec.policy == "spot":
         return "the job's policy is spot"
-    return f"at most {most_on_demand(task.spec, task.shop.pool)} machines may be, and the job has {task.nodes}"
+    return f"at most {most_on_demand(task.spec, task.shop.pool)} of its {task.nodes} machines may be on-demand"
 
 
 # -- assumptions
@@ -196,7 +196,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     else:
         yield f"on-demand: {barred(task)}, so none is bought; its column shows the cost for comparison"
     yield "not included: disks and traffic"
-    yield f"band: holds {percent(PROMISED)} of outcomes in markets that were left out (bench/market/forecast.py)"
+    yield f"band: holds {percent(PROMISED)} of outcomes in markets that were not used for it (bench/market/forecast.py)"
 
 
 # -- for people
@@ -206,7 +206,7 @@ HEAD = ("", "expected", "80 % band", "on-demand only")
 
 
 def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
-    """Name, expected value, 80 % range, and the value on on-demand machines only."""
+    """The rows of the forecast: name, expected value, 80 % range, and the value with on-demand machines only."""
     ours, whole = made.expected, made.on_demand
     yield "cost", usd(ours.usd.mid), span(ours.usd, usd), usd(whole.usd.mid)
     yield "done after", hours(ours.finish_h.mid), span(ours.finish_h, hours), hours(whole.finish_h.mid)

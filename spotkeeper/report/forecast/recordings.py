@@ -161,10 +161,10 @@ def own_recording(pool: str, region: str, observations: Iterable[Observation]) -
     kept = [tick for tick in range(ticks) if any(known[tick] is not None for known in states.values())]
     if len(kept) * TICK_S < LEAST_H * HOUR_S:
         return None
-    held = {zone: _held(known) for zone, known in states.items()}
+    filled = {zone: _filled(known) for zone, known in states.items()}
     zones = tuple(
         RecordedZone(zone, region, tuple(series[tick] for tick in kept), (1.0,) * len(kept))
-        for zone, series in held.items()
+        for zone, series in filled.items()
     )
     return Recording("own history", pool, TICK_S / HOUR_S, 1, zones)
 
@@ -194,7 +194,7 @@ def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
     return known
 
 
-def _held(known: list[bool | None]) -> list[int]:
+def _filled(known: list[bool | None]) -> list[int]:
     """Fill gaps in the states: an unknown state equals the last known one; before that, the first known one."""
     last = next((state for state in known if state is not None), False)
     out = []

@@ -36,7 +36,7 @@ _TEXTS: dict[Event, str] = {
     Event.STOP: "all nodes save and stop",
     Event.NOTICE: "{who}: preemption notice{where}",
     Event.REPRIEVE: "{who}: its preemption notice was withdrawn",
-    Event.ENDING: "{who}: its machine nears its longest run; requesting a successor",
+    Event.ENDING: "{who}: its machine nears the end of its longest run; requesting a replacement",
     Event.LOSS: "{who}: its machine is lost{where}",
     Event.PROMOTED: "{who}: the replacement takes over",
     Event.GONE: "{who}: old machine deleted{vm}",

@@ -244,8 +244,9 @@ def _bounds(cost: StackCost, before: StackCost | None) -> Iterator[str]:
     if unknown:
         yield f"- Unknown prices: {', '.join(map(code, unknown))}; set `prices:` in the pool"
     yield (
-        f"\nList prices, from the cheapest zone with all on spot to the most expensive with as many on-demand as "
-        f"allowed; {MONTH_H:.0f} hours, with disks, without the function, storage and traffic of jobs."
+        f"\nList prices, disks included, for a month of {MONTH_H:.0f} hours. Lowest: all machines on spot in the "
+        "cheapest zone; highest: as many on-demand as allowed, in the most expensive zone. Not included: the function, "
+        "storage, and traffic of jobs."
     )
 
 

@@ -180,7 +180,7 @@ class Control:
         except OSError:
             os.close(fd)
             raise
-        return cls._held(path, fd)._new()
+        return cls._from_fd(path, fd)._new()
 
     @classmethod
     def hold(cls, path: Path | str) -> Control:
@@ -190,11 +190,11 @@ class Control:
         """
         path = Path(path)
         with contextlib.suppress(OSError):
-            control = cls._held(path, beneath.open_file(path.parent, path.name, os.O_RDWR))
+            control = cls._from_fd(path, beneath.open_file(path.parent, path.name, os.O_RDWR))
             if not control._other():
                 return control
             control.close()
-        return cls._held(path, os.memfd_create(path.name, os.MFD_CLOEXEC))
+        return cls._from_fd(path, os.memfd_create(path.name, os.MFD_CLOEXEC))
 
     @classmethod
     def open(cls, path: Path | str) -> Control:
@@ -225,7 +225,7 @@ class Control:
         return cls._mapped(Path("-"), mmap.mmap(-1, SIZE))._new()
 
     @classmethod
-    def _held(cls, path: Path, fd: int) -> Control:
+    def _from_fd(cls, path: Path, fd: int) -> Control:
         return cls(path, FileWords(fd, int), FileWords(fd, float), fd)
 
     @classmethod

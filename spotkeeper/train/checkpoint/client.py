@@ -166,9 +166,9 @@ class Client:
         answer = self._answer("hello", "fenced")
         if answer["event"] == "fenced":
             raise SaverError(Fault.FENCED, answer["why"])
-        held = None if answer["held"] is None else Manifest.from_bytes(answer["held"].encode())
+        staged = None if answer["staged"] is None else Manifest.from_bytes(answer["staged"].encode())
         return SaverState(
-            held,
+            staged,
             tuple(Stretch(**part) for part in answer.get("stretches", ())),
             tuple(SkippedCheckpoint(**part) for part in answer["quarantined"]),
         )
@@ -324,7 +324,7 @@ class Client:
         except TimeoutError:
             raise
         except OSError as error:
-            raise self._lost(f"the saver cannot be heard: {error}") from None
+            raise self._lost(f"the saver's message cannot be read: {error}") from None
         if not data:
             raise self._lost("the saver ended")
         for _, _, raw in rights:

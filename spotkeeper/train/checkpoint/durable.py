@@ -163,7 +163,7 @@ class Buffer:
     def __init__(self) -> None:
         self.fd = os.memfd_create("spotkeeper", os.MFD_CLOEXEC)
         self.size = 0
-        self.held: Manifest | None = None  # durable checkpoint in the memory
+        self.staged: Manifest | None = None  # durable checkpoint in the memory
         self.stretches: tuple[Stretch, ...] = ()
 
     def reserve(self, size: int) -> None:

@@ -109,7 +109,7 @@ class SaveFailed:
 class SaverState:
     """State of the saver at the start of a generation."""
 
-    held: Manifest | None  # the checkpoint in staging memory, if it is also on disk
+    staged: Manifest | None  # the checkpoint in staging memory, if it is also on disk
     stretches: tuple[Stretch, ...]
     quarantined: tuple[SkippedCheckpoint, ...]
 

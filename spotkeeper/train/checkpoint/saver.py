@@ -13,7 +13,7 @@ Messages are JSON over a unix socket of type SEQPACKET:
 ======== ============================== ==================================================
  op       with                           answer
 ======== ============================== ==================================================
-hello    folder, gen, keep              hello: held (commit and files in memory, or null),
+hello    folder, gen, keep              hello: staged (the manifest in memory, or null),
                                         quarantined; ``fenced`` after a newer trainer's hello
 reserve  bytes                          buffer, with the memory file's descriptor
 stage    -                              none; the memory's former content is invalid
@@ -160,7 +160,7 @@ class SaverServer:
             case ReserveRequest(size):
                 self._reserve(peer, size)
             case StageRequest() if not self._fence(peer.gen):
-                self._buffer.held = None
+                self._buffer.staged = None
             case SaveRequest() as save:
                 self._finish(peer, save.manifest.commit, partial(self._save, peer.gen, save))
             case PublishRequest(manifest):
@@ -183,20 +183,20 @@ class SaverServer:
             peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
             return
         self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
-        held = self._buffer.held
+        staged = self._buffer.staged
         try:
             folder.mkdir(parents=True, exist_ok=True)
             store.sweep(folder)
             moved = store.quarantine_incomplete(folder)
-            if held is not None and held.commit not in (*store.complete(folder), *store.partial(folder)):
-                held = None  # pruned, damaged or in another folder: only a checkpoint on disk counts
+            if staged is not None and staged.commit not in (*store.complete(folder), *store.partial(folder)):
+                staged = None  # pruned, damaged or in another folder: only a checkpoint on disk counts
         except OSError as error:  # for example, the disk has become read-only
             peer.folder = None
             peer.fail(fault_of(error), f"{folder}: {error}")
             return
-        answer: Answer = {"event": "hello", "held": None, "quarantined": [asdict(skipped) for skipped in moved]}
-        if held is not None:
-            answer["held"] = held.to_bytes().decode()
+        answer: Answer = {"event": "hello", "staged": None, "quarantined": [asdict(skipped) for skipped in moved]}
+        if staged is not None:
+            answer["staged"] = staged.to_bytes().decode()
             answer["stretches"] = [asdict(stretch) for stretch in self._buffer.stretches]
         peer.tell(answer)
 
@@ -242,19 +242,19 @@ class SaverServer:
         if not all(map(self._buffer.covers, asked.stretches)):
             raise RequestError(f"{commit}: a stretch is outside the memory")
         written = write_checkpoint(folder, asked.manifest, self._buffer, asked.stretches, asked.part)
-        self._buffer.held, self._buffer.stretches = written, asked.stretches
+        self._buffer.staged, self._buffer.stretches = written, asked.stretches
         return {"event": "written", "manifest": written.to_bytes().decode()} if asked.part else {"event": "durable"}
 
     def _publish(self, manifest: Manifest, folder: Path) -> Answer:
         """Write COMMIT with the files of all nodes."""
         try:
             if store.read_part(folder, manifest.commit).files != manifest.files:
-                raise ValueError("it has other files than its part")
+                raise ValueError("its files differ from those of its part")
             store.publish(folder / str(manifest.commit), manifest)
         except ValueError as error:
             raise _SaveRefusedError(Fault.WRITE_FAILED, f"{folder}: {error}") from None
-        if self._buffer.held is not None and self._buffer.held.commit == manifest.commit:
-            self._buffer.held = manifest
+        if self._buffer.staged is not None and self._buffer.staged.commit == manifest.commit:
+            self._buffer.staged = manifest
         return {"event": "durable"}
 
 

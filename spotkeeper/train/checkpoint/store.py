@@ -219,7 +219,7 @@ def _read(folder: Path | str, commit: Commit, marker: str) -> Manifest:
     except OSError as error:
         raise ValueError(f"{marker}: {error.strerror}") from None
     if manifest.commit != commit:
-        raise ValueError(f"{marker} belongs to {manifest.commit}, and stands in the folder of {commit}")
+        raise ValueError(f"{marker} belongs to {manifest.commit}, but is in the folder of {commit}")
     for file in manifest.files:
         try:
             size = beneath.size(folder, f"{commit}/{file.name}")

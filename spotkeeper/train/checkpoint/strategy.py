@@ -172,7 +172,7 @@ class _LocalCopies:
     def __init__(self, folder: Path | None, client: Client | None, hello: SaverState | None) -> None:
         self._folder = folder
         self._client = client
-        self._held = hello.held if hello else None
+        self._staged = hello.staged if hello else None
         self.candidates: list[Commit] = []
         self.skipped: list[SkippedCheckpoint] = []
         self.source = "disk"
@@ -205,14 +205,14 @@ class _LocalCopies:
 
     def load(self, commit: Commit) -> tuple[Manifest, memoryview] | None:
         """Read and verify a candidate; None (with a reason in ``skipped``) if it is invalid."""
-        if self._held is not None and self._held.commit == commit and self._client is not None:
+        if self._staged is not None and self._staged.commit == commit and self._client is not None:
             try:
-                memory = memoryview(self._client.memory(extent(lay_out_of(self._held))))
+                memory = memoryview(self._client.memory(extent(lay_out_of(self._staged))))
             except SaverError as error:
                 self._lose(error)
             else:
                 self.source = "memory"
-                return self._held, memory
+                return self._staged, memory
         assert self._folder is not None
         try:
             manifest = store.read(self._folder, commit)

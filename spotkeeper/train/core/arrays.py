@@ -81,7 +81,7 @@ def dtype(plain: Any) -> np.dtype[Any]:
 def array(plain: Any, shape: Sequence[int], order: str, data: bytes) -> np.ndarray[Any, Any]:
     kind = dtype(plain)
     if kind.hasobject or kind.subdtype is not None or not isinstance(data, bytes):
-        raise ValueError(f"bytes make no array of dtype {kind}")
+        raise ValueError(f"the bytes do not fit an array of dtype {kind}")
     made: np.ndarray[Any, Any] = np.ndarray(shape, kind, bytearray(data), order="F" if order == "F" else "C")
     return made
 

@@ -342,7 +342,7 @@ class Attached:
             name = min(missing)
             has, has_not = ("attach()", "the checkpoint") if name in now else ("the checkpoint", "attach()")
             raise AttachError(
-                f"{has} has {name!r}, {has_not} has not; attach the same objects, or start in a new folder"
+                f"{has} has {name!r}, {has_not} does not; attach the same objects, or start in a new folder"
             )
 
     def _buffers(self, state: dict[str, Any]) -> list[str]:

@@ -146,11 +146,11 @@ def check_rerun(steps: int, then: str, folder: str) -> None:
 
 def on_failure(run: Any, advice: Callable[[Any], str]) -> None:
     """If an exception ends the script, log ``advice(run)`` below the traceback, unless the advice is ""."""
-    told, held = sys.excepthook, weakref.ref(run)  # weak: a script that drops its run may need the memory
+    former, run_ref = sys.excepthook, weakref.ref(run)  # weak: a script that drops its run may need the memory
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text = "" if (now := held()) is None else advice(now)
-        told(kind, error, trace)
+        text = "" if (now := run_ref()) is None else advice(now)
+        former(kind, error, trace)
         if text:
             say(text)
 

@@ -45,7 +45,7 @@ class GangInfo:
     gen: int
     folder: Path | None
     places: tuple[RankPlace, ...]
-    lock: IO[str] | None  # lock of the folder, held while this object lives
+    lock: IO[str] | None  # lock of the folder, kept while this object lives
 
     def ranks_on(self, node: int) -> tuple[int, ...]:
         """Return the ranks of one machine."""
@@ -58,14 +58,14 @@ def rendezvous(gang: Gang, settings: RunSettings) -> GangInfo:
     Raises:
         RuntimeError: another run uses the checkpoint folder.
     """
-    folder, held = _own_folder(gang, settings)
+    folder, lock = _own_folder(gang, settings)
     there = scan(folder) if folder else []
     slot = gang.node if settings.slot is None else settings.slot
     place = RankPlace(gang.rank, gang.node, slot, folder is not None)
     words = {"top": there[0].gen if there else -1, "place": asdict(place)}
     peers = [json.loads(blob) for blob in gang.gather(json.dumps(words).encode())]
     gen = settings.gen if settings.gen is not None else 1 + max(peer["top"] for peer in peers)
-    return GangInfo(gen, folder, tuple(RankPlace(**peer["place"]) for peer in peers), held)
+    return GangInfo(gen, folder, tuple(RankPlace(**peer["place"]) for peer in peers), lock)
 
 
 def _own_folder(gang: Gang, settings: RunSettings) -> tuple[Path | None, IO[str] | None]:

@@ -375,7 +375,7 @@ def test_what_arrived_otherwise_than_it_was_sent_is_sent_again(ckpt: Path) -> No
     assert shelf.objects[name] == (ckpt / "3-40/skeleton.pkl").read_bytes()
     find = shelf.find
     shelf.find = lambda asked: Stored(FILES["skeleton.pkl"], "0" * 32) if asked == name else find(asked)  # type: ignore[method-assign]
-    with pytest.raises(StorageError, match="or not those that were sent"):
+    with pytest.raises(StorageError, match="differs from what was sent"):
         upload(shelf, ckpt, COMMIT)
 
 

@@ -158,7 +158,7 @@ def test_what_arrived_damaged_is_an_error(fake: Fake, bucket: Bucket, tmp_path: 
     lies = Gce(Clock(), fake.listen("7")).storage(fake.url, "bucket")
     send = lies.send
     lies.send = lambda name, content: replace(send(name, content), md5="0" * 32)  # type: ignore[method-assign]
-    with pytest.raises(StorageError, match="or not those that were sent"):
+    with pytest.raises(StorageError, match="differs from what was sent"):
         OutputUpload(lies, JOB, 0, 1, (tmp_path,)).work()
 
 

@@ -175,8 +175,8 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch
     ("free", "level", "words"),
     [
         (50e9, Level.OK, "50.0 GB free"),
-        (9e9, Level.WARNING, "room for 3"),
-        (25e9, Level.WARNING, "room for 3"),
+        (9e9, Level.WARNING, "for 3 checkpoints"),
+        (25e9, Level.WARNING, "for 3 checkpoints"),
         (5e9, Level.ERROR, "does not fit"),
     ],
 )

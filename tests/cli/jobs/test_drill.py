@@ -128,7 +128,7 @@ def test_without_a_terminal_a_drill_says_at_once_what_it_took(store: Store, caps
         show(view)
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 2 and one.vm in out[0] and f"node {one.node}" in out[0]
-    assert out[1].startswith("after: since the preemption; took: since ")
+    assert out[1].startswith("after: time since the preemption; took: time since ")
 
 
 # -- the recovery

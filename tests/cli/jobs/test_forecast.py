@@ -92,7 +92,7 @@ def test_without_a_stack_it_is_the_shipped_market_and_says_so(
 def test_a_stack_file_need_not_be_up(cli: Cli, folder: Path) -> None:
     done = cli("forecast", job(folder, "nodes: 3\nwork: 5h"), "--stack-file", EXAMPLE, "--json")
     assert json.loads(done.out)["machine_type"] == "a2-highgpu-1g"
-    assert "at most 2 machines may be, and the job has 3" in said(done.out)
+    assert "at most 2 of its 3 machines may be on-demand" in said(done.out)
 
 
 def test_static_nodes_that_a_job_takes_are_told_and_what_they_cost(cli: Cli, folder: Path) -> None:
@@ -245,10 +245,11 @@ def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
     done = cli("forecast", file, "--stack-file", EXAMPLE)
     assert done.code == 4 and "since max_price is 0.001" in done.err and "try: a higher `max_price`" in done.err
     text = "\n".join(forecasting.comments([file], forecasting.of_settings(EXAMPLE, None)))
-    assert "it never runs" in text and "$" not in text
+    assert "the job gets no machine" in text and "$" not in text
     options = ("--step-time", "1", "--work", "5h", "--stack-file", EXAMPLE, "--json")
     made = json.loads(cli("compare", file, *options).out)
-    assert {row["bought"] for row in made["rows"]} <= {"on-demand"} and "it never runs" in "".join(made["skipped"])
+    assert {row["bought"] for row in made["rows"]} <= {"on-demand"}
+    assert "the job gets no machine" in "".join(made["skipped"])
 
 
 def test_the_comment_names_what_cannot_be_forecast_too(folder: Path) -> None:
@@ -278,12 +279,12 @@ def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -
     made = json.loads(fast.out)
     assert {row["pool"] for row in made["rows"]} == {"burst", "fabric"}
     assert len(made["skipped"]) == 2 and "cannot be met" in made["skipped"][0]
-    assert made["skipped"][1] == "fabric on-demand: at most 0 machines may be, and the job has 1"
+    assert made["skipped"][1] == "fabric on-demand: at most 0 of its 1 machines may be on-demand"
     none = cli("compare", job(folder, "deadline: 15m\nspread: true"), "--work", "100h", *options)
     assert none.code == 4 and "fits no pool of the stack" in none.err and "try: another `deadline`" in none.err
     barred = job(folder, "policy: on-demand\nnodes: {min: 1, max: 4}\nmax_on_demand: 2")
     none = cli("compare", barred, "--work", "10h", *options)
-    assert none.code == 4 and "at most 2 machines may be, and the job has 4" in none.err
+    assert none.code == 4 and "at most 2 of its 4 machines may be on-demand" in none.err
     both = cli("compare", job(folder), "--step-time", "1", "--measure")
     assert both.code == 2 and "exclude each other" in both.err
 

@@ -122,7 +122,7 @@ def test_a_job_that_does_not_hold_takes_none(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("name: first\nnodes: 1\n", "nodes: its nodes have their disks"),
+        ("name: first\nnodes: 1\n", "nodes: its disks belong to the present nodes"),
         ("name: other\nnodes: 2\n", "name: it is first, and the file says other"),
         ("name: first\nnodes: 2\nspread: true\n", "spread:"),
         ("name: first\nnodes: 2\nstatic: never\n", "static machines keep their data"),

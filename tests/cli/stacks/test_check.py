@@ -114,7 +114,7 @@ def test_json_has_the_problems_apart(cli: Cli, checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "told"),
     [
-        ("nodes: 9", "jobs/gpt.yaml:4: nodes: 9: more than pool burst may hold (8)"),
+        ("nodes: 9", "jobs/gpt.yaml:4: nodes: 9: more machines than pool burst may have (8)"),
         (
             "nodes: 2\npools: [brust]",
             'jobs/gpt.yaml:5: pools[0]: "brust": the stack dev has no such pool (did you mean burst?)',

@@ -312,7 +312,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "stop: signal\nstatic: never\ncheckpoint: {mirror: {}}\n",
-        "job.yaml:3: stop: signal leaves nothing to copy for checkpoint.mirror, which knows what the library saves",
+        "job.yaml:3: stop: signal excludes checkpoint.mirror, which copies only checkpoints that the library saves",
     ),
     (
         GOOD + "deadline: tomorrow\n",
@@ -332,7 +332,7 @@ JOB_CASES = [
     (
         GOOD + "deadline: 2020-01-01T00:00Z\n",
         'job.yaml:3: deadline: "2020-01-01T00:00Z": is in the past; '
-        "now is 2027-01-15 08:00 UTC, and 6h, 2d are from now",
+        "now is 2027-01-15 08:00 UTC, and 6h or 2d would count from now",
     ),
     (
         GOOD + "work: 10\n",
@@ -388,10 +388,10 @@ JOB_CASES = [
         'job.yaml:3: pools[0]: "xyz": the stack prod has no such pool (it has workers, always, gpus)',
     ),
     (GOOD + "pools: [workers, workers]\n", 'job.yaml:3: pools[1]: "workers": is named twice'),
-    (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: more than pool workers may hold (4)"),
+    (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: more machines than pool workers may have (4)"),
     (
         GOOD + "nodes: {min: 1, max: 9}\n",
-        "job.yaml:3: nodes.max: 9: more than pools workers, always, gpus may hold (7)",
+        "job.yaml:3: nodes.max: 9: more machines than pools workers, always, gpus may have (7)",
     ),
     (
         GOOD + "nodes: 7\nspread: true\n",
@@ -407,7 +407,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "policy: on-demand\npools: [workers]\nnodes: 4\n",
-        'job.yaml:3: policy: "on-demand": of the 4 machines it cannot do without 2 may be on-demand or static'
+        'job.yaml:3: policy: "on-demand": the job needs at least 4 machines, of which 2 may be on-demand or static'
         " (max_on_demand)",
     ),
     (GOOD + "nproc: 16\npools: [gpus]\n", "job.yaml:3: nproc: 16: a machine of gpus has 8 devices"),
@@ -504,7 +504,9 @@ def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
             pool("b", zones=ZONES[1:2], prices={ZONES[1]: Price(on_demand=3.0)}, max_machines=1, max_on_demand=1),
         ),
     )
-    message = "job.yaml:3: nodes: 3: no zone may have so many (us-central1-a: 2): add `spread: true` or ask for less"
+    message = (
+        "job.yaml:3: nodes: 3: no zone may have so many machines (us-central1-a: 2): add `spread: true` or lower it"
+    )
     assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
     spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
     assert check_job(spec, apart).spread

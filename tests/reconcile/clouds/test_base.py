@@ -71,8 +71,8 @@ def test_no_action_was_forgotten_here() -> None:
     [
         (NoAnswerError("silence"), "silence"),
         (ListError("half a list"), "half a list"),
-        (msgspec.DecodeError("no JSON"), "an answer of another form: no JSON"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "an answer of another form: "),
+        (msgspec.DecodeError("no JSON"), "an answer in an unexpected form: no JSON"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "an answer in an unexpected form: "),
     ],
     ids=lambda value: type(value).__name__,
 )

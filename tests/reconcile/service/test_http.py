@@ -735,13 +735,13 @@ class TestTickNote:
         assert ask(app, "POST", "/v1/tick", b"{}", clock_token())[0] == 503, "the schedule is to know of it"
         failed = read_note(store)
         assert failed is not None and failed.failing is not None
-        assert (failed.succeeded, failed.reason) == (well.succeeded, "the cloud answered in no zone in time")
+        assert (failed.succeeded, failed.reason) == (well.succeeded, "no zone of the cloud answered in time")
         monkeypatch.undo()
         assert ask(app, "POST", "/v1/tick", b"{}", clock_token())[0] == 200
         again = read_note(store)
         assert again is not None and again.failing is None
         told = [(r.event, r.reason) for r in caplog.records if getattr(r, "event", "").startswith("tick")]
-        assert told == [("tick", None), ("tick_failed", "the cloud answered in no zone in time"), ("tick", None)]
+        assert told == [("tick", None), ("tick_failed", "no zone of the cloud answered in time"), ("tick", None)]
 
     @pytest.mark.parametrize(
         "error", [UnavailableError("stack/allocation: locked"), OSError(24, "Too many open files")]

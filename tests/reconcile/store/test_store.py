@@ -346,7 +346,7 @@ def test_a_create_that_meets_a_delete_under_way_is_repeated(monkeypatch: pytest.
         assert held(bucket, "late") == (b"new", tag)
         with pytest.raises(ConflictError):
             bucket.create("late", b"other")
-        with pytest.raises(UnavailableError, match="none is there"):
+        with pytest.raises(UnavailableError, match="the object does not exist"):
             bucket.create("never", b"new")
 
 

@@ -57,7 +57,7 @@ def test_a_part_outlives_the_end_of_its_generation(client: Client, tmp_path: Pat
     write(client, Commit(1, 5))
     hello = client.hello(tmp_path, 2, 2)
     assert hello.quarantined == () and store.partial(tmp_path) == [Commit(1, 5)]
-    assert hello.held is not None and hello.held.commit == Commit(1, 5)
+    assert hello.staged is not None and hello.staged.commit == Commit(1, 5)
     client.publish(replace(store.read_part(tmp_path, Commit(1, 5)), others=THEIRS))
     assert isinstance(client.wait(20), SaveDurable), "the next generation may still complete it"
 
@@ -76,7 +76,7 @@ def test_commit_is_only_of_the_files_that_are_there(client: Client, tmp_path: Pa
     written = write(client, Commit(1, 5))
     client.publish(replace(written.manifest, files=THEIRS))
     failed = client.wait(20)
-    assert isinstance(failed, SaveFailed) and "other files" in failed.why
+    assert isinstance(failed, SaveFailed) and "differ from those of its part" in failed.why
     assert store.complete(tmp_path) == []
 
 

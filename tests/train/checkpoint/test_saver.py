@@ -65,7 +65,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 def test_a_save_is_durable_and_its_hashes_are_of_the_bytes(client: Client, tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
-    assert client.hello(folder, 1, 2).held is None
+    assert client.hello(folder, 1, 2).staged is None
     sums = stage(client, Commit(1, 5))
     assert client.pending == Commit(1, 5)
     event = client.wait(10)
@@ -146,20 +146,20 @@ def test_a_save_outlives_its_trainer_and_the_next_one_finds_it_in_memory(tmp_pat
         second = Client.connect(path)
         hello = second.hello(tmp_path / "ckpt", 2, 2)
         assert store.newest(tmp_path / "ckpt").commit == Commit(1, 8)
-        assert hello.held is not None and hello.held.commit == Commit(1, 8)
+        assert hello.staged is not None and hello.staged.commit == Commit(1, 8)
         part = hello.stretches[0]
         memory = second.memory(part.offset + part.bytes)
         digest = hashlib.sha256(memory[part.offset : part.offset + part.bytes]).hexdigest()
-        assert digest == hello.held.files[0].sha256
+        assert digest == hello.staged.files[0].sha256
         second.close()
 
 
-def test_memory_that_was_staged_into_is_no_longer_held(client: Client, tmp_path: Path) -> None:
+def test_memory_that_was_staged_into_counts_as_empty(client: Client, tmp_path: Path) -> None:
     client.hello(tmp_path / "ckpt", 1, 2)
     stage(client, Commit(1, 1))
     client.wait(10)
     client.stage(PAGE)
-    assert client.hello(tmp_path / "ckpt", 2, 2).held is None
+    assert client.hello(tmp_path / "ckpt", 2, 2).staged is None
 
 
 def test_no_second_save_before_the_first_is_durable(client: Client, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (lambda home: flip(home / STATE, 70), "state.bin does not match its hash"),
     "renamed": (
         lambda home: home.rename(home.with_name("2-11")),
-        "COMMIT belongs to 2-10, and stands in",
+        "COMMIT belongs to 2-10, but is in",
     ),
 }
 

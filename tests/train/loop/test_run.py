@@ -638,7 +638,7 @@ def test_a_saver_lost_while_the_state_is_restored_costs_no_start(
     real = strategy.restore
 
     def bereft(*args: Any) -> Any:
-        assert (args[3].held is not None) == (held == "memory")
+        assert (args[3].staged is not None) == (held == "memory")
         _kill_saver(tmp_path / "saver")
         return real(*args)
 

@@ -95,11 +95,11 @@ class Api:
         try:
             return self.once(operation, query, half)
         except NoAnswerError as error:
-            log.warning("%s: %s; repeated with its token", operation, error)
+            log.warning("%s: %s; repeated with the same client token", operation, error)
         except Ec2RefusedError as error:
             if classify(error.code, error.status) is not ResultKind.AMBIGUOUS:
                 raise
-            log.warning("%s: %s; repeated with its token", operation, error)
+            log.warning("%s: %s; repeated with the same client token", operation, error)
         return self.once(operation, query, ends)
 
     def gone(self, operation: str, query: Mapping[str, object], ends: float) -> tuple[ResultKind, str]:

@@ -55,7 +55,7 @@ def pages(api: Api, kind: type[Paged], filters: Filters, ends: float) -> list[Pa
     for _ in range(MAX_PAGES):
         left = min(LIST_S, ends - time.monotonic())
         if left <= 0:
-            raise ListError(f"{OPERATION[kind]}: no time left in this look")
+            raise ListError(f"{OPERATION[kind]}: no time is left for this listing")
         page = _page(api, kind, query, left)
         out.append(page)
         if not page.next_token:
@@ -72,7 +72,7 @@ def _page(api: Api, kind: type[Paged], query: Mapping[str, object], left_s: floa
     except NoAnswerError as error:
         raise ListError(str(error)) from error
     except msgspec.ValidationError as error:
-        raise ListError(f"{OPERATION[kind]}: an answer that is no list: {error}") from error
+        raise ListError(f"{OPERATION[kind]}: the answer is not a list: {error}") from error
 
 
 def snapshots(api: Api, stack: str, ends: float, **more: str) -> list[SnapshotIn] | None:
@@ -80,6 +80,6 @@ def snapshots(api: Api, stack: str, ends: float, **more: str) -> list[SnapshotIn
     try:
         found = pages(api, Snapshots, by_tag(stack, **more), ends)
     except ListError as error:
-        log.warning("snapshots did not answer: %s", error)
+        log.warning("listing the snapshots failed: %s", error)
         return None
     return [item for page in found for item in page.snapshots]

@@ -138,7 +138,7 @@ class GceVerbs:
         if found.status != 200:
             return ""
         there = codec.decode(found.body, Id)
-        return "" if there.id == operation.target_id else f"the key's {name} is gone, another has its name"
+        return "" if there.id == operation.target_id else f"the key's {name} is gone; another one has its name"
 
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
         """Return None if the machine at this path has this unique id; otherwise the kind of result to report.

@@ -91,7 +91,7 @@ class Gce(Hints):
         try:
             found = self._lists.ours("global/snapshots", SnapshotIn, ends)
         except ListError as error:
-            log.warning("snapshots did not answer: %s", error)
+            log.warning("listing the snapshots failed: %s", error)
             return None
         return known(to_snapshot(item, stack) for item in found)
 
@@ -100,7 +100,7 @@ class Gce(Hints):
         try:
             return self._lists.newest(f"zones/{zone}/operations", OperationIn, OPERATIONS, OPERATION_PAGES, ends)
         except ListError as error:
-            log.warning("operations of zone %s did not answer: %s", zone, error)
+            log.warning("zone %s: listing its operations failed: %s", zone, error)
             return []
 
     def _failed(self, stack: str, zone: str, operations: builtins.list[OperationIn]) -> Iterable[Result]:

@@ -112,13 +112,13 @@ class Lists:
         asked = {name: value for name, value in query.items() if name != "fields"} if self._whole else query
         left = min(LIST_S, ends - time.monotonic())
         if left <= 0:
-            raise ListError(f"{path}: no time left in this look")
+            raise ListError(f"{path}: no time is left for this listing")
         try:
             answer = self._api.call("GET", f"{self._project}/{path}", left, asked)
         except NoAnswerError as error:
             raise ListError(str(error)) from error
         if answer.status == 400 and "fields" in asked:  # a refused field must not hide the list
-            log.warning("%s: %s; asking for whole answers", path, parse_error(answer.status, answer.body)[1])
+            log.warning("%s: %s; now requesting all fields", path, parse_error(answer.status, answer.body)[1])
             self._whole = True
             return self._get(path, query, kind, ends)
         if answer.status != 200:
@@ -126,7 +126,7 @@ class Lists:
         try:
             return codec.decode(answer.body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ListError(f"{path}: an answer that is no list: {error}") from error
+            raise ListError(f"{path}: the answer is not a list: {error}") from error
 
 
 # -- fields of a list, from the structs that its answer is decoded into

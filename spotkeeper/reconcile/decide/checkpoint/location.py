@@ -83,13 +83,17 @@ def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
         draft.queries.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)
     ):
         return False
-    held, commit = draft.queries.checkpoint(index, slot), newest(draft)
-    if commit is not None and draft.queries.ended(index, slot, draft.record.gen) and (held is None or held < commit):
+    reported, commit = draft.queries.checkpoint(index, slot), newest(draft)
+    if (
+        commit is not None
+        and draft.queries.ended(index, slot, draft.record.gen)
+        and (reported is None or reported < commit)
+    ):
         return False
     progress, gen = draft.snapshot.progress, draft.record.gen
     if slot.has_newest or (progress is not None and progress.commit_gen == gen):
         return True
-    return held is not None and held[0] == gen
+    return reported is not None and reported[0] == gen
 
 
 def behind(draft: Draft, ready: Iterable[int]) -> bool:

@@ -20,10 +20,10 @@ MOST = 10  # the largest `keep` that a job file may set
 
 def step(draft: Draft) -> None:
     """Record the copies that machines report, and the newest checkpoint on a disk, which may be newer than any copy."""
-    spec, held = draft.snapshot.spec, draft.queries.newest_reported
+    spec, newest = draft.snapshot.spec, draft.queries.newest_reported
     known = max(parse_commit(draft.record.told) or (0, 0), location.committed(draft) or (0, 0))
-    if spec is not None and spec.checkpoint.mirror and held and held > known:
-        draft.set(told=location.text(held))
+    if spec is not None and spec.checkpoint.mirror and newest and newest > known:
+        draft.set(told=location.text(newest))
     for fact in draft.queries.every(Kind.MIRRORED):
         _made(draft, fact)
     for fact in draft.queries.every(Kind.UNMIRRORED):

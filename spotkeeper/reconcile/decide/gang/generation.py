@@ -94,7 +94,7 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     commit = location.newest(draft)
     assert commit is not None
     told = location.told(draft, ready)
-    there = f"the newest there is {location.text(told)}" if told else "there is none on any of them"
+    there = f"their newest is {location.text(told)}" if told else "these machines have none"
     lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; {there}"
     return f"{lacks}. To continue without it: {draft.record.go_back()}"
 
@@ -119,13 +119,14 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     newest reported commit suffices; steps committed between that report and the loss may be repeated. If a user gave
     up the newest commit, any disk suffices.
     """
-    held, commit, given_up = draft.queries.checkpoint(index, slot), location.committed(draft), location.given_up(draft)
-    if not given_up and (held is None or commit is None):
+    reported, commit = draft.queries.checkpoint(index, slot), location.committed(draft)
+    given_up = location.given_up(draft)
+    if not given_up and (reported is None or commit is None):
         return False
     waits = [r.cur.since for i, r in enumerate(draft.nodes) if r.cur and not draft.queries.attached(i, r.disk, r.cur)]
     if draft.now < max([draft.record.stop_since, *waits]) + draft.times.disk_s:
         return False
-    return given_up or (held is not None and commit is not None and held >= commit)
+    return given_up or (reported is not None and commit is not None and reported >= commit)
 
 
 def _renew(draft: Draft, ready: list[int]) -> None:
@@ -153,8 +154,12 @@ def _fresh(draft: Draft, ready: list[int]) -> set[int]:
     sure = {index for index, slot in attached if location.has_newest(draft, index, slot)}
     if sure or len(attached) < len(ready):
         return sure
-    told = {index: held for index, slot in attached if (held := draft.queries.checkpoint(index, slot))}
-    return {index for index, held in told.items() if held == max(told.values())} if len(told) == len(ready) else set()
+    told = {index: reported for index, slot in attached if (reported := draft.queries.checkpoint(index, slot))}
+    return (
+        {index for index, reported in told.items() if reported == max(told.values())}
+        if len(told) == len(ready)
+        else set()
+    )
 
 
 def _publish(draft: Draft, ready: list[int]) -> None:

@@ -92,7 +92,7 @@ def _resume(draft: Draft, request: JobRequest) -> str:
     return ""
 
 
-def held(draft: Draft) -> None:
+def expire_hold(draft: Draft) -> None:
     """End a hold whose time is over: try again, or end the job and delete its disks."""
     record = draft.record
     if record.phase is not Phase.HOLD:
@@ -192,9 +192,9 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
         yield f"name: it is {old.name}, and the file says {new.name}"
     if new.size() != old.size():
         resize = "" if old.size().min == old.size().max else f" (within its range: spotkeeper resize {old.name} NODES)"
-        yield f"nodes: its nodes have their disks{resize}"
+        yield f"nodes: its disks belong to the present nodes{resize}"
     if new.spread != old.spread:
-        yield "spread: its disks are where they are"
+        yield "spread: its disks cannot change their zones"
     if new.checkpoint.replicated != old.checkpoint.replicated:
         yield "checkpoint.replicated: the job's checkpoints have the old value's format"
     if new.stop != old.stop:

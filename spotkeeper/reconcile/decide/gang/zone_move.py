@@ -108,7 +108,7 @@ def _refused(draft: Draft) -> str:
     if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
         return ""  # no machine waits there: the current zone has no capacity, so staying gains nothing
     if draft.record.move is not None and draft.now > draft.record.move.since + COPIES_S:
-        return f"the disks have not followed within {COPIES_S / 60:.0f} min"
+        return f"the disks were not copied within {COPIES_S / 60:.0f} min"
     copies = {(index, node.copy) for index, node in enumerate(draft.nodes) if not copied(draft, index, node)}
     for told in draft.queries.results:
         action = told.action

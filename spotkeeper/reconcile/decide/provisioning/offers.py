@@ -106,8 +106,8 @@ def home_zone(draft: Draft, node: Node) -> str | None:
 
 def bound_to(draft: Draft) -> str | None:
     """Return the zone to which data or a static machine binds the gang, whatever its capacity; None: unbound."""
-    held = draft.record.gen or any(node.cur is not None and node.cur.machine for node in draft.nodes)
-    return draft.record.zone if held else None
+    bound = draft.record.gen or any(node.cur is not None and node.cur.machine for node in draft.nodes)
+    return draft.record.zone if bound else None
 
 
 def out_of_pools(draft: Draft) -> bool:

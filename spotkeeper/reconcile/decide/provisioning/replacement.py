@@ -18,7 +18,8 @@ dead or refused any              ``next`` takes over in the state it is in (``sl
 Neither machine is a member yet, so deleting the later one loses no work. A backup needs its grant and counts as a
 launch; half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of starts of
 a gang of this size, estimated from the pool's observed boots (a machine that its backup overtook counts with the time
-until then). With too few observations, only the boot deadline counts.
+until then). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their 95th percentile; with fewer, only
+the boot deadline counts.
 """
 
 from __future__ import annotations
@@ -230,4 +231,5 @@ def _told(draft: Draft, index: int) -> str:
     assert slot is not None
     age_s = draft.now - _since(draft, index, slot)
     usual_s = _usual_s(draft, slot.pool) or 0.0
-    return f"attempt {slot.attempt} has been booting for {age_s:.0f} s; 95 % of starts take at most {usual_s:.0f} s"
+    limit = f"by the pool's earlier boots, one counts as slow after {usual_s:.0f} s"
+    return f"attempt {slot.attempt} has been booting for {age_s:.0f} s; {limit}"

@@ -135,7 +135,7 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     if draft.snapshot.draining or draft.snapshot.spec is None:
         return False
     if draft.snapshot.blind:
-        why = "waiting: stack/allocation (who has which machine) is unreadable: spotkeeper repair allocation"
+        why = "waiting: stack/allocation (which job has which machine) is unreadable: spotkeeper repair allocation"
         pending.say(draft, index, why)
         return False
     if why := limits.bars(draft, index):

@@ -96,7 +96,7 @@ def refused(world: World, before: Record) -> str:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"nodes": 3}, "nodes: its nodes have their disks"),
+        ({"nodes": 3}, "nodes: its disks belong to the present nodes"),
         ({"spread": True}, "spread:"),
         ({"name": "other"}, "name: it is job, and the file says other"),
         ({"seed": 7}, "seed:"),

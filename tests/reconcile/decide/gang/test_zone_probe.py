@@ -285,7 +285,7 @@ def test_disks_that_do_not_follow_within_an_hour_send_it_home() -> None:
     world.until(lambda: world.record().move is not None, 900)
     world.until(lambda: world.record().move is None and world.training(), 3900)
     assert world.record().zone == HOME and models(world) == {ON_DEMAND}
-    assert moved(world)[-1] == "the disks have not followed within 60 min"
+    assert moved(world)[-1] == "the disks were not copied within 60 min"
 
 
 def mute_probes(world: World) -> None:
