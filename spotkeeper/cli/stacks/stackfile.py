@@ -164,7 +164,7 @@ def stack_schema() -> dict[str, Any]:
         required.remove(f"{NAMESPACE}:{name}")
     config = {
         "type": "object",
-        "description": "the stack's settings; keys of other namespaces are their providers'",
+        "description": "the stack's settings; keys of other namespaces belong to Pulumi's providers",
         "properties": {"gcp:project": {"type": "string", "description": "gcp: the project's id"}, **ours},
         "required": required,
         "allOf": [

@@ -53,7 +53,7 @@ class GivenToken:
         return self.value
 
     def drop(self) -> None:
-        """Keep it: no other token exists."""
+        """Do nothing: no other token exists."""
 
 
 class MetadataToken:
