@@ -292,7 +292,7 @@ def drill(
     job: Job,
     node: Annotated[
         int | None,
-        Option(metavar="N", min=0, help="Node whose machine is preempted. Default: the highest node on spot, else the highest on demand."),
+        Option(metavar="N", min=0, help="Node to preempt. Default: the highest on spot, else the highest on-demand."),
     ] = None,
     no_notice: Annotated[bool, Option("--no-notice", help="Delete the machine without a preemption notice.")] = False,
     yes: Yes = False,
