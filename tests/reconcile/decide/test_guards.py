@@ -1,0 +1,249 @@
+"""Guards one by one: a snapshot in which a decision is made, and changes of it each of which alone prevents it.
+
+Both sides of each bound are here too: the last moment at which the decision is not made, and the first at which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace as with_
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.cloud import Offer
+from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.record import Limits, Record, Roll
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide import Snapshot, Times, decide
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import generation
+from spotkeeper.reconcile.decide.provisioning import machine_health, offers
+from spotkeeper.reconcile.store.documents import OfferHistory
+from tests.reconcile.decide.test_decide import NOW, fact, gang, member
+from tests.reconcile.world import JOB, stack
+
+Case = tuple[Record, Snapshot]
+Change = Callable[[Record, Snapshot], Case]
+TIMES = Times()
+SAVED = Progress(3, 100, NOW, commit_gen=3, commit_step=90)
+
+
+def calm(count: int, *said: object, **spec: object) -> Case:
+    """A gang that has trained and saved for long, with these reports."""
+    record, seen = gang(count, gen_since=NOW - 500)
+    assert seen.spec is not None
+    facts = (*seen.facts, *said)
+    return record, with_(seen, spec=replace(seen.spec, **spec), facts=facts, progress=SAVED, grants_first=False)  # type: ignore[arg-type]
+
+
+def reasons(record: Record, snapshot: Snapshot) -> list[str | None]:
+    return [node.replace_reason for node in (decide(record, snapshot).record or record).nodes]
+
+
+def on_record(**changes: object) -> Change:
+    return lambda record, snapshot: (replace(record, **changes), snapshot)
+
+
+def on_snapshot(**changes: object) -> Change:
+    return lambda record, snapshot: (record, with_(snapshot, **changes))  # type: ignore[arg-type]
+
+
+def on_spec(**changes: object) -> Change:
+    return lambda record, snapshot: (record, with_(snapshot, spec=replace(snapshot.spec, **changes)))
+
+
+def on_node(index: int, **changes: object) -> Change:
+    def change(record: Record, snapshot: Snapshot) -> Case:
+        nodes = list(record.nodes)
+        nodes[index] = replace(nodes[index], **changes)
+        return replace(record, nodes=tuple(nodes)), snapshot
+
+    return change
+
+
+def on_cur(index: int, **changes: object) -> Change:
+    return lambda record, snapshot: on_node(index, cur=replace(record.nodes[index].cur, **changes))(record, snapshot)
+
+
+# -- the slowest machine is replaced
+
+
+def slow() -> Case:
+    return calm(3, fact(0, Kind.LAGS, "0-140"), fact(2, Kind.LAGS, "0-190"), stragglers="replace")
+
+
+def test_the_slowest_machine_is_replaced_and_the_swap_is_counted() -> None:
+    record, snapshot = slow()
+    record = on_node(2, refused=("an offer",))(record, snapshot)[0]
+    record = replace(record, limits=Limits(swaps=(NOW - 3600, NOW - 3599)))
+    found = decide(record, snapshot).record
+    assert found is not None
+    assert [node.replace_reason for node in found.nodes] == [None, None, machine_health.STRAGGLER]
+    assert (found.nodes[2].refused, found.limits.swaps) == ((), (NOW - 3599, NOW))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        on_spec(stragglers="show"),
+        on_snapshot(draining=True),
+        on_snapshot(progress=None),
+        on_record(stop=True, stop_since=NOW - 1, stop_deadline=NOW + 60),
+        on_record(roll=Roll(ver=40, since=NOW - 1, cause="silence")),
+        on_record(pause="limit"),
+        on_record(gen_since=NOW - TIMES.settle_s + 1),
+        on_record(limits=Limits(swaps=(NOW - 3599, NOW - 100))),
+        on_node(1, replace_reason="user"),
+        on_cur(1, ends=NOW + 1000),
+        on_cur(2, model=Model.STATIC),
+    ],
+)
+def test_each_of_these_alone_prevents_the_replacement_of_the_slowest(change: Change) -> None:
+    assert machine_health.STRAGGLER in reasons(*slow())
+    assert reasons(*change(*slow()))[2] is None
+
+
+def test_a_generation_that_has_settled_for_exactly_the_time_may_lose_its_slowest() -> None:
+    assert reasons(*on_record(gen_since=NOW - TIMES.settle_s)(*slow())) == [None, None, machine_health.STRAGGLER]
+
+
+# -- back to spot after a fallback
+
+
+def on_demand(**spec: object) -> Case:
+    return on_cur(1, model=Model.ON_DEMAND)(*calm(2, **spec))
+
+
+@pytest.mark.parametrize("policy", ["balanced", "spot", "shuffle"])
+def test_after_a_fallback_spot_is_requested_again(policy: str) -> None:
+    record, snapshot = on_demand(policy=policy)
+    record = on_node(1, refused=("an offer",))(replace(record, fallback_until=NOW), snapshot)[0]
+    found = decide(record, snapshot).record
+    assert found is not None
+    assert [(node.replace_reason, node.refused) for node in found.nodes] == [(None, ()), ("spot", ())]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        on_record(gen_since=NOW - TIMES.settle_s),
+        on_snapshot(market=(OfferHistory("pool", "z-a", Model.SPOT, refused_at=NOW - TIMES.cold_s),)),
+    ],
+)
+def test_at_these_bounds_spot_is_requested_again(change: Change) -> None:
+    assert reasons(*change(*on_demand())) == [None, "spot"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        on_spec(policy="on-demand"),
+        on_snapshot(draining=True),
+        on_snapshot(market=(OfferHistory("pool", "z-a", Model.SPOT, refused_at=NOW - TIMES.cold_s + 1),)),
+        on_record(fallback_until=NOW + 1),
+        on_record(gen_since=NOW - TIMES.settle_s + 1),
+        on_record(stop=True, stop_since=NOW - 1, stop_deadline=NOW + 60),
+        on_record(roll=Roll(ver=40, since=NOW - 1, cause="silence")),
+        on_record(pause="limit"),
+        on_node(0, replace_reason="user"),
+        on_cur(1, model=Model.SPOT),
+    ],
+)
+def test_each_of_these_alone_keeps_the_machine_on_demand(change: Change) -> None:
+    assert reasons(*on_demand()) == [None, "spot"]
+    assert reasons(*change(*on_demand()))[1] is None
+
+
+# -- signs of broken hardware
+
+
+@pytest.mark.parametrize(
+    ("count", "signs", "blamed"),
+    [
+        (3, {1: "network"}, [1]),
+        (2, {1: "network"}, []),  # of two, either may be the cause
+        (3, {0: "network", 1: "network"}, []),
+        (3, {0: "network", 1: "memory"}, [1]),  # the network error follows from it
+        (2, {0: "memory", 1: "fault"}, [0, 1]),
+        (3, {1: "no sign"}, []),
+    ],
+)
+def test_who_is_blamed_for_signs_of_broken_hardware(count: int, signs: dict[int, str], blamed: list[int]) -> None:
+    said = [fact(node, Kind.HARDWARE_FAULT, sign) for node, sign in signs.items()]
+    assert sorted(machine_health.host_faults(Draft(*calm(count, *said)))) == blamed
+
+
+@pytest.mark.parametrize(("kept", "lag"), [((), 150), (("0-0",), 150), (("1",), 140), (("1", "0"), 0)])
+def test_a_lag_counts_until_its_own_end_is_reported(kept: tuple[str, ...], lag: int) -> None:
+    said = [fact(0, Kind.LAGS, "0-140"), fact(0, Kind.LAGS, "1-150"), fact(0, Kind.LAGS, "2-300", gen=2)]
+    draft = Draft(*calm(2, *said, *(fact(0, Kind.KEEPS_UP, which) for which in kept)))
+    assert machine_health.lag(draft, 0, member(0)) == lag
+
+
+# -- whether the caps have room
+
+
+@pytest.mark.parametrize(
+    ("attempt", "cap", "replaces", "fits"),
+    [
+        (1, 2, False, 0),  # both machines of the job count
+        (1, 3, False, 1),
+        (2, 2, False, 1),  # a grant beyond the highest attempt has no machine, so it is free
+        (2, 2, True, 2),
+        (1, 2, True, 2),
+    ],
+)
+def test_room_counts_the_jobs_machines_and_no_grant_left_over(
+    attempt: int, cap: int, replaces: bool, fits: int
+) -> None:
+    record, snapshot = calm(2)
+    grants = (Grant(JOB, 0, 1, "slot:pool"), Grant(JOB, 1, attempt, "slot:pool"))
+    draft = Draft(record, with_(snapshot, stack=stack(cap), allocation=Allocation(1, "", grants)))
+    options = [Offer("pool", "z-a", Model.SPOT, 0.3)]
+    found = [offers.room(draft, count, options, replaces=replaces) for count in range(4)]
+    assert found == [count <= fits for count in range(4)]
+
+
+def test_room_counts_machines_of_nodes_that_the_job_no_longer_has_and_those_of_other_jobs() -> None:
+    record, snapshot = calm(2)
+    options = [Offer("pool", "z-a", Model.SPOT, 0.3)]
+    for grant in (Grant(JOB, 2, 5, "slot:pool"), Grant("other234", 0, 9, "slot:pool")):
+        asked = with_(snapshot, stack=stack(1), allocation=Allocation(1, "", (grant,)))
+        assert not offers.room(Draft(record, asked), 1, options)
+
+
+# -- a generation without all of its disks
+
+
+def old_disk(since: float, held: str = "3-90") -> Case:
+    """Node 0 has its disk and this checkpoint; node 1's disk is still with a machine that was replaced long ago."""
+    record, seen = calm(2, fact(0, Kind.CHECKPOINT, held))
+    free = replace(seen.listing, disks=(seen.listing.disks[0], replace(seen.listing.disks[1], users=("old",))))
+    nodes = tuple(replace(node, cur=replace(node.cur, since=since)) for node in record.nodes)
+    return replace(record, nodes=nodes, stop=True, stop_since=since), with_(seen, listing=free)
+
+
+@pytest.mark.parametrize(
+    ("case", "enough"),
+    [
+        (old_disk(NOW - TIMES.disk_s), True),
+        (old_disk(NOW - TIMES.disk_s + 1), False),
+        (on_record(stop_since=NOW - TIMES.disk_s + 1)(*old_disk(NOW - 900)), False),
+        (on_cur(1, since=NOW - TIMES.disk_s + 1)(*old_disk(NOW - 900)), False),
+        (on_cur(0, since=NOW)(*old_disk(NOW - 900)), True),  # it has its disk, so it is not what the gang waits for
+        (old_disk(NOW - 900, held="3-89"), False),
+        (old_disk(NOW - 900, held=""), False),
+        (on_snapshot(progress=None)(*old_disk(NOW - 900)), False),
+        (on_record(given_up="3-90")(*old_disk(NOW - 900, held="3-89")), True),
+        (on_record(given_up="3-90")(*old_disk(NOW - 900, held="")), True),
+        (on_record(given_up="3-90")(*old_disk(NOW)), False),
+    ],
+)
+def test_how_long_a_gang_waits_for_an_old_machine_to_release_a_disk(case: Case, enough: bool) -> None:
+    draft = Draft(*case)
+    cur = draft.nodes[0].cur
+    assert cur is not None
+    assert generation._will_do(draft, 0, cur) is enough
