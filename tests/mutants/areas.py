@@ -24,7 +24,7 @@ AREAS: dict[str, tuple[str, ...]] = {  # folders and files
 # Code that tests start in processes of its own, where coverage does not look: file, or folder -> tests.
 PROCESSES: dict[str, tuple[str, ...]] = {
     f"{TRAIN}/checkpoint": ("tests/train/checkpoint/test_saver.py", "tests/train/checkpoint/test_restore.py"),
-    f"{TRAIN}/data/sampler.py": ("tests/train/loop/test_resume.py",),
+    f"{TRAIN}/data/sampler.py": ("tests/train/data/test_sampler.py",),
     f"{AGENT}/host": ("tests/agent/host/test_roothelper.py", "tests/agent/systemd/test_systemd.py"),
     f"{AGENT}/agent": ("tests/agent/agent/test_upgrade.py", "tests/agent/agent/test_notices.py"),
     f"{AGENT}/job": ("tests/agent/job/test_mirror.py",),
@@ -37,14 +37,20 @@ TESTS = (
     "tests/infra",
     "tests/train/checkpoint",
     "tests/train/data",
-    "tests/train/loop",
+    "tests/train/loop/test_boundary.py",
+    "tests/train/loop/test_run.py",
     "tests/agent/agent/test_notices.py",
     "tests/agent/agent/test_upgrade.py",
     "tests/agent/cloud",
     "tests/agent/host",
     "tests/agent/job",
     "tests/agent/systemd/test_systemd.py",
+    "tests/cli/stacks/test_check.py",
+    "tests/client",
+    "tests/security/test_lambda.py",
     "tests/security/test_table.py",
+    "tests/sim/test_ledger.py",
+    "tests/sim/test_polls.py",
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.mutants import areas
 
-FILE_S = 60.0  # of one file of tests; those that it would begin later are left out
+FILE_S = 120.0  # of one file of tests; those that it would begin later are left out
 Json = dict[str, Any]
 
 
@@ -35,7 +35,10 @@ class Reach:
         self._path(test).write_text(json.dumps(record))
 
     def keep_imported(self, lines: dict[str, list[str]]) -> None:
-        (self._folder / "imported.json").write_text(json.dumps(lines))
+        """``lines``: of the files that were imported now; what is known of others stays."""
+        path = self._folder / "imported.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | lines))
 
     def load(self) -> None:
         """Read all records. Only tests that passed count."""
