@@ -241,4 +241,5 @@ class MemoryStore:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         hours = (paths.market_hour(pool, hour) for pool, hour in self.observations)
-        return tuple(builtins.sorted(path for path in (*self.things, *hours) if path.startswith(prefix)))
+        told = (paths.entry(job, at, id_) for job, entries in self.ledgers.items() for at, id_ in entries)
+        return tuple(builtins.sorted(path for path in (*self.things, *hours, *told) if path.startswith(prefix)))

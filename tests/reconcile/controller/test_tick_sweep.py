@@ -12,7 +12,7 @@ from spotkeeper.contract.cloud import Disk, Vm, VmStatus
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import FactIn, Sync
 from spotkeeper.contract.job import JobRequest, RequestKind
-from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Node, Outcome, Phase, Record
 from spotkeeper.reconcile.controller.cleanup import bury
 from spotkeeper.reconcile.controller.document import Speaker
@@ -297,3 +297,26 @@ def test_a_record_that_makes_no_sense_stops_only_its_own_job() -> None:
     assert "ghost" in world.machines
     world._remove(real)
     world.until(lambda: world.training() and world.record().gen == 2, 300)
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "ledger", "given_up"), [(86_400.0, False, True), (86_399.0, False, False), (86_400.0, True, False)]
+)
+def test_a_submission_that_began_a_day_ago_and_has_no_record_is_given_up(
+    ago_s: float, ledger: bool, given_up: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a ledger the job has run, so a person deleted its record."""
+    world = World(nodes=1)
+    world.store.set_active(GHOST, world.now() - ago_s)
+    if ledger:
+        world.store.append_ledger(GHOST, Entry(world.now(), "end.job", Event.END, 1))
+    tick(world.store, world, world, world.options)
+    read = world.store.read_record(GHOST)
+    assert (read is not None) is given_up
+    assert (GHOST in world.store.active_jobs()) is not given_up
+    told = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+    assert told == [f"job {GHOST}: its submission was given up a day ago; its files are deleted"] * given_up
+    if read is not None:
+        record = read.value
+        assert (record.phase, record.outcome, record.name) == (Phase.DONE, Outcome.CANCELLED, GHOST)
+        assert (record.reason, record.created) == ("it was never submitted whole", world.now())
