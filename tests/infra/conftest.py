@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import runpy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pulumi
 import pytest
+from google.protobuf.json_format import MessageToDict
 from pulumi.runtime import rpc
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks
 from pulumi.runtime.settings import ROOT as ROOT_RESOURCE
@@ -38,6 +40,7 @@ class Declared:
     retain: bool
     ignores: tuple[str, ...] = ()  # inputs that may change in the program without a change in the cloud
     provider: str = ""  # the name of the one that it says; "": the default
+    options: dict[str, Any] = field(default_factory=dict)  # all of them, by the engine's names
 
     @property
     def key(self) -> str:
@@ -86,9 +89,21 @@ class Recorder(MockMonitor):
                     bool(request.retainOnDelete),
                     tuple(request.ignoreChanges),
                     request.provider.split("::")[-2] if request.provider else "",
+                    _options(request),
                 )
             )
         return reply
+
+
+def _options(request: Any) -> dict[str, Any]:
+    """Everything of a registration that is neither an input nor the SDK's own."""
+    found: dict[str, Any] = MessageToDict(request)
+    own = {"type", "name", "object", "custom", "dependencies", "propertyDependencies", "hooks", "version", "packageRef"}
+    kept = {name: value for name, value in found.items() if name not in own and not SDKS_OWN.match(name)}
+    return kept | {name: key_of(kept[name]) for name in ("parent", "provider") if name in kept and "::" in kept[name]}
+
+
+SDKS_OWN = re.compile(r"accept|additionalSecretOutputs|supports|source|stackTrace")
 
 
 def key_of(urn: str) -> str:
@@ -110,26 +125,30 @@ def run_program(stack: str, config: Mapping[str, str], cloud: Mocks | None = Non
     return {found.key: found for found in recorder.declared}
 
 
-@pytest.fixture(scope="session")
-def local() -> dict[str, Declared]:
+def declare_local() -> dict[str, Declared]:
     """The stack ``local``, as the one-machine cloud would get it."""
     return run_program("local", read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9"))
 
 
-@pytest.fixture(scope="session")
-def example() -> dict[str, Declared]:
+def declare_example() -> dict[str, Declared]:
     """The example for a real project."""
     return run_program("demo", read_config(STACKS / "Pulumi.example-gcp.yaml"))
 
 
-@pytest.fixture(scope="session")
-def shared() -> dict[str, Declared]:
+local = pytest.fixture(scope="session", name="local")(declare_local)
+example = pytest.fixture(scope="session", name="example")(declare_example)
+
+
+def declare_shared() -> dict[str, Declared]:
     """A stack in another project's network, whose jobs read secrets."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
     secrets = ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"]
     return run_program(
         "demo", {**config, "spotkeeper:network": json.dumps(OTHER_STACK), "spotkeeper:secrets": json.dumps(secrets)}
     )
+
+
+shared = pytest.fixture(scope="session", name="shared")(declare_shared)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from spotkeeper.reconcile.clouds.ec2 import schema
 from spotkeeper.reconcile.clouds.ec2.actions import DEVICE
 from spotkeeper.reconcile.service import aws_lambda
 from tests.contract.stack_rules import check_stack
+from tests.infra import golden
 from tests.infra.aws import terraform as aws_terraform
 from tests.infra.aws.cloud import WITHOUT_URLS, AwsCloud, identity
 from tests.infra.aws.judge import judge, operation, pascal
@@ -59,7 +60,17 @@ def config() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def example(config: dict[str, str]) -> Declaration:
+    return declare(config)
+
+
+def declare(config: dict[str, str]) -> Declaration:
     return run_program(NAME, config, AwsCloud())
+
+
+def test_every_value_and_option_is_as_reviewed(example: Declaration, joined: Declaration) -> None:
+    """Changed on purpose? ``python -m tests.infra.golden``, then review the difference."""
+    assert golden.text(example) == golden.golden("aws")
+    assert golden.difference(example, joined) == golden.golden("aws-joined")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +80,10 @@ def state(example: Declaration) -> StackState:
 
 @pytest.fixture(scope="module")
 def joined(config: dict[str, str]) -> Declaration:
+    return declare(in_another_network(config))
+
+
+def in_another_network(config: dict[str, str]) -> dict[str, str]:
     """The same stack in a network that another stack made, where nobody is told of anything."""
     changed = {
         "spotkeeper:bucket": '{"on_destroy": "retain"}',
@@ -79,7 +94,7 @@ def joined(config: dict[str, str]) -> Declaration:
         "aws:profile": "acme",
     }
     dropped = ("spotkeeper:alerts", "spotkeeper:budget", "spotkeeper:job_identity", "spotkeeper:secrets")
-    return run_program(NAME, {k: v for k, v in {**config, **changed}.items() if k not in dropped}, AwsCloud())
+    return {k: v for k, v in {**config, **changed}.items() if k not in dropped}
 
 
 @pytest.mark.parametrize("stack", ["dev", "prod"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,12 @@ from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile.clouds.base import Addresses
 from spotkeeper.reconcile.store import paths
 from tests.contract.stack_rules import check_stack
+from tests.infra import golden
 from tests.infra.conftest import STACKS, run_program
 from tests.infra.declaration import DRAIN, Declaration, before, of, one
 from tests.infra.policies import broken
 from tests.infra.settings import stackfiles
 from tests.scale.burst import CONCURRENCY, INSTANCES
-
-GOLDEN = Path(__file__).with_name("local.golden")
 
 INSTANCE = "gcp:compute/instance:Instance"
 TEMPLATE = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
@@ -33,9 +31,11 @@ TICK = "gcp:cloudscheduler/job:Job::tick"
 PUSH = "gcp:pubsub/subscription:Subscription::push"
 
 
-def test_the_local_stack_is_this_list(local: Declaration) -> None:
-    """Changed on purpose? Write the new list with: python -m tests.infra.gcp.golden"""
-    assert GOLDEN.read_text().split("\n")[:-1] == sorted(local)
+def test_every_value_and_option_is_as_reviewed(local: Declaration, example: Declaration, shared: Declaration) -> None:
+    """Changed on purpose? ``python -m tests.infra.golden``, then review the difference."""
+    assert golden.text(local) == golden.golden("local")
+    assert golden.text(example) == golden.golden("gcp")
+    assert golden.difference(example, shared) == golden.golden("gcp-shared")
 
 
 @pytest.mark.parametrize("stack", ["dev", "prod"])
