@@ -30,7 +30,7 @@ def test_a_machine_of_the_stack_is_known_by_its_session() -> None:
 @pytest.mark.parametrize(
     ("caller", "account", "role", "why"),
     [
-        (None, ACCOUNT, ROLE, "no caller of IAM's: is the function URL's AuthType AWS_IAM?"),
+        (None, ACCOUNT, ROLE, "IAM names no caller: is the function URL's AuthType AWS_IAM?"),
         (replace(NODE, user_arn=f"arn:aws:iam::{ACCOUNT}:user/nodes"), ACCOUNT, ROLE, "no session of a role"),
         (NODE, ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/nodes", "no session of a role"),
         (NODE, ACCOUNT, "", "no session of a role"),
@@ -40,17 +40,27 @@ def test_a_machine_of_the_stack_is_known_by_its_session() -> None:
         (replace(NODE, user_arn=SESSION.replace(ACCOUNT, OTHER)), ACCOUNT, ROLE, "another account"),
         (replace(NODE, account_id=OTHER), ACCOUNT, ROLE, "another account"),
         (NODE, ACCOUNT, ROLE.replace("nodes", "others"), "another role"),
-        (replace(NODE, user_arn=SESSION[:-1]), ACCOUNT, ROLE, "no session of an instance profile"),
-        (replace(NODE, user_id=f"AROAOTHER:{MACHINE}"), ACCOUNT, ROLE, "ids that are not those of the session"),
-        (replace(NODE, caller_id=f"AROAOTHER:{MACHINE}"), ACCOUNT, ROLE, "ids that are not those of the session"),
+        (replace(NODE, user_arn=SESSION[:-1]), ACCOUNT, ROLE, "the caller is not a session of an instance profile"),
+        (replace(NODE, user_id=f"AROAOTHER:{MACHINE}"), ACCOUNT, ROLE, "the caller's ids do not belong to its session"),
+        (
+            replace(NODE, caller_id=f"AROAOTHER:{MACHINE}"),
+            ACCOUNT,
+            ROLE,
+            "the caller's ids do not belong to its session",
+        ),
         (
             replace(NODE, user_id=f"AIDAX:{MACHINE}", caller_id=f"AIDAX:{MACHINE}"),
             ACCOUNT,
             ROLE,
-            "ids that are not those of the session",
+            "the caller's ids do not belong to its session",
         ),
-        (replace(NODE, user_id="AROAX:i", caller_id="AROAX:i"), ACCOUNT, ROLE, "ids that are not those of the session"),
-        (replace(NODE, access_key="AKIAEXAMPLE"), ACCOUNT, ROLE, "not the key of a session"),
+        (
+            replace(NODE, user_id="AROAX:i", caller_id="AROAX:i"),
+            ACCOUNT,
+            ROLE,
+            "the caller's ids do not belong to its session",
+        ),
+        (replace(NODE, access_key="AKIAEXAMPLE"), ACCOUNT, ROLE, "the caller's key is not that of a session"),
     ],
 )
 def test_each_of_these_alone_makes_a_caller_no_machine(caller: Iam | None, account: str, role: str, why: str) -> None:
@@ -105,7 +115,7 @@ def test_everybody_else_is_no_operator(caller: Iam, allowed: frozenset[str]) -> 
 
 
 def test_an_unsigned_request_is_no_operators() -> None:
-    with pytest.raises(AuthError, match="no caller of IAM's"):
+    with pytest.raises(AuthError, match="IAM names no caller"):
         invoker(None, ALLOWED)
 
 
