@@ -1,4 +1,4 @@
-# make demo | test | mutants | engine | adapters | model | soak | crash | ec2 | recovery | features | bench | gpu | lint | types | setup | lock | clean
+# make demo | test | quick | mutants | engine | adapters | model | soak | crash | ec2 | stories | burst | recovery | features | bench | gpu | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,11 +7,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test mutants engine adapters model soak crash ec2 recovery features security bench gpu lint types lock setup operator clean
+.PHONY: help demo test quick mutants engine adapters model soak crash ec2 stories burst recovery features security bench gpu lint types lock setup operator clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
 	@echo "make test   all tests (ARGS='-k decide' for some)"
+	@echo "make quick  unit tests and one short life cycle, in at most 90 s on two idle cores"
 	@echo "make engine  both clouds' stacks through Pulumi's own engine, with strict stand-ins for their providers, and"
 	@echo "            with Google's own against the one-machine cloud, where each is installed"
 	@echo "make adapters  the callbacks, with the real Lightning and transformers (in .venv-adapters, beside .venv)"
@@ -21,6 +22,8 @@ help:
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
 	@echo "make crash  kill -9 at every point of a save, failing disks, flipped bytes; writes .spotkeeper/crash.json"
 	@echo "make ec2    the function killed, frozen and left without news at every point of twelve stories on EC2"
+	@echo "make stories  the same on Compute Engine, and 100 random stories in which all faults happen at once"
+	@echo "make burst  10,000 machines that report at once, and 20,000 ended jobs"
 	@echo "make recovery  launchers and agents killed, noticed and cut off in every way, under zygote and exec"
 	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped and resumed; writes .spotkeeper/features.json"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
@@ -43,7 +46,15 @@ demo: setup
 	@$(BIN)/python -m spotkeeper.local.demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m tests.run "$(if $(ARGS),,test)" -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Unit tests of what is pure or has a stand-in, and one job that loses a machine and is cancelled.
+QUICK := tests/contract tests/report tests/replay tests/client tests/reconcile tests/cli/stacks tests/infra/settings \
+  tests/lifecycle/test_ends.py::test_a_job_cancelled_while_it_recovers_leaves_nothing
+
+quick: setup
+	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n 2 --dist loadfile --no-loadscope-reorder -p no:schemathesis \
+	  $(QUICK) $(ARGS)
 
 # Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).
 # Nor is Google's provider for it: `pulumi plugin install resource gcp`. What is not there is skipped, with its reason.
@@ -57,7 +68,7 @@ adapters: .venv-adapters/.stamp
 	@bash .ci/adapters
 
 security: setup
-	@$(BIN)/python -m pytest tests/security $(ARGS)
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest tests/security $(ARGS)
 
 soak: setup
 	@$(BIN)/python bench/soak.py $(ARGS)
@@ -67,6 +78,12 @@ crash: setup
 
 ec2: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
+
+stories: setup
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest --timeout=3600 tests/sim/test_crash_points.py tests/properties $(ARGS)
+
+burst: setup
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest tests/scale $(ARGS)
 
 recovery: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py $(ARGS)

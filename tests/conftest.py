@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ from tests.security.tally import TALLY
 # Torch imports it once. On models this small its threads mostly wait for each other, which costs three times as much.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Where the longest files are: begun first, they do not run alone at the end, when other processes have no file left.
-LONG = ("properties", "agent", "model", "sim", "train", "scale", "security")
+# Seconds of the longest files: begun first, they do not run alone at the end, when other processes have no file left.
+# `SPOTKEEPER_TESTS_RECORD=1 make test` records them anew.
+RECORDED = Path(__file__).parent / "durations.json"
+LEAST_S = 3.0  # of a file that is recorded
 WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others
 AMONG = 3
 HERE = Path(__file__).parent
@@ -31,8 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    waiting = [path for path in files if _folder(path) == WAITING]
-    others = sorted((path for path in files if _folder(path) != WAITING), key=_place)
+    seconds = json.loads(RECORDED.read_text())
+    longest = sorted(files, key=lambda path: -seconds.get(_name(path), 0.0))
+    waiting = [path for path in longest if _folder(path) == WAITING]
+    others = [path for path in longest if _folder(path) != WAITING]
     order: list[Path] = []
     for at, path in enumerate(waiting):
         order += [path, *others[at * AMONG : (at + 1) * AMONG]]
@@ -44,8 +51,8 @@ def _folder(path: Path) -> str:
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
 
 
-def _place(path: Path) -> int:
-    return LONG.index(_folder(path)) if _folder(path) in LONG else len(LONG)
+def _name(path: Path) -> str:
+    return path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -61,11 +68,22 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if os.environ.get("SPOTKEEPER_TESTS_RECORD"):
+        _record(report for each in terminalreporter.stats.values() for report in each)
     if TALLY.classes or TALLY.bodies.sent:
         from tests.security.table import TABLE
 
         terminalreporter.write_line(TALLY.line())
         terminalreporter.write_line(TALLY.write(len(TABLE)))
+
+
+def _record(reports: Iterable[object]) -> None:
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0].removeprefix("tests/")] += report.duration
+    long = {file: round(spent, 1) for file, spent in sorted(seconds.items()) if spent >= LEAST_S}
+    RECORDED.write_text(json.dumps(long, indent=2) + "\n")
 
 
 @pytest.fixture(autouse=True)

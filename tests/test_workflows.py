@@ -49,7 +49,22 @@ def scripts(job: dict[str, Any]) -> str:
 
 
 def test_there_is_a_workflow_for_each_thing_that_is_promised() -> None:
-    assert NAMES == ["drift", "drill", "preview", "test", "up"]
+    assert NAMES == ["drift", "drill", "nightly", "preview", "test", "up"]
+
+
+def test_every_night_runs_what_the_tests_of_a_change_leave_out() -> None:
+    (job,) = read("nightly")["jobs"].values()
+    targets = {row["target"] for row in job["strategy"]["matrix"]["include"]}
+    assert targets == {"model", "soak", "crash", "security", "ec2", "stories", "burst", "recovery"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets <= set(re.findall(r"^([a-z0-9]+):", makefile, re.MULTILINE))
+    whole = [line for line in makefile.splitlines() if "SPOTKEEPER_TESTS_WHOLE=1" in line]
+    covered = tuple(word for line in whole for word in line.split() if word.startswith("tests/"))
+    sized = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"^from tests.sizes", path.read_text(), re.M)
+    ]
+    assert len(sized) > 3
+    assert [path for path in sized if not str(path.relative_to(ROOT)).startswith(covered)] == []
 
 
 def test_actionlint_finds_nothing() -> None:

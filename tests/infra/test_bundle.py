@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -146,14 +149,31 @@ print(msgspec.json.decode(b"[1]"), len(names) > 50)
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that version on this machine: on the path, or one of pyenv's."""
+    """A Python of that version that this user may run: on the path, or one of pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for program in (shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))):
-        asks = [program, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if program else ["false"]
-        done = subprocess.run(asks, capture_output=True, text=True, check=False)
-        if done.stdout.strip() == version:
-            return program
+    found = [shutil.which(f"python{version}")]
+    with suppress(OSError):  # a folder of another user
+        found += map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))
+    for program in filter(None, found):
+        asks = [program, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        with suppress(OSError):
+            if subprocess.run(asks, capture_output=True, text=True, check=False).stdout.strip() == version:
+                return program
     return None
+
+
+def test_a_python_that_this_user_may_not_read_or_run_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    program = tmp_path / "python3.7"
+    program.write_text("#!/nowhere/that/is\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert interpreter("3.7") is None
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert interpreter("3.7") is None
 
 
 def fetched(folder: Path, python: str, arch: str = "x86_64") -> Path:
@@ -172,7 +192,7 @@ def fetched(folder: Path, python: str, arch: str = "x86_64") -> Path:
 def test_the_agent_runs_on_other_pythons(tmp_path: Path, python: str) -> None:
     program = interpreter(python)
     if program is None:
-        pytest.skip(f"no Python {python} here: install one (pyenv's are found)")
+        pytest.skip(f"no Python {python} here that this user may run: install one (pyenv's are found)")
     site = fetched(tmp_path, python) / "site"
     command = [program, "-BS", "-W", "error", "-c", IMPORT_ALL]
     done = subprocess.run(

@@ -21,6 +21,7 @@ from spotkeeper.reconcile.store.objects import BEGIN_S, REQUEST_S, Deadline
 from spotkeeper.reconcile.store.store import Store
 from tests.scale.burst import STACK, ZONE, stack_of
 from tests.security.cases_store import Shelf
+from tests.sizes import size
 
 JOBS = 200
 
@@ -156,7 +157,7 @@ def test_a_job_whose_name_nobody_knows_is_buried_though_its_id_is_no_name() -> N
     assert store.active_jobs() == (name(0),)
 
 
-@pytest.mark.parametrize("ended", [200, 20_000])
+@pytest.mark.parametrize("ended", [200, size(2_000, 20_000)])
 def test_ended_jobs_cost_a_tick_nothing(ended: int) -> None:
     shelf, store = site(3, ended)
     asked: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A hundred thousand generated bodies over HTTP, from machines that may speak and from the schedule.
+"""Generated bodies over HTTP, from machines that may speak and from the schedule: 100,000 in ``make security``.
 
 A seeded generator and no library: a body costs 0.2 ms with all the checks of :meth:`Site.fire`. What is sent is
 good bodies with bytes changed, good trees with branches changed, trees of nothing known, noise, and, so that the
@@ -22,8 +22,9 @@ from tests.security.cases_body import GOOD
 from tests.security.cases_meaning import VM, push, resource
 from tests.security.site import CANARY, JOB, OTHER, Shot, Site
 from tests.security.tally import TALLY, Bodies
+from tests.sizes import size
 
-BODIES = int(os.environ.get("SECURITY_BODIES", str(tally.BODIES)))
+BODIES = int(os.environ.get("SECURITY_BODIES", size(tally.BODIES // 5, tally.BODIES)))
 SEED = int(os.environ.get("SECURITY_SEED", "20261121"))
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53, 2**53 + 1, 2**63, 2**64, -(2**63), 1.5, 1e308, -0.0, 1e-320),

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
@@ -151,6 +150,8 @@ def train(job: Job) -> None:
 
 def _spread(module: nn.Module, kind: str, world: int) -> nn.Module:
     if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # two seconds, for one test
+
         return fully_shard(module)
     return DistributedDataParallel(module, bucket_cap_mb=0.002) if world > 1 else module
 
