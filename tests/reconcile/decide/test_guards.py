@@ -247,3 +247,53 @@ def test_how_long_a_gang_waits_for_an_old_machine_to_release_a_disk(case: Case, 
     cur = draft.nodes[0].cur
     assert cur is not None
     assert generation._will_do(draft, 0, cur) is enough
+
+
+# -- new disks, once a user gave up the newest commit
+
+
+def lost_disks(**record: object) -> Case:
+    """Both nodes have machines, other machines have both disks, and the user gave up the commit."""
+    before, seen = old_disk(NOW - TIMES.disk_s)
+    disks = tuple(replace(disk, users=("old",)) for disk in seen.listing.disks)
+    changed = {"given_up": "3-90", **record}
+    return replace(before, **changed), with_(seen, listing=replace(seen.listing, disks=disks))
+
+
+def renewed(case: Case, ready: list[int]) -> list[int]:
+    draft = Draft(*case)
+    generation._renew(draft, ready)
+    return [node.disk for node in draft.nodes]
+
+
+def test_nodes_get_new_disks_when_other_machines_keep_all_of_the_old_ones() -> None:
+    assert renewed(lost_disks(), [0, 1]) == [1, 1]
+
+
+def attached(case: Case) -> Case:
+    record, seen = case
+    mine = replace(seen.listing.disks[0], users=(seen.listing.vms[0].name,))
+    return record, with_(seen, listing=replace(seen.listing, disks=(mine, seen.listing.disks[1])))
+
+
+def unused(case: Case) -> Case:
+    record, seen = case
+    free = replace(seen.listing.disks[0], users=())
+    return record, with_(seen, listing=replace(seen.listing, disks=(free, seen.listing.disks[1])))
+
+
+@pytest.mark.parametrize(
+    ("case", "ready"),
+    [
+        (lost_disks(given_up=""), [0, 1]),
+        (lost_disks(given_up="3-89"), [0, 1]),
+        (lost_disks(), [0]),
+        (lost_disks(stop_since=NOW - TIMES.disk_s + 1), [0, 1]),
+        (on_cur(1, since=NOW - TIMES.disk_s + 1)(*lost_disks()), [0, 1]),
+        (on_cur(0, machine="sk-t-fix-s0")(*lost_disks()), [0, 1]),
+        (attached(lost_disks()), [0, 1]),
+        (unused(lost_disks()), [0, 1]),
+    ],
+)
+def test_each_of_these_alone_keeps_the_old_disks(case: Case, ready: list[int]) -> None:
+    assert renewed(case, ready) == [0, 0]
