@@ -126,7 +126,7 @@ def record(workers: list[Lane], records: Reach, until: float) -> None:
     print(f"recording what {len(files)} files of tests reach", flush=True)
     ready: list[Json] = []
     spread(workers, [files] * len(workers), lambda lane, each: ready.append(lane.start(each, record=True)), math.inf)
-    records.keep_imported(ready[0]["imported"])
+    records.keep_imported(ready[0]["imported"], workers[0].folder)
 
     def one(lane: Lane, test: str) -> None:
         request = {"record": test, "until_s": reach.FILE_S, "limit_s": 3 * reach.FILE_S}

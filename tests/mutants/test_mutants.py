@@ -106,6 +106,14 @@ def test_only_tests_that_passed_twice_are_kept() -> None:
     assert kept["dropped"] == ["c", "b"]
 
 
+def test_lines_that_moved_are_found_again() -> None:
+    old = ["a = 1", "", "def f():", "    return 2", "", "b = 3"]
+    assert reach.moves("\n".join(old), "\n".join(["# put in", *old])) == {0: [1], **{n: [n + 1] for n in range(1, 7)}}
+    changed = [*old[:3], "    x = 2", "    return x", *old[4:]]
+    assert reach.moves("\n".join(old), "\n".join(changed)) == {1: [1], 2: [2], 3: [3], 4: [4, 5], 5: [6], 6: [7]}
+    assert reach.moves("\n".join(old), "\n".join(old[:3] + old[4:]))[4] == []
+
+
 def test_every_area_and_every_list_names_files() -> None:
     for area in areas.AREAS:
         assert areas.sources(ROOT, [area])
