@@ -11,10 +11,12 @@ from spotkeeper.contract.generation import DocState, FactIn, Progress, Role, Syn
 from spotkeeper.contract.job import JobSpec, Nodes
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
-from spotkeeper.contract.record import Budget, Node, Outcome, Phase, Record, Roll, Slot, SlotState
+from spotkeeper.contract.record import Budget, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.controller.document import Speaker, generation, job_run, reply
+from spotkeeper.reconcile.controller import reconcile_job
+from spotkeeper.reconcile.controller.document import Speaker, at_rest, generation, job_run, reply
 from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, accept, ended
+from spotkeeper.reconcile.controller.reconcile_job import BURST
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import job_view
@@ -456,3 +458,57 @@ def test_what_was_answered_of_a_version_is_not_told_of_another_spec_or_stack() -
     pools = tuple(replace(pool, nproc=8) for pool in STACK.pools)
     assert {member.nproc for member in generation(job, SPEC, replace(STACK, pools=pools)).members} == {8}
     assert {member.nproc for member in generation(job, SPEC, STACK).members} == {1}
+
+
+# -- at rest
+
+
+def at(index: int, **changes: object) -> dict[str, object]:
+    """A gang without anything pending, but for this change of a node."""
+    nodes = [replace(node, next=None) for node in record().nodes]
+    nodes[index] = replace(nodes[index], **changes)
+    return {"nodes": tuple(nodes)}
+
+
+@pytest.mark.parametrize(
+    ("more", "rests"),
+    [
+        ({}, True),
+        ({"phase": Phase.DONE}, True),
+        ({"phase": Phase.END}, False),
+        ({"phase": Phase.HOLD}, False),
+        ({"stop": True}, False),
+        ({"roll": Roll(7, 0.0, "exit")}, False),
+        ({"move": Move("z-b", 0.0)}, False),
+        ({"pause": "limit"}, False),
+        (at(1, next=slot(1, 2)), False),
+        (at(1, cur=None), False),
+        (at(1, cur=slot(1, state=SlotState.ADMITTED)), False),
+        (at(1, cur=slot(1, notice=5.0)), False),
+        (at(1, cur=slot(1, ends=5.0)), False),
+        ({**at(2, cur=None), "size": 2}, True),  # a parked node needs no machine
+    ],
+)
+def test_a_record_rests_only_if_nothing_is_pending(more: dict[str, object], rests: bool) -> None:
+    assert at_rest(record(**{**at(0), **more})) is rests
+
+
+# -- whom a large gang still waits for
+
+
+@pytest.mark.parametrize(
+    ("more", "waits_for"),
+    [
+        ({}, 3),
+        ({"phase": Phase.HOLD}, 0),
+        ({"gen": 4}, 0),
+        ({"gen": 4, "stop": True}, 3),
+        ({"size": BURST - 1}, 0),
+    ],
+)
+def test_a_large_gang_waits_for_its_vacant_nodes_and_intents(more: dict[str, object], waits_for: int) -> None:
+    nodes = [Node(cur=slot(index)) for index in range(BURST - 3)]
+    nodes += [Node(), Node(cur=slot(BURST - 2, state=SlotState.INTENT)), Node(cur=None)]
+    many = replace(record(), gen=0, nodes=tuple(nodes), members=())
+    assert reconcile_job._to_come(replace(many, **more)) == waits_for
+    assert reconcile_job._to_come(None) == 0

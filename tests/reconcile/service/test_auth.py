@@ -179,8 +179,8 @@ BAD: dict[str, Any] = {
     "e-mail in other case": lambda: bearer(claims(email=ids.NODES.upper())),
     "e-mail not verified": lambda: bearer(claims(email_verified=False)),
     "e-mail verified by a string": lambda: bearer(claims(email_verified="true")),
-    "no machine": lambda: bearer(claims(google=None)),
-    "machine empty": lambda: bearer(claims(google={})),
+    "no machine": lambda: bearer(claims(google=None, aud=ids.AGENTS)),
+    "machine empty": lambda: bearer(claims(google={}, aud=ids.AGENTS)),
     "machine without an id": lambda: bearer(claims(google={"compute_engine": {"instance_name": "x"}})),
     "another project": lambda: bearer(claims(**machine(project_id="q"))),
     "id no number": lambda: bearer(claims(**machine(instance_id="a.b"))),
@@ -192,14 +192,105 @@ BAD: dict[str, Any] = {
 }
 
 
+REASONS = {
+    "no token": ["no header"],
+    "not a bearer token": [
+        "empty",
+        "no scheme",
+        "basic",
+        "only the scheme",
+        "two spaces",
+        "two headers joined",
+        "trailing newline",
+        "one part",
+        "two parts",
+        "four parts",
+        "huge",
+        "not base64url",
+        "unicode",
+        "nul",
+        "alg none, no signature",
+        "signature empty",
+    ],
+    "not a token's header": [
+        "header no json",
+        "header a list",
+        "header without alg",
+        "header without kid",
+        "kid a number",
+        "header deep",
+        "alg a list",
+    ],
+    "unknown key id": ["kid unknown", "kid a path", "own key set in the header"],
+    "not an RS256 token": [
+        "typ other",
+        "critical extension",
+        "alg none, signature kept",
+        "alg None",
+        "alg nOnE",
+        "alg HS256 with the public key",
+        "alg HS384 with the public key",
+        "alg HS512 with the public key",
+        "alg RS512",
+        "alg PS256",
+        "alg rs256",
+    ],
+    "the signature does not hold": [
+        "own key in the header",
+        "signature of another token",
+        "signature flipped",
+        "signature cut",
+        "body flipped",
+        "body replaced",
+        "another key",
+    ],
+    "the signature was removed": ["signature removed by Cloud Run"],
+    "claims missing, or of the wrong type": [
+        "no issuer",
+        "no audience",
+        "a list of audiences",
+        "no expiry",
+        "expiry a string",
+        "expiry true",
+        "no iat",
+        "no e-mail",
+        "e-mail verified by a string",
+        "machine without an id",
+        "id an integer",
+        "zone missing",
+    ],
+    "another issuer": ["another issuer", "an issuer that begins alike", "issuer by http"],
+    "another audience": [
+        "another audience",
+        "audience with a slash",
+        "audience in other case",
+        "the platform's audience",
+        "gcloud's audience",
+        "audience empty",
+    ],
+    "no claims of a machine": ["no machine", "machine empty"],
+    "expired": ["expired", "expired at the edge of the skew", "expired years ago"],
+    "not valid yet": ["of the future", "not before the future"],
+    "times that make no sense": ["lives for days", "ends before it begins"],
+    "another service account": ["another account", "the schedule's account", "e-mail in other case"],
+    "an email that is not verified": ["e-mail not verified"],
+    "another project": ["another project"],
+    "the token's claims about the machine are impossible": [
+        "id no number",
+        "id empty",
+        "id in other digits",
+        "name empty",
+    ],
+}
+WHY = {case: why for why, cases in REASONS.items() for case in cases}
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_refused(verifier: Verifier, case: str) -> None:
     header = BAD[case]() if callable(BAD[case]) else BAD[case]
     with pytest.raises(AuthError) as refusal:
         agent(verifier, header)
-    if list(BAD).index(case) >= list(BAD).index("no issuer"):
-        assert "signature" not in str(refusal.value), "refused for what it says, not for how it was made"
-    assert "eyJ" not in str(refusal.value) and "example" not in str(refusal.value), "nothing of the token is repeated"
+    assert str(refusal.value) == WHY[case], "refused for what it says, not for how it was made"
 
 
 def test_the_table_is_long_enough() -> None:
