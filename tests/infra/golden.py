@@ -32,6 +32,7 @@ def text(declared: Declaration) -> str:
         lines.append(key)
         lines += [f"  {path} = {_value(value)}" for path, value in _flat("", found.properties)]
         lines += [f"  [{path}] = {_value(value)}" for path, value in _flat("", found.options)]
+        lines += [f"  [after] {other}" for other in found.depends_on]
     return "".join(f"{line}\n" for line in lines)
 
 

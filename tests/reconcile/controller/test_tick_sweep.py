@@ -11,7 +11,7 @@ from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.cloud import Disk, Vm, VmStatus
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import FactIn, Sync
-from spotkeeper.contract.job import JobRequest, RequestKind
+from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Node, Outcome, Phase, Record
 from spotkeeper.reconcile.controller.cleanup import bury
@@ -308,6 +308,7 @@ def test_a_submission_that_began_a_day_ago_and_has_no_record_is_given_up(
     """With a ledger the job has run, so a person deleted its record."""
     world = World(nodes=1)
     world.store.set_active(GHOST, world.now() - ago_s)
+    world.memory.put_spec(GHOST, JobSpec("gpt", ("train.py",)))
     if ledger:
         world.store.append_ledger(GHOST, Entry(world.now(), "end.job", Event.END, 1))
     tick(world.store, world, world, world.options)
@@ -318,5 +319,5 @@ def test_a_submission_that_began_a_day_ago_and_has_no_record_is_given_up(
     assert told == [f"job {GHOST}: its submission was given up a day ago; its files are deleted"] * given_up
     if read is not None:
         record = read.value
-        assert (record.phase, record.outcome, record.name) == (Phase.DONE, Outcome.CANCELLED, GHOST)
+        assert (record.phase, record.outcome, record.name) == (Phase.DONE, Outcome.CANCELLED, "gpt")
         assert (record.reason, record.created) == ("it was never submitted whole", world.now())
