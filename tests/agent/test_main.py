@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.agent.fakes import Fake, Machine, wait_until
 
 
-def test_a_machine_of_no_stack_is_a_setup_error(fake: Fake, tmp_path: Path) -> None:
+def test_missing_stack_settings_are_a_setup_error(fake: Fake, tmp_path: Path) -> None:
     vm = Machine(fake, tmp_path / "vm")
     try:
         fake.instance(vm.uid, vm.name, attributes={"sk-stack": "s"})
@@ -20,7 +20,7 @@ def test_a_machine_of_no_stack_is_a_setup_error(fake: Fake, tmp_path: Path) -> N
         vm.end()
 
 
-def test_a_clock_that_makes_no_sense_is_a_setup_error(fake: Fake, tmp_path: Path) -> None:
+def test_an_invalid_clock_is_a_setup_error(fake: Fake, tmp_path: Path) -> None:
     vm = Machine(fake, tmp_path / "vm", clock="1:2")
     try:
         vm.start()
@@ -51,7 +51,7 @@ def test_arguments_are_refused() -> None:
     assert done.returncode == 64
 
 
-def test_metadata_that_comes_up_late_is_waited_for(fake: Fake, tmp_path: Path) -> None:
+def test_the_agent_waits_for_a_late_metadata_server(fake: Fake, tmp_path: Path) -> None:
     vm = Machine(fake, tmp_path / "vm")
     try:
         fake.metadata_status = 503

@@ -74,7 +74,7 @@ def test_hello_waits_for_a_warm_launcher_then_runs_saves_and_powers_off(fake: Fa
     assert "hello from 0 of 1" in fake.objects[f"jobs/{JOB}/logs/0/1.log"].decode()
 
 
-def test_generation_restart_is_warm_and_lists_what_the_disk_holds(fake: Fake, machine: Make) -> None:
+def test_a_new_generation_starts_warm_and_reports_the_disks_checkpoints(fake: Fake, machine: Make) -> None:
     """Disk first: a member with a disk waits for it. Then a higher document replaces the generation."""
     vm = machine(clock=f"{time.time()}:{time.time()}:8")
     run = obedient(vm)
@@ -129,7 +129,7 @@ def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_exit_93_in_a_save_and_stop_is_no_release(fake: Fake, machine: Make, saves: bool) -> None:
+def test_exit_93_during_a_save_and_stop_is_reported_as_exit(fake: Fake, machine: Make, saves: bool) -> None:
     """The order to stop came first, but a restart cannot help: the function must hear that."""
     vm = machine()
     give_up = OBEDIENT.replace("raise SystemExit(0)", "raise SystemExit(93)")
@@ -147,7 +147,7 @@ def test_exit_93_in_a_save_and_stop_is_no_release(fake: Fake, machine: Make, sav
     assert words[0] == "exit", "a release would let the next generation begin"
 
 
-def test_notice_saves_at_once_then_stops_by_itself_and_reprieve_is_said(fake: Fake, machine: Make) -> None:
+def test_a_notice_saves_at_once_then_stops_and_a_reprieve_is_reported(fake: Fake, machine: Make) -> None:
     vm = machine()
     fake.instance(vm.uid, vm.name, attributes=fake.instances[vm.uid]["attributes"] | {"sk-notice-s": "8"})
     begin(fake, vm, obedient(vm))
@@ -171,7 +171,7 @@ def commit_of(vm: Machine, gen: int) -> int | None:
         return control.commit.step if control.commit else None
 
 
-def test_metadata_trouble_is_no_news(fake: Fake, machine: Make) -> None:
+def test_a_failing_metadata_server_causes_no_notice(fake: Fake, machine: Make) -> None:
     vm = machine()
     begin(fake, vm, obedient(vm))
     fake.metadata_status = 503
@@ -185,7 +185,7 @@ def test_metadata_trouble_is_no_news(fake: Fake, machine: Make) -> None:
 
 
 @pytest.mark.parametrize("spooled", [True, False])
-def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, machine: Make, spooled: bool) -> None:
+def test_a_restarted_agent_adopts_its_job_and_sends_unsent_facts(fake: Fake, machine: Make, spooled: bool) -> None:
     """Killed before its notice reached the spool, it was taken for one that had been said, and never was."""
     vm = machine()
     begin(fake, vm, obedient(vm))
@@ -213,9 +213,7 @@ def test_killed_agent_finds_its_job_again_and_says_what_was_unsaid(fake: Fake, m
 
 
 @pytest.mark.parametrize("how", ["empties", "tramples", "replaces", "removes all"])
-def test_a_job_that_spoils_its_control_file_goes_on_and_neither_ends_its_agent(
-    fake: Fake, machine: Make, how: str
-) -> None:
+def test_a_damaged_control_file_ends_neither_job_nor_agent(fake: Fake, machine: Make, how: str) -> None:
     """The agent mapped the file, and died of SIGBUS; the next one found nothing to steer by, and ended the job."""
     vm = machine()
     run = msgspec.structs.replace(obedient(vm, how), source_sha256=source(fake, {"train.py": SPOILS}))
@@ -240,7 +238,7 @@ def test_a_job_that_spoils_its_control_file_goes_on_and_neither_ends_its_agent(
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older state"])
-def test_killed_agent_whose_state_is_lost_finds_its_job_by_the_launcher(fake: Fake, machine: Make, left: str) -> None:
+def test_a_restarted_agent_without_state_adopts_the_launchers_generation(fake: Fake, machine: Make, left: str) -> None:
     """It took the running generation for one to be started, failed to, and ended it as a crash of the job."""
     vm = machine()
     run = obedient(vm)
@@ -262,9 +260,7 @@ def test_killed_agent_whose_state_is_lost_finds_its_job_by_the_launcher(fake: Fa
     assert vm.log().count('"job.start"') == 1
 
 
-def test_a_stop_with_its_machine_asks_systemd_for_the_time_that_a_save_and_last_words_take(
-    fake: Fake, machine: Make
-) -> None:
+def test_a_shutdown_asks_systemd_for_time_to_save_and_report(fake: Fake, machine: Make) -> None:
     """Without the word the unit is killed when its own 25 s are over, and what was saved last is never said."""
     name, said = f"sk-test-{os.getpid()}-stop", queue.SimpleQueue[bytes]()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -284,7 +280,7 @@ def test_a_stop_with_its_machine_asks_systemd_for_the_time_that_a_save_and_last_
     assert int(fake.wait_fact(vm.uid, Kind.RELEASED, 1).value) > 0, "and the job has saved"
 
 
-def test_killed_launcher_is_an_exit_and_the_next_generation_gets_another(fake: Fake, machine: Make) -> None:
+def test_a_killed_launcher_is_reported_and_replaced(fake: Fake, machine: Make) -> None:
     vm = machine()
     begin(fake, vm, obedient(vm))
     [launcher] = [json.loads(line)["pid"] for line in vm.log().splitlines() if '"launcher.up"' in line]
@@ -296,7 +292,7 @@ def test_killed_launcher_is_an_exit_and_the_next_generation_gets_another(fake: F
     wait_until(lambda: step_of(vm, 2) > 0)
 
 
-def test_lease_is_checkpointed_and_paid_no_longer_but_a_short_outage_stops_nothing(fake: Fake, machine: Make) -> None:
+def test_an_expired_lease_saves_and_powers_off_but_a_short_outage_does_not(fake: Fake, machine: Make) -> None:
     """A minute of virtual time is 1.5 s here; the lease is 2 minutes."""
     scale = 40.0
     vm = machine(clock=f"{time.time()}:{time.time()}:{scale}")
@@ -321,7 +317,7 @@ def test_lease_is_checkpointed_and_paid_no_longer_but_a_short_outage_stops_nothi
     assert vm.processes() == []
 
 
-def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> None:
+def test_a_static_machine_drops_an_ended_job_and_idles(fake: Fake, machine: Make) -> None:
     vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
     kept = vm.attach_disk() / JOB / "ckpt" / "1-5"
     kept.mkdir(parents=True)
@@ -349,7 +345,7 @@ def test_static_node_drops_its_job_and_goes_idle(fake: Fake, machine: Make) -> N
     assert not kept.parents[1].exists(), "it is over: a static machine's disk would fill with the jobs of years"
 
 
-def test_static_node_deletes_what_it_has_of_jobs_that_ended_elsewhere(fake: Fake, machine: Make) -> None:
+def test_a_static_machine_deletes_files_of_jobs_that_ended_on_other_machines(fake: Fake, machine: Make) -> None:
     """Only the node that serves a job hears of its end; the disk of one that had served it kept it for ever."""
     vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
     disk = vm.attach_disk()
@@ -387,7 +383,7 @@ def test_machine_going_down_saves_reports_and_ends(fake: Fake, machine: Make) ->
     assert vm.agent.wait(10) == 0
 
 
-def test_two_nodes_agree_and_a_peer_that_was_told_first_is_no_crash(fake: Fake, machine: Make) -> None:
+def test_two_nodes_stop_together_without_a_crash(fake: Fake, machine: Make) -> None:
     """Two machines, one gang. Only one learns of the stop from the document; the other's job stops with it."""
     first = machine()
     second = machine(uid="1002", name=f"sk-test-{JOB}-n0001-a1", node=1, address="127.0.1.2")
@@ -407,7 +403,7 @@ def test_two_nodes_agree_and_a_peer_that_was_told_first_is_no_crash(fake: Fake, 
     assert all(kind != "exit" for vm in (first, second) for kind, _, _ in fake.kinds(vm.uid))
 
 
-def test_launcher_that_cannot_start_keeps_nobody_from_joining(fake: Fake, machine: Make) -> None:
+def test_a_machine_joins_even_if_its_launcher_cannot_start(fake: Fake, machine: Make) -> None:
     """The job's fault, so its crash budget decides: the machine joins, and the generation ends with an exit."""
     vm = machine()
     vm.start()
@@ -434,7 +430,7 @@ def test_agent_killed_while_warming_up_still_says_hello(fake: Fake, machine: Mak
     fake.wait_fact(vm.uid, Kind.HELLO)
 
 
-def test_a_disk_that_cannot_be_mounted_is_told_and_never_formatted(fake: Fake, machine: Make) -> None:
+def test_an_unmountable_disk_is_reported_and_never_formatted(fake: Fake, machine: Make) -> None:
     vm = machine()
     disk = vm.attach_disk()
     device = vm.root / "dev/disk/by-id/google-sk-data"
@@ -457,7 +453,7 @@ def test_a_disk_that_cannot_be_mounted_is_told_and_never_formatted(fake: Fake, m
     wait_until(lambda: step_of(vm, 1) > 0)
 
 
-def test_a_disk_that_never_appears_is_told(fake: Fake, machine: Make) -> None:
+def test_a_disk_that_never_appears_is_reported(fake: Fake, machine: Make) -> None:
     """The document says that it is attached, so the cloud has shown it; a minute is enough for a device."""
     vm = machine(clock=f"{time.time()}:{time.time()}:20")
     run = obedient(vm)
@@ -471,7 +467,7 @@ def test_a_disk_that_never_appears_is_told(fake: Fake, machine: Make) -> None:
     assert fake.wait_fact(vm.uid, Kind.NO_DISK).value == "7-missing"
 
 
-def test_static_node_that_came_back_drops_what_an_earlier_boot_was_granted(fake: Fake, machine: Make) -> None:
+def test_a_rebooted_static_machine_drops_its_earlier_grant(fake: Fake, machine: Make) -> None:
     """Its memory is gone with the boot; only its word releases the grant, and nobody else can give it."""
     vm = machine(name="sk-test-steady-s0", clock=f"{time.time()}:{time.time()}:8")
     fake.reply(vm.uid, SyncReply(Role.SUPERSEDED, JOB, 0, 4))

@@ -42,7 +42,7 @@ def an_agent(folder: Path) -> Agent:
 
 
 @pytest.mark.parametrize("what", ["its job ended", "its launcher is gone", "its notice is withdrawn"])
-def test_what_an_agent_has_not_said_when_it_is_killed_is_said_by_the_next(
+def test_unsent_facts_of_a_killed_agent_are_sent_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Written down as said, and not yet in the spool, an end was never heard of: its job stood still for good."""
@@ -67,9 +67,7 @@ def test_what_an_agent_has_not_said_when_it_is_killed_is_said_by_the_next(
 
 
 @pytest.mark.parametrize("by_s", [-1e6, 1e6])
-def test_a_wall_clock_that_is_set_is_no_outage_and_no_longer_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
-) -> None:
+def test_setting_the_wall_clock_changes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     """Set right after a boot, it powered the machine off: alone for longer than its lease, it seemed."""
     agent = an_agent(tmp_path)
     real, steady = time.time, time.monotonic
@@ -81,7 +79,7 @@ def test_a_wall_clock_that_is_set_is_no_outage_and_no_longer_lease(
     assert agent._teardown.departure is not None
 
 
-def test_a_saver_that_does_not_answer_yet_is_not_taken_for_gone(tmp_path: Path) -> None:
+def test_a_saver_that_does_not_answer_yet_is_waited_for(tmp_path: Path) -> None:
     """Its machine said "freed", and the saver came up after that word."""
     agent = an_agent(tmp_path)
     starting = agent._components.preparation._saver = subprocess.Popen(["sleep", "60"])

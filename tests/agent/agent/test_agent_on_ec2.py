@@ -99,7 +99,7 @@ def begin(fake: AwsFake, vm: AwsMachine, s3_server: S3Server, *args: str) -> Job
     return run
 
 
-def test_a_life_on_ec2(fake: AwsFake, vm: AwsMachine, s3_server: S3Server, imds: Imds) -> None:
+def test_an_agent_trains_and_powers_off_on_ec2(fake: AwsFake, vm: AwsMachine, s3_server: S3Server, imds: Imds) -> None:
     begin(fake, vm, s3_server)
     wait_until(lambda: step_of(vm, 1) > 0)
 
@@ -125,9 +125,7 @@ def test_a_life_on_ec2(fake: AwsFake, vm: AwsMachine, s3_server: S3Server, imds:
     wait_until(lambda: b"hello from 0" in s3_server.content(f"jobs/{JOB}/logs/0/1.log"))
 
 
-def test_what_a_job_left_is_in_s3_before_its_end_is_said_and_a_failed_check_is_reported(
-    fake: AwsFake, vm: AwsMachine, s3_server: S3Server
-) -> None:
+def test_output_is_in_s3_before_the_exit_is_reported(fake: AwsFake, vm: AwsMachine, s3_server: S3Server) -> None:
     vm.imds.ahead_s = 120.0  # or this machine's clock is behind
     begin(fake, vm, s3_server, "3")
     assert fake.wait_fact(vm.uid, Kind.EXIT, 1).value == "0"
@@ -139,7 +137,7 @@ def test_what_a_job_left_is_in_s3_before_its_end_is_said_and_a_failed_check_is_r
     assert "s against the metadata server" in vm.log() and "chrony" in vm.log(), "what it found, and what to do"
 
 
-def test_settings_that_miss_a_tag_end_the_agent_for_good(vm: AwsMachine, imds: Imds, tmp_path: Path) -> None:
+def test_a_missing_tag_is_a_permanent_setup_error(vm: AwsMachine, imds: Imds, tmp_path: Path) -> None:
     imds.tags({"Name": "x", "sk-stack": "test"})
     vm.start()
     assert vm.agent is not None and vm.agent.wait(30) == 78

@@ -86,7 +86,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path, monkeypatch)
 
 
-def test_a_step_of_many_times_the_usual_is_a_hang_and_is_said_once(node: Node) -> None:
+def test_a_step_of_many_times_the_usual_time_is_reported_once_as_a_hang(node: Node) -> None:
     node.train()
     assert node.after(600) == []
     assert [kind for kind, _ in node.after(1)] == ["hung"]
@@ -100,7 +100,7 @@ def test_a_step_of_many_times_the_usual_is_a_hang_and_is_said_once(node: Node) -
     assert len(node.after(700)) == 2, "of the next standstill anew"
 
 
-def test_a_step_that_nobody_can_believe_is_said_as_one_that_the_function_takes(node: Node) -> None:
+def test_an_implausible_step_is_clamped_in_the_report(node: Node) -> None:
     """The job writes its control file, and may write anything."""
     node.train(2**63)
     node.after(601)
@@ -116,7 +116,7 @@ def test_slow_steps_may_take_long(node: Node) -> None:
 @pytest.mark.parametrize(
     "state", [RunPhase.STARTING, RunPhase.RESTORING, RunPhase.TRAINING, RunPhase.FINISHING, RunPhase.DONE]
 )
-def test_outside_the_loop_only_who_does_nothing_at_all_hangs(node: Node, state: RunPhase) -> None:
+def test_outside_the_loop_only_an_idle_job_hangs(node: Node, state: RunPhase) -> None:
     """Imports, a restore, the first step with its compilation, an evaluation after the last one: they take as long as
     they take."""
     if state in (RunPhase.FINISHING, RunPhase.DONE):
@@ -132,13 +132,13 @@ def test_outside_the_loop_only_who_does_nothing_at_all_hangs(node: Node, state: 
 
 
 @pytest.mark.parametrize("state", [RunPhase.STOPPING, RunPhase.STOPPED])
-def test_who_is_about_to_end_has_its_own_time(node: Node, state: RunPhase) -> None:
+def test_an_ending_generation_is_not_a_hang(node: Node, state: RunPhase) -> None:
     node.train()
     node.control.state = state
     assert [node.after(10_000) for _ in range(5)][-1] == []
 
 
-def test_what_a_script_calls_long_is_no_hang_and_its_time_does_not_count(node: Node) -> None:
+def test_an_untimed_section_is_no_hang_and_counts_in_no_step_time(node: Node) -> None:
     node.train()
     with control.untimed_section(node.folder, 2):
         with control.untimed_section(node.folder, 2):
@@ -149,7 +149,7 @@ def test_what_a_script_calls_long_is_no_hang_and_its_time_does_not_count(node: N
     assert node.after(2) != []
 
 
-def test_switched_off_or_stopping_nothing_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hang_is_reported_when_switched_off_or_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     off = Node(tmp_path, monkeypatch, limits=None)
     off.train()
     assert off.after(1e6) == []
@@ -159,7 +159,7 @@ def test_switched_off_or_stopping_nothing_is_watched(tmp_path: Path, monkeypatch
     assert off.after(1e6) == []
 
 
-def test_the_answer_waits_for_the_stacks_and_says_where_who_matters_most_is(node: Node) -> None:
+def test_the_roll_call_answer_waits_for_stacks_and_names_the_worst_worker(node: Node) -> None:
     node.train()
     node.after(601)
     node.call()
@@ -174,7 +174,7 @@ def test_the_answer_waits_for_the_stacks_and_says_where_who_matters_most_is(node
     assert node.after(0.5)[2:] == [("stacks", "44-elsewhere-1")]
 
 
-def test_stacks_that_do_not_come_are_not_waited_for(node: Node) -> None:
+def test_the_answer_does_not_wait_for_overdue_stacks(node: Node) -> None:
     node.write("waits")  # of an older standstill
     node.train()
     node.after(601)
@@ -183,7 +183,7 @@ def test_stacks_that_do_not_come_are_not_waited_for(node: Node) -> None:
     assert node.after(2)[1:] == [("stacks", "40-unknown-0")]
 
 
-def test_who_hears_of_a_hang_elsewhere_shows_its_stacks_too(node: Node) -> None:
+def test_a_hang_on_another_machine_requests_stacks_here_too(node: Node) -> None:
     node.train()
     node.after(500)
     node.call()
@@ -194,7 +194,7 @@ def test_who_hears_of_a_hang_elsewhere_shows_its_stacks_too(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["a step has come", "evaluates after the loop", "says that it takes long"])
-def test_who_does_not_stand_still_says_so(node: Node, how: str) -> None:
+def test_a_machine_whose_steps_go_on_answers_busy(node: Node, how: str) -> None:
     node.train()
     node.after(500)
     if how == "a step has come":
@@ -208,7 +208,7 @@ def test_who_does_not_stand_still_says_so(node: Node, how: str) -> None:
     assert node.asked == 0
 
 
-def test_who_is_seen_to_work_has_an_hour(node: Node) -> None:
+def test_a_worker_that_visibly_works_has_an_hour(node: Node) -> None:
     """An evaluation in the loop that nobody marked."""
     node.train()
     node.after(601)
@@ -230,7 +230,7 @@ def test_processor_time_of_workers_and_their_children_counts(tmp_path: Path) -> 
     assert hang.processor_s(tmp_path) >= least > 0.0
 
 
-def test_a_process_whose_name_is_no_text_is_counted_as_any_other(tmp_path: Path) -> None:
+def test_a_process_with_an_undecodable_name_is_counted(tmp_path: Path) -> None:
     """A job names its processes, and the agent reads the list of all of them."""
     name = "import ctypes, sys; ctypes.CDLL(None).prctl(15, bytes([255, 41, 254])); print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -242,7 +242,7 @@ def test_a_process_whose_name_is_no_text_is_counted_as_any_other(tmp_path: Path)
         process.communicate()
 
 
-def test_a_job_that_says_its_saves_never_end_is_ended_all_the_same(tmp_path: Path) -> None:
+def test_a_job_that_claims_endless_saves_is_ended(tmp_path: Path) -> None:
     child = Child(GEN, tmp_path, 1, 30.0, Control.private())
     child.control.save_s = 9e10
     assert child.need_s == NEED_MOST_S

@@ -57,7 +57,7 @@ def handler_of(me: MachineState) -> NoticeHandler:
     return NoticeHandler(me, cast(Supervisor, SimpleNamespace(child=None)))
 
 
-def test_a_machine_at_risk_is_so_until_it_is_not(me: MachineState) -> None:
+def test_a_rebalance_notice_lasts_until_it_is_withdrawn(me: MachineState) -> None:
     """Also one on which nothing trains: a standby's notice runs out as any other's."""
     handler, first = handler_of(me), str(int(NOW + REBALANCE_S))
     handler.observed(seen(Cause.REBALANCE))
@@ -73,7 +73,7 @@ def test_a_machine_at_risk_is_so_until_it_is_not(me: MachineState) -> None:
     assert said(me)[3:] == [(Kind.REPRIEVE, moved)] and me.saved.notice is None
 
 
-def test_what_is_surer_takes_its_place(me: MachineState) -> None:
+def test_a_more_certain_cause_replaces_a_less_certain_one(me: MachineState) -> None:
     handler = handler_of(me)
     handler.observed(seen(Cause.REBALANCE))
     handler.observed(seen(Cause.PREEMPTED, NOW + 119.5))
@@ -89,7 +89,7 @@ def test_what_is_surer_takes_its_place(me: MachineState) -> None:
 
 
 @pytest.mark.parametrize(("need_s", "given_s"), [(30.0, 30.0), (0.0, LATE_S)])
-def test_a_job_may_save_on_a_machine_that_is_there_though_its_time_is_over(
+def test_a_machine_that_outlives_its_deadline_still_saves(
     me: MachineState, monkeypatch: pytest.MonkeyPatch, need_s: float, given_s: float
 ) -> None:
     """Maintenance whose window has begun, seen only now: the job was killed in the moment it was told to save."""

@@ -103,7 +103,7 @@ def pair(fake: Fake, machine: Make, hosts: tuple[Net, Net]) -> tuple[Machine, Ma
 
 @pytest.mark.skipif(bool(nets.why_not()), reason=nets.why_not())
 @pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.matrix)])
-def test_a_gang_comes_through_notices_and_a_master_that_no_fin_tells_of(fake: Fake, machine: Make, mode: str) -> None:
+def test_a_gang_survives_notices_and_a_master_that_vanishes_without_fin(fake: Fake, machine: Make, mode: str) -> None:
     run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), launcher=mode)
     with nets.two() as hosts:
         first, second = pair(fake, machine, hosts)
@@ -165,7 +165,7 @@ def a_master_that_is_gone_without_a_word(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["zygote", "exec"])
-def test_two_of_three_are_lost_at_once_and_then_one_more(fake: Fake, machine: Make, mode: str) -> None:
+def test_two_of_three_machines_are_lost_at_once_and_then_one_more(fake: Fake, machine: Make, mode: str) -> None:
     """One of the two is the master. Here their kernels do say FIN: the third's job ends with them, and says so."""
     run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), launcher=mode)
     vms = [
@@ -223,7 +223,7 @@ def test_a_notice_during_the_last_save_does_not_disturb_it(fake: Fake, machine: 
     assert vm.log().count('"job.save_stop"') == 1
 
 
-def test_what_the_table_of_recoveries_names_is_there() -> None:
+def test_every_test_in_the_table_of_recoveries_exists() -> None:
     text = PROTOCOL.read_text().partition(SECTION)[2].partition("\n## ")[0]
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
     assert len(named) > 15

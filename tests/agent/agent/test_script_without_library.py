@@ -46,7 +46,7 @@ def home(vm: Machine) -> Path:
     return found
 
 
-def test_it_saves_within_its_grace_and_is_released(fake: Fake, machine: Make) -> None:
+def test_a_script_without_the_library_saves_within_its_grace_period(fake: Fake, machine: Make) -> None:
     vm = machine()
     run = begin(fake, vm, takes_s=1.5, grace_s=30)
     doc = document(1, 1, (vm.member(disk=True),))
@@ -55,7 +55,7 @@ def test_it_saves_within_its_grace_and_is_released(fake: Fake, machine: Make) ->
     assert (home(vm) / "saved").read_text() == "all of it"
 
 
-def test_its_grace_ends_with_the_deadline(fake: Fake, machine: Make) -> None:
+def test_the_grace_period_ends_at_the_deadline(fake: Fake, machine: Make) -> None:
     vm = machine()
     run = begin(fake, vm, takes_s=600, grace_s=600)
     doc = document(1, 1, (vm.member(disk=True),))
@@ -65,7 +65,7 @@ def test_its_grace_ends_with_the_deadline(fake: Fake, machine: Make) -> None:
     assert '"job.kill"' in vm.log()
 
 
-def test_a_notice_without_another_word_comes_in_time_for_the_grace(fake: Fake, machine: Make) -> None:
+def test_a_notice_sends_sigterm_in_time_for_the_grace_period(fake: Fake, machine: Make) -> None:
     vm = machine()
     fake.instance(vm.uid, vm.name, attributes=fake.instances[vm.uid]["attributes"] | {"sk-notice-s": "12"})
     begin(fake, vm, takes_s=0.1, grace_s=6)

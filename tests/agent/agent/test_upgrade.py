@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def test_only_another_bundle_is_wanted_and_never_in_a_checkout(folder: Path) -> None:
+def test_an_upgrade_needs_another_hash_and_a_bundled_agent(folder: Path) -> None:
     bundles = Bundles(folder, folder / OLD)
     assert bundles.wants(NEW)
     assert not bundles.wants(OLD)
@@ -59,7 +59,7 @@ def test_only_another_bundle_is_wanted_and_never_in_a_checkout(folder: Path) -> 
     assert upgrade.own_folder() is None, "the tests run from a checkout"
 
 
-def test_a_bundle_is_verified_and_there_as_a_whole(folder: Path) -> None:
+def test_a_bundle_is_verified_and_appears_complete(folder: Path) -> None:
     bucket, sha256 = a_bundle()
     (folder / f"{sha256}.part/junk").mkdir(parents=True)
     made = Bundles(folder, folder / OLD).fetch(bucket, sha256)
@@ -68,7 +68,7 @@ def test_a_bundle_is_verified_and_there_as_a_whole(folder: Path) -> None:
     assert sorted(path.name for path in made.iterdir()) == ["site"]
 
 
-def test_what_has_another_hash_is_not_unpacked_and_not_fetched_for_ever(folder: Path) -> None:
+def test_a_bundle_with_a_wrong_hash_is_not_unpacked_and_retried_a_few_times(folder: Path) -> None:
     bucket, _ = a_bundle()
     bundles = Bundles(folder, folder / OLD)
     for _ in range(TRIES):
@@ -86,9 +86,7 @@ def test_a_bundle_that_would_write_outside_is_refused(folder: Path, tmp_path: Pa
     assert not (folder / sha256).exists() and not (tmp_path / "outside").exists()
 
 
-def test_an_agent_that_cannot_live_is_followed_by_the_old_one_and_not_tried_for_ever(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_new_agent_is_replaced_by_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[str] = []
     monkeypatch.setattr(os, "execve", lambda program, words, env: executed.append(env["PYTHONPATH"]))
     (folder / NEW).mkdir()
@@ -104,7 +102,7 @@ def test_an_agent_that_cannot_live_is_followed_by_the_old_one_and_not_tried_for_
     assert (folder / "current").resolve().name == OLD
 
 
-def test_one_that_is_answered_is_started_with_from_then_on(folder: Path) -> None:
+def test_an_answered_agent_becomes_the_current_bundle(folder: Path) -> None:
     (folder / NEW).mkdir()
     Bundles(folder, folder / OLD)._write_tried(NEW, 1)
     Bundles(folder, folder / NEW).proved()
@@ -112,7 +110,7 @@ def test_one_that_is_answered_is_started_with_from_then_on(folder: Path) -> None
     assert not (folder / "tried").exists()
 
 
-def test_old_bundles_go_but_what_something_runs_from(folder: Path) -> None:
+def test_unused_bundles_are_deleted(folder: Path) -> None:
     for age, name in enumerate("cdef"):
         path = folder / (name * 64)
         path.mkdir()

@@ -90,7 +90,7 @@ def test_token_bounds(imds: Imds, ttl: str | None, status: int) -> None:
     assert requests.put(f"{imds.url}/latest/api/token", headers=headers, timeout=5).status_code == status
 
 
-def test_version_1_is_not_served(imds: Imds) -> None:
+def test_metadata_version_1_is_refused(imds: Imds) -> None:
     path = f"{imds.url}/latest/meta-data/instance-id"
     assert requests.get(path, timeout=5).status_code == 401
     assert requests.get(path, headers={TOKEN: "AQAEguess=="}, timeout=5).status_code == 401
@@ -102,7 +102,7 @@ def test_version_1_is_not_served(imds: Imds) -> None:
 # ---------------------------------------------------------------- who it is
 
 
-def test_it_knows_itself(ec2: Ec2, tmp_path: Path) -> None:
+def test_the_instance_is_described(ec2: Ec2, tmp_path: Path) -> None:
     me = ec2.instance()
     name = "sk-test-abcdefgh-n0000-a1"
     assert me == Instance(UID, name, f"{REGION}a", {"Name": name} | TAGS)
@@ -110,7 +110,7 @@ def test_it_knows_itself(ec2: Ec2, tmp_path: Path) -> None:
     assert (ours.bucket, ours.storage, ours.static) == ("b", "", False)
 
 
-def test_tags_that_are_late_are_awaited_and_tags_that_never_come_are_said(imds: Imds, later: Ec2) -> None:
+def test_late_tags_are_awaited_and_missing_tags_reported(imds: Imds, later: Ec2) -> None:
     imds.tags({"Name": "n"})
     with pytest.raises(MetadataError, match="InstanceMetadataTags"):
         later.instance()
@@ -118,7 +118,7 @@ def test_tags_that_are_late_are_awaited_and_tags_that_never_come_are_said(imds: 
     assert later.instance().attributes == {"Name": "n"}, "the settings say what is missing"
 
 
-def test_which_cloud_this_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cloud_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     vendor = tmp_path / "sys_vendor"
     monkeypatch.setattr(cloud, "DMI", vendor)
     for name in (metadata.GCE_HOST, metadata.EC2_ENDPOINT):
@@ -138,7 +138,7 @@ def test_which_cloud_this_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 # ---------------------------------------------------------------- tokens and keys
 
 
-def test_a_token_serves_until_shortly_before_its_end(imds: Imds, later: Ec2) -> None:
+def test_a_token_is_reused_until_shortly_before_it_expires(imds: Imds, later: Ec2) -> None:
     for _ in range(5):
         later.instance()
     assert imds.asked["PUT"] == 1
@@ -147,7 +147,7 @@ def test_a_token_serves_until_shortly_before_its_end(imds: Imds, later: Ec2) -> 
     assert imds.asked["PUT"] == 2
 
 
-def test_a_token_that_is_refused_is_made_anew_once(imds: Imds, ec2: Ec2) -> None:
+def test_a_refused_token_is_renewed_once(imds: Imds, ec2: Ec2) -> None:
     ec2.instance()
     imds.forget_tokens()
     ec2.instance()
@@ -159,7 +159,7 @@ def test_a_token_that_is_refused_is_made_anew_once(imds: Imds, ec2: Ec2) -> None
 
 
 @pytest.mark.parametrize(("what", "words"), [("hop limit", "hop limit to 2"), ("disabled", "HttpEndpoint")])
-def test_a_service_out_of_reach_says_what_to_do(imds: Imds, ec2: Ec2, what: str, words: str) -> None:
+def test_an_unreachable_service_names_the_remedy(imds: Imds, ec2: Ec2, what: str, words: str) -> None:
     if what == "hop limit":
         imds.hops = 2
     else:
@@ -168,7 +168,7 @@ def test_a_service_out_of_reach_says_what_to_do(imds: Imds, ec2: Ec2, what: str,
         ec2.instance()
 
 
-def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile(imds: Imds, later: Ec2) -> None:
+def test_keys_are_renewed_early_and_old_keys_used_meanwhile(imds: Imds, later: Ec2) -> None:
     first = later.credentials()
     assert first == later.credentials() and imds.asked[KEYS] == 1
     pass_time(imds, 6 * 3600 - 200)  # less than the margin is left, and AWS has none newer yet
@@ -186,7 +186,7 @@ def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile(imds:
         later.credentials()
 
 
-def test_an_instance_without_a_role_says_so(imds: Imds, ec2: Ec2) -> None:
+def test_an_instance_without_a_role_is_an_error(imds: Imds, ec2: Ec2) -> None:
     imds.new_keys(Code="AssumeRoleUnauthorizedAccess", AccessKeyId="", SecretAccessKey="")
     with pytest.raises(MetadataError, match="AssumeRoleUnauthorizedAccess"):
         ec2.credentials()
@@ -198,7 +198,7 @@ def test_an_instance_without_a_role_says_so(imds: Imds, ec2: Ec2) -> None:
 # ---------------------------------------------------------------- what is ahead
 
 
-def test_an_interruption_has_the_deadline_that_aws_says(imds: Imds, ec2: Ec2) -> None:
+def test_an_interruption_has_awss_deadline(imds: Imds, ec2: Ec2) -> None:
     assert ec2.instance().sign is None
     at = float(int(time.time())) + 118
     for action in ("terminate", "stop"):
@@ -226,7 +226,7 @@ def test_the_surest_warning_counts(imds: Imds, later: Ec2) -> None:
 @pytest.mark.parametrize(
     ("state", "in_s"), [("completed", 600), ("canceled", 600), ("active", 7200)], ids=["over", "called off", "far"]
 )
-def test_events_that_need_nothing(imds: Imds, ec2: Ec2, state: str, in_s: float) -> None:
+def test_finished_events_cause_no_notice(imds: Imds, ec2: Ec2, state: str, in_s: float) -> None:
     event = {"Code": "system-reboot", "State": state, "NotBefore": http_date(time.time() + in_s)}
     imds.put_at(MAINTENANCE, [event])
     assert ec2.instance().sign is None
@@ -236,13 +236,13 @@ def test_events_that_need_nothing(imds: Imds, ec2: Ec2, state: str, in_s: float)
     ("path", "text"),
     [(ACTION, "{}"), (ACTION, '{"action":"stop","time":"soon"}'), (MAINTENANCE, '[{"NotBefore":"soon"}]')],
 )
-def test_an_answer_of_no_sense_is_trouble_and_no_news(imds: Imds, ec2: Ec2, path: str, text: str) -> None:
+def test_an_invalid_answer_is_an_error_and_no_notice(imds: Imds, ec2: Ec2, path: str, text: str) -> None:
     imds.put_at(path, text)
     with pytest.raises(MetadataError, match=path):
         ec2.instance()
 
 
-def test_trouble_elsewhere_hides_no_interruption(imds: Imds, ec2: Ec2) -> None:
+def test_a_failing_path_hides_no_interruption(imds: Imds, ec2: Ec2) -> None:
     ec2.instance()
     imds.statuses |= {MAINTENANCE: 500, REBALANCE: 500}
     imds.put_at(ACTION, {"action": "terminate", "time": iso(time.time() + 120)})
@@ -250,7 +250,7 @@ def test_trouble_elsewhere_hides_no_interruption(imds: Imds, ec2: Ec2) -> None:
     assert sign is not None and sign.cause is Cause.PREEMPTED
 
 
-def test_seldom_news_is_seldom_asked_for(imds: Imds, later: Ec2) -> None:
+def test_rare_events_are_polled_rarely(imds: Imds, later: Ec2) -> None:
     for _ in range(120):
         later.instance()
         pass_time(imds, 1)
@@ -258,7 +258,7 @@ def test_seldom_news_is_seldom_asked_for(imds: Imds, later: Ec2) -> None:
     assert imds.asked["dynamic/instance-identity/document"] == 1
 
 
-def test_a_watcher_hears_of_it_and_trouble_is_no_news(imds: Imds) -> None:
+def test_a_watcher_posts_an_interruption_and_ignores_failures(imds: Imds) -> None:
     seen: list[Sign | None] = []
     said: list[str] = []
     clock = Clock(scale=1 / POLL_FLOOR_S)
@@ -277,7 +277,7 @@ def test_a_watcher_hears_of_it_and_trouble_is_no_news(imds: Imds) -> None:
     wait_until(lambda: len(seen) == 3)
 
 
-def test_preempted_before_the_agent_starts_is_seen_at_once(imds: Imds, ec2: Ec2) -> None:
+def test_a_preemption_before_the_agents_start_is_reported_at_once(imds: Imds, ec2: Ec2) -> None:
     imds.put_at(ACTION, {"action": "terminate", "time": iso(2_000_000_000)})
     sign = ec2.wait(FIRST)[0].sign
     assert sign is not None and sign.cause is Cause.PREEMPTED
@@ -297,7 +297,7 @@ BOOT = ("vol0000000000000000a", "vol0000000000000000a-part1", "vol00000000000000
         ((*BOOT, "vol0000000000000000b", "vol0000000000000000b_1"), "vol0000000000000000b"),  # its namespace's link
     ],
 )
-def test_the_data_disk_is_the_volume_that_is_no_boot_disk(
+def test_the_data_disk_is_the_volume_without_partitions(
     tmp_path: Path, volumes: tuple[str, ...], found: str | None
 ) -> None:
     by_id = tmp_path / "dev/disk/by-id"

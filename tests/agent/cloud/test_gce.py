@@ -93,17 +93,17 @@ def one(server: Server) -> Gce:
     return Gce(Clock(), server.host)
 
 
-def test_it_knows_itself(one: Gce) -> None:
+def test_the_instance_is_described(one: Gce) -> None:
     assert one.instance() == Instance("17", str(TREE["name"]), "us-x1-a", {"sk-stack": "test"})
 
 
-def test_the_first_wait_returns_at_once_with_what_is_already_so(server: Server, one: Gce) -> None:
+def test_the_first_wait_returns_the_present_state_at_once(server: Server, one: Gce) -> None:
     server.set(preempted="TRUE")
     instance, _ = one.wait(FIRST)
     assert instance.sign == Sign(Cause.PREEMPTED), "TRUE before the agent began"
 
 
-def test_a_wait_ends_with_a_change_of_anything_that_counts(server: Server, one: Gce) -> None:
+def test_a_wait_ends_at_a_relevant_change(server: Server, one: Gce) -> None:
     """Also of an attribute, and of one that came between two polls."""
     seen, etag = one.wait(FIRST)
     server.set(attributes={"sk-stack": "test", "sk-new": "1"})
@@ -129,9 +129,7 @@ def test_a_wait_ends_with_a_change_of_anything_that_counts(server: Server, one: 
         *((other, None) for other in ("NONE", {}, {"error": "try again later"}, None, [], {"windowStartTime": 7})),
     ],
 )
-def test_maintenance_in_a_window_and_whatever_else_is_there_hides_no_preemption(
-    server: Server, told: object, deadline: float | None
-) -> None:
+def test_other_values_hide_no_preemption(server: Server, told: object, deadline: float | None) -> None:
     """Machines without it have ``"NONE"``: all that the server said of them could not be read."""
     one = Gce(Clock(time.time(), NOW, 1.0), server.host)
     server.set(upcoming_maintenance=told)
@@ -147,7 +145,9 @@ def test_a_wait_without_a_change_ends_after_a_while(one: Gce, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("trouble", ["503", "silence"])
-def test_trouble_is_said_once_and_is_no_news(server: Server, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+def test_metadata_errors_are_logged_once_and_cause_no_notice(
+    server: Server, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
     said: list[str] = []
     seen: list[Sign | None] = []
     clock = Clock(scale=5.0)
@@ -204,7 +204,7 @@ NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
         ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-25T08:30:00Z", Sign(Cause.MAINTENANCE)),
     ],
 )
-def test_what_the_tree_says_is_ahead(preempted: str, event: str, window: str, sign: Sign | None) -> None:
+def test_announced_maintenance_becomes_a_sign(preempted: str, event: str, window: str, sign: Sign | None) -> None:
     assert sign_of(preempted, event, json.dumps({"windowStartTime": window}).encode(), NOW) == sign
 
 
@@ -238,7 +238,7 @@ def test_a_machine_with_accelerators_is_told_an_hour_before(server: Server) -> N
     assert one.instance().sign == Sign(Cause.PREEMPTED)
 
 
-def test_who_did_not_see_it_turn_has_a_minute(server: Server) -> None:
+def test_an_unseen_change_of_maintenance_leaves_a_minute(server: Server) -> None:
     one = of_type(server, "g2-standard-4")
     server.set(maintenance_event=ENDING)
     assert one.instance().sign == Sign(Cause.MAINTENANCE), "an agent that starts anew, an hour or a second before"
@@ -247,14 +247,14 @@ def test_who_did_not_see_it_turn_has_a_minute(server: Server) -> None:
 @pytest.mark.parametrize(
     ("machine", "spot"), [("n2-standard-4", False), ("n1-standard-8", False), ("g2-standard-4", True)]
 )
-def test_other_machines_and_spot_ones_are_promised_no_hour(server: Server, machine: str, spot: bool) -> None:
+def test_machines_without_accelerators_and_spot_get_a_minute(server: Server, machine: str, spot: bool) -> None:
     one = of_type(server, machine, spot=spot)
     assert one.instance().sign is None
     server.set(maintenance_event=ENDING)
     assert one.instance().sign == Sign(Cause.MAINTENANCE)
 
 
-def test_two_tokens_prove_who_it_is(server: Server, one: Gce) -> None:
+def test_two_tokens_prove_the_machines_identity(server: Server, one: Gce) -> None:
     import jwt
 
     headers = one.prove("https://f.run.app", "/v1/sync", b"{}")
@@ -271,9 +271,7 @@ def test_two_tokens_prove_who_it_is(server: Server, one: Gce) -> None:
         one.prove("https://f.run.app", "/v1/sync", b"{}")
 
 
-def test_an_agent_that_starts_under_a_notice_says_so_once_it_is_known(
-    fake: Fake, machine: Callable[..., Machine]
-) -> None:
+def test_an_agent_that_starts_under_a_notice_reports_it_once(fake: Fake, machine: Callable[..., Machine]) -> None:
     vm = machine()
     fake.instance(vm.uid, vm.name, preempted="TRUE")
     vm.start()
@@ -303,7 +301,7 @@ def test_tokens_are_kept_until_shortly_before_they_expire(fake: Fake) -> None:
         later.identity_token("https://f")
 
 
-def test_an_answer_that_is_no_instance_is_an_error(fake: Fake) -> None:
+def test_an_invalid_instance_answer_is_an_error(fake: Fake) -> None:
     fake.instances["7"] = {"id": 1}
     with pytest.raises(MetadataError, match="instance/"):
         Gce(Clock(), fake.listen("7")).instance()

@@ -155,7 +155,7 @@ print(json.dumps({"token": credentials.token, "project": project, "email": crede
 """
 
 
-def test_googles_library_finds_the_jobs_account_and_no_other(
+def test_googles_library_finds_only_the_jobs_account(
     clouds: Clouds, identity_servers: list[IdentityServer], tmp_path: Path
 ) -> None:
     assert in_a_job(GOOGLE, open_server(identity_servers, gcp(clouds), tmp_path)) == {
@@ -174,7 +174,7 @@ print(json.dumps({"key": frozen.access_key, "secret": frozen.secret_key, "token"
 """
 
 
-def test_amazons_library_finds_the_jobs_role_and_no_other(
+def test_awss_library_finds_only_the_jobs_role(
     clouds: Clouds, identity_servers: list[IdentityServer], tmp_path: Path
 ) -> None:
     assert in_a_job(AMAZON, open_server(identity_servers, aws(clouds), tmp_path)) == {
@@ -186,7 +186,7 @@ def ask(identity_server: IdentityServer, path: str, **headers: str) -> int:
     return requests.get(f"http://{identity_server.at.host}{path}", headers=headers, timeout=10).status_code
 
 
-def test_nothing_is_told_without_the_words_that_only_a_library_sends(
+def test_requests_without_the_librarys_header_are_refused(
     clouds: Clouds, identity_servers: list[IdentityServer], tmp_path: Path
 ) -> None:
     """A page that a browser was led to, or a redirect, cannot send these headers."""
@@ -207,7 +207,7 @@ def test_nothing_is_told_without_the_words_that_only_a_library_sends(
     assert amazon.at.token_file.stat().st_mode & 0o007 == 0
 
 
-def test_tokens_are_kept_until_shortly_before_they_end(clouds: Clouds) -> None:
+def test_tokens_are_cached_until_shortly_before_they_expire(clouds: Clouds) -> None:
     for one in (gcp(clouds), aws(clouds)):
         for _ in range(3):
             one.secret(f"gcp-secret://{SECRET}" if isinstance(one, GcpIdentity) else f"aws-secret://{ARN}")
@@ -215,7 +215,7 @@ def test_tokens_are_kept_until_shortly_before_they_end(clouds: Clouds) -> None:
     assert len(paths) == 2
 
 
-def test_a_job_goes_on_with_the_port_and_the_token_when_its_agent_is_replaced(clouds: Clouds, tmp_path: Path) -> None:
+def test_port_and_token_outlive_the_agent(clouds: Clouds, tmp_path: Path) -> None:
     first = IdentityServer(aws(clouds), tmp_path, QUIET)
     first.start()
     first.close()
@@ -228,7 +228,7 @@ def test_a_job_goes_on_with_the_port_and_the_token_when_its_agent_is_replaced(cl
 
 
 @pytest.mark.parametrize(("status", "told"), [(403, 403), (404, 403), (500, 503), (429, 503)])
-def test_a_refusal_is_one_and_trouble_is_tried_again(
+def test_a_refusal_is_final_and_an_outage_is_retried(
     clouds: Clouds, identity_servers: list[IdentityServer], tmp_path: Path, status: int, told: int
 ) -> None:
     clouds.status = status
@@ -237,7 +237,7 @@ def test_a_refusal_is_one_and_trouble_is_tried_again(
     assert ask(identity_server, path, **{"Metadata-Flavor": "Google"}) == told
 
 
-def test_secrets_are_read_as_the_job(clouds: Clouds) -> None:
+def test_secrets_are_read_with_the_jobs_identity(clouds: Clouds) -> None:
     assert gcp(clouds).secret(f"gcp-secret://{SECRET}") == "hunter2"
     assert aws(clouds).secret(f"aws-secret://{ARN}") == "hunter2"
     for one, other in ((gcp(clouds), f"aws-secret://{ARN}"), (aws(clouds), f"gcp-secret://{SECRET}")):

@@ -56,13 +56,13 @@ def test_notices(known: Notice | None, sign: Sign | None, given: Notice | None, 
     assert (change.given, change.withdrawn) == (given, withdrawn)
 
 
-def test_a_machine_at_risk_is_never_at_its_end() -> None:
+def test_a_rebalance_deadline_is_postponed() -> None:
     """Its deadline moves on long before anybody would stop for it; no other deadline does."""
     assert notice.prolong(RISK, 1000.0) == notice.prolong(None, 1000.0) == notice.prolong(PREEMPTED, 1119.0) == Change()
     assert notice.prolong(RISK, 2800.0) == Change(Notice(Cause.REBALANCE, 6400, 2800.0), RISK)
 
 
-def test_maintenance_weeks_ahead_is_none_yet() -> None:
+def test_maintenance_weeks_ahead_is_no_notice_yet() -> None:
     assert notice.scheduled(1000.0 + 2 * 86400, 1000.0) is None
     assert notice.scheduled(4600.0, 1000.0) == Sign(Cause.MAINTENANCE, 4600.0)
 

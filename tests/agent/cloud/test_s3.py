@@ -57,7 +57,7 @@ def md5(content: bytes) -> str:
 
 # Names as they are in use, and such as a signature gets wrong.
 @pytest.mark.parametrize("name", ["jobs/a/out/0/model.pt", "a b+c=d&e%20f/~é/..x", "jobs//two", "x/*'()!@:,;$"])
-def test_what_is_written_is_read(bucket: Bucket, s3_server: S3Server, name: str) -> None:
+def test_written_objects_are_read_back(bucket: Bucket, s3_server: S3Server, name: str) -> None:
     bucket.write(name, b"line\n")
     assert b"".join(bucket.read(name)) == b"line\n"
     assert bucket.find(name) == Stored(5, md5(b"line\n"))
@@ -66,19 +66,19 @@ def test_what_is_written_is_read(bucket: Bucket, s3_server: S3Server, name: str)
     assert s3_server.refused == []
 
 
-def test_what_is_not_there(bucket: Bucket) -> None:
+def test_missing_objects_are_reported(bucket: Bucket) -> None:
     assert bucket.find("no/such") is None
     with pytest.raises(MissingError, match="no/such"):
         list(bucket.read("no/such"))
 
 
-def test_one_of_those_who_create_does(bucket: Bucket, s3_server: S3Server) -> None:
+def test_concurrent_creates_have_one_winner(bucket: Bucket, s3_server: S3Server) -> None:
     assert bucket.create("ckpt/1-20/COMMIT", b"first")
     assert not bucket.create("ckpt/1-20/COMMIT", b"second")
     assert s3_server.content("ckpt/1-20/COMMIT") == b"first"
 
 
-def test_an_empty_file_is_one(bucket: Bucket, s3_server: S3Server) -> None:
+def test_an_empty_file_is_stored(bucket: Bucket, s3_server: S3Server) -> None:
     assert bucket.send("empty", Sized(b"")) == Stored(0, md5(b""))
     assert s3_server.content("empty") == b""
 
@@ -92,13 +92,13 @@ def test_a_large_file_goes_up_in_parts(bucket: Bucket, s3_server: S3Server) -> N
 
 
 @pytest.mark.parametrize("size", [s3.PART_BYTES, s3.PART_BYTES + 1])
-def test_at_the_size_of_a_part(bucket: Bucket, s3_server: S3Server, size: int) -> None:
+def test_a_file_of_exactly_one_part_is_stored(bucket: Bucket, s3_server: S3Server, size: int) -> None:
     assert bucket.send("x", Sized(LARGE[:size])).size == size
     assert s3_server.asked["PUT part"] == (0 if size == s3.PART_BYTES else 2)
     assert len(s3_server.content("x")) == size
 
 
-def test_no_file_has_more_parts_than_s3_takes(
+def test_part_sizes_keep_the_number_of_parts_within_s3s_limit(
     bucket: Bucket, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "MOST_PARTS", 2)
@@ -114,9 +114,7 @@ def test_a_part_that_is_lost_is_sent_again(bucket: Bucket, s3_server: S3Server) 
 
 
 @pytest.mark.parametrize("what", ["PUT part", "POST upload"])
-def test_an_upload_that_fails_leaves_what_was_there_and_no_parts(
-    bucket: Bucket, s3_server: S3Server, what: str
-) -> None:
+def test_a_failed_upload_leaves_the_old_object_and_no_parts(bucket: Bucket, s3_server: S3Server, what: str) -> None:
     bucket.write("x", b"before")
     begun = itertools.count()
     s3_server.fault = lambda asked, _: 500 if asked == what and (what == "PUT part" or next(begun) > 0) else 0
@@ -125,7 +123,7 @@ def test_an_upload_that_fails_leaves_what_was_there_and_no_parts(
     assert s3_server.content("x") == b"before" and s3_server.unfinished() == 0
 
 
-def test_a_reader_that_breaks_off_leaves_nothing(bucket: Bucket, s3_server: S3Server) -> None:
+def test_an_aborted_upload_leaves_nothing(bucket: Bucket, s3_server: S3Server) -> None:
     class Broken(Sized):
         def read(self, size: int | None = -1, /) -> bytes:
             if self.tell() > s3.PART_BYTES:
@@ -138,14 +136,14 @@ def test_a_reader_that_breaks_off_leaves_nothing(bucket: Bucket, s3_server: S3Se
 
 
 @pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "in parts"])
-def test_what_arrives_damaged_is_refused(bucket: Bucket, s3_server: S3Server, content: bytes) -> None:
+def test_a_damaged_upload_is_refused(bucket: Bucket, s3_server: S3Server, content: bytes) -> None:
     s3_server.on_the_way = lambda body: body[:-1] + bytes([body[-1] ^ 1]) if body else body
     with pytest.raises(StorageError, match="XAmzContentSHA256Mismatch"):
         bucket.send("x", Sized(content))
     assert bucket.find("x") is None
 
 
-def test_fewer_bytes_than_were_said_are_no_file(bucket: Bucket, s3_server: S3Server) -> None:
+def test_a_short_file_is_an_error(bucket: Bucket, s3_server: S3Server) -> None:
     class Shrunk(Sized):
         def __len__(self) -> int:
             return super().__len__() + 7
@@ -157,14 +155,14 @@ def test_fewer_bytes_than_were_said_are_no_file(bucket: Bucket, s3_server: S3Ser
     assert bucket.find("x") is None and s3_server.unfinished() == 0
 
 
-def test_keys_that_ended_are_said(bucket: Bucket, s3_server: S3Server, imds: Imds) -> None:
+def test_expired_keys_are_reported(bucket: Bucket, s3_server: S3Server, imds: Imds) -> None:
     bucket.write("x", b"1")
     imds.new_keys()  # the bucket knows the new ones only; ours are still good by our clock
     with pytest.raises(StorageError, match="HTTP 403 InvalidAccessKeyId"):
         bucket.write("x", b"2")
 
 
-def test_a_clock_that_is_wrong_is_said(imds: Imds, s3_server: S3Server) -> None:
+def test_a_wrong_clock_is_reported(imds: Imds, s3_server: S3Server) -> None:
     slow = Ec2(Clock(virtual_epoch=-3600.0), imds.url).storage(s3_server.url, s3_server.name)
     with pytest.raises(StorageError, match="RequestTimeTooSkewed"):
         slow.write("x", b"")
@@ -178,7 +176,7 @@ def test_a_clock_that_is_wrong_is_said(imds: Imds, s3_server: S3Server) -> None:
         ("sk-prod", "cn-north-1", "https://sk-prod.s3.cn-north-1.amazonaws.com.cn"),
     ],
 )
-def test_where_a_bucket_is(name: str, region: str, url: str) -> None:
+def test_bucket_addresses(name: str, region: str, url: str) -> None:
     assert s3.address(name, region) == url
 
 

@@ -64,7 +64,7 @@ def theirs(scope: Scope, key: Credentials, method: str, url: str, headers: dict[
     token=st.sampled_from(["", "FwoGZXIvYXdzE//+=="]),
     method=st.sampled_from(["GET", "PUT", "POST", "HEAD", "DELETE", "put"]),
 )
-def test_botocore_signs_the_same(
+def test_signatures_equal_botocores(
     service: str, host: str, path: str, query: str, headers: dict[str, str], body: bytes, token: str, method: str
 ) -> None:
     scope, key = Scope("eu-west-1", service), Credentials("ASIAEXAMPLE", "s3cr3t/+key", token)
@@ -78,7 +78,7 @@ def test_botocore_signs_the_same(
 
 
 @pytest.mark.parametrize("change", ["method", "path", "query", "header", "body", "secret", "region", "time", "token"])
-def test_whatever_changes_makes_another_signature(change: str) -> None:
+def test_every_input_changes_the_signature(change: str) -> None:
     key = Credentials("A", "other" if change == "secret" else "s", "t2" if change == "token" else "t")
     url = f"https://h/{'b' if change == 'path' else 'a'}?{'y' if change == 'query' else 'x'}=1"
     digest = hashlib.sha256(b"c" if change == "body" else b"b").hexdigest()

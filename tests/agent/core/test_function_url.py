@@ -57,7 +57,7 @@ def stage() -> Iterator[tuple[AwsSite, FunctionUrl, FunctionClient, Imds]]:
         yield site, front, FunctionClient(front.url, Ec2(Clock(), imds.url)), imds
 
 
-def test_an_instance_is_heard_as_what_the_record_says_it_is(
+def test_the_function_identifies_an_instance_by_the_record(
     stage: tuple[AwsSite, FunctionUrl, FunctionClient, Imds],
 ) -> None:
     site, front, client, imds = stage

@@ -34,7 +34,7 @@ def test_a_boot_has_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("left", DAMAGED)
-def test_damaged_state_and_boot_id_are_made_anew(tmp_path: Path, left: bytes) -> None:
+def test_damaged_state_and_boot_id_are_replaced(tmp_path: Path, left: bytes) -> None:
     (tmp_path / "agent.json").write_bytes(left)
     assert Saved.read(tmp_path, "b") == Saved("b")
     (tmp_path / "boot").write_bytes(left)
@@ -42,7 +42,7 @@ def test_damaged_state_and_boot_id_are_made_anew(tmp_path: Path, left: bytes) ->
     assert boot == settings.boot_id(tmp_path) != ""
 
 
-def test_saved_state_is_of_one_boot(tmp_path: Path) -> None:
+def test_saved_state_belongs_to_one_boot(tmp_path: Path) -> None:
     saved = Saved("a", Assignment("job", 1, 2, 3), None, 4, 3, Notice(Cause.PREEMPTED, 1120, 1000.0))
     saved.write(tmp_path)
     assert Saved.read(tmp_path, "a") == saved

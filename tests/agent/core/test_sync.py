@@ -32,7 +32,7 @@ def test_spool_keeps_facts_over_a_restart_but_not_over_a_reboot(tmp_path: Path) 
     assert sync.Outbox(tmp_path, "boot-b", QUIET).waiting() == ()
 
 
-def test_spool_forgets_an_old_job_but_not_the_word_that_drops_it(tmp_path: Path) -> None:
+def test_a_new_job_clears_the_spool_except_for_dropped(tmp_path: Path) -> None:
     box = sync.Outbox(tmp_path, "b", QUIET)
     box.assigned("one")
     box.add(FactIn(Kind.FREED, 3, "0"))
@@ -41,7 +41,7 @@ def test_spool_forgets_an_old_job_but_not_the_word_that_drops_it(tmp_path: Path)
     assert box.waiting() == (FactIn(Kind.DROPPED, 3, attempt=4),)
 
 
-def test_spool_keeps_what_the_cloud_said_of_the_machine_when_a_job_takes_it_in(tmp_path: Path) -> None:
+def test_a_new_job_keeps_spooled_notices(tmp_path: Path) -> None:
     box = sync.Outbox(tmp_path, "b", QUIET)
     box.assigned("old")
     box.add(FactIn(Kind.RELEASED, 7, "70"))
@@ -55,14 +55,14 @@ DAMAGED = [b"", b'{"boot": "b", "fac', b'{"boot": "\xff"}', bytes(64), b"[" * 10
 
 
 @pytest.mark.parametrize("left", DAMAGED)
-def test_damaged_spool_is_no_obstacle(tmp_path: Path, left: bytes) -> None:
+def test_a_damaged_spool_is_skipped(tmp_path: Path, left: bytes) -> None:
     (tmp_path / "facts.json").write_bytes(left)
     box = sync.Outbox(tmp_path, "b", QUIET)
     assert box.waiting() == ()
     assert box.add(FactIn(Kind.HELLO))
 
 
-def test_full_disk_loses_no_fact_that_can_still_be_said(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_fact_while_the_agent_lives(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("a file where the folder should be")
     lines: list[str] = []
     box = sync.Outbox(tmp_path / "spool", "b", Log(write=lines.append))
@@ -72,7 +72,7 @@ def test_full_disk_loses_no_fact_that_can_still_be_said(tmp_path: Path) -> None:
     assert len(lines) == 1, "said once"
 
 
-def test_what_the_function_refuses_does_not_hold_up_the_rest(fake: Fake, tmp_path: Path) -> None:
+def test_a_refused_fact_does_not_block_the_others(fake: Fake, tmp_path: Path) -> None:
     fake.instance("9", "n")
     clock = Clock(time.time(), time.time(), 20.0)
     box = sync.Outbox(tmp_path, "b", QUIET)
@@ -107,7 +107,7 @@ class Deaf:
         return SyncReply(Role.UNKNOWN)
 
 
-def test_it_says_that_it_had_no_answer(tmp_path: Path) -> None:
+def test_an_unanswered_sync_is_repeated_with_again(tmp_path: Path) -> None:
     """Whoever heard it may have died before its round: a fact that is stored is no news by itself."""
     client, clock = Deaf(), Clock(time.time(), time.time(), 20.0)
     box = sync.Outbox(tmp_path, "b", QUIET)
@@ -146,7 +146,7 @@ def picky_syncer(folder: Path, function: Picky) -> tuple[sync.Syncer, sync.Outbo
     return sync.Syncer(client, box, "b", lambda _: None, Clock(), QUIET), box
 
 
-def test_a_long_outages_facts_are_all_heard(tmp_path: Path) -> None:
+def test_all_facts_of_a_long_outage_are_delivered(tmp_path: Path) -> None:
     """Those beyond what the function looks at counted as told."""
     assert sync.AT_ONCE == MAX_FACTS
     function = Picky()
@@ -159,7 +159,7 @@ def test_a_long_outages_facts_are_all_heard(tmp_path: Path) -> None:
     assert function.heard == facts
 
 
-def test_a_refusal_costs_only_what_was_wrong(tmp_path: Path) -> None:
+def test_a_refusal_drops_only_the_invalid_fact(tmp_path: Path) -> None:
     """An exit beside a progress that the function cannot believe was never heard of."""
     function = Picky(bad=FactIn(Kind.FULL, 1))
     syncer, box = picky_syncer(tmp_path, function)
@@ -173,14 +173,12 @@ def test_a_refusal_costs_only_what_was_wrong(tmp_path: Path) -> None:
     assert box.waiting() == () and function.heard == [facts[0], facts[2]]
 
 
-def test_what_says_nothing_is_not_sent() -> None:
+def test_an_empty_report_is_not_sent() -> None:
     """A newer agent is understood by the function of before, which takes no key that it does not know."""
     assert msgspec.json.encode(Sync("b")) == b'{"boot":"b"}'
 
 
-def test_what_takes_long_is_asked_for_less_often_and_another_generation_is_another_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_polls_slow_down_with_the_wait_until_a_new_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hands(Clock):
         at = 1000.0
 

@@ -71,7 +71,7 @@ def block(tmp_path: Path) -> Disk:
         ("exit 0", ["blkid"], "something without a type"),
     ],
 )
-def test_only_a_disk_that_is_surely_blank_is_formatted(
+def test_only_a_certainly_blank_disk_is_formatted(
     tools: Tools, block: Disk, blkid: str, calls: list[str], error: str | None
 ) -> None:
     tools.tool("blkid", blkid)
@@ -84,7 +84,7 @@ def test_only_a_disk_that_is_surely_blank_is_formatted(
 
 
 @pytest.mark.parametrize("at", [0, 512, 4096, (1 << 20) - 1, roothelper.BACKUP_AT + 1080, -1])
-def test_a_disk_with_a_byte_where_anything_leaves_its_mark_is_not_formatted(tools: Tools, block: Disk, at: int) -> None:
+def test_a_disk_with_a_byte_in_a_signature_region_is_not_formatted(tools: Tools, block: Disk, at: int) -> None:
     """blkid ends with 2 for what it does not know, and for a device that it cannot read."""
     tools.tool("blkid", "exit 2")
     size = roothelper.BACKUP_AT + (8 << 20)
@@ -114,7 +114,7 @@ def test_a_disk_that_cannot_be_read_is_not_formatted(tools: Tools, tmp_path: Pat
         ("mount", ["blkid", "mkfs.ext4", "mount"], disks.Why.MOUNT),
     ],
 )
-def test_what_failed_is_told_in_a_word(tools: Tools, block: Disk, tool: str, calls: list[str], why: disks.Why) -> None:
+def test_a_mount_failure_names_its_kind(tools: Tools, block: Disk, tool: str, calls: list[str], why: disks.Why) -> None:
     tools.tool("blkid", "exit 2")
     tools.tool(tool, "echo no such luck >&2; exit 32")
     with pytest.raises(DiskError, match="no such luck") as error:
@@ -123,7 +123,7 @@ def test_what_failed_is_told_in_a_word(tools: Tools, block: Disk, tool: str, cal
     assert tools.calls() == calls
 
 
-def test_real_blkid_tells_blank_from_formatted(tmp_path: Path) -> None:
+def test_real_blkid_distinguishes_blank_from_formatted(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(4 << 20))
     try:
@@ -170,7 +170,7 @@ class AtOnce:
         self.events.append(work())
 
 
-def test_a_checkpoint_that_holds_no_more_is_said_with_the_older_one_that_does(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_with_the_newest_intact_one(tmp_path: Path) -> None:
     """So that nobody waits for it: the function knows of it, and cannot know that it is gone."""
     ckpt = tmp_path / "store" / JOB / "ckpt"
     ckpt.mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_holds_no_more_is_said_with_the_older_one_that_does(tm
 
 
 @pytest.mark.parametrize("serving", [True, False])
-def test_what_is_left_of_jobs_that_are_over_goes_and_a_disk_at_rest_rests_again(tmp_path: Path, serving: bool) -> None:
+def test_files_of_ended_jobs_are_deleted_and_the_disk_is_unmounted_again(tmp_path: Path, serving: bool) -> None:
     store = tmp_path / "store"
     for folder in ("over2222/ckpt/1-5", "lives222/ckpt/1-5", "datasets/ours", "lost+found"):
         (store / folder).mkdir(parents=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotkeeper_agent.host.mounting import EVERY_S, OldJobs
 
 
-def test_what_a_disk_keeps_is_asked_about_in_turn_and_seldom() -> None:
+def test_old_jobs_are_asked_about_in_rotation() -> None:
     kept = OldJobs()
     jobs = [f"job{number:05d}" for number in range(70)]
     assert kept.question(0.0, None) == ()
@@ -19,7 +19,7 @@ def test_what_a_disk_keeps_is_asked_about_in_turn_and_seldom() -> None:
     assert kept.question(10.0 + EVERY_S * 2 + 1, None), "a disk that is looked at anew is asked about at once"
 
 
-def test_an_answer_deletes_nothing_but_what_was_asked_about_and_is_not_served() -> None:
+def test_only_ended_jobs_that_were_asked_about_are_deleted() -> None:
     kept = OldJobs()
     kept.found(["a0000000", "b0000000"])
     kept.left("c0000000")

@@ -51,42 +51,42 @@ WRONG_DISKS: list[object] = [
 
 
 @pytest.mark.parametrize("packet", WRONG)
-def test_what_is_no_request_is_refused(helper: RootHelper, done: list[tuple[str, ...]], packet: bytes) -> None:
+def test_invalid_requests_are_refused(helper: RootHelper, done: list[tuple[str, ...]], packet: bytes) -> None:
     answer = helper.answer(AGENT, packet)
     assert (answer["ok"], answer["why"]) == (False, "request")
     assert done == []
 
 
 @pytest.mark.parametrize("disk", WRONG_DISKS)
-def test_what_is_no_data_disk_is_refused(helper: RootHelper, done: list[tuple[str, ...]], disk: object) -> None:
+def test_only_a_data_disk_is_accepted(helper: RootHelper, done: list[tuple[str, ...]], disk: object) -> None:
     answer = helper.answer(AGENT, json.dumps({"op": "mount", "disk": disk}).encode())
     assert (answer["ok"], answer["why"]) == (False, "request")
     assert done == []
 
 
 @pytest.mark.parametrize("peer", [1, AGENT - 1, AGENT + 1, 65534, -1])
-def test_nobody_but_the_agent_is_served(helper: RootHelper, done: list[tuple[str, ...]], peer: int) -> None:
+def test_only_the_agent_is_served(helper: RootHelper, done: list[tuple[str, ...]], peer: int) -> None:
     assert helper.answer(peer, b'{"op": "power-off"}')["error"] == f"user {peer} is not served"
     assert done == []
 
 
-def test_power_goes_off_without_another_word(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
+def test_a_power_off_needs_no_confirmation(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
     assert helper.answer(AGENT, b'{"op": "power-off"}') == {"ok": True}
     assert done == [("systemctl", "poweroff", "--no-block")]
 
 
-def test_of_all_units_the_jobs_alone_is_restarted(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
+def test_only_the_jobs_unit_is_restarted(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
     assert helper.answer(AGENT, b'{"op": "restart-jobs"}') == {"ok": True}
     assert done == [("systemctl", "restart", "--no-block", "spotkeeper-job.service")]
 
 
-def test_nothing_is_unmounted_that_is_not_mounted(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
+def test_only_the_mounted_disk_is_unmounted(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
     assert helper.answer(AGENT, b'{"op": "unmount"}') == {"ok": True}
     assert done == []
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "a folder", "a character device"])
-def test_only_a_block_device_is_a_disk(
+def test_only_a_block_device_is_accepted(
     helper: RootHelper, done: list[tuple[str, ...]], tmp_path: Path, kind: str
 ) -> None:
     """An id is a link that udev made: what it leads to is looked at, not what it is called."""
@@ -119,7 +119,7 @@ def test_a_link_is_not_mounted_over(
     assert done == []
 
 
-def test_asked_through_the_socket(helper: RootHelper, done: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_requests_arrive_through_the_socket(helper: RootHelper, done: list[tuple[str, ...]], tmp_path: Path) -> None:
     path = tmp_path / "socket"
     listener = roothelper.listen(path, os.geteuid())
     assert path.stat().st_mode & 0o777 == 0o600
@@ -162,7 +162,7 @@ def test_the_fence_names_each_address_and_spares_name_servers() -> None:
             assert all(packed[at : at + 4] in code for at in range(0, len(packed), 4))
 
 
-def test_what_runs_as_root_needs_the_standard_library_only() -> None:
+def test_root_code_imports_only_the_standard_library() -> None:
     for module in (roothelper, roothelper_fence):
         imports = re.findall(r"(?m)^ *(?:from|import) (\w+)", Path(str(module.__file__)).read_text())
         assert imports and set(imports) <= sys.stdlib_module_names

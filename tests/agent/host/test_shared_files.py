@@ -124,7 +124,7 @@ def as_job(code: str, root: Path) -> str:
     return run(JOB, [], "from pathlib import Path\nos.umask(0o002)\nroot = Path(sys.argv[1])\n" + code, root)
 
 
-def test_a_job_can_write_its_own_folders_and_nothing_else(root: Path) -> None:
+def test_a_job_can_write_only_its_own_folders(root: Path) -> None:
     bundle = as_agent(MAKE, root)
     writable = as_job(
         "for path in (root, *sorted(root.rglob('*'))):\n    if os.access(path, os.W_OK): print(path.relative_to(root))",
@@ -260,7 +260,7 @@ print(json.dumps(said))
 """
 
 
-def test_a_job_neither_reads_nor_writes_nor_holds_up_its_agent(root: Path) -> None:
+def test_a_jobs_links_and_pipes_do_not_reach_or_block_the_agent(root: Path) -> None:
     """Every trap that a file can be, in every place where the agent looks below a job's folders."""
     as_agent(MAKE, root)
     (root / "state/secret").write_text("SECRET")

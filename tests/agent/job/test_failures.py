@@ -40,11 +40,11 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
         (KeyboardInterrupt(), False),
     ],
 )
-def test_what_tells_only_of_a_peer(error: BaseException, follows: bool) -> None:
+def test_errors_about_a_lost_peer_are_recognised(error: BaseException, follows: bool) -> None:
     assert torchrun.follows(error) is follows
 
 
-def test_a_chain_that_bites_its_tail_ends() -> None:
+def test_a_cyclic_exception_chain_ends() -> None:
     one, other = ValueError("a"), ValueError("b")
     one.__cause__, other.__cause__ = other, one
     assert not torchrun.follows(one)
@@ -60,7 +60,7 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
         (-6, "[ProcessGroupNCCL] x", True),
     ],
 )
-def test_who_was_killed_notes_nothing_so_torchrun_does(tmp_path: Path, code: int, said: str, follows: bool) -> None:
+def test_torchrun_notes_killed_workers(tmp_path: Path, code: int, said: str, follows: bool) -> None:
     home = tmp_path / "logs/x/attempt_0/2"
     home.mkdir(parents=True)
     (home / "stderr.log").write_text(said)
@@ -68,7 +68,7 @@ def test_who_was_killed_notes_nothing_so_torchrun_does(tmp_path: Path, code: int
     assert failures.first(tmp_path) == Failure(follows, 5000, 2)
 
 
-def test_what_a_worker_noted_itself_stands(tmp_path: Path) -> None:
+def test_a_workers_own_note_is_kept(tmp_path: Path) -> None:
     torchrun.note(tmp_path, 0, ValueError("x" * 9000))
     torchrun.note_exit(tmp_path, 0, 1, 5.0)
     noted = json.loads((tmp_path / "error.0").read_text())
@@ -76,7 +76,7 @@ def test_what_a_worker_noted_itself_stands(tmp_path: Path) -> None:
     torchrun.note(tmp_path / "gone", 0, ValueError())  # a folder that takes nothing hides no failure
 
 
-def test_the_first_is_the_earliest_that_failed_of_itself(tmp_path: Path) -> None:
+def test_the_first_failure_is_the_earliest_without_a_peers_cause(tmp_path: Path) -> None:
     assert failures.first(tmp_path) is None
     for rank, (at, follows) in enumerate([(1.0, True), (3.0, False), (2.0, False)]):
         (tmp_path / f"error.{rank}").write_text(json.dumps({"at": at, "what": "", "follows": follows}))
@@ -88,7 +88,7 @@ def test_the_first_is_the_earliest_that_failed_of_itself(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "own", "own-1", "own-1-2-3", "none-1-2", "own--1-2"])
-def test_words_that_make_no_sense_are_none(text: str) -> None:
+def test_invalid_notes_are_ignored(text: str) -> None:
     assert Failure.parse(text) is None
     assert Failure.parse(str(Failure(True, 7, 3))) == Failure(True, 7, 3)
 
@@ -106,9 +106,7 @@ RAISES = "from spotkeeper.train.core.errors import CallError\nraise CallError('m
     ],
     ids=["hook fails", "no stderr", "closed", "hook exits"],
 )
-def test_a_failure_that_cannot_be_shown_is_noted_and_keeps_its_code(
-    tmp_path: Path, script: str, code: int, what: str
-) -> None:
+def test_an_unprintable_failure_keeps_its_exit_code(tmp_path: Path, script: str, code: int, what: str) -> None:
     """The order that a restart cannot help got lost, and the job was tried again and again."""
     (tmp_path / "train.py").write_text(script)
     boot = Path(torchrun.__file__).with_name("boot.py")

@@ -39,13 +39,11 @@ def crash(root: Path, log: str, node: int = 0) -> Path:
         ("ValueError: not enough values to unpack", None),
     ],
 )
-def test_what_only_hardware_does_is_a_sign_and_what_a_script_does_is_none(
-    tmp_path: Path, line: str, sign: Sign | None
-) -> None:
+def test_only_errors_of_hardware_are_signs(tmp_path: Path, line: str, sign: Sign | None) -> None:
     assert in_logs(crash(tmp_path, f"epoch 3\n{line}\n")) is sign
 
 
-def test_only_the_ends_of_logs_are_read_and_what_is_gone_says_nothing(tmp_path: Path) -> None:
+def test_only_the_ends_of_logs_are_read_and_missing_logs_are_skipped(tmp_path: Path) -> None:
     folder = crash(tmp_path, "uncorrectable ECC error\n" + "step 4\n" * END_BYTES)
     assert in_logs(folder) is None
     assert of_crash(tmp_path / "gone", tmp_path) is None
@@ -70,11 +68,11 @@ XID = "NVRM: Xid (PCI:0000:07:00): {}, pid=1234, name=python3, Ch 00000008"
         ("eth0: link becomes ready", None),
     ],
 )
-def test_the_kernel_knows_of_gpus_and_disks(text: str, sign: Sign | None) -> None:
+def test_kernel_messages_show_gpu_and_disk_faults(text: str, sign: Sign | None) -> None:
     assert in_kernel(["usb 1-1: new device", text]) is sign
 
 
-def test_kernel_messages_of_this_generation_count_and_older_ones_do_not(tmp_path: Path) -> None:
+def test_only_kernel_messages_of_this_generation_count(tmp_path: Path) -> None:
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     folder = crash(tmp_path, "Traceback\n")
     kmsg = tmp_path / "root" / "dev" / "kmsg"
@@ -87,12 +85,12 @@ def test_kernel_messages_of_this_generation_count_and_older_ones_do_not(tmp_path
     assert os.access(kmsg, os.R_OK)
 
 
-def test_the_machines_own_ring_is_read_without_waiting_for_more() -> None:
+def test_reading_the_kernel_log_does_not_block() -> None:
     """Where this process may read it; else there is nothing to see, and no error."""
     assert isinstance(kernel_lines(Path("/dev/kmsg"), 0.0), list)
 
 
-def test_a_pipe_of_the_jobs_does_not_hold_up_the_agent(tmp_path: Path) -> None:
+def test_a_jobs_pipe_does_not_block_the_agent(tmp_path: Path) -> None:
     """Nobody ever writes to it: the end of the generation was never said."""
     folder = crash(tmp_path, "CUDA error: uncorrectable ECC error encountered")
     os.mkfifo(folder / "x.log")

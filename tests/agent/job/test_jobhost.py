@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     process.wait()
 
 
-def test_a_program_is_started_as_the_jobs_user_would_and_its_end_is_told(folder: Path) -> None:
+def test_the_unit_starts_a_program_and_reports_its_end(folder: Path) -> None:
     log = folder / "log"
     started = jobhost.spawn("launcher", ["sh", "-c", "echo $HOME $WHO; exit 7"], {"WHO": "job", "HOME": "/agent"}, log)
     wait_until(lambda: started.poll() is not None)
@@ -48,7 +48,7 @@ def test_a_program_is_started_as_the_jobs_user_would_and_its_end_is_told(folder:
     assert (folder / host.SOCKET).stat().st_mode & 0o007 == 0, "for the group only"
 
 
-def test_signals_and_sweeps_reach_what_the_agent_may_not_signal_itself(folder: Path) -> None:
+def test_the_unit_signals_and_sweeps_the_jobs_processes(folder: Path) -> None:
     sleeper = jobhost.spawn("saver", ["sleep", "60"], {}, folder / "log")
     assert sleeper.poll() is None
     sleeper.terminate()
@@ -73,7 +73,7 @@ def test_programs_outlive_the_agent_that_started_them(folder: Path) -> None:
     jobhost.send_signal(started.pid, signal.SIGKILL)
 
 
-def test_a_job_finds_nothing_of_another(folder: Path) -> None:
+def test_a_job_finds_no_files_of_another(folder: Path) -> None:
     """The unit ends where another job begins, and systemd starts it anew; here the test does."""
     mine = folder / "home" / JOB
     (mine / "locked/deep").mkdir(parents=True)
@@ -119,7 +119,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("line", NONSENSE)
-def test_what_makes_no_sense_is_answered_and_ends_nothing(folder: Path, line: bytes) -> None:
+def test_invalid_requests_are_answered_and_end_nothing(folder: Path, line: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(folder / host.SOCKET))
         sock.sendall(line + b"\n")
@@ -127,13 +127,13 @@ def test_what_makes_no_sense_is_answered_and_ends_nothing(folder: Path, line: by
     assert jobhost.sweep(folder / "none", set()) == 0
 
 
-def test_a_program_that_is_not_there_ends_with_a_word_in_its_log(folder: Path) -> None:
+def test_a_missing_program_is_named_in_the_log(folder: Path) -> None:
     started = jobhost.spawn("launcher", ["/no/such/program"], {}, folder / "log")
     wait_until(lambda: started.poll() == 127)
     assert "/no/such/program: " in (folder / "log").read_text()
 
 
-def test_without_its_unit_no_job_is_started_as_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_unit_no_job_runs_as_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fence could not be raised, so the unit is not there: its user's programs must not run as somebody else."""
     monkeypatch.setenv(systemd.UNITS, "1")
     monkeypatch.setattr(jobhost, "HOST", tmp_path / "none")
@@ -155,7 +155,9 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root")
-def test_no_job_in_the_units_place_is_told_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_listens_in_the_units_place_receives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     path = folder / host.SOCKET
     monkeypatch.setenv(systemd.UNITS, "1")
@@ -168,7 +170,7 @@ def test_no_job_in_the_units_place_is_told_anything(tmp_path: Path, monkeypatch:
     shutil.rmtree(folder)
 
 
-def test_root_restarts_a_unit_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_restarts_a_silent_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(systemd, "request_root", asked.append)
     monkeypatch.setenv(systemd.UNITS, "1")
@@ -208,7 +210,7 @@ TRAPS = {
 
 @pytest.mark.parametrize("units", [True, False])
 @pytest.mark.parametrize("trap", TRAPS)
-def test_what_a_job_leaves_in_the_nodes_folder_keeps_no_saver_from_the_next(
+def test_a_jobs_leftovers_do_not_block_the_next_saver(
     folder: Path, monkeypatch: pytest.MonkeyPatch, trap: str, units: bool
 ) -> None:
     """Under the names of the saver's log and socket, and where the agent writes for the job's Python."""
@@ -232,7 +234,7 @@ def test_what_a_job_leaves_in_the_nodes_folder_keeps_no_saver_from_the_next(
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_nor_a_launcher(tmp_path: Path, trap: str) -> None:
+def test_a_jobs_leftovers_do_not_block_the_next_launcher(tmp_path: Path, trap: str) -> None:
     for name in (server.LOCK, server.SOCKET):
         TRAPS[trap](tmp_path / name)
     light = REPO / "tests/agent/light_launcher.py"

@@ -20,7 +20,7 @@ from spotkeeper_agent.launcher import output
 QUIET = Log(write=lambda _: None)
 
 
-def test_a_folder_whose_name_is_no_text_does_not_end_the_upload_of_logs(tmp_path: Path) -> None:
+def test_an_undecodable_folder_name_does_not_stop_log_uploads(tmp_path: Path) -> None:
     odd = tmp_path / "logs" / os.fsdecode(b"\xff\xfe")
     odd.mkdir(parents=True)
     (odd / "stdout.log").write_bytes(b"said\n")
@@ -37,7 +37,7 @@ def test_secrets_do_not_reach_the_log() -> None:
     assert "ya29" not in lines[0] and json.loads(lines[0])["event"] == "x"
 
 
-def test_logs_are_the_ends_and_bounded(tmp_path: Path) -> None:
+def test_uploaded_logs_are_bounded_ends(tmp_path: Path) -> None:
     for node in range(2):
         home = tmp_path / f"logs/run_x/attempt_0/{node}"
         home.mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_logs_are_the_ends_and_bounded(tmp_path: Path) -> None:
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
 
 
-def test_a_log_says_which_bytes_of_which_file_of_whom_it_has(tmp_path: Path) -> None:
+def test_a_log_names_machine_file_and_bytes(tmp_path: Path) -> None:
     path = tmp_path / "logs/run_x/attempt_0/0/stdout.log"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(20_000)) + b"--- no heading: \xff")
@@ -102,9 +102,7 @@ def test_a_job_that_prints_for_weeks_does_not_fill_the_machines_memory(
     assert uploads[-1].endswith(b"0000007\n") and b"\0" not in uploads[-1]
 
 
-def test_exit_files_of_no_sense_and_folders_that_go_do_not_end_the_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_exit_files_and_missing_folders_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs/x/0").mkdir(parents=True)
     (tmp_path / "logs/x/0/stderr.log").write_text("its last words")
     (tmp_path / "exit.0").write_bytes(b"\xff\xfe")
@@ -120,7 +118,7 @@ def test_exit_files_of_no_sense_and_folders_that_go_do_not_end_the_agent(
     assert uploader._upload(logs.Task("log", tmp_path), b"sent") == b"sent"
 
 
-def test_a_failed_jobs_log_ends_with_what_the_first_to_fail_said(tmp_path: Path) -> None:
+def test_a_failed_jobs_log_ends_with_the_first_failure(tmp_path: Path) -> None:
     said = {0: "ValueError: the data is wrong", 1: "Connection closed by peer", 2: "", 10: "Connection closed by peer"}
     for node, words in said.items():
         home = tmp_path / f"logs/run_x/attempt_0/{node}"
@@ -135,7 +133,7 @@ def test_a_failed_jobs_log_ends_with_what_the_first_to_fail_said(tmp_path: Path)
     assert "ChildFailedError" not in text and "run.py" not in text
 
 
-def test_torchruns_own_trouble_is_kept_whole(tmp_path: Path) -> None:
+def test_torchruns_own_errors_are_kept_whole(tmp_path: Path) -> None:
     trouble = 'Traceback (most recent call last):\n  File "x"\ntorch.distributed.DistNetworkError: EADDRINUSE'
     (tmp_path / logs.LAUNCHER_LOG).write_text(trouble)
     assert trouble in logs.collect(tmp_path).decode()

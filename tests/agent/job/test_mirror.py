@@ -174,7 +174,7 @@ def ckpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---------------------------------------------------------------- there and back
 
 
-def test_there_and_back_it_is_the_same_to_the_last_byte(ckpt: Path, tmp_path: Path) -> None:
+def test_an_uploaded_and_fetched_checkpoint_is_identical(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
     assert upload(shelf, ckpt, COMMIT) == MirrorThere(COMMIT, True)
     assert shelf.sent[-1] == list_name(JOB, "3-40", 0), "a list that is there is whole"
@@ -192,7 +192,7 @@ def test_there_and_back_it_is_the_same_to_the_last_byte(ckpt: Path, tmp_path: Pa
     assert store.newest(blank).commit == COMMIT and not (blank / FOLDER).exists()
 
 
-def test_all_names_are_names_that_every_store_takes_and_the_function_knows_whose_they_are() -> None:
+def test_object_names_are_valid_in_every_store_and_name_the_checkpoint() -> None:
     file = MirrorFile("__0_0.distcp", 5 * uploads.PART_BYTES, "")
     for name in (*part_names(JOB, "3-40", 12, file), list_name(JOB, "3-40", 12)):
         check_key(name)
@@ -200,7 +200,7 @@ def test_all_names_are_names_that_every_store_takes_and_the_function_knows_whose
     assert len(part_names(JOB, "3-40", 12, file)) == 5
 
 
-def test_what_retention_deletes_meanwhile_is_copied_all_the_same(ckpt: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_during_the_upload_is_copied(ckpt: Path, tmp_path: Path) -> None:
     shelf, taken = Shelf(), Source(ckpt, COMMIT, 0, replicated=True)
     checkpoint(ckpt, Commit(3, 50))
     assert store.prune(ckpt, 1) == [COMMIT]
@@ -213,7 +213,7 @@ def test_what_retention_deletes_meanwhile_is_copied_all_the_same(ckpt: Path, tmp
 # ---------------------------------------------------------------- killed at every moment of every request
 
 
-def test_an_upload_that_is_killed_anywhere_shows_no_half_and_is_gone_on_with(ckpt: Path, tmp_path: Path) -> None:
+def test_an_upload_killed_anywhere_continues_and_never_looks_complete(ckpt: Path, tmp_path: Path) -> None:
     for at in count(1):
         shelf, die = Shelf(), Executioner(at)
         shelf.die = die
@@ -234,9 +234,7 @@ def test_an_upload_that_is_killed_anywhere_shows_no_half_and_is_gone_on_with(ckp
     assert at > 25, "before, in the middle of and after each request"
 
 
-def test_a_download_that_is_killed_anywhere_leaves_nothing_that_counts_and_is_gone_on_with(
-    ckpt: Path, tmp_path: Path
-) -> None:
+def test_a_download_killed_anywhere_continues_and_never_looks_complete(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
     for at in count(1):
@@ -254,7 +252,7 @@ def test_a_download_that_is_killed_anywhere_leaves_nothing_that_counts_and_is_go
     assert at > 15
 
 
-def test_a_download_that_is_killed_between_two_writes_is_gone_on_with(
+def test_a_download_killed_between_two_writes_continues(
     ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At its publication: COMMIT is written, the folder gets its name."""
@@ -274,7 +272,7 @@ def _killed(*_: object) -> None:
     raise Killed
 
 
-def test_a_download_follows_no_link_that_a_job_has_left(ckpt: Path, tmp_path: Path) -> None:
+def test_a_download_follows_no_link_of_a_job(ckpt: Path, tmp_path: Path) -> None:
     """A link at the folder of the fetch had the agent overwrite its own code, or delete it."""
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
@@ -311,9 +309,7 @@ def _grown(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("harm", [_truncated, _flipped, _grown, None], ids=["truncated", "flipped", "grown", "gone"])
-def test_every_object_that_is_damaged_is_found_and_nothing_of_it_is_taken(
-    ckpt: Path, tmp_path: Path, harm: Callable[[bytes], bytes] | None
-) -> None:
+def test_every_damaged_object_is_detected(ckpt: Path, tmp_path: Path, harm: Callable[[bytes], bytes] | None) -> None:
     whole = Shelf()
     upload(whole, ckpt, COMMIT)
     for number, (name, data) in enumerate(whole.objects.items()):
@@ -328,7 +324,7 @@ def test_every_object_that_is_damaged_is_found_and_nothing_of_it_is_taken(
         assert store.complete(blank) == []
 
 
-def test_a_copy_that_was_damaged_on_the_way_is_fetched_again(ckpt: Path, tmp_path: Path) -> None:
+def test_a_part_damaged_in_transit_is_fetched_again(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
     name = f"jobs/{JOB}/ckpt/3-40/0/skeleton.pkl"
@@ -338,7 +334,7 @@ def test_a_copy_that_was_damaged_on_the_way_is_fetched_again(ckpt: Path, tmp_pat
     assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
 
 
-def test_a_list_that_lies_about_its_place_or_its_files_is_none(ckpt: Path, tmp_path: Path) -> None:
+def test_a_list_with_wrong_names_or_files_is_refused(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
     whole = listed(shelf, COMMIT)
@@ -357,7 +353,7 @@ def test_a_list_that_lies_about_its_place_or_its_files_is_none(ckpt: Path, tmp_p
         assert not (tmp_path / "x").exists()
 
 
-def test_what_rotted_on_the_disk_is_not_copied(ckpt: Path) -> None:
+def test_a_damaged_checkpoint_is_not_copied(ckpt: Path) -> None:
     state = ckpt / "3-40/state.bin"
     state.write_bytes(_flipped(state.read_bytes()))
     shelf = Shelf()
@@ -366,7 +362,7 @@ def test_what_rotted_on_the_disk_is_not_copied(ckpt: Path) -> None:
     assert listed(shelf, COMMIT) is None
 
 
-def test_what_arrived_otherwise_than_it_was_sent_is_sent_again(ckpt: Path) -> None:
+def test_a_part_that_arrived_damaged_is_sent_again(ckpt: Path) -> None:
     """A part of the same length but with other bytes is uploaded again too."""
     shelf = Shelf()
     name = f"jobs/{JOB}/ckpt/3-40/0/skeleton.pkl"
@@ -379,7 +375,7 @@ def test_what_arrived_otherwise_than_it_was_sent_is_sent_again(ckpt: Path) -> No
         upload(shelf, ckpt, COMMIT)
 
 
-def test_a_store_that_knows_no_md5_of_a_part_is_believed_its_size(ckpt: Path, tmp_path: Path) -> None:
+def test_without_an_md5_a_parts_size_is_trusted(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
     find = shelf.find
@@ -398,7 +394,7 @@ def test_a_list_is_never_replaced(ckpt: Path) -> None:
     assert shelf.objects[list_name(JOB, "3-40", 0)] == first
 
 
-def test_a_damaged_checkpoint_of_the_same_name_on_the_disk_is_put_aside(ckpt: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_with_the_same_name_is_quarantined(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
     (ckpt / "3-40/state.bin").write_bytes(b"")
@@ -410,7 +406,7 @@ def test_a_damaged_checkpoint_of_the_same_name_on_the_disk_is_put_aside(ckpt: Pa
 # ---------------------------------------------------------------- sharded state, pace, being broken off
 
 
-def test_of_sharded_state_the_last_one_to_finish_knows_that_all_is_there(tmp_path: Path) -> None:
+def test_of_sharded_state_the_last_node_reports_the_complete_copy(tmp_path: Path) -> None:
     shelf = Shelf()
     for node in (0, 1, 2):
         checkpoint(tmp_path / str(node), COMMIT, (0, 1, 2))
@@ -422,7 +418,7 @@ def test_of_sharded_state_the_last_one_to_finish_knows_that_all_is_there(tmp_pat
         assert download(shelf, tmp_path / f"blank{node}", COMMIT, node) == Fetched(COMMIT)
 
 
-def test_the_pace_is_what_was_allowed_in_sum() -> None:
+def test_the_rate_limit_holds_over_all_transfers() -> None:
     """By what it asks to be waited for, not by a clock on a wall."""
     waits: list[float] = []
 
@@ -437,7 +433,7 @@ def test_the_pace_is_what_was_allowed_in_sum() -> None:
     assert 4.9 < waits[-1] <= 5.0, "5,000 bytes at 1,000 a second"
 
 
-def test_what_matters_more_breaks_it_off_at_its_next_piece(ckpt: Path) -> None:
+def test_a_stop_interrupts_a_transfer_at_its_next_piece(ckpt: Path) -> None:
     shelf = Shelf()
     made = CheckpointUpload(shelf, JOB, 0, Source(ckpt, COMMIT, 0, replicated=True), FAST, PART)  # type: ignore[arg-type]
     seen = count()
@@ -452,7 +448,7 @@ def test_what_matters_more_breaks_it_off_at_its_next_piece(ckpt: Path) -> None:
     made.close()
 
 
-def test_a_disk_that_is_given_up_is_held_by_nothing_though_the_bucket_does_not_answer(ckpt: Path) -> None:
+def test_a_silent_bucket_does_not_block_the_unmount(ckpt: Path) -> None:
     """At every moment of an upload: closed, it reads nothing more, and shows no half."""
     for at in count(1):
         shelf, seen = Shelf(), count(1)
@@ -599,7 +595,7 @@ def said(fake: Fake) -> set[Kind]:
     return {fact.kind for _, fact in fake.facts}
 
 
-def test_a_copy_that_is_no_more_is_said_so_and_another_one_fetched(fake: Fake, machine: Make, tmp_path: Path) -> None:
+def test_a_missing_copy_is_reported_and_another_fetched(fake: Fake, machine: Make, tmp_path: Path) -> None:
     vm = machine()
     shelf, older = Shelf(), Commit(3, 30)
     checkpoint(tmp_path / "ckpt", older)

@@ -61,25 +61,25 @@ def begin(fake: Fake, vm: Machine, run: JobRun) -> None:
 
 
 @pytest.mark.parametrize("path", ["model.pt", "a/b-c_d/e.0", "..a/..."])
-def test_a_plain_path_is_its_own_name(path: str) -> None:
+def test_a_plain_path_keeps_its_name(path: str) -> None:
     assert plain(path) == path
     check_key(f"jobs/{JOB}/out/12/{path}")
 
 
 @pytest.mark.parametrize("path", ["epoch=3.ckpt", "a b/c", "ü.pt", "x" * 700, "d/" * 300 + "y", "d/" + "y" * 600])
-def test_any_other_path_has_a_name_of_its_own_that_every_store_takes(path: str) -> None:
+def test_any_other_path_gets_a_unique_valid_name(path: str) -> None:
     name = plain(path)
     check_key(f"jobs/{JOB}/out/12/{name}")
     assert name != path and name == plain(path)
     assert len({name, plain(path + "="), plain(path.replace("=", "+"))}) == (3 if "=" in path else 2)
 
 
-def test_the_agent_and_the_readers_mean_the_same_names() -> None:
+def test_agent_and_readers_use_the_same_names() -> None:
     assert output.list_name(JOB, 3) == paths.output_list(JOB, 3)
     assert output.folder_name(JOB, 3) + "a/b" == paths.output_file(JOB, 3, "a/b")
 
 
-def test_files_only_and_no_link_that_leads_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_inside_the_folder_are_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, spare = tmp_path / "out", tmp_path / "spare"
     (out / "sub").mkdir(parents=True)
     spare.mkdir()
@@ -121,7 +121,7 @@ def bucket(fake: Fake) -> Bucket:
     return Gce(Clock(), fake.listen("7")).storage(fake.url, "bucket")
 
 
-def test_all_is_there_before_the_list_and_a_repeat_sends_little(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
+def test_the_list_comes_last_and_a_repeat_sends_only_missing_files(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"\0" * output.ASKED_BYTES)
     (tmp_path / "empty").touch()
     (tmp_path / "a b").write_text("small")
@@ -139,7 +139,7 @@ def test_all_is_there_before_the_list_and_a_repeat_sends_little(fake: Fake, buck
     assert fake.objects[f"jobs/{JOB}/out/2/big"] == (tmp_path / "big").read_bytes()
 
 
-def test_a_second_try_repeats_only_what_was_refused(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
+def test_a_retry_sends_only_refused_files(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(name)
     upload = OutputUpload(bucket, JOB, 0, 1, (tmp_path,))
@@ -153,7 +153,7 @@ def test_a_second_try_repeats_only_what_was_refused(fake: Fake, bucket: Bucket, 
     assert [name.rpartition("/")[2] for name in fake.sent] == ["b", "c", "0.json"]
 
 
-def test_what_arrived_damaged_is_an_error(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
+def test_a_damaged_upload_is_an_error(fake: Fake, bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("weights")
     lies = Gce(Clock(), fake.listen("7")).storage(fake.url, "bucket")
     send = lies.send
@@ -204,7 +204,7 @@ def outputs(bucket: Bucket, tmp_path: Path, hand: Hand) -> Outputs:
     return Outputs(bucket, Still(), tmp_path / "mnt", tmp_path / "spare", hand, log)  # type: ignore[arg-type]
 
 
-def test_a_job_that_left_nothing_loses_no_time(outputs: Outputs) -> None:
+def test_a_job_without_output_ends_at_once(outputs: Outputs) -> None:
     assert outputs.folder(JOB, disk=True).is_dir() and outputs.folder(JOB, disk=False).is_dir()
     assert not outputs.begin(JOB, 0, 1, Progress(1, 9, 0.0))
     assert outputs.upload is None
@@ -225,7 +225,7 @@ def test_it_gives_up_after_a_quarter_of_an_hour_without_a_file(outputs: Outputs,
     assert outputs.upload is None and not outputs.done(OutputThere(1, 1)), "what comes later is of no interest"
 
 
-def test_a_long_upload_shows_that_it_lives_once_a_minute(outputs: Outputs, hand: Hand) -> None:
+def test_a_long_upload_reports_progress_each_minute(outputs: Outputs, hand: Hand) -> None:
     (outputs.folder(JOB, disk=True) / "a").write_text("a")
     outputs.begin(JOB, 0, 1, Progress(1, 9, 0.0))
     assert outputs.beat() is None
@@ -238,7 +238,7 @@ def test_a_long_upload_shows_that_it_lives_once_a_minute(outputs: Outputs, hand:
 # ---------------------------------------------------------------- the agent
 
 
-def test_the_end_is_said_once_all_is_there_whatever_comes_between(fake: Fake, machine: Make) -> None:
+def test_the_exit_is_reported_once_after_the_upload(fake: Fake, machine: Make) -> None:
     """A bucket that refuses, a notice, and an agent that is killed meanwhile."""
     vm = machine()
     fake.storage_status = lambda name: 503 if name.endswith("/out/0/model.pt") else 200
@@ -257,7 +257,7 @@ def test_the_end_is_said_once_all_is_there_whatever_comes_between(fake: Fake, ma
     assert fake.objects[f"jobs/{JOB}/out/0/model.pt"] == b"1"
 
 
-def test_a_newer_generation_breaks_an_upload_off_and_brings_its_own(fake: Fake, machine: Make) -> None:
+def test_a_newer_generation_replaces_an_upload(fake: Fake, machine: Make) -> None:
     vm = machine()
     fake.storage_status = lambda name: 503 if "/out/" in name else 200
     run = leaves(vm)
@@ -270,7 +270,7 @@ def test_a_newer_generation_breaks_an_upload_off_and_brings_its_own(fake: Fake, 
     assert (the_list(fake).gen, fake.objects[f"jobs/{JOB}/out/0/model.pt"]) == (2, b"2")
 
 
-def test_a_bucket_that_takes_nothing_is_an_error_with_its_reason(fake: Fake, machine: Make) -> None:
+def test_a_refusing_bucket_is_an_error_with_its_reason(fake: Fake, machine: Make) -> None:
     """So the job holds in the end, and its disks stay; an exit that was one already uploads nothing."""
     vm = machine(clock=f"{time.time()}:{time.time()}:900")
     fake.storage_status = lambda name: 403 if "/out/" in name else 200
@@ -284,7 +284,7 @@ def test_a_bucket_that_takes_nothing_is_an_error_with_its_reason(fake: Fake, mac
     assert fake.objects[log].rstrip().endswith(b"HTTP 403")
 
 
-def test_a_machine_that_is_superseded_lets_go_of_the_files(fake: Fake, machine: Make) -> None:
+def test_a_superseded_machine_closes_the_files(fake: Fake, machine: Make) -> None:
     vm = machine()
     fake.storage_status = lambda name: 503 if "/out/" in name else 200
     begin(fake, vm, leaves(vm))

@@ -46,7 +46,7 @@ def test_only_the_lowest_member_reports_at_commits_and_once_a_minute(tmp_path: P
 
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0xBF, 0xFF])
 @pytest.mark.parametrize("word", range(8, 25))
-def test_a_job_that_tramples_on_its_control_file_is_no_trouble_to_others(tmp_path: Path, word: int, byte: int) -> None:
+def test_a_damaged_control_file_yields_no_wrong_reports(tmp_path: Path, word: int, byte: int) -> None:
     """The agent ended at every look; and a progress that the function refuses takes the facts beside it along."""
     with Control.create(tmp_path / "ctl") as control:
         control.state = RunPhase.TRAINING
@@ -87,7 +87,7 @@ def test_stall_and_full_disk_are_facts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("set_by", [-1e8, -3600.0, 3600.0, 1e8])
-def test_a_wall_clock_that_is_set_makes_no_step_late_and_hides_no_stall(tmp_path: Path, set_by: float) -> None:
+def test_setting_the_wall_clock_affects_no_stall_report(tmp_path: Path, set_by: float) -> None:
     with Control.create(tmp_path / "ctl") as control:
         reporter = progress.Reporter(2, False)
         control.state = RunPhase.TRAINING
@@ -104,7 +104,7 @@ def test_a_wall_clock_that_is_set_makes_no_step_late_and_hides_no_stall(tmp_path
         assert not reporter.late(control, 135.0)
 
 
-def test_the_end_of_trouble_with_saving_is_a_fact_a_few_times(tmp_path: Path) -> None:
+def test_saves_that_work_again_are_reported_a_few_times(tmp_path: Path) -> None:
     with Control.create(tmp_path / "ctl") as control:
         reporter = progress.Reporter(2, False)
         control.state = RunPhase.TRAINING

@@ -27,11 +27,11 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_every_value_says_how_it_is_written(path: Path) -> None:
+def test_every_template_value_has_a_filter(path: Path) -> None:
     assert unfiltered(path.read_text()) == []
 
 
-def test_the_lint_can_fail() -> None:
+def test_the_template_lint_finds_a_missing_filter() -> None:
     assert TEMPLATES
     assert unfiltered("{{ a }} {{ b | upper }} {{ c | json }} {# {{ d }} #}") == ["a", "b | upper"]
 

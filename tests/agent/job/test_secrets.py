@@ -85,7 +85,7 @@ def test_secrets_reach_the_environment_and_no_log(tmp_path: Path) -> None:
     assert given.environment(REFERENCES) is None, "the next job's are its own"
 
 
-def test_a_refusal_is_told_after_a_few_tries_and_asked_anew_by_the_next_generation() -> None:
+def test_refused_secrets_are_reported_after_a_few_tries_and_retried_by_the_next_generation() -> None:
     given, identity_server, helper = given_of()
     identity_server.identity.allowed = False
     for _ in range(TRIES):
@@ -101,7 +101,7 @@ def test_a_refusal_is_told_after_a_few_tries_and_asked_anew_by_the_next_generati
     assert isinstance(helper.events[-1], SecretsRead)
 
 
-def test_short_and_empty_values_do_not_blot_out_a_log() -> None:
+def test_short_secrets_do_not_redact_ordinary_log_text() -> None:
     redact.learn(["", "1", "abc", "two\nlines of it"])
     assert redact.hide(b"1 abc: lines of it, two") == b"1 abc: ***********, two"
 
@@ -134,7 +134,7 @@ def with_identity(fake: Fake, vm: Machine, account: str) -> None:
     fake.instance(vm.uid, vm.name, attributes=attributes)
 
 
-def test_a_job_is_whom_its_stack_says_and_not_its_machine(fake: Fake, machine: Make) -> None:
+def test_a_job_has_the_stacks_job_identity(fake: Fake, machine: Make) -> None:
     vm = machine()
     with_identity(fake, vm, "trainer@acme-train.iam.gserviceaccount.com")
     code, log = run_it(fake, vm, a_job(vm, ASKS))
@@ -142,7 +142,7 @@ def test_a_job_is_whom_its_stack_says_and_not_its_machine(fake: Fake, machine: M
     wait_until(lambda: "I am trainer@acme-train.iam.gserviceaccount.com" in log())
 
 
-def test_a_job_with_secrets_that_nobody_may_read_is_told_so(fake: Fake, machine: Make) -> None:
+def test_a_job_with_unreadable_secrets_is_told_the_reason(fake: Fake, machine: Make) -> None:
     vm = machine()
     code, log = run_it(fake, vm, a_job(vm, ASKS, secrets=REFERENCES))
     assert code == "1"

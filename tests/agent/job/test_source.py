@@ -38,9 +38,7 @@ def test_source_is_fetched_once_by_its_hash(fake: Fake, bucket: Bucket, tmp_path
     assert list(fetch(bucket, JOB, None, tmp_path / "src").iterdir()) == []
 
 
-def test_sources_go_whole_or_not_at_all(
-    fake: Fake, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_deleted_whole(fake: Fake, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that dies between two files leaves nothing that passes for a source, and the next one ends it."""
     sha256 = source(fake, {"train.py": "print(1)", "sub/data.txt": "d"})
     fetch(bucket, JOB, sha256, tmp_path / "src")

@@ -34,12 +34,12 @@ def control(tmp_path: Path) -> Control:
     return made
 
 
-def test_a_job_that_attached_and_never_looped_is_told_as_one(tmp_path: Path, control: Control) -> None:
+def test_a_job_that_attached_and_never_looped_is_reported(tmp_path: Path, control: Control) -> None:
     found = ending(tmp_path, control)
     assert found.well and found.unlooped
 
 
-def test_one_that_stepped_failed_or_never_attached_is_not(tmp_path: Path, control: Control) -> None:
+def test_a_job_that_stepped_failed_or_never_attached_is_not_reported(tmp_path: Path, control: Control) -> None:
     assert not ending(tmp_path, control, code=1).unlooped
     control.state = RunPhase.STARTING
     assert not ending(tmp_path, control).unlooped
@@ -48,15 +48,13 @@ def test_one_that_stepped_failed_or_never_attached_is_not(tmp_path: Path, contro
     assert not ending(tmp_path, control).unlooped
 
 
-def test_one_with_nothing_left_to_do_is_not(tmp_path: Path, control: Control) -> None:
+def test_a_job_with_nothing_left_to_do_is_not_reported(tmp_path: Path, control: Control) -> None:
     write_result(tmp_path, RunResult("done", 3, 8, None))
     assert not ending(tmp_path, control).unlooped
 
 
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
-def test_a_stop_takes_its_time_whatever_the_wall_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
-) -> None:
+def test_a_stop_is_timed_by_a_steady_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     """Set back, nobody ended a job that hung, for as long as it had been set back; set on, no job could save."""
     sent: list[int] = []
     launcher: Any = SimpleNamespace(signal=lambda _, number: sent.append(number), kill=lambda _: sent.append(9))
@@ -84,7 +82,7 @@ def test_a_stop_takes_its_time_whatever_the_wall_clock_says(
         (2, RunPhase.STARTING, True, 0),  # it takes its time, but has attached before
     ],
 )
-def test_a_script_that_begins_anew_each_time_is_told_so_in_its_log(
+def test_a_script_that_always_starts_over_is_warned_in_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gen: int, state: RunPhase, saved: bool, told: int
 ) -> None:
     """Without the two lines it went back to step 0 after every loss, and nothing said so anywhere."""
@@ -108,7 +106,7 @@ def test_a_script_that_begins_anew_each_time_is_told_so_in_its_log(
     one.child.control.close()
 
 
-def test_a_stop_without_a_result_is_none_the_less_a_stop(tmp_path: Path) -> None:
+def test_a_stop_without_a_result_is_reported_as_a_stop(tmp_path: Path) -> None:
     """On a full /run, of a node whose peers were told first: exit 0 alone would say that the job is through."""
     launcher: Any = SimpleNamespace(pid=0, folder=tmp_path)
     one = supervisor.Supervisor(tmp_path, tmp_path, launcher, QUIET)

@@ -163,7 +163,7 @@ for batch in run.steps(torch.utils.data.DataLoader(torch.ones(64, 2), 4)):
 """
 
 
-def test_a_plain_loop_where_the_world_may_change_is_no_crash_that_a_restart_may_mend(zygote: Bench) -> None:
+def test_a_plain_loop_in_an_elastic_job_exits_with_93(zygote: Bench) -> None:
     folder = zygote.start(msgspec.structs.replace(zygote.run(PLAIN_LOOP), max_world=3))
     assert zygote.wait_end().code == 93
     logs = "".join(path.read_text() for path in folder.rglob("std*.log"))
@@ -178,7 +178,7 @@ def test_93_of_one_rank_beats_the_failures_it_causes(zygote: Bench) -> None:
     assert zygote.wait_end().code == 93
 
 
-def test_who_waits_in_a_collective_is_told_from_whom_it_waits_for(zygote: Bench) -> None:
+def test_stacks_distinguish_waiting_ranks_from_the_blocking_one(zygote: Bench) -> None:
     folder = zygote.start(zygote.run(STUCK, nproc=2))
     wait_until((folder / "loads").exists, 60)
 
@@ -214,7 +214,7 @@ dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.parametrize("how", ["raise", "segv"])
-def test_who_lost_a_peer_is_not_taken_for_the_cause(zygote: Bench, how: str) -> None:
+def test_a_rank_that_lost_a_peer_is_not_the_cause(zygote: Bench, how: str) -> None:
     folder = zygote.start(zygote.run(FAILS, how, nproc=2))
     ending = zygote.wait_end()
     assert ending.failure is not None
@@ -236,7 +236,7 @@ json.dump(out, open(os.environ["SPOTKEEPER_RUN"] + "/out." + os.environ["RANK"],
 """
 
 
-def test_worker_finds_its_world_the_same_under_both_launchers(zygote: Bench, cold: Bench) -> None:
+def test_both_launchers_give_workers_the_same_environment(zygote: Bench, cold: Bench) -> None:
     seen = []
     for bench in (zygote, zygote, cold):
         folder = bench.start(bench.run(WORKER, "--x", "1", nproc=2, MINE="yes", OMP_NUM_THREADS="3"))
@@ -257,7 +257,7 @@ def test_worker_finds_its_world_the_same_under_both_launchers(zygote: Bench, col
 
 
 @pytest.mark.parametrize("victim", ["torchrun", "rank", "discard", "stop order"])
-def test_nothing_of_a_generation_survives(zygote: Bench, victim: str) -> None:
+def test_no_process_survives_its_generation(zygote: Bench, victim: str) -> None:
     """Whoever is killed: the rank, its forked child, its subprocess, a daemon that has left its session, and
     one that has blanked its environment and has no parent any more."""
     family, rank = stubborn(zygote)
@@ -281,7 +281,7 @@ def test_nothing_of_a_generation_survives(zygote: Bench, victim: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["zygote", "exec"])
-def test_nothing_survives_its_launcher(bench: Callable[[str], Bench], mode: str) -> None:
+def test_no_process_survives_its_launcher(bench: Callable[[str], Bench], mode: str) -> None:
     one = bench(mode)
     family, _ = stubborn(one)
     os.kill(one.launcher.pid, signal.SIGKILL)
@@ -293,7 +293,7 @@ def test_nothing_survives_its_launcher(bench: Callable[[str], Bench], mode: str)
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("order", list(itertools.permutations(("launcher", "torchrun", "rank"))), ids="-".join)
-def test_nothing_survives_whoever_is_killed_first(bench: Callable[[str], Bench], order: tuple[str, ...]) -> None:
+def test_no_process_survives_in_any_order_of_kills(bench: Callable[[str], Bench], order: tuple[str, ...]) -> None:
     """All within a moment. The guard as well: ``test_orphans.py``."""
     one = bench("exec")
     family, rank = stubborn(one)
@@ -308,7 +308,7 @@ def test_nothing_survives_whoever_is_killed_first(bench: Callable[[str], Bench],
     assert one.marked() == []
 
 
-def test_nothing_survives_a_cold_torchrun(cold: Bench) -> None:
+def test_no_process_survives_a_cold_torchrun(cold: Bench) -> None:
     family, _ = stubborn(cold)
     os.kill(cold.torchrun(), signal.SIGKILL)
     assert cold.wait_end(10).code == 137
@@ -355,7 +355,7 @@ def test_launcher_outlives_its_agent_and_is_found_again(bench: Callable[[str], B
     assert one.wait_end(10).code == 137
 
 
-def test_a_killed_launcher_that_is_not_quite_gone_costs_one_more_start(bench: Callable[[str], Bench]) -> None:
+def test_a_launcher_that_is_still_ending_costs_one_more_start(bench: Callable[[str], Bench]) -> None:
     """It still held the folder, so its successor left; nobody came, and training waited for three minutes."""
     one = bench("exec")
     with (one.folder / "launcher.lock").open("w") as dying:
@@ -366,7 +366,7 @@ def test_a_killed_launcher_that_is_not_quite_gone_costs_one_more_start(bench: Ca
     assert isinstance(one.events.get(timeout=30), LauncherUp), one.lines
 
 
-def test_modules_that_a_job_wants_warm_are_there_when_it_starts(bench: Callable[[str], Bench]) -> None:
+def test_warm_modules_are_imported_before_the_start(bench: Callable[[str], Bench]) -> None:
     """But for those that are no ground to fork from, and those that are not there: the job imports them itself."""
     one = bench("zygote")
     modules = one.folder / "modules"
@@ -403,7 +403,7 @@ def test_another_environment_gets_another_launcher(bench: Callable[[str], Bench]
     other.quit()
 
 
-def test_a_python_that_is_not_there_is_said(bench: Callable[[str], Bench]) -> None:
+def test_a_missing_interpreter_is_reported(bench: Callable[[str], Bench]) -> None:
     one = bench("exec")
     run = JobRun("job", ("train.py",), None, python="no-such-python")
     one.launcher.begin(launcher_kind(run, one.folder, one.folder / "env"))
@@ -429,7 +429,7 @@ if sys.argv[1] == "cuda":
 """
 
 
-def test_the_zygote_has_no_device_open_says_what_it_weighs_and_weighs_no_more_later(zygote: Bench) -> None:
+def test_the_zygote_opens_no_device_and_its_memory_does_not_grow(zygote: Bench) -> None:
     """A fork of a process that has initialised CUDA cannot use it."""
     zygote.start(zygote.run(FRESH, "cuda" if Path("/dev/nvidiactl").exists() else "cpu"))
     assert zygote.wait_end().code == 0
@@ -443,7 +443,7 @@ def test_the_zygote_has_no_device_open_says_what_it_weighs_and_weighs_no_more_la
     assert pss_kb / 1024 < 1.25 * up["memory_mb"], "after all that it has started"
 
 
-def test_a_launcher_of_another_bundle_is_replaced_and_nobody_is_told_of_a_loss(tmp_path: Path) -> None:
+def test_a_launcher_of_another_bundle_is_replaced_without_a_loss(tmp_path: Path) -> None:
     """Between two generations, after the agent's upgrade: the next one shall use the new library."""
     with closing_bench(tmp_path, "zygote") as bench:
         (tmp_path / "light").write_text(f'#!/bin/sh\nexec {sys.executable} -S {LIGHT} "$4"\n')
@@ -470,7 +470,7 @@ FORGED = [
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_job_that_listens_in_the_launchers_place_ends_no_agent(tmp_path: Path, forged: dict[str, object]) -> None:
+def test_a_job_that_listens_on_the_launchers_socket_ends_no_agent(tmp_path: Path, forged: dict[str, object]) -> None:
     """Its numbers are no process of the machine's, or the agent itself: the launcher is started anew."""
     launcher = Launcher(tmp_path, job_path(), lambda event: None, Log(write=lambda line: None))
     kind = LauncherKind("exec", sys.executable, ())

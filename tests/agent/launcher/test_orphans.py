@@ -34,7 +34,7 @@ ORDERS = [order if order in SOME else pytest.param(order, marks=pytest.mark.matr
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=map("-".join, ALL))
-def test_a_nameless_daemon_ends_whoever_is_killed_at_once(
+def test_a_daemon_without_environment_ends_in_any_combination_of_kills(
     fake: Fake, machine: Callable[..., Machine], order: tuple[str, ...]
 ) -> None:
     """All at once: it fell to init, and went on beside whatever the machine trained next."""
@@ -74,7 +74,7 @@ def parent_of(pid: int) -> int:
         return -1
 
 
-def test_a_tag_is_inherited_whatever_a_daemon_leaves_behind_and_differs_between_folders(tmp_path: Path) -> None:
+def test_a_daemon_cannot_drop_its_tag_and_each_folder_has_its_own(tmp_path: Path) -> None:
     mine, other = tmp_path / "run", tmp_path / "other"
     nameless = ["env", "-i", "setsid", "sh", "-c", "setsid sleep 982 >/dev/null & echo $!"]
     pids = []

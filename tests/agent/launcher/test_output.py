@@ -72,7 +72,7 @@ print("the last line", flush=True)
 """
 
 
-def test_a_job_that_prints_a_gigabyte_a_second_is_kept_short_while_it_prints(tmp_path: Path) -> None:
+def test_a_fast_printing_jobs_log_stays_short(tmp_path: Path) -> None:
     """Nobody looks here: a log that is cut every 15 s had filled the memory before the first look."""
     out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
     with out.open("wb") as stdout, err.open("wb") as stderr:

@@ -56,7 +56,7 @@ def python(place: Path, code: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_it_has_what_it_asks_for_and_what_the_image_has(made: tuple[Path, Path, Path]) -> None:
+def test_an_environment_has_the_requirements_and_the_images_packages(made: tuple[Path, Path, Path]) -> None:
     source, run, home = made
     place = pyenv.find(run, source, "requirements.txt", home)
     assert python(place, "import toffee; print(toffee.VERSION)") == "1.0"
@@ -66,7 +66,7 @@ def test_it_has_what_it_asks_for_and_what_the_image_has(made: tuple[Path, Path, 
     assert not (run / pyenv.BUILDING).exists()
 
 
-def test_it_is_made_once(made: tuple[Path, Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_is_made_once(made: tuple[Path, Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
     source, run, home = made
     first = pyenv.find(run, source, "requirements.txt", home)
     mark = (first / pyenv.READY).stat()
@@ -75,7 +75,7 @@ def test_it_is_made_once(made: tuple[Path, Path, Path], capfd: pytest.CaptureFix
     assert "made" not in capfd.readouterr().out
 
 
-def test_the_launcher_runs_in_it(made: tuple[Path, Path, Path]) -> None:
+def test_the_launcher_runs_in_the_environment(made: tuple[Path, Path, Path]) -> None:
     """Its first start makes the environment, which may take long: the agent knows, and another kind is another."""
     source, run, home = made
     events: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -94,7 +94,7 @@ def test_the_launcher_runs_in_it(made: tuple[Path, Path, Path]) -> None:
         wait_until(lambda: launcher.gone, 30)
 
 
-def test_the_disk_s_own_comes_first(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_the_disks_environment_is_preferred(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     source, _, home = made
     disk, run = tmp_path / "disk", tmp_path / "run"
     run.mkdir()
@@ -106,9 +106,7 @@ def test_the_disk_s_own_comes_first(made: tuple[Path, Path, Path], tmp_path: Pat
     assert pyenv.find(run, source, "requirements.txt", home) == there
 
 
-def test_a_disk_that_comes_meanwhile_ends_the_work_on_the_boot_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_arrives_ends_the_work_on_the_boot_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one already; or the work goes on there, where it lasts."""
     source, run, disk = tmp_path / "source", tmp_path / "run", tmp_path / "disk"
     source.mkdir()
@@ -127,7 +125,7 @@ def test_a_disk_that_comes_meanwhile_ends_the_work_on_the_boot_disk(
     assert list((tmp_path / "home").iterdir()) == [], "what was begun is in nobody's way"
 
 
-def test_a_half_made_one_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_environment_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, run, home = tmp_path / "source", tmp_path / "run", tmp_path / "home"
     source.mkdir()
     run.mkdir()
@@ -142,7 +140,7 @@ def test_a_half_made_one_is_made_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(home.iterdir()) == [half]
 
 
-def test_what_cannot_be_installed_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_installation_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "requirements.txt").write_text("./not-there-1.0-py3-none-any.whl\n")
     command = [sys.executable, "-B", str(PROGRAM), str(tmp_path), str(tmp_path), "requirements.txt", "home", "exec"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -152,7 +150,7 @@ def test_what_cannot_be_installed_is_said(tmp_path: Path, capfd: pytest.CaptureF
     assert not (tmp_path / pyenv.BUILDING).exists()
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_requirements_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(pyenv.EnvError, match=r"no needs\.txt in the job's source"):
         pyenv.find(tmp_path, tmp_path, "needs.txt", tmp_path)
 
@@ -165,7 +163,7 @@ def test_uv_lock_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(not UV, reason="no uv beside this Python: `make setup` brings it")
-def test_uv_lock_is_installed_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_lock_is_installed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: what the image has is not seen."""
     source = tmp_path / "source"
     source.mkdir()
@@ -192,7 +190,7 @@ def test_uv_lock_is_installed_as_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         ("toffee-1.0-py3-none-any.whl", "other"),
     ],
 )
-def test_another_of_its_files_is_another_environment(tmp_path: Path, file: str, text: str) -> None:
+def test_a_change_of_any_input_is_another_environment(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / "requirements.txt").write_text("-r more.txt\n-rbase.txt\n./toffee-1.0-py3-none-any.whl\n")
     (tmp_path / "base.txt").write_text("")
     (tmp_path / "more.txt").write_text("--constraint=pins.txt\n")
@@ -217,7 +215,7 @@ def test_another_of_its_files_is_another_environment(tmp_path: Path, file: str, 
     ],
     ids=["itself", "nul", "long", "pipe", "no text"],
 )
-def test_a_file_of_no_sense_neither_ends_nor_holds_up_the_agent(tmp_path: Path, text: bytes) -> None:
+def test_an_invalid_requirements_file_does_not_block_the_agent(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "wheels").mkdir()
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "requirements.txt").write_bytes(text)

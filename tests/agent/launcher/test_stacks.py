@@ -15,7 +15,7 @@ from spotkeeper_agent.launcher import stacks
 from spotkeeper_agent.launcher.stacks import Frame, Where
 
 
-def test_who_does_not_handle_the_signal_is_not_ended_by_it(tmp_path: Path) -> None:
+def test_a_process_without_the_handler_is_not_signalled(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         (tmp_path / "pid.0").write_text(str(other.pid))
         stacks.main(os.getpid(), tmp_path)
@@ -24,7 +24,7 @@ def test_who_does_not_handle_the_signal_is_not_ended_by_it(tmp_path: Path) -> No
     assert [place["where"] for place in json.loads((tmp_path / stacks.SHORT).read_text())] == ["silent"]
 
 
-def test_one_that_is_stopped_does_not_answer_and_one_that_has_ended_is_gone(tmp_path: Path) -> None:
+def test_stopped_processes_are_silent_and_ended_ones_gone(tmp_path: Path) -> None:
     script = "import os, signal, sys; from pathlib import Path; from spotkeeper_agent.launcher.stacks import listen\n" \
              "listen(Path(sys.argv[1]), 0); os.kill(os.getpid(), signal.SIGSTOP)\n"  # fmt: skip
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) as other:
@@ -55,7 +55,7 @@ TORCH = "/v/lib/python3.11/site-packages/torch"
         ([], Where.ELSEWHERE, ""),
     ],
 )
-def test_where_a_worker_is(
+def test_a_workers_state_follows_from_its_frames(
     monkeypatch: pytest.MonkeyPatch, files: list[tuple[str, str]], where: Where, at: str
 ) -> None:
     lines = {"item": "    total += loss.item()\n", "wait": "    work.wait()\n"}
@@ -65,7 +65,7 @@ def test_where_a_worker_is(
     assert not at or stacks.at(frames) == at
 
 
-def test_the_main_thread_is_the_oldest_which_is_told_of_last() -> None:
+def test_the_main_thread_is_the_last_in_the_stacks() -> None:
     text = """Thread 0x00007f1 (most recent call first):
   File "/s/pin.py", line 3 in loop
 
@@ -79,7 +79,7 @@ Current thread's C stack trace (most recent call first):
     assert [str(frame) for frame in stacks.main_frames(text)] == ["train.py:41 in load", "train.py:50 in <module>"]
 
 
-def test_how_launcher_and_torchrun_came_to_the_script_is_left_out() -> None:
+def test_frames_of_launcher_and_torchrun_are_left_out() -> None:
     boot = "/b/job/spotkeeper_agent/launcher/boot.py"
     text = f"""Thread 0x00007f1 (most recent call first):
   File "/s/pin.py", line 3 in loop

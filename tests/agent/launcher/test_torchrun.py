@@ -43,7 +43,7 @@ while not (here / f"go{rank}").exists():
 """
 
 
-def test_the_node_with_the_store_waits_for_the_others_and_nobody_else_waits(tmp_path: Path) -> None:
+def test_only_the_node_with_the_store_waits_for_the_others(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER)
     env = os.environ | {"PYTHONPATH": str(job_path()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", NODES, str(tmp_path), str(free_port())]

@@ -68,7 +68,7 @@ def said(finding: Finding, level: Level, *words: str) -> None:
 # ---------------------------------------------------------------- how it looks
 
 
-def test_a_check_that_hangs_is_a_finding_and_holds_nobody_up() -> None:
+def test_a_hanging_check_becomes_a_finding() -> None:
     never = threading.Event()
 
     def hang(_: Machine) -> Finding:
@@ -86,7 +86,7 @@ def test_a_check_that_hangs_is_a_finding_and_holds_nobody_up() -> None:
     assert Report.of(found).level is Level.WARNING and Report.of([]).level is Level.OK
 
 
-def test_what_measures_runs_alone() -> None:
+def test_measuring_checks_run_alone() -> None:
     running: list[str] = []
     met: list[list[str]] = []
 
@@ -104,7 +104,7 @@ def test_what_measures_runs_alone() -> None:
     assert met == [["disk"], ["torch"]]
 
 
-def test_a_boot_looks_only_at_what_is_quick() -> None:
+def test_a_boot_runs_only_quick_checks() -> None:
     names = [check.name for check in preflight.boot_checks()]
     assert names == ["clock", "metadata", "space", "tcp_retries2", "driver", "nccl"]
     assert {check.name for check in preflight.all_checks()} - set(names) == {"peers", "bandwidth", "torch"}
@@ -124,7 +124,7 @@ def test_clock(imds: Imds, ahead_s: float, level: Level) -> None:
     assert abs(finding.figures["off_s"] + ahead_s) < 2.5
 
 
-def test_clock_without_a_cloud_is_the_kernels_word() -> None:
+def test_outside_a_cloud_the_kernel_judges_the_clock() -> None:
     assert checks.clock(Machine()).level in (Level.OK, Level.WARNING, Level.SKIPPED)
 
 
@@ -143,7 +143,7 @@ def test_metadata(imds: Imds) -> None:
 # ---------------------------------------------------------------- the disk
 
 
-def test_bandwidth_says_how_much_a_notice_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_shows_how_much_a_notice_can_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "PROBE_BYTES", 3 * checks.BLOCK)
     finding = checks.bandwidth(Machine(folder=tmp_path, notice_s=120))
     rate, in_time = finding.figures["gb_per_s"], finding.figures["gb_in_time"]
@@ -151,7 +151,7 @@ def test_bandwidth_says_how_much_a_notice_saves(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [], "nothing is left"
 
 
-def test_a_checkpoint_that_no_notice_saves_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_too_large_for_a_notice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_probe", lambda *_: (1_000_000, 1.0))  # 1 MB/s
     said(checks.bandwidth(Machine(folder=tmp_path, notice_s=30)), Level.WARNING, "faster or larger disk")
     commit = tmp_path / "abcdefgh/ckpt/1-20"
@@ -202,12 +202,12 @@ def test_a_run_folder_that_is_full_is_an_error(tmp_path: Path, root: Path, monke
 @pytest.mark.parametrize(
     ("text", "level"), [("5", Level.OK), ("8", Level.OK), ("15", Level.WARNING), ("", Level.SKIPPED)]
 )
-def test_patience_with_silent_peers(root: Path, text: str, level: Level) -> None:
+def test_tcp_timeouts_are_checked(root: Path, text: str, level: Level) -> None:
     put(root, "proc/sys/net/ipv4/tcp_retries2", text)
     said(checks.retries(Machine(root=root)), level)
 
 
-def test_peers_that_refuse_are_there_and_those_that_are_silent_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_peers_pass_and_silent_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listening, socket.socket() as closed:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -259,7 +259,7 @@ def test_torch(tmp_path: Path, root: Path) -> None:
     said(checks_gpu.torch(place), Level.ERROR, "built without CUDA", "fits the driver")
 
 
-def test_an_interpreter_without_torch_says_its_last_line(tmp_path: Path, root: Path) -> None:
+def test_a_failed_import_of_torch_shows_its_last_line(tmp_path: Path, root: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     place = Machine(python=sys.executable, root=root, environ={**os.environ, "PYTHONPATH": str(tmp_path)})
     said(checks_gpu.torch(place), Level.ERROR, "libcudart.so.13", "install torch")
@@ -289,13 +289,13 @@ def test_driver(
     said(checks_gpu.driver(Machine(root=root)), level, words)
 
 
-def test_a_machine_whose_driver_was_forgotten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(root, 1)
     monkeypatch.setenv("PATH", "/nonexistent")
     said(checks_gpu.driver(Machine(root=root)), Level.ERROR, "1 GPUs, no driver", "install the driver")
 
 
-def test_what_steers_nccl(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_variables_are_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(root, "sys/class/net/ens4/mtu", "8896")
     put(root, "sys/class/net/lo/mtu", "65536")
     said(checks_gpu.network(Machine(root=root)), Level.OK, "TCP")
@@ -309,7 +309,7 @@ def test_what_steers_nccl(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said(checks_gpu.network(Machine(root=root)), Level.WARNING, "shm", "--shm-size")
 
 
-def test_a_fabric_adapter_that_would_idle(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_efa_adapter_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(root, "sys/class/infiniband/rdmap0s6/device/vendor", "0x1d0f")
     monkeypatch.setattr(checks_gpu.resource, "getrlimit", lambda _: (64 << 10, 64 << 10))
     found = checks_gpu.network(Machine(root=root, environ={"FI_PROVIDER": "tcp"}))
@@ -336,7 +336,7 @@ def test_findings_are_plain_data() -> None:
 # ---------------------------------------------------------------- as a program, where there is no command line of ours
 
 
-def test_a_machine_is_asked_with_the_agents_own_python(tmp_path: Path, imds: Imds) -> None:
+def test_preflight_uses_the_agents_interpreter(tmp_path: Path, imds: Imds) -> None:
     """``-S``: no package but the agent's, as on a machine of a stack."""
     environ = {
         "PYTHONPATH": f"{REPO / 'agent'}:{REPO}:{sysconfig.get_path('purelib')}",
@@ -356,7 +356,7 @@ def test_a_machine_is_asked_with_the_agents_own_python(tmp_path: Path, imds: Imd
     assert said.returncode == 0 and json.loads(said.stdout)["findings"][0]["level"] == "ok"
 
 
-def test_the_pools_own_notice_counts(imds: Imds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_pools_notice_is_used(imds: Imds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", imds.url)
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     imds.tags({"Name": "vm", "sk-stack": "test", "sk-notice-s": "30"})
@@ -382,7 +382,7 @@ def test_the_pools_own_notice_counts(imds: Imds, monkeypatch: pytest.MonkeyPatch
         ("", (), ()),
     ],
 )
-def test_what_a_fabric_needs_on_the_image_and_lacks_is_named_with_the_remedy(
+def test_missing_parts_of_gpudirect_are_named_with_the_remedy(
     root: Path, fabric: str, have: tuple[str, ...], lacks: tuple[str, ...]
 ) -> None:
     for path in have:

@@ -60,7 +60,7 @@ ODD = Finding("tcp_retries2", Level.WARNING, "15", "sysctl")
 FINE = Finding("space", Level.OK, "20 GB")
 
 
-def test_what_is_wrong_is_said_once_a_generation_by_a_member(tmp_path: Path) -> None:
+def test_a_member_reports_findings_once_per_generation(tmp_path: Path) -> None:
     machine = Machine(tmp_path, finds(FINE, ODD, WRONG))
     machine.look()
     wait_until(lambda: machine.fitness._errors)
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_once_a_generation_by_a_member(tmp_path: Path) -> 
     assert len(told) == 2 and "sysctl" in told[0] and "install it" in told[1], "warnings go to the log only"
 
 
-def test_a_look_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_hanging_check_blocks_nothing(tmp_path: Path) -> None:
     never = threading.Event()
 
     def hangs() -> tuple[Check, ...]:
@@ -92,7 +92,7 @@ def test_a_look_that_hangs_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_member_that_does_not_reach_the_first_one_says_so(
+def test_a_member_that_cannot_reach_the_master_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
     asked: list[tuple[str, int]] = []
@@ -121,6 +121,6 @@ def test_a_member_that_does_not_reach_the_first_one_says_so(
 
 
 @pytest.mark.parametrize("check", [check.name for check in boot_checks()])
-def test_whatever_may_be_wrong_at_boot_has_a_word_that_the_function_takes(check: str) -> None:
+def test_every_boot_finding_is_a_valid_fact(check: str) -> None:
     only_warns = {"tcp_retries2", "nccl"}  # of a boot; PEERS is looked at once there are some
     assert (check in PREFLIGHT_CHECKS) is (check not in only_warns)

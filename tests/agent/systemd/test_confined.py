@@ -35,7 +35,7 @@ LEAVES = (
 )  # fmt: skip
 
 
-def test_the_jobs_unit_forbids_what_jobs_do_not_need() -> None:
+def test_the_jobs_unit_is_confined() -> None:
     settings = from_config(read_config(STACKS / "Pulumi.local.yaml", "http://127.0.0.1:9"), "local")
     unit = dict(re.findall(r"(?m)^(\w+)=(.*)$", boot.units(settings)["spotkeeper-job.service"]))
     assert {name: unit.get(name) for name in FORBIDS} == FORBIDS
@@ -72,7 +72,7 @@ CONTAINERS = {
 
 
 @pytest.mark.skipif(bool(boxes.why_not()), reason=boxes.why_not() or "")
-def test_training_and_rootless_containers_bear_the_units_restrictions(stage: Stage) -> None:
+def test_training_and_rootless_containers_run_under_the_restrictions(stage: Stage) -> None:
     """A real zygote, torchrun, gloo and loader workers, of the agent's making."""
     python, box = Path(sys.executable), stage.box
     for path in (python, python.resolve()):  # a home of root's is not for others

@@ -65,11 +65,11 @@ def attacked(stage: Stage) -> Attacked:
     return one
 
 
-def test_it_gets_no_token_of_the_machine_and_writes_nothing_of_the_agents(attacked: Attacked) -> None:
+def test_a_job_gets_no_machine_token_and_writes_no_agent_file(attacked: Attacked) -> None:
     assert attacked.found(1)["got"] == {}
 
 
-def test_it_cannot_hang_the_agent_nor_write_the_one_that_follows(attacked: Attacked) -> None:
+def test_a_job_can_neither_hang_nor_replace_its_agent(attacked: Attacked) -> None:
     """Its traps lie wherever the agent looks; the agent becomes another meanwhile, and that one is as much its own."""
     stage = attacked.stage
     agent, saved = stage.box.show("spotkeeper", "MainPID"), attacked.run("cat /run/spotkeeper/agent.json")
@@ -83,20 +83,20 @@ def test_it_cannot_hang_the_agent_nor_write_the_one_that_follows(attacked: Attac
     assert attacked.run("cat /run/spotkeeper/agent.json") == saved
 
 
-def test_nor_would_it_outside_of_its_unit(attacked: Attacked) -> None:
+def test_other_units_cannot_either(attacked: Attacked) -> None:
     """Where systemd or another service could be talked into starting something for its user."""
     assert attacked.run(hostile.FETCH), "it is there"
     got = json.loads(attacked.run(f"{PYTHON} /opt/hostile.py try", user="spotkeeper-job"))
     assert {name: text for name, text in got.items() if name.startswith("token")} == {}
 
 
-def test_systemd_runs_nothing_for_its_user_but_the_jobs_unit(attacked: Attacked) -> None:
+def test_systemd_starts_nothing_else_for_the_jobs_user(attacked: Attacked) -> None:
     uid = attacked.run("id -u spotkeeper-job")
     assert attacked.run(f"systemctl is-enabled user@{uid} user-runtime-dir@{uid}").split() == ["masked", "masked"]
     assert attacked.run(f"loginctl enable-linger spotkeeper-job; sleep 1; systemctl is-active user@{uid}") == "inactive"
 
 
-def test_nothing_of_it_outlives_its_generation(attacked: Attacked) -> None:
+def test_no_job_process_outlives_its_generation(attacked: Attacked) -> None:
     """In groups of their own, and among the agent's programs: whether the launcher ends them, or has been killed."""
     host = attacked.stage.box.show("spotkeeper-job", "MainPID")
     assert attacked.found(1)["hidden"] == 5
@@ -107,7 +107,7 @@ def test_nothing_of_it_outlives_its_generation(attacked: Attacked) -> None:
     assert attacked.stage.box.show("spotkeeper-job", "MainPID") == host, "the unit goes on"
 
 
-def test_what_the_jobs_unit_cannot_end_systemd_does(attacked: Attacked) -> None:
+def test_systemd_ends_what_the_jobs_unit_cannot(attacked: Attacked) -> None:
     """A cgroup's files belong to who made it, and may be spoilt: then the unit ends."""
     host = attacked.stage.box.show("spotkeeper-job", "MainPID")
     assert attacked.train(3)["hidden"] == 1
@@ -116,7 +116,7 @@ def test_what_the_jobs_unit_cannot_end_systemd_does(attacked: Attacked) -> None:
     assert attacked.train(4) == {"got": {}, "hidden": 0}
 
 
-def test_nothing_of_it_is_there_for_the_next_job(attacked: Attacked) -> None:
+def test_the_next_job_finds_nothing_of_an_attacker(attacked: Attacked) -> None:
     stage, trace = attacked.stage, hostile.TRACE
     find = f"find /tmp /var/tmp /dev/shm /var/lib/spotkeeper-job -name '{trace}*' | sort"
     assert len(attacked.run(find).split()) == 5, "so far its own generations have found it"
@@ -136,7 +136,7 @@ def test_nothing_of_it_is_there_for_the_next_job(attacked: Attacked) -> None:
     assert set(logs.splitlines()) <= {"regular file spotkeeper-job", "regular empty file spotkeeper-job"}
 
 
-def test_what_starts_programs_is_started_anew_where_a_job_has_stopped_it(attacked: Attacked) -> None:
+def test_a_stopped_jobs_unit_is_restarted(attacked: Attacked) -> None:
     """It may send signals to it, for both are one user: then root restarts the unit, and the next job trains."""
     stage = attacked.stage
     host = stage.box.show("spotkeeper-job", "MainPID")

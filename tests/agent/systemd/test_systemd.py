@@ -29,7 +29,7 @@ with socket.socket(family, getattr(socket, "SOCK_" + kind)) as sock:
 """
 
 
-def test_the_agent_is_up_without_rights_and_the_job_is_another_user(stage: Stage) -> None:
+def test_agent_and_job_run_as_different_unprivileged_users(stage: Stage) -> None:
     stage.cloud.wait_sync(UID)
     for unit in ("spotkeeper", "spotkeeper-root", "spotkeeper-job"):
         wait_until(lambda: stage.box.show(unit, "ActiveState") == "active")  # noqa: B023 - waited for at once
@@ -44,7 +44,7 @@ def test_the_agent_is_up_without_rights_and_the_job_is_another_user(stage: Stage
     assert stage.box.run(f"stat -c '%U %a' {socket}").stdout == "root 755\nspotkeeper 600\n"
 
 
-def test_the_metadata_server_answers_the_machines_services_and_neither_jobs_nor_people(stage: Stage) -> None:
+def test_only_system_services_reach_the_metadata_server(stage: Stage) -> None:
     stage.box.write("/opt/reach.py", REACH)
     refused, nobody, reached = 1, 111, 0  # EPERM; ECONNREFUSED: it was asked
 
@@ -64,7 +64,7 @@ def test_the_metadata_server_answers_the_machines_services_and_neither_jobs_nor_
         assert reach(user, "169.254.169.254", 80) == reached, user
 
 
-def test_root_changes_nothing_where_the_agent_could_lead_it(stage: Stage) -> None:
+def test_root_follows_no_link_of_the_agent(stage: Stage) -> None:
     """A link in place of the bundles' folder: the boot fails, as the agent, and what it leads to stays root's."""
     box, bundles = stage.box, "/var/lib/spotkeeper/bundle"
     box.run("mkdir -p /opt/of-root/inner; touch /opt/of-root/inner/file")
@@ -78,7 +78,7 @@ def test_root_changes_nothing_where_the_agent_could_lead_it(stage: Stage) -> Non
     stage.cloud.wait_sync(UID)
 
 
-def test_the_root_helper_serves_the_agent_alone(stage: Stage, tmp_path: Path) -> None:
+def test_the_root_helper_serves_only_the_agent(stage: Stage, tmp_path: Path) -> None:
     ask = (
         "import json, socket, sys\ns = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "s.connect('/run/spotkeeper-root/socket')\ns.send(sys.argv[1].encode())\nprint(s.recv(4096).decode())\n"
