@@ -71,7 +71,7 @@ def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_no_command_with_a_stack_is_left_out() -> None:
+def test_every_command_with_a_stack_is_tested() -> None:
     callbacks = [command.callback for command in app.registered_commands]
     with_stack = {each.__name__ for each in callbacks if each and "stack" in inspect.signature(each).parameters}
     assert with_stack == set(ARGUMENTS) | OF_FILES
@@ -79,21 +79,21 @@ def test_no_command_with_a_stack_is_left_out() -> None:
 
 @pytest.mark.parametrize("more", ["", "--json"])
 @pytest.mark.parametrize("argv", ALL, ids=" ".join)
-def test_a_stack_that_nothing_knows_is_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...], more: str) -> None:
+def test_an_unknown_stack_exits_with_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...], more: str) -> None:
     done = cli(*words(argv, nowhere), *more.split(), "--stack", "nosuch")
     assert (done.code, done.out) == (3, "")
     assert "no stack nosuch" in done.err and "  try: " in done.err
 
 
 @pytest.mark.parametrize("argv", OF_BUCKETS, ids=" ".join)
-def test_without_any_stack_the_stack_is_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...]) -> None:
+def test_no_stack_exits_with_missing(cli: Cli, nowhere: Path, argv: tuple[str, ...]) -> None:
     done = cli(*words(argv, nowhere))
     assert (done.code, done.out) == (3, "")
     assert "spotkeeper local up" in done.err
 
 
 @pytest.mark.parametrize("argv", OF_BUCKETS, ids=" ".join)
-def test_the_bucket_of_another_stack_is_left_alone(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
+def test_another_stacks_bucket_is_refused(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
     assert cli("submit", folder / "job.yaml").code == 0
     before = store.list("")
     done = cli(*words(argv, folder), "--stack", "other")
@@ -103,7 +103,9 @@ def test_the_bucket_of_another_stack_is_left_alone(cli: Cli, store: Store, folde
 
 
 @pytest.mark.parametrize("argv", OF_BUCKETS, ids=" ".join)
-def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
+def test_a_bucket_without_a_stack_exits_with_missing(
+    cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]
+) -> None:
     store.delete("stack/pools.json")
     done = cli(*words(argv, folder))
     assert (done.code, done.out) == (3, "")
@@ -112,19 +114,21 @@ def test_a_bucket_without_a_stack_is_missing(cli: Cli, store: Store, folder: Pat
 
 @pytest.mark.parametrize("more", ["", "--json"])
 @pytest.mark.parametrize("argv", OF_JOBS, ids=" ".join)
-def test_a_job_that_is_none_is_missing(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...], more: str) -> None:
+def test_an_unknown_job_exits_with_missing(
+    cli: Cli, store: Store, folder: Path, argv: tuple[str, ...], more: str
+) -> None:
     done = cli(*words(argv, folder), *more.split())
     assert (done.code, done.out) == (3, "")
     assert "first: no such job" in done.err
 
 
 @pytest.mark.parametrize("argv", ALL, ids=" ".join)
-def test_a_wrong_option_is_the_callers(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
+def test_a_wrong_option_exits_with_usage(cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]) -> None:
     assert cli(*words(argv, folder), "--nosuch").code == 2
 
 
 @pytest.mark.parametrize("argv", [("submit",), ("resume", "first"), ("render",)], ids=" ".join)
-def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
+def test_a_missing_or_wrong_job_file_exits_with_usage(
     cli: Cli, store: Store, folder: Path, argv: tuple[str, ...]
 ) -> None:
     assert cli("submit", folder / "job.yaml").code == 0
@@ -150,7 +154,7 @@ def test_a_job_file_that_is_missing_or_wrong_is_the_callers(
         ("k: Generic GCS error: connection refused", ("k: Generic GCS error: connection refused",)),
     ],
 )
-def test_a_shell_without_a_login_is_told_so(
+def test_a_shell_without_a_login_is_reported(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, words_: str, says: tuple[str, ...]
 ) -> None:
     def unreachable(*_: object) -> None:
@@ -174,7 +178,7 @@ def test_a_shell_without_a_login_is_told_so(
         (["status", "--stack", "other"], 3, "error: {bucket} belongs to the stack prod, not to other"),
     ],
 )
-def test_errors_have_words_and_a_code(
+def test_errors_have_a_message_and_a_code(
     cli: Cli,
     store: Store,
     tmp_path: Path,

@@ -29,7 +29,7 @@ ALL = dict(commands())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_command_teaches_with_an_example_of_itself(name: str) -> None:
+def test_every_commands_help_has_its_own_example(name: str) -> None:
     words = inspect.getdoc(ALL[name].callback) or ""
     assert f"`spotkeeper {name}" in words.partition("Example")[2], words
 
@@ -51,7 +51,7 @@ def test_help_explains_the_terms_and_groups_the_commands(
         assert word in said.partition("Terms:")[2], word
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_option_prints_the_packages_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"spotkeeper {version('spotkeeper')}\n"
 

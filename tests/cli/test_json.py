@@ -46,7 +46,7 @@ def test_logs(cli: Cli, ended: Store) -> None:
     assert document(cli("logs", "first", "--json")) == {"job": JOB, "node": 0, "gen": 2, "text": TEXT}
 
 
-def test_logs_that_are_followed_are_a_line_for_each_piece(cli: Cli, ended: Store) -> None:
+def test_followed_logs_are_one_json_line_per_piece(cli: Cli, ended: Store) -> None:
     done = cli("logs", "first", "--follow", "--json")
     assert (done.code, done.err) == (0, "")
     assert [json.loads(line) for line in done.out.split("\n")[:-1]] == [{"job": JOB, "node": 0, "gen": 2, "text": TEXT}]
@@ -60,7 +60,7 @@ def test_watch(cli: Cli, ended: Store) -> None:
     assert view["outcome"] == "succeeded"
 
 
-def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: Store) -> None:
+def test_json_documents_have_every_field(cli: Cli, store: Store) -> None:
     """A program that reads `.preemptions` of a job that had none is to find 0, and no hole."""
     a_job(store)
     intent = Entry(0.0, "i", Event.INTENT, node=0, attempt=1, pool="workers", zone="us-central1-a", model=Model.SPOT)
@@ -75,7 +75,7 @@ def test_a_document_has_every_field_whatever_its_value(cli: Cli, store: Store) -
         assert not view_of_a_part.__struct_config__.omit_defaults
 
 
-def test_submit_and_watch_prints_what_watch_does(cli: Cli, store: Store, folder: Path) -> None:
+def test_submit_with_watch_prints_watchs_json(cli: Cli, store: Store, folder: Path) -> None:
     job = document(cli("submit", folder / "job.yaml", "--json"))["job"]
     held = store.read_record(job)
     assert held is not None

@@ -37,12 +37,12 @@ EVIL = {
 
 
 @pytest.mark.parametrize("text,left", EVIL.values(), ids=EVIL)
-def test_what_a_terminal_would_obey_goes(text: str, left: str) -> None:
+def test_control_sequences_are_removed_on_a_terminal(text: str, left: str) -> None:
     assert clean(text) == left
     assert clean(text, log=True) == left
 
 
-def test_a_log_keeps_its_colors_and_carriage_returns_and_they_end_with_it() -> None:
+def test_a_log_keeps_colors_and_carriage_returns_and_resets_them() -> None:
     text = "\x1b[1;31merror\x1b[m\r 50%\t\n\x1b[38:2:1:2:3mblue"
     assert clean(text, log=True) == text + "\x1b[0m"
     assert clean(text) == "error 50%\t\nblue"
@@ -58,9 +58,7 @@ HARM = re.compile(r"\x1b\]|[\x80-\x9f]|\u202e|\x07|\x1b\[2A")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_all_that_the_command_prints_is_clean_on_a_terminal_and_untouched_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_output_is_cleaned_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     text = f"{CLIPBOARD}\x1b[2A\u202e\x9b2Aevil"
     for print_it in (
         lambda: output.say(text),
@@ -103,7 +101,7 @@ def test_piped_tables_end_their_lines_in_no_space() -> None:
     assert any(line.endswith(" ") for line in seen.getvalue().splitlines()), "then there is nothing to take away"
 
 
-def test_nothing_in_the_command_prints_past_it() -> None:
+def test_only_output_py_prints() -> None:
     """But for words of its own: its version, the protocol of ``policy``, a script that runs on a machine."""
     package = Path(cli.__file__).parents[1]
     past = re.compile(r"(?<![\w.])(?<!def )print\(|(?<![\w.])Console\(|rich\.print|click\.echo")

@@ -44,7 +44,7 @@ def crash(cause: str, **more: Any) -> Entry:
     return Entry(1.0, "crash.g3", Event.CRASH, gen=3, node=1, cause=cause, **more)
 
 
-def test_of_a_job_that_hung_each_workers_place_is_told_the_guilty_ones_first() -> None:
+def test_a_hung_jobs_workers_are_listed_with_the_blocking_ones_first() -> None:
     logs = store(r0=stacks("waits for its peers, in c10d.py:9"), r1=stacks("waits for no peer, in train.py:41 in load"))
     log, failed = lookup._crash_log(logs, record(), (crash("hang"),))
     assert log == ()
@@ -57,7 +57,7 @@ def test_of_a_job_that_hung_each_workers_place_is_told_the_guilty_ones_first() -
     assert lookup._crash_log(logs, record(gen=3), (crash("hang"), held)) == (log, failed), "and where it holds for that"
 
 
-def test_a_job_that_trains_again_still_says_why_it_failed() -> None:
+def test_a_job_that_trains_again_still_shows_its_failure() -> None:
     said = join_log(
         [LogPart("node 1 stderr", b"Traceback\n  x\nValueError: no label\n\n", 0, "/run/x/3/logs/stderr.log")]
     )
@@ -68,7 +68,7 @@ def test_a_job_that_trains_again_still_says_why_it_failed() -> None:
 
 
 @pytest.mark.parametrize("cause", ["hang", "crash"])
-def test_without_a_log_or_after_a_good_end_nothing_is_said(cause: str) -> None:
+def test_without_a_log_or_after_success_no_failure_is_shown(cause: str) -> None:
     assert lookup._crash_log(store(), record(), (crash(cause),)) == ((), ())
     over = record(outcome=Outcome.SUCCEEDED)
     assert lookup._crash_log(store(r1=stacks("x")), over, (crash(cause),)) == ((), ())
@@ -95,7 +95,7 @@ def log_of(errors: str) -> bytes:
     return join_log([torchrun, said, LogPart("node 1 (vm) stderr", errors.encode(), 0, "/run/x/3/logs/stderr.log")])
 
 
-def test_a_traceback_stands_alone_whole_and_with_what_led_to_it() -> None:
+def test_a_traceback_is_shown_whole_with_its_causes() -> None:
     """Neither torchrun's own words before it, nor what the job printed, nor a warning of before."""
     log, _ = lookup._crash_log(store(r1=log_of(CHAIN)), record(gen=3), (crash("crash"),))
     assert log == ("--- node 1 (vm) stderr", *CHAIN.splitlines()[1:])
@@ -103,18 +103,18 @@ def test_a_traceback_stands_alone_whole_and_with_what_led_to_it() -> None:
     assert line == "generation 3 failed, node 1: ValueError: no label", "and not the warning that came last"
 
 
-def test_of_two_tracebacks_that_have_nothing_to_do_with_each_other_the_last_is_shown() -> None:
+def test_of_two_unrelated_tracebacks_the_last_is_shown() -> None:
     caught = "Traceback (most recent call last):\n  x\nOSError: gone on without it\n"
     log, _ = lookup._crash_log(store(r1=log_of(caught + CHAIN)), record(gen=3), (crash("crash"),))
     assert log == ("--- node 1 (vm) stderr", *CHAIN.splitlines()[1:])
 
 
-def test_a_long_traceback_loses_its_middle_and_says_so() -> None:
+def test_a_long_traceback_is_shortened_in_the_middle() -> None:
     deep = ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(98)), "RecursionError: too deep"]
     log, _ = lookup._crash_log(store(r1=log_of("\n".join(deep))), record(gen=3), (crash("crash"),))
     assert (log[1], log[-1]) == (deep[0], deep[-1]) and "  ... 60 lines left out" in log and len(log) == 42
 
 
-def test_without_a_traceback_all_that_was_said_last_is_shown() -> None:
+def test_without_a_traceback_the_last_lines_are_shown() -> None:
     log, _ = lookup._crash_log(store(r1=log_of("Killed\n")), record(gen=3), (crash("crash"),))
     assert log[-2:] == ("--- node 1 (vm) stderr", "Killed") and "loss 3" in log and len(log) == 12

@@ -7,7 +7,7 @@ from spotkeeper.contract.uploads import LogPart, join_log
 from tests.cli.records import HEAD, stdout
 
 
-def test_a_log_that_grows_and_loses_its_beginning_is_printed_once() -> None:
+def test_each_line_of_a_growing_log_is_printed_once() -> None:
     assert added("", "abc") == "abc"
     assert added("abc", "abcdef") == "def"
     lines = "".join(f"step {n}\n" for n in range(1000))
@@ -15,7 +15,7 @@ def test_a_log_that_grows_and_loses_its_beginning_is_printed_once() -> None:
     assert added("abc", "xyz") == "... some of it left out\nxyz"
 
 
-def test_of_a_log_of_several_files_only_what_is_new_is_printed() -> None:
+def test_only_new_lines_of_several_files_are_printed() -> None:
     warned = LogPart("node 0 (x) stderr", b"warning\n", 0, "/run/0/stderr.log")
     news, log = News(), (0, 1)
     first = news.of(log, join_log([stdout(0, b"step 1\n"), warned]))
@@ -26,7 +26,7 @@ def test_of_a_log_of_several_files_only_what_is_new_is_printed() -> None:
     assert news.of((0, 2), join_log([stdout(0, b"step 1\n")])) == f"{HEAD}step 1\n", "each generation has its own"
 
 
-def test_what_a_followed_log_never_had_is_said_where_it_is_missing() -> None:
+def test_a_gap_in_a_followed_log_is_noted() -> None:
     """3,000 lines between two looks: the store has the last 64 KB of them."""
     news, log = News(), (0, 1)
     assert news.of(log, join_log([stdout(0, b"--- step 1\n")])) == f"{HEAD}--- step 1\n", "a job may print such lines"

@@ -16,7 +16,7 @@ def ended(store: Store, job: str, name: str, created: float) -> None:
     store.put_tomb(job, created)
 
 
-def test_the_newest_that_is_over_counts_and_one_that_is_not_before_it(store: Store) -> None:
+def test_a_running_job_comes_before_the_newest_ended_one(store: Store) -> None:
     ended(store, "zzzzzzz1", "first", 10.0)
     ended(store, "aaaaaaa1", "first", 20.0)
     ended(store, "mmmmmmm1", "other", 30.0)
@@ -26,7 +26,7 @@ def test_the_newest_that_is_over_counts_and_one_that_is_not_before_it(store: Sto
     assert lookup.earlier(store, "first") == "bbbbbbb1"
 
 
-def test_a_record_that_makes_no_sense_is_passed_over(store: Store) -> None:
+def test_an_unreadable_record_is_skipped(store: Store) -> None:
     ended(store, "zzzzzzz1", "first", 10.0)
     store.put("jobs/aaaaaaa1/rec", b"{")
     store.put_tomb("aaaaaaa1", 11.0)
@@ -34,7 +34,7 @@ def test_a_record_that_makes_no_sense_is_passed_over(store: Store) -> None:
     assert [one.job for one in lookup.all_jobs(store, finished=True).unreadable] == ["aaaaaaa1"]
 
 
-def test_so_many_are_looked_at_and_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_ended_jobs_are_searched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         ended(store, f"jjjjjjj{number}", "first", float(number))
     monkeypatch.setattr(lookup, "MOST_ENDED", 3)

@@ -75,14 +75,14 @@ def test_a_submission_notifies_the_function_with_the_token(
     assert len(function.calls) == 1  # nothing is new
 
 
-def test_a_function_that_refuses_is_only_mentioned(cli: Cli, function: Function, folder: Path) -> None:
+def test_a_refused_notification_is_only_noted(cli: Cli, function: Function, folder: Path) -> None:
     function.status = 403
     done = cli("submit", folder / "job.yaml")
     assert done.code == 0
     assert "the next tick starts the job" in done.err
 
 
-def test_a_function_that_is_gone_is_only_mentioned(cli: Cli, store: Store, folder: Path, function: Function) -> None:
+def test_an_unreachable_function_is_only_noted(cli: Cli, store: Store, folder: Path, function: Function) -> None:
     gone = msgspec.structs.replace(STACK, function_url="http://127.0.0.1:9")
     store.put("stack/pools.json", msgspec.json.encode(gone))
     done = cli("submit", folder / "job.yaml")
@@ -91,7 +91,7 @@ def test_a_function_that_is_gone_is_only_mentioned(cli: Cli, store: Store, folde
 
 
 @pytest.mark.parametrize("words", [("submit", "job.yaml"), ("pause", "first"), ("status",), ("status", "first")])
-def test_nobody_is_promised_a_tick_where_none_succeeds(
+def test_no_tick_is_promised_while_ticks_fail(
     cli: Cli,
     store: Store,
     folder: Path,
@@ -114,7 +114,7 @@ def test_nobody_is_promised_a_tick_where_none_succeeds(
 
 
 @pytest.mark.parametrize("silent_s", [0.0, 3000.0])
-def test_a_function_that_does_not_answer_is_at_work_while_ticks_succeed(
+def test_a_slow_function_counts_as_notified_while_ticks_succeed(
     cli: Cli, store: Store, folder: Path, function: Function, monkeypatch: pytest.MonkeyPatch, silent_s: float
 ) -> None:
     """A platform takes connections for a function that hangs."""
@@ -126,7 +126,7 @@ def test_a_function_that_does_not_answer_is_at_work_while_ticks_succeed(
     assert ("no tick succeeded for 50 minutes" in done.err) is (silent_s > 0)
 
 
-def test_on_aws_it_is_signed_as_whoever_is_logged_in(
+def test_on_aws_the_notification_is_signed_with_the_users_keys(
     cli: Cli, function: Function, store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """IAM looks at the signature before the function runs: a token of identity would be refused there."""

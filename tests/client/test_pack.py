@@ -47,7 +47,7 @@ def test_the_executable_bit_is_content_and_other_modes_are_not(tmp_path: Path) -
     assert pack(tmp_path).sha256 != plain
 
 
-def test_what_is_ignored_stays_behind(tmp_path: Path) -> None:
+def test_ignored_files_are_not_packed(tmp_path: Path) -> None:
     write(tmp_path, a_dot_py="x", data__big_dot_bin="x", data__keep_dot_txt="x", sub__b_dot_log="x", sub__c_dot_py="x")
     write(tmp_path, _dot_git__HEAD="x", sub____pycache______x_dot_pyc="x", _dot_venv__bin__python="x")
     (tmp_path / ".gitignore").write_text("data/*\n!data/keep.txt\n")
@@ -56,7 +56,7 @@ def test_what_is_ignored_stays_behind(tmp_path: Path) -> None:
     assert found == [".gitignore", "a.py", "data/keep.txt", "sub/.gitignore", "sub/c.py"]
 
 
-def test_a_pipelines_credentials_stay_behind_whatever_the_rules_say(tmp_path: Path) -> None:
+def test_a_pipelines_credentials_are_never_packed(tmp_path: Path) -> None:
     """google-github-actions/auth leaves them in the checkout, under a name that is another each time."""
     (tmp_path / "train.py").write_text("x")
     before = pack(tmp_path).sha256
@@ -72,7 +72,7 @@ def test_spotkeeperignore_replaces_gitignore(tmp_path: Path) -> None:
     assert names(pack(tmp_path).tar) == ["a.py", "weights.bin"]
 
 
-def test_too_large_names_the_largest(tmp_path: Path) -> None:
+def test_a_too_large_folder_names_its_largest_files(tmp_path: Path) -> None:
     write(tmp_path, a_dot_py="x", big_dot_bin="y" * 3000, mid_dot_bin="z" * 1000)
     with pytest.raises(CliError) as caught:
         pack(tmp_path, limit_bytes=2000)
@@ -99,7 +99,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         pack(tmp_path)
 
 
-def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
+def test_pipes_and_sockets_are_not_packed(tmp_path: Path) -> None:
     write(tmp_path, a_dot_py="x")
     os.mkfifo(tmp_path / "pipe")
     assert names(pack(tmp_path).tar) == ["a.py"]
@@ -115,7 +115,7 @@ def test_an_agent_can_unpack_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["!", "\\"])
-def test_an_ignore_rule_that_is_none_is_named_with_its_line(tmp_path: Path, rule: str) -> None:
+def test_an_invalid_ignore_rule_is_named_with_its_line(tmp_path: Path, rule: str) -> None:
     write(tmp_path, a_dot_py="x")
     (tmp_path / ".gitignore").write_text(f"*.log\n{rule}\n")
     with pytest.raises(CliError, match=r"\.gitignore:2: .* is not a valid ignore rule"):
@@ -133,7 +133,7 @@ def test_a_link_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
             pack(tmp_path)
 
 
-def test_a_file_that_goes_away_meanwhile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_during_packing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, a_dot_py="x", b_dot_py="x")
     sizes = pack_module._check_size
 
@@ -147,9 +147,7 @@ def test_a_file_that_goes_away_meanwhile_is_said(tmp_path: Path, monkeypatch: py
     assert "submit again" in caught.value.remedy
 
 
-def test_a_folder_that_cannot_be_listed_is_not_left_out_in_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, a_dot_py="x", sub__b_dot_py="x")
     scan = os.scandir
 
@@ -163,6 +161,6 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out_in_silence(
         pack(tmp_path)
 
 
-def test_the_git_file_of_a_worktree_stays_behind(tmp_path: Path) -> None:
+def test_the_git_file_of_a_worktree_is_not_packed(tmp_path: Path) -> None:
     write(tmp_path, a_dot_py="x", _dot_git="gitdir: elsewhere", sub___dot_git="gitdir: elsewhere")
     assert names(pack(tmp_path).tar) == ["a.py"]

@@ -30,7 +30,7 @@ def submitted(cli: Cli, file: Path) -> str:
     return str(json.loads(done.out)["job"])
 
 
-def test_what_a_submission_writes(cli: Cli, store: Store, folder: Path) -> None:
+def test_a_submission_writes_its_objects_in_order(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     held = store.read_record(job)
     assert held is not None
@@ -48,7 +48,7 @@ def test_what_a_submission_writes(cli: Cli, store: Store, folder: Path) -> None:
     assert store.list_ledger(job) == ()
 
 
-def test_the_same_again_is_the_same_job(cli: Cli, store: Store, folder: Path) -> None:
+def test_resubmitting_the_same_content_returns_the_same_job(cli: Cli, store: Store, folder: Path) -> None:
     first = submitted(cli, folder / "job.yaml")
     (folder / "code" / "train.py").touch()  # times are no content
     done = cli("submit", folder / "job.yaml")
@@ -70,9 +70,7 @@ def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, stor
     assert store.active_jobs() == (job,)
 
 
-def test_a_job_that_holds_is_the_same_job_and_other_content_is_refused_with_the_remedy(
-    cli: Cli, store: Store, folder: Path
-) -> None:
+def test_a_held_job_is_returned_and_other_content_refused(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     held = store.read_record(job)
     assert held is not None
@@ -138,7 +136,7 @@ def dying_at(verb: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("verb", ["put_spec", "put_source", "put_name", "set_active", "create_record"])
-def test_a_crash_at_any_write_is_mended_by_submitting_again(cli: Cli, store: Store, folder: Path, verb: str) -> None:
+def test_resubmitting_completes_an_interrupted_submission(cli: Cli, store: Store, folder: Path, verb: str) -> None:
     with dying_at(verb):
         done = cli("submit", folder / "job.yaml")
     assert (done.code, done.err) == (1, "error: the bucket: cut off\n")
@@ -152,9 +150,7 @@ def test_a_crash_at_any_write_is_mended_by_submitting_again(cli: Cli, store: Sto
 
 
 @pytest.mark.parametrize("verb", ["put_spec", "put_source", "put_name", "create_record"])
-def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
-    cli: Cli, store: Store, folder: Path, verb: str
-) -> None:
+def test_an_unfinished_submission_is_deleted_after_a_day(cli: Cli, store: Store, folder: Path, verb: str) -> None:
     with dying_at(verb):
         assert cli("submit", folder / "job.yaml").code == 1
     (job,) = store.active_jobs()
@@ -167,7 +163,7 @@ def test_what_a_submission_leaves_that_nobody_finishes_is_deleted_after_a_day(
     assert submitted(cli, folder / "job.yaml") != job
 
 
-def test_a_submission_that_wakes_up_when_it_was_given_up_runs_nothing(
+def test_a_submission_that_continues_after_being_given_up_runs_nothing(
     cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_the_record(monkeypatch, lambda: _tick(store, tick.GIVEN_UP_S + 100.0))
@@ -177,7 +173,7 @@ def test_a_submission_that_wakes_up_when_it_was_given_up_runs_nothing(
     assert store.read_name("first") is None
 
 
-def test_a_job_that_has_run_is_not_given_up_though_its_record_was_deleted(cli: Cli, store: Store, folder: Path) -> None:
+def test_a_job_with_a_deleted_record_is_not_given_up(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     store.append_ledger(job, Entry(at=2.0, id="g1", event=Event.GENERATION))
     store.delete(f"jobs/{job}/rec")
@@ -225,7 +221,7 @@ def done_records(store: Store) -> set[str]:
     return {job for job in jobs if store.list(f"jobs/{job}/") == (f"jobs/{job}/rec",)}
 
 
-def test_two_shells_that_submit_the_same_have_one_job(
+def test_two_simultaneous_submissions_make_one_job(
     cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other: list[str] = []
@@ -264,7 +260,7 @@ def test_a_wrong_job_file_writes_nothing(cli: Cli, store: Store, folder: Path) -
     assert store.list("") == before
 
 
-def test_a_wrong_job_file_is_told_though_there_is_no_stack(
+def test_a_wrong_job_file_is_reported_without_a_stack(
     cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -287,14 +283,14 @@ def test_check_writes_nothing(cli: Cli, store: Store, folder: Path) -> None:
     assert store.list("") == before
 
 
-def test_a_stack_that_is_being_destroyed_takes_no_jobs(cli: Cli, store: Store, folder: Path) -> None:
+def test_a_stack_that_is_being_destroyed_refuses_jobs(cli: Cli, store: Store, folder: Path) -> None:
     store.put("stack/drain", b"")
     done = cli("submit", folder / "job.yaml")
     assert done.code == 4
     assert "is being destroyed" in done.err
 
 
-def test_jobs_of_a_stack_get_blocks_of_ports_of_their_own(cli: Cli, store: Store, folder: Path) -> None:
+def test_each_job_gets_its_own_port_block(cli: Cli, store: Store, folder: Path) -> None:
     bases = set()
     for name in ("one", "two", "three"):
         (folder / "job.yaml").write_text(f"name: {name}\ncommand: [train.py]\nsource: code\n")
@@ -304,7 +300,7 @@ def test_jobs_of_a_stack_get_blocks_of_ports_of_their_own(cli: Cli, store: Store
     assert len(bases) == 3
 
 
-def test_every_block_of_ports_is_below_the_ephemeral_ones() -> None:
+def test_port_blocks_are_below_the_ephemeral_range() -> None:
     used: list[int] = []
     while (base := free_port_block(used)) not in used:
         used.append(base)
@@ -314,9 +310,7 @@ def test_every_block_of_ports_is_below_the_ephemeral_ones() -> None:
 
 
 @pytest.mark.parametrize("harm", [b"{", b"\xff\xfe", b'{"v":2}', b"[]", b""])
-def test_a_record_of_another_job_that_makes_no_sense_is_no_obstacle(
-    cli: Cli, store: Store, folder: Path, harm: bytes
-) -> None:
+def test_another_jobs_unreadable_record_blocks_no_submission(cli: Cli, store: Store, folder: Path, harm: bytes) -> None:
     broken = submitted(cli, folder / "job.yaml")
     store.put(f"jobs/{broken}/rec", harm)
     (folder / "job.yaml").write_text("name: second\ncommand: [train.py]\nsource: code\n")
@@ -334,9 +328,7 @@ def test_a_record_of_another_job_that_makes_no_sense_is_no_obstacle(
     assert store.get(f"jobs/{broken}/rec") == harm
 
 
-def test_an_allocation_or_stack_that_makes_no_sense_is_told_with_what_helps(
-    cli: Cli, store: Store, folder: Path
-) -> None:
+def test_an_unreadable_allocation_or_stack_names_the_remedy(cli: Cli, store: Store, folder: Path) -> None:
     job = submitted(cli, folder / "job.yaml")
     store.put("stack/allocation", b"{")
     done = cli("status")

@@ -26,7 +26,7 @@ def test_without_a_stack_the_message_names_both_ways(cli: Cli, tmp_path: Path, m
     assert (done.code, "no stack is named" in done.err) == (2, True)
 
 
-def test_the_bucket_that_is_advised_is_accepted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_bucket_address_is_accepted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack's output is the bucket's name (``infra/__main__.py``); the address has its scheme before it."""
     monkeypatch.delenv("SPOTKEEPER_BUCKET", raising=False)
     advice = cli("status", "--stack", "pr od").err.splitlines()[-1].removeprefix("  try: ")
@@ -39,7 +39,7 @@ def test_the_bucket_that_is_advised_is_accepted(cli: Cli, monkeypatch: pytest.Mo
     assert find_target("prod").store() is not None
 
 
-def test_a_bucket_without_a_stack_or_with_a_wrong_address(
+def test_a_bucket_without_a_stack_or_with_a_wrong_address_is_an_error(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.delete("stack/pools.json")

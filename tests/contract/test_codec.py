@@ -36,14 +36,14 @@ for round in range(60):
 """
 
 
-def test_threads_that_decode_a_type_for_the_first_time_together_all_live() -> None:
+def test_simultaneous_first_decodes_do_not_crash() -> None:
     """With msgspec's own ``decode`` in its place this program dies of SIGSEGV within its first rounds."""
     program = RACE.format(decode="from spotkeeper.contract.codec import decode")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_else_hands_a_type_to_msgspec() -> None:
+def test_only_codec_passes_types_to_msgspec() -> None:
     typed = re.compile(
         r"msgspec\.convert\(|\bDecoder\(|msgspec\.\w+\.decode\([^\n]*\btype=|from msgspec import [^\n]*convert"
     )
@@ -53,12 +53,12 @@ def test_nothing_else_hands_a_type_to_msgspec() -> None:
 
 
 @pytest.mark.parametrize("text", [b'"\xff"', b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b'"\\ud800"', b"1e999"])
-def test_whatever_is_no_json_is_the_one_error_that_callers_know(text: bytes) -> None:
+def test_any_invalid_json_raises_the_same_error(text: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         codec.decode(text, object)
 
 
-def test_strict_is_the_default_and_lax_takes_numbers_written_as_texts() -> None:
+def test_lax_decoding_accepts_numbers_as_texts() -> None:
     with pytest.raises(msgspec.ValidationError):
         codec.decode(b'"7"', int)
     assert codec.decode(b'"7"', int, strict=False) == 7

@@ -9,7 +9,7 @@ from spotkeeper.contract.job import JobSpec, deadline_at
 from spotkeeper.contract.parse.typed import convert
 
 
-def test_a_spec_survives_the_bucket() -> None:
+def test_a_spec_round_trips() -> None:
     spec = convert({"name": "a", "command": ["t.py"], "nodes": {"min": 1, "max": 3}}, JobSpec)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
 

@@ -22,7 +22,7 @@ def told(**fields: object) -> list[str]:
     return [problem.message for problem in check.feasible(spec, STACK.pools, NOW)]
 
 
-def test_a_deadline_that_cannot_be_held_is_told_with_the_earliest_one_and_its_price() -> None:
+def test_an_impossible_deadline_names_the_earliest_one_and_its_price() -> None:
     (message,) = told(work="40h", deadline="39h", nodes=2)
     assert message == (
         "cannot be met: `work` is 40h and a start takes 10 min, so the earliest is 2027-01-17 00:10 UTC"
@@ -31,11 +31,11 @@ def test_a_deadline_that_cannot_be_held_is_told_with_the_earliest_one_and_its_pr
 
 
 @pytest.mark.parametrize("deadline", ["41h", "2027-01-17T00:10Z", None])
-def test_one_that_can_be_held_is_not(deadline: str | None) -> None:
+def test_a_feasible_deadline_has_no_problem(deadline: str | None) -> None:
     assert told(work="40h", deadline=deadline) == []
 
 
-def test_what_is_told_as_the_earliest_is_held() -> None:
+def test_the_suggested_deadline_is_feasible() -> None:
     """Also where the clock stands between two minutes, and where nobody tells how long it trains."""
     for work in ("40h", "7m", None):
         spec = JobSpec("job", ("train.py",), work=work, deadline="2m")
@@ -45,7 +45,7 @@ def test_what_is_told_as_the_earliest_is_held() -> None:
             assert not list(check.feasible(replace(spec, deadline=deadline), STACK.pools, NOW + 31.0)), deadline
 
 
-def test_nothing_is_said_of_work_that_is_not_known() -> None:
+def test_unknown_work_causes_no_problem() -> None:
     assert told(deadline="1h") == []
     assert "a start alone takes 10 min" in told(deadline="5m")[0]
 
@@ -70,15 +70,13 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "has no effect under `policy: on-demand`"),
     ],
 )
-def test_what_may_come_otherwise_than_meant_is_a_caution(
-    fields: dict[str, object], pools: tuple[PoolState, ...], words: str
-) -> None:
+def test_surprising_values_cause_cautions(fields: dict[str, object], pools: tuple[PoolState, ...], words: str) -> None:
     (line,) = check.cautions_of(JobSpec("job", ("train.py",), **fields), pools)  # type: ignore[arg-type]
     assert words in line
 
 
 @pytest.mark.parametrize(("told", "limit", "notes"), [(0.4, 0.5, 0), (0.4, 0.3, 1), (1.5, 1.2, 1)])
-def test_a_price_that_the_cloud_told_today_counts_and_not_the_list_s(told: float, limit: float, notes: int) -> None:
+def test_the_clouds_price_replaces_the_list_price(told: float, limit: float, notes: int) -> None:
     prices = {"workers": Prices("workers", NOW, NOW, (PriceRun(NOW, told),))}
     spec = JobSpec("job", ("train.py",), max_price=limit, pools=("workers",))
     assert len(list(check.cautions(spec, STACK, prices, NOW))) == notes
@@ -94,18 +92,18 @@ def test_a_price_that_the_cloud_told_today_counts_and_not_the_list_s(told: float
         ({"max_machines": 3, "max_usd_hour": 3.0}, ""),
     ],
 )
-def test_a_job_that_the_stacks_limits_never_let_begin_is_refused(caps: dict[str, object], words: str) -> None:
+def test_a_job_above_the_stacks_limits_is_refused(caps: dict[str, object], words: str) -> None:
     """One of its four machines is a static machine."""
     job = JobContext(JobSpec("job", ("/x/train.py",), nodes=4), replace(STACK, **caps))
     found = [problem.message for problem in check.job_problems(job)]
     assert len(found) == bool(words) and all(words in message for message in found)
 
 
-def test_of_what_holds_or_is_not_known_there_is_none() -> None:
+def test_feasible_or_unknown_values_cause_no_caution() -> None:
     plain = JobSpec("job", ("train.py",), nodes=3, deadline="9h", work="4h", max_wait="30m", max_price=2.0)
     assert not list(check.cautions_of(plain, STACK.pools)) and not list(check.cautions_of(plain, ()))
 
 
-def test_no_machine_is_sold_where_no_pool_sells_it() -> None:
+def test_cheapest_is_none_without_such_machines() -> None:
     assert check.cheapest(STACK.pools, Model.ON_DEMAND) == 3.0
     assert check.cheapest((), Model.SPOT) is None

@@ -18,5 +18,5 @@ from spotkeeper.contract.job import START_S, start_s
         (60.0, 1800.0, 20.0, 1880.0),
     ],
 )
-def test_a_start(boot_s: float | None, begin_s: float | None, save_s: float, seconds: float) -> None:
+def test_the_duration_of_a_start(boot_s: float | None, begin_s: float | None, save_s: float, seconds: float) -> None:
     assert start_s(boot_s, begin_s, save_s) == seconds

@@ -9,7 +9,7 @@ from spotkeeper.contract.stack import RENEWED_S, TickNote, tick_note, tick_silen
 WHY = "stack/allocation: locked"
 
 
-def test_success_is_noted_once_and_renewed_now_and_then() -> None:
+def test_success_is_noted_and_renewed_rarely() -> None:
     first = tick_note(None, 1000.0, "")
     assert first == TickNote(1000.0)
     assert tick_note(first, 1000.0 + RENEWED_S - 1, "") is None, "a write for every tick would cost more than the ticks"
@@ -17,7 +17,7 @@ def test_success_is_noted_once_and_renewed_now_and_then() -> None:
     assert tick_note(first, 500.0, "") == TickNote(500.0), "of a clock that was ahead"
 
 
-def test_a_failure_is_noted_at_once_with_the_first_of_its_row() -> None:
+def test_a_failure_is_noted_at_once_with_the_start_of_its_series() -> None:
     first = tick_note(TickNote(1000.0), 1060.0, WHY)
     assert first == TickNote(1000.0, failing=1060.0, failed=1060.0, reason=WHY)
     assert tick_note(first, 1120.0, WHY) is None
@@ -40,6 +40,8 @@ def test_a_failure_is_noted_at_once_with_the_first_of_its_row() -> None:
         (TickNote(1000.0, 1060.0, 1060.0, WHY), 1060.0 + 300, 5, ""),
     ],
 )
-def test_readers_are_told_what_is_certain(note: TickNote | None, now: float, minutes: int, told: str) -> None:
+def test_the_silence_warning_claims_only_known_facts(
+    note: TickNote | None, now: float, minutes: int, told: str
+) -> None:
     said = tick_silence(note, now, minutes)
     assert said.startswith(told) if told else said == ""

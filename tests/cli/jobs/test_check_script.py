@@ -104,7 +104,7 @@ def named(found: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["kind"] for each in found["not_restored"]}
 
 
-def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(check: Check) -> None:
+def test_a_resumable_script_passes_and_leaves_no_files(check: Check) -> None:
     code, found, _ = check(
         "--ignore",
         "main().seen",
@@ -117,7 +117,7 @@ def test_a_script_that_resumes_as_it_was_and_leaves_nothing_behind(check: Check)
     assert sorted(path.name for path in Path().iterdir()) == ["train.py"]
 
 
-def test_a_counter_a_generator_a_tensor_and_a_data_set_are_named(check: Check) -> None:
+def test_unrestored_counters_generators_tensors_and_data_sets_are_named(check: Check) -> None:
     before = "other = Data(); mean = torch.zeros(1)"
     after = "seen += len(x); counts['seen'] += 1; other[0]; last = loss.detach(); mean += last"
     code, found, err = check(before=before, read="self.reads += 1", factor="noise.normal()", after=after)
@@ -153,13 +153,13 @@ def test_several_processes_stop_at_the_same_steps_in_every_run(check: Check) -> 
     assert (found["steps"], found["stops"]) == (7, [2, 4]), "ranks agree on a stop one step later"
 
 
-def test_a_script_that_never_repeats_itself_is_told_apart(check: Check) -> None:
+def test_a_nondeterministic_script_is_reported_as_such(check: Check) -> None:
     code, found, err = check(factor="float(os.getpid())")
     assert (code, found["repeats"]) == (1, False)
     assert "is not deterministic" in err
 
 
-def test_a_script_that_fails_says_how(check: Check) -> None:
+def test_a_failing_scripts_error_is_shown(check: Check) -> None:
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         check(factor="(1 / 0)")
 
@@ -177,13 +177,13 @@ def test_a_scheduler_that_is_not_attached_is_named(check: Check) -> None:
     assert texts["main().ema[0]"][2] == "attach(ema_0=ema[0])"
 
 
-def test_schedulers_of_an_attached_one_are_not(check: Check) -> None:
+def test_schedulers_inside_an_attached_scheduler_are_not_named(check: Check) -> None:
     before = SCHEDULERS + "one = StepLR(optimizer, 3); both = SequentialLR(optimizer, [one, StepLR(optimizer, 2)], [4])"
     code, found, err = check(before=before, parts=", scheduler=both", after="both.step()")
     assert (code, found["not_restored"]) == (0, []), err
 
 
-def test_what_is_written_of_an_objects_attributes_can_be_pasted(check: Check) -> None:
+def test_the_advice_for_an_attribute_can_be_pasted(check: Check) -> None:
     before = (
         "self = type('Trainer', (), dict(__module__='__main__'))(); self.best = 0.0; self.tries = []; self.rng = noise"
     )
@@ -213,20 +213,20 @@ TRAINER = """
 TRAINS = "trainer.best = min(trainer.best, loss.item()); trainer.history.append(trainer.best)"
 
 
-def test_an_object_of_the_scripts_own_is_a_part(check: Check) -> None:
+def test_a_scripts_own_object_can_be_attached(check: Check) -> None:
     factor = "(1 + len(trainer.history))"
     code, found, err = check(before=TRAINER.format(), parts=", trainer=trainer", factor=factor, after=TRAINS)
     assert (code, found["bits"], found["not_restored"]) == (0, [], []), err
 
 
-def test_what_its_state_leaves_out_is_named(check: Check) -> None:
+def test_attributes_missing_from_a_state_dict_are_named(check: Check) -> None:
     before = TRAINER.format().replace(', "history": list(self.history)', "").replace(', state["history"]', ", []")
     code, found, _ = check(before=before, parts=", trainer=trainer", after=TRAINS)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
     assert code == 1 and texts == {"trainer.history": "its state_dict() does not include this"}
 
 
-def test_what_is_made_anew_in_each_step_is_no_part_to_attach(check: Check) -> None:
+def test_objects_made_anew_in_each_step_are_reported(check: Check) -> None:
     before = "Meter = type('Meter', (), dict(__module__='__main__')); kept = [0]"
     after = "kept[0] += 1; meter = Meter(); meter.value = kept[0]; row = [kept[0]]"
     code, found, _ = check(before=before, after=after)
@@ -238,7 +238,7 @@ def test_what_is_made_anew_in_each_step_is_no_part_to_attach(check: Check) -> No
         assert text.startswith(f"{name} is a new object after every step") and "=" not in text
 
 
-def test_a_script_that_seeds_nothing_does_not_repeat_itself(check: Check) -> None:
+def test_a_script_without_seeds_is_nondeterministic(check: Check) -> None:
     code, found, err = check(seed="torch.initial_seed()")
     assert (code, found["repeats"]) == (1, False) and "torch.manual_seed(0)" in err
 
@@ -250,7 +250,7 @@ def test_a_script_that_seeds_nothing_does_not_repeat_itself(check: Check) -> Non
         ((".",), "error: . is a folder: name a script in it"),
     ],
 )
-def test_what_cannot_be_run_is_told(
+def test_a_script_that_cannot_run_is_an_error(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -265,7 +265,7 @@ def test_a_script_that_does_not_stop_is_killed_and_named(check: Check, monkeypat
         check(before="import signal; print('it waits', flush=True); signal.pause()")
 
 
-def test_a_python_without_torch_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_without_torch_is_an_error(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("pass")
     python = tmp_path / "python"
@@ -278,7 +278,7 @@ def test_a_python_without_torch_is_told(cli: Cli, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("nproc", "launcher"), [(1, []), (3, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"])]
 )
-def test_a_process_that_must_not_fork_starts_anew(
+def test_a_process_that_must_not_fork_starts_a_new_interpreter(
     nproc: int, launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = pytest.importorskip("spotkeeper.train.probe")

@@ -55,7 +55,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_what_there_is_and_where_newest_first(cli: Cli, store: Store) -> None:
+def test_checkpoints_are_listed_newest_first_with_their_places(cli: Cli, store: Store) -> None:
     nodes = (Node(cur=slot(), wrote=2), Node(cur=slot(attempt=2), wrote=1, machine="sk-prod-fix-s0"))
     a_job(store, nodes=nodes, mirror=(Mirrored("1-20", 0, 0.0),), mirror_top="1-20")
     store.put_progress(JOB, Progress(2, 45, 1.0, commit_gen=2, commit_step=40))
@@ -77,7 +77,7 @@ def test_what_there_is_and_where_newest_first(cli: Cli, store: Store) -> None:
     assert lines[4].endswith("not usable")
 
 
-def test_parts_that_are_missing_are_named(cli: Cli, store: Store) -> None:
+def test_missing_parts_are_named(cli: Cli, store: Store) -> None:
     a_job(store)
     copy(store, "1-20", 0, (0, 1, 2))
     copy(store, "1-20", 2, (0, 1, 2))
@@ -85,7 +85,7 @@ def test_parts_that_are_missing_are_named(cli: Cli, store: Store) -> None:
     assert (row["complete"], row["note"]) == (False, "parts missing: nodes 1")
 
 
-def test_a_job_without_any_says_so(cli: Cli, store: Store) -> None:
+def test_a_job_without_checkpoints_is_reported(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("checkpoints", "first")
     assert done.code == 0 and "no machine has reported a checkpoint" in done.out
@@ -93,7 +93,7 @@ def test_a_job_without_any_says_so(cli: Cli, store: Store) -> None:
     assert done.code == Exit.MISSING and "mirror: {every_min: 60}" in done.err
 
 
-def test_disks_that_went_with_their_job_hold_none(cli: Cli, store: Store) -> None:
+def test_deleted_disks_list_no_checkpoints(cli: Cli, store: Store) -> None:
     nodes = (Node(wrote=2),)
     a_job(store, nodes=nodes, phase=Phase.DONE)
     store.put_progress(JOB, Progress(2, 45, 1.0, commit_gen=2, commit_step=40))
@@ -103,7 +103,7 @@ def test_disks_that_went_with_their_job_hold_none(cli: Cli, store: Store) -> Non
     assert [row["where"] for row in json.loads(cli("checkpoints", JOB, "--json").out)] == ["the bucket"]
 
 
-def test_the_newest_complete_copy_comes_here_whole_and_the_library_takes_it(cli: Cli, store: Store, here: Path) -> None:
+def test_the_newest_complete_copy_is_fetched_and_loadable(cli: Cli, store: Store, here: Path) -> None:
     a_job(store)
     copy(store, "1-20")
     copy(store, "2-10")
@@ -120,7 +120,7 @@ def test_the_newest_complete_copy_comes_here_whole_and_the_library_takes_it(cli:
     assert disk.complete(here / "ckpt") == [Commit(2, 10), Commit(1, 20)]
 
 
-def test_of_sharded_state_every_rank_has_its_folder(cli: Cli, store: Store, here: Path) -> None:
+def test_sharded_state_has_a_folder_per_node(cli: Cli, store: Store, here: Path) -> None:
     a_job(store)
     for node in (0, 1):
         copy(store, "1-20", node, (0, 1))
@@ -129,7 +129,7 @@ def test_of_sharded_state_every_rank_has_its_folder(cli: Cli, store: Store, here
 
 
 @pytest.mark.parametrize("data", [b"", b"torn", b"\0" * 560])
-def test_what_is_damaged_is_not_taken(cli: Cli, store: Store, here: Path, data: bytes) -> None:
+def test_a_damaged_copy_is_refused(cli: Cli, store: Store, here: Path, data: bytes) -> None:
     a_job(store)
     copy(store, "1-20")
     store.put(f"jobs/{JOB}/ckpt/1-20/0/state.bin.part-00002", data)
@@ -138,7 +138,7 @@ def test_what_is_damaged_is_not_taken(cli: Cli, store: Store, here: Path, data: 
     assert list((here / "ckpt/1-20").iterdir()) == []
 
 
-def test_no_name_leads_out(cli: Cli, store: Store, here: Path) -> None:
+def test_no_file_name_leaves_the_folder(cli: Cli, store: Store, here: Path) -> None:
     a_job(store)
     copy(store, "1-20", names=("../../evil", "b", "c"))
     done = cli("checkpoints", "first", "--fetch", "ckpt")
@@ -146,7 +146,7 @@ def test_no_name_leads_out(cli: Cli, store: Store, here: Path) -> None:
     assert not (here / "evil").exists() and not (here / "ckpt").exists()
 
 
-def test_what_is_asked_for_and_is_not_there_names_what_is(cli: Cli, store: Store) -> None:
+def test_a_missing_checkpoint_error_lists_the_others(cli: Cli, store: Store) -> None:
     a_job(store)
     copy(store, "1-20")
     done = cli("checkpoints", "first", "--fetch", "ckpt", "--commit", "1-21")

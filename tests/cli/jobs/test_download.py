@@ -64,7 +64,7 @@ def test_an_ended_job_is_found_by_name_and_fetched_whole(
     assert json.loads(cli("status", JOB, "--json").out)["output"] == {"files": 4, "bytes": 7109}
 
 
-def test_what_it_fetched_is_not_sent_along_with_the_next_job(cli: Cli, store: Store, here: Path) -> None:
+def test_downloaded_output_is_not_uploaded_with_the_next_job(cli: Cli, store: Store, here: Path) -> None:
     (here / "train.py").write_text("print(1)\n")
     before = pack(here).sha256
     ended(store)
@@ -73,7 +73,7 @@ def test_what_it_fetched_is_not_sent_along_with_the_next_job(cli: Cli, store: St
     assert pack(here).sha256 == before
 
 
-def test_a_second_time_fetches_only_what_is_missing_or_another(cli: Cli, store: Store, here: Path) -> None:
+def test_a_second_download_fetches_only_missing_or_changed_files(cli: Cli, store: Store, here: Path) -> None:
     ended(store)
     leave(store, 0, FILES)
     first = json.loads(cli("download", "first", "models", "--json").out)
@@ -94,7 +94,7 @@ def test_a_second_time_fetches_only_what_is_missing_or_another(cli: Cli, store: 
     assert (here / "models/0/model.pt").read_bytes() == FILES["model.pt"]
 
 
-def test_a_file_is_whole_or_not_there(cli: Cli, store: Store, here: Path) -> None:
+def test_a_file_arrives_whole_or_not_at_all(cli: Cli, store: Store, here: Path) -> None:
     ended(store)
     leave(store, 0, FILES)
     store.put(paths.output_file(JOB, 0, "f0"), b"torn")
@@ -114,7 +114,7 @@ def test_no_path_leads_out(cli: Cli, store: Store, here: Path, path: str) -> Non
     assert not (here / "evil").exists() and not (here / "models/0/good").exists()
 
 
-def test_one_rank_alone_and_one_that_left_nothing(cli: Cli, store: Store, here: Path) -> None:
+def test_a_single_nodes_output_can_be_downloaded(cli: Cli, store: Store, here: Path) -> None:
     ended(store)
     leave(store, 1, {"model.pt": b"1"})
     assert cli("download", "first", "--node", 1).code == 0
@@ -124,7 +124,7 @@ def test_one_rank_alone_and_one_that_left_nothing(cli: Cli, store: Store, here: 
     assert cli("download", "first", "--node", 2).code == Exit.MISSING
 
 
-def test_an_end_that_was_cut_short_mixes_with_no_later_one(cli: Cli, store: Store, here: Path) -> None:
+def test_output_of_different_generations_is_not_mixed(cli: Cli, store: Store, here: Path) -> None:
     ended(store, gen=3)
     leave(store, 0, {"model.pt": b"older"}, gen=2)
     leave(store, 1, {"model.pt": b"newer"}, gen=3)
@@ -132,7 +132,7 @@ def test_an_end_that_was_cut_short_mixes_with_no_later_one(cli: Cli, store: Stor
     assert not (here / "first-output/0").exists()
 
 
-def test_nothing_is_told_with_its_reason(cli: Cli, store: Store) -> None:
+def test_missing_output_is_explained(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("download", "first")
     assert (
@@ -149,21 +149,21 @@ def test_nothing_is_told_with_its_reason(cli: Cli, store: Store) -> None:
         ({"outcome": Outcome.CANCELLED, "reason": "cancelled by ann"}, "it did not succeed (cancelled by ann)"),
     ],
 )
-def test_an_ended_job_that_left_nothing(cli: Cli, store: Store, over: dict[str, object], words: str) -> None:
+def test_an_ended_job_without_output_is_reported(cli: Cli, store: Store, over: dict[str, object], words: str) -> None:
     ended(store, **over)
     done = cli("download", "first")
     assert done.code == Exit.MISSING and words in done.err
     assert "output:" not in cli("status", JOB).out
 
 
-def test_a_job_that_holds_says_how_to_go_on(cli: Cli, store: Store) -> None:
+def test_a_job_on_hold_names_the_resume_command(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.HOLD, hold=Hold.FAILURE, reason="node 0 exited with 1")
     done = cli("download", "first")
     assert done.code == Exit.MISSING and "on hold (node 0 exited with 1)" in done.err
     assert "try: spotkeeper resume first" in done.err
 
 
-def test_a_list_that_makes_no_sense_is_named(cli: Cli, store: Store) -> None:
+def test_a_damaged_list_is_named(cli: Cli, store: Store) -> None:
     ended(store)
     store.put(paths.output_list(JOB, 1), b'{"gen": "x"}')
     done = cli("download", "first")

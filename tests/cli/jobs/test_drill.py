@@ -44,7 +44,7 @@ def victim(**over: object) -> Victim:
 # -- whom
 
 
-def test_the_highest_rank_on_spot_is_taken_where_nobody_says(store: Store) -> None:
+def test_by_default_the_highest_node_on_spot_is_preempted(store: Store) -> None:
     record = a_job(store)  # node 1 is on demand
     store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, commit_gen=2, commit_step=30))
     found = choose(store, STACK, record, None, announced=True, now=5.0)
@@ -66,13 +66,15 @@ def test_the_highest_rank_on_spot_is_taken_where_nobody_says(store: Store) -> No
         ({}, 7, "nodes 0 to 1"),
     ],
 )
-def test_who_cannot_be_taken_is_left_alone(store: Store, over: dict[str, object], node: int | None, word: str) -> None:
+def test_unsuitable_machines_are_not_preempted(
+    store: Store, over: dict[str, object], node: int | None, word: str
+) -> None:
     record = a_job(store, **over)
     with pytest.raises(CliError, match=word):
         choose(store, STACK, record, node, announced=True, now=5.0)
 
 
-def test_a_terminal_is_asked_and_nothing_happens_without_a_yes(
+def test_a_drill_asks_at_the_terminal_before_it_preempts(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Victim] = []
@@ -86,7 +88,9 @@ def test_a_terminal_is_asked_and_nothing_happens_without_a_yes(
     assert "nothing is saved yet" in done.err and "nothing was changed" in done.err
 
 
-def test_a_missed_target_is_the_exit_code_and_named(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missed_target_is_named_and_sets_the_exit_code(
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job ends while it is drilled: phases are missing, whatever else went well."""
     a_job(store)
 
@@ -106,7 +110,7 @@ def test_a_missed_target_is_the_exit_code_and_named(cli: Cli, store: Store, monk
     assert [phase["step"] for phase in view["phases"]] == [step.value for step in DrillStep]
 
 
-def test_whoever_stops_watching_a_drill_is_told_that_the_machine_is_gone_all_the_same(
+def test_ctrl_c_says_that_the_machine_is_preempted_anyway(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> DrillView:
@@ -120,7 +124,7 @@ def test_whoever_stops_watching_a_drill_is_told_that_the_machine_is_gone_all_the
     assert "is preempted anyway" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
 
 
-def test_without_a_terminal_a_drill_says_at_once_what_it_took(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_drill_names_its_victim_at_once(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     one = victim()
     view = drill_view(one, Evidence(a_job(store), (), (), None, one.at), {}, Targets())
     with drilling.shown(as_json=False) as show:
@@ -166,7 +170,7 @@ def drilled(announced: bool, *, broken: bool = False) -> tuple[DrillView, list[D
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_every_phase_of_a_recovery_is_seen_in_its_order_and_meets_its_target(announced: bool) -> None:
+def test_every_phase_of_a_recovery_is_shown_in_order_within_its_target(announced: bool) -> None:
     view, views = drilled(announced)
     assert view.over and view.passed, [(phase.step, phase.took_s, phase.limit_s) for phase in view.phases]
     at = {phase.step: phase.at_s for phase in view.phases}
@@ -185,7 +189,7 @@ def test_every_phase_of_a_recovery_is_seen_in_its_order_and_meets_its_target(ann
     assert reached == sorted(reached) and reached[0] == 0, "followed live, and nothing is taken back"
 
 
-def test_a_machine_that_nobody_replaces_misses_its_target_and_is_not_waited_for_for_ever() -> None:
+def test_an_unreplaced_machine_misses_its_target_and_ends_the_drill() -> None:
     view, _ = drilled(announced=True, broken=True)
     assert not view.passed
     assert any("was not reached" in line for line in misses(view))
@@ -225,14 +229,14 @@ def test_a_machine_of_compute_engine_is_deleted_by_its_unique_id(cloud: LocalClo
     assert Api.of(cloud).gone(f"zones/{A}/instances/deleted")
 
 
-def test_what_compute_engine_refuses_is_said(cloud: LocalCloud) -> None:
+def test_a_refusal_of_compute_engine_is_shown(cloud: LocalCloud) -> None:
     with pytest.raises(CliError, match="gets no notice"):
         preempting.simulate(
             GceApi(cloud.compute_endpoint, GivenToken(cloud.token)), "local", victim(vm="nosuch", uid="4711")
         )
 
 
-def test_the_local_cloud_preempts_with_and_without_a_word(cloud: LocalCloud) -> None:
+def test_the_local_cloud_preempts_with_and_without_notice(cloud: LocalCloud) -> None:
     target = Target("local", "", cloud.clock, local=cloud.folder)
     for announced in (True, False):
         one = machine(cloud, f"local-{announced}".lower())
@@ -249,7 +253,7 @@ def clients() -> tuple[Any, Any]:
     return Session().create_client("ec2", **keys), Session().create_client("fis", **keys)
 
 
-def test_a_notice_of_aws_is_an_experiment_on_the_one_machine_that_is_marked(clients: tuple[Any, Any]) -> None:
+def test_on_aws_a_notice_is_an_experiment_on_the_tagged_machine(clients: tuple[Any, Any]) -> None:
     ec2, fis = clients
     one = victim(uid="i-0123456789abcdef0")
     with Stubber(ec2) as marks, Stubber(fis) as starts:
@@ -267,7 +271,7 @@ def test_a_notice_of_aws_is_an_experiment_on_the_one_machine_that_is_marked(clie
         starts.assert_no_pending_responses()
 
 
-def test_where_aws_refuses_the_experiment_the_mark_is_taken_off(clients: tuple[Any, Any]) -> None:
+def test_a_refused_experiment_removes_the_tag(clients: tuple[Any, Any]) -> None:
     ec2, fis = clients
     with Stubber(ec2) as marks, Stubber(fis) as starts:
         marks.add_response("describe_instances", {"Reservations": []})
@@ -279,7 +283,7 @@ def test_where_aws_refuses_the_experiment_the_mark_is_taken_off(clients: tuple[A
         marks.assert_no_pending_responses()
 
 
-def test_an_experiment_that_fails_says_why_and_leaves_no_mark(clients: tuple[Any, Any]) -> None:
+def test_a_failed_experiment_is_explained_and_removes_the_tag(clients: tuple[Any, Any]) -> None:
     """With the mark left on it, the next drill would preempt two machines."""
     ec2, fis = clients
     with Stubber(ec2) as marks, Stubber(fis) as starts:
@@ -295,7 +299,7 @@ def test_an_experiment_that_fails_says_why_and_leaves_no_mark(clients: tuple[Any
         marks.assert_no_pending_responses()
 
 
-def test_an_experiment_that_runs_is_not_waited_for_to_its_end_and_one_that_never_begins_is_told(
+def test_the_drill_waits_for_an_experiments_start_and_not_for_its_end(
     clients: tuple[Any, Any],
 ) -> None:
     """Its action takes the two minutes of the notice, and the job gets over it meanwhile."""
@@ -316,7 +320,7 @@ def test_an_experiment_that_runs_is_not_waited_for_to_its_end_and_one_that_never
             marks.assert_no_pending_responses()
 
 
-def test_a_machine_that_another_drill_left_marked_is_not_struck_too(clients: tuple[Any, Any]) -> None:
+def test_another_drills_tagged_machine_is_not_interrupted(clients: tuple[Any, Any]) -> None:
     ec2, fis = clients
     with Stubber(ec2) as marks, Stubber(fis):
         other = {"Reservations": [{"Instances": [{"InstanceId": "i-0fedcba9876543210"}]}]}
@@ -326,7 +330,7 @@ def test_a_machine_that_another_drill_left_marked_is_not_struck_too(clients: tup
         assert "delete-tags --tags Key=sk-drill --resources i-0fedcba9876543210" in refused.value.remedy
 
 
-def test_aws_without_a_template_says_so_before_anybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_fis_template_is_reported_before_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPOTKEEPER_FIS_TEMPLATE", raising=False)
     target, state = Target("prod", "", Clock()), replace(STACK, cloud="aws")
     with pytest.raises(CliError, match="a notice on AWS needs an experiment template"):

@@ -58,7 +58,7 @@ def test_a_stack_s_own_pool_and_prices(cli: Cli, store: Store, folder: Path) -> 
 
 
 @pytest.mark.parametrize(("told_h", "usd"), [(None, "$1.00"), (-25.0, "$1.00"), (-1.0, "$0.70")])
-def test_prices_that_nobody_told_today_are_the_lists_and_said(
+def test_without_reported_prices_list_prices_are_used_and_named(
     told_h: float | None, usd: str, cli: Cli, store: Store, folder: Path
 ) -> None:
     if told_h is not None:
@@ -69,7 +69,7 @@ def test_prices_that_nobody_told_today_are_the_lists_and_said(
     assert ("reported none for us-central1-a, us-central1-b, us-central1-c within a day" in words) == (usd == "$1.00")
 
 
-def test_a_table_and_markdown_say_the_same(cli: Cli, store: Store, folder: Path) -> None:
+def test_table_and_markdown_show_the_same_values(cli: Cli, store: Store, folder: Path) -> None:
     file = job(folder, "work: 5h")
     table, markdown = cli("forecast", file).out, cli("forecast", file, "--markdown").out
     for word in ("cost", "done after", "preemptions", "share on spot", "80 % band"):
@@ -77,7 +77,7 @@ def test_a_table_and_markdown_say_the_same(cli: Cli, store: Store, folder: Path)
     assert markdown.startswith("**`first` on `workers`**")
 
 
-def test_without_a_stack_it_is_the_shipped_market_and_says_so(
+def test_without_a_stack_the_shipped_market_is_used_and_named(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET", "SPOTKEEPER_FOLDER"):
@@ -89,27 +89,27 @@ def test_without_a_stack_it_is_the_shipped_market_and_says_so(
     assert "us-central1 is the job's own" in told
 
 
-def test_a_stack_file_need_not_be_up(cli: Cli, folder: Path) -> None:
+def test_a_forecast_needs_no_running_stack(cli: Cli, folder: Path) -> None:
     done = cli("forecast", job(folder, "nodes: 3\nwork: 5h"), "--stack-file", EXAMPLE, "--json")
     assert json.loads(done.out)["machine_type"] == "a2-highgpu-1g"
     assert "at most 2 of its 3 machines may be on-demand" in said(done.out)
 
 
-def test_static_nodes_that_a_job_takes_are_told_and_what_they_cost(cli: Cli, folder: Path) -> None:
+def test_static_machines_of_a_job_are_noted_with_their_cost(cli: Cli, folder: Path) -> None:
     told = said(cli("forecast", job(folder, "work: 5h"), "--stack-file", EXAMPLE, "--json").out)
     assert "static: " in told and "are used first if idle" in told
     none = said(cli("forecast", job(folder, "work: 5h\nstatic: never"), "--stack-file", EXAMPLE, "--json").out)
     assert "static: " not in none
 
 
-def test_a_deadline_without_a_safety_net_is_told_as_submit_tells_it(cli: Cli, folder: Path) -> None:
+def test_a_risky_deadline_gets_submits_caution(cli: Cli, folder: Path) -> None:
     short = cli("forecast", job(folder, "nodes: 3\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
     assert "deadline: 30h may be missed if no spot is available: only 2 of its 3 machines may be" in said(short.out)
     held = cli("forecast", job(folder, "nodes: 2\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
     assert "may be missed" not in said(held.out)
 
 
-def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(cli: Cli, store: Store, folder: Path) -> None:
+def test_an_impossible_deadline_names_the_earliest_one_and_its_price(cli: Cli, store: Store, folder: Path) -> None:
     done = cli("forecast", job(folder, "deadline: 3h"), "--work", "10h")
     assert done.code == 2
     assert "the earliest is" in done.err and "on-demand" in done.err and "$" in done.err
@@ -124,7 +124,7 @@ def test_a_deadline_that_cannot_be_held_says_the_earliest_and_its_price(cli: Cli
         ("", ("--markets", "/nonexistent"), "no recording"),
     ],
 )
-def test_what_cannot_be_forecast_says_why(
+def test_an_impossible_forecast_is_explained(
     more: str, options: tuple[str, ...], words: str, cli: Cli, store: Store, folder: Path
 ) -> None:
     done = cli("forecast", job(folder, more), *options)
@@ -132,7 +132,7 @@ def test_what_cannot_be_forecast_says_why(
     assert words in done.err
 
 
-def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
+def test_the_work_comes_from_an_earlier_job_of_the_name(
     cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_name("first", "abcdefgh")
@@ -145,7 +145,7 @@ def test_an_earlier_job_of_the_name_tells_how_long_it_trains(
     assert json.loads(cli("forecast", job(folder), "--json").out)["work_h"] == 100.0
 
 
-def test_a_job_of_the_name_that_is_over_tells_it_too(cli: Cli, store: Store, folder: Path) -> None:
+def test_the_work_may_come_from_an_ended_job(cli: Cli, store: Store, folder: Path) -> None:
     """Its name is free again, and what it told is there until it is forgotten."""
     over(store)
     store.put_progress(JOB, Progress(1, 10, 1.0, step_s=2.0, total_steps=9000))
@@ -164,7 +164,7 @@ def over(store: Store, name: str = "first") -> None:
 
 
 @pytest.mark.parametrize(("nodes", "step_s", "work_h"), [(2, 2.0, 5.0), (1, 4.0, 10.0), (4, 1.0, 2.5)])
-def test_an_earlier_job_of_other_machines_is_taken_for_what_it_was(
+def test_an_earlier_jobs_work_is_scaled_to_the_new_machines(
     nodes: int, step_s: float, work_h: float, cli: Cli, store: Store, folder: Path
 ) -> None:
     """It ran on two: one has the arithmetic of both to do, and four have half of it each."""
@@ -183,7 +183,7 @@ def test_an_earlier_job_of_other_machines_is_taken_for_what_it_was(
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_start_takes_what_an_earlier_job_of_the_name_and_the_pools_machines_took(
+def test_a_starts_duration_comes_from_earlier_jobs(
     finished: bool, cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One number where nobody measured, and the measured one for the forecast and for what a deadline can hold."""
@@ -220,7 +220,7 @@ def test_the_stack_s_own_history_is_replayed(
     assert "own history.workers us-central1 is the job's own" in told
 
 
-def test_a_job_that_is_to_be_on_demand_is_forecast_where_it_may_be(folder: Path) -> None:
+def test_an_on_demand_job_is_forecast_on_an_allowed_pool(folder: Path) -> None:
     """The pool that is cheapest on spot may allow no on-demand machine: there it would wait for ever."""
     (pool,) = forecasting.recorded_stack().pools
     never = replace(pool, name="never", max_on_demand=0, prices=dict.fromkeys(pool.zones, Price(1.0, 0.1)))
@@ -232,7 +232,7 @@ def test_a_job_that_is_to_be_on_demand_is_forecast_where_it_may_be(folder: Path)
         assert forecasting.pool_of(spec, stack, []).name == wanted
 
 
-def test_recordings_in_which_spot_never_was_are_told(cli: Cli, store: Store, folder: Path) -> None:
+def test_recordings_without_spot_are_refused(cli: Cli, store: Store, folder: Path) -> None:
     zones = [{"zone": "us-east-1a", "capacity": [0] * 100}]
     recording = {"collection": "c", "market": "m", "gap_seconds": 600, "gang": 1, "zones": zones}
     (folder / "never.json").write_text(json.dumps(recording))
@@ -252,7 +252,7 @@ def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
     assert "the job gets no machine" in "".join(made["skipped"])
 
 
-def test_the_comment_names_what_cannot_be_forecast_too(folder: Path) -> None:
+def test_the_comment_names_jobs_without_a_forecast(folder: Path) -> None:
     known = forecasting.of_settings(EXAMPLE, None)
     wrong = folder / "wrong.yaml"
     wrong.write_text("name: 7\n")
@@ -273,7 +273,7 @@ def test_compare_lists_each_pool_by_cost_and_by_time(cli: Cli, folder: Path) -> 
     assert "network: g5.12xlarge 40 Gbit/s" in text
 
 
-def test_a_shape_that_cannot_hold_the_deadline_is_none(cli: Cli, folder: Path) -> None:
+def test_shapes_that_miss_the_deadline_are_skipped(cli: Cli, folder: Path) -> None:
     options = ("--step-time", "1", "--stack-file", STACKS / "Pulumi.example-aws.yaml")
     fast = cli("compare", job(folder, "deadline: 6h\nspread: true\nnproc: 1"), "--work", "10h", *options, "--json")
     made = json.loads(fast.out)
@@ -313,7 +313,7 @@ def test_a_calibration_run_is_a_gang_of_one(folder: Path) -> None:
     assert step_s(folder / "job.yaml", JobSpec("first", ("train.py",), source="code")) == 0.25
 
 
-def test_a_calibration_run_that_fails_says_what_it_printed(folder: Path) -> None:
+def test_a_failed_calibration_run_shows_its_output(folder: Path) -> None:
     (folder / "code" / "train.py").write_text("raise SystemExit('no data')")
     with pytest.raises(CliError, match="no data"):
         step_s(folder / "job.yaml", JobSpec("first", ("train.py",), source="code"))

@@ -24,7 +24,7 @@ def warned(folder: Path, script: str, more: str = "", command: str = "[train.py]
 
 
 @pytest.mark.parametrize("job", sorted(EXAMPLES.glob("*/job.yaml")), ids=lambda file: file.parent.name)
-def test_the_examples_are_warned_of_nothing(job: Path) -> None:
+def test_the_examples_cause_no_warning(job: Path) -> None:
     assert list(warnings(job, read_job(job, None, 0.0), STACK)) == []
 
 
@@ -38,7 +38,7 @@ def test_the_examples_are_warned_of_nothing(job: Path) -> None:
         ("import spotkeeper", "run = spotkeeper.attach(model); epochs = run.epochs(3)"),
     ],
 )
-def test_a_run_without_its_loop(tmp_path: Path, head: str, run: str) -> None:
+def test_attach_without_a_loop_is_warned_about(tmp_path: Path, head: str, run: str) -> None:
     (line,) = warned(tmp_path, f"{head}\n{run}\nfor batch in loader:\n    train(batch)\n")
     assert "/train.py:2: attach() without run.steps()" in line and "for batch in run.steps(loader)" in line
 
@@ -57,16 +57,16 @@ def test_a_run_without_its_loop(tmp_path: Path, head: str, run: str) -> None:
         "print(1)\n",
     ],
 )
-def test_what_is_well_or_cannot_be_known_gives_no_warning(tmp_path: Path, script: str) -> None:
+def test_correct_or_unreadable_scripts_cause_no_warning(tmp_path: Path, script: str) -> None:
     assert warned(tmp_path, script, "nodes: {min: 1, max: 2}\n") == []
 
 
-def test_attach_without_arguments(tmp_path: Path) -> None:
+def test_attach_without_arguments_is_warned_about(tmp_path: Path) -> None:
     (line,) = warned(tmp_path, f"import spotkeeper\nrun = spotkeeper.attach()\n{LOOP}")
     assert "/train.py:2: attach() without arguments" in line and "attach(model=model" in line
 
 
-def test_a_step_of_the_scripts_own_where_the_world_may_change(tmp_path: Path) -> None:
+def test_an_own_optimizer_step_in_an_elastic_job_is_warned_about(tmp_path: Path) -> None:
     script = (
         f"import spotkeeper\nopt = torch.optim.AdamW(p)\nrun = spotkeeper.attach(model, opt)\n{LOOP}    opt.step()\n"
     )
@@ -88,7 +88,7 @@ def test_a_module_is_found(tmp_path: Path) -> None:
     assert "/pkg/__main__.py:2: " in line
 
 
-def test_more_processes_than_devices(tmp_path: Path) -> None:
+def test_more_processes_than_devices_are_warned_about(tmp_path: Path) -> None:
     found = warned(tmp_path, "", "nproc: 9\n")
     (line,) = found
     assert "/job.yaml: nproc: 9 processes on each machine" in line
@@ -97,20 +97,20 @@ def test_more_processes_than_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [("--check",), ()])
-def test_submit_prints_them_and_goes_on(cli: Cli, store: Store, folder: Path, check: tuple[str, ...]) -> None:
+def test_submit_prints_warnings_and_continues(cli: Cli, store: Store, folder: Path, check: tuple[str, ...]) -> None:
     (folder / "code" / "train.py").write_text("import spotkeeper\nspotkeeper.attach(model)\n")
     done = cli("submit", folder / "job.yaml", *check)
     assert done.code == 0
     assert "train.py:2: attach() without run.steps()" in done.err
 
 
-def test_a_scaled_step_where_the_world_may_change(tmp_path: Path) -> None:
+def test_a_scaled_step_in_an_elastic_job_is_warned_about(tmp_path: Path) -> None:
     script = f"import spotkeeper\nopt = torch.optim.AdamW(p)\nrun = spotkeeper.attach(model, opt)\n{LOOP}"
     (line,) = warned(tmp_path, f"{script}    scaler.step(opt)\n    scaler.update()\n", "nodes: {min: 1, max: 2}\n")
     assert "/train.py:6: " in line and "run.backward(loss) and run.step()" in line
 
 
-def test_a_script_that_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_with_a_syntax_error_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path.parent)
     (line,) = warned(tmp_path, "import os\nthis is no Python\n")
     assert line.startswith(f"{tmp_path.name}/train.py:2: invalid syntax (by Python 3.")
@@ -119,7 +119,7 @@ def test_a_script_that_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "script", [b"x = 1\0\n", bytes(range(256)), b"x = " + b"(" * 5000, b"# coding: nonsense\nx = 1\n"]
 )
-def test_a_script_that_no_parser_takes_stops_nothing(tmp_path: Path, script: bytes) -> None:
+def test_an_unparsable_script_stops_no_submission(tmp_path: Path, script: bytes) -> None:
     """Which Python reports a NUL byte or a nesting too deep as a syntax error, and which otherwise, varies."""
     (tmp_path / "train.py").write_bytes(script)
     (tmp_path / "job.yaml").write_text("name: first\ncommand: [train.py]\nsource: .\n")

@@ -35,7 +35,7 @@ def test_logs(cli: Cli, store: Store) -> None:
     assert cli("logs", "first", "--node", "all").err == "error: first: no node has a log: nothing was printed\n"
 
 
-def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: Store) -> None:
+def test_logs_of_all_nodes_say_how_to_read_the_rest(cli: Cli, store: Store) -> None:
     a_job(store)
     for node in (0, 1):
         store.put(f"jobs/{JOB}/logs/{node}/2.log", join_log([stdout(2048 * node, b"said\n", node)]))
@@ -51,7 +51,7 @@ def test_logs_of_all_ranks_and_how_to_read_the_whole_of_them(cli: Cli, store: St
     assert cli("logs", "first", "--node", "every").code == 2
 
 
-def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: Store) -> None:
+def test_logs_of_a_job_on_hold_end_with_a_note(cli: Cli, store: Store) -> None:
     failed(store)
     for more, said in (((), ()), (("--follow",), ("generation 2, which failed:",))):
         done = cli("logs", "first", "--node", "1", *more)
@@ -64,7 +64,7 @@ def test_logs_of_a_job_that_holds_say_so_and_end(cli: Cli, store: Store) -> None
     assert "holds" not in cli("logs", "first", "--node", "1", "--json").err
 
 
-def test_a_followed_log_says_which_generation_speaks(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_followed_log_names_its_generation(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a resume the newest log is still that of the crash."""
     failed(store)
     cli("resume", "first")

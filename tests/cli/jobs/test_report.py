@@ -56,7 +56,7 @@ def test_the_account_of_a_job(cli: Cli, ended: Store) -> None:
     assert [row["ended"] for row in rows] == ["succeeded", "never joined"]
 
 
-def test_the_sums_of_a_stack(cli: Cli, ended: Store) -> None:
+def test_the_totals_of_a_stack(cli: Cli, ended: Store) -> None:
     sums = json.loads(cli("report", "--all", "--json").out)
     assert [row["key"] for row in sums["users"]] == ["ada"]
     assert [row["key"] for row in sums["months"]] == ["1970-01"]
@@ -66,18 +66,18 @@ def test_the_sums_of_a_stack(cli: Cli, ended: Store) -> None:
     assert [row["by"] for row in rows] == ["job", "user", "month"]
 
 
-def test_a_stack_without_jobs_has_no_sums(cli: Cli, store: Store) -> None:
+def test_a_stack_without_jobs_has_no_totals(cli: Cli, store: Store) -> None:
     assert "has had no jobs" in cli("report", "--all").out
     assert json.loads(cli("report", "--all", "--json").out)["total"]["usd"] == 0
 
 
 @pytest.mark.parametrize("argv", [(), ("first", "--all"), ("first", "--csv", "--json")])
-def test_what_makes_no_sense_is_refused(cli: Cli, ended: Store, argv: tuple[str, ...]) -> None:
+def test_conflicting_options_are_refused(cli: Cli, ended: Store, argv: tuple[str, ...]) -> None:
     done = cli("report", *argv)
     assert (done.code, done.out) == (Exit.USAGE, "")
 
 
-def test_who_submits_is_written_down(cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_submitter_is_recorded(cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "grace")
     job = json.loads(cli("submit", folder / "job.yaml", "--json").out)["job"]
     assert json.loads(cli("report", job, "--json").out)["user"] == "grace"

@@ -36,7 +36,7 @@ def edit(folder: Path, text: str = "") -> None:
         (folder / "job.yaml").write_text(text)
 
 
-def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, store: Store, folder: Path) -> None:
+def test_other_files_are_stored_by_hash_and_named_in_the_request(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder)
     submitted = store.read_spec(record.job)
     edit(folder, "name: first\ncommand: [train.py, --lr, '0.1']\nsource: code\nnodes: 2\n")
@@ -59,9 +59,7 @@ def test_other_files_are_stored_by_content_and_the_ask_names_them(cli: Cli, stor
     assert (told["request"], told["changed"]) == ("resume", ["command", "source"])
 
 
-def test_a_deadline_is_judged_from_the_submission_for_work_that_is_done_need_not_be_done_again(
-    cli: Cli, store: Store, folder: Path
-) -> None:
+def test_a_resumed_jobs_deadline_counts_from_its_submission(cli: Cli, store: Store, folder: Path) -> None:
     now = time.time()
     held(cli, store, folder, created=now - 30 * 3600)
     due = datetime.fromtimestamp(now + 15 * 3600, UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -73,7 +71,7 @@ def test_a_deadline_is_judged_from_the_submission_for_work_that_is_done_need_not
         assert ("counted from its submission, has passed" in done.err) == bool(code)
 
 
-def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: Store, folder: Path) -> None:
+def test_unchanged_files_are_a_plain_resume(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder)
     before = store.list("")
     done = cli("resume", "first", folder / "job.yaml")
@@ -83,7 +81,7 @@ def test_the_files_it_has_are_a_plain_resume(cli: Cli, store: Store, folder: Pat
     assert set(store.list("")) - set(before) == {f"jobs/{record.job}/requests/{request.id}"}
 
 
-def test_a_paused_job_takes_other_files(cli: Cli, store: Store, folder: Path) -> None:
+def test_a_paused_job_accepts_other_files(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder, hold=Hold.PAUSE, reason="paused", hold_ends=None)
     edit(folder)
     assert "with other files (source)" in cli("resume", "first", folder / "job.yaml").out
@@ -106,7 +104,7 @@ def test_a_paused_job_takes_other_files(cli: Cli, store: Store, folder: Path) ->
         ({"phase": Phase.END, "hold": None, "outcome": Outcome.CANCELLED}, "is over: cancelled", ""),
     ],
 )
-def test_a_job_that_does_not_hold_takes_none(
+def test_a_running_job_accepts_no_other_files(
     cli: Cli, store: Store, folder: Path, over: dict[str, Any], told: str, remedy: str
 ) -> None:
     record = held(cli, store, folder, **over)
@@ -129,7 +127,7 @@ def test_a_job_that_does_not_hold_takes_none(
         ("name: first\nnodes: 2\ncheckpoint: {replicated: false}\n", "checkpoint.replicated:"),
     ],
 )
-def test_what_its_disks_hold_fast_is_refused_before_anything_is_written(
+def test_changes_that_do_not_fit_the_disks_are_refused_before_any_write(
     cli: Cli, store: Store, folder: Path, text: str, why: str
 ) -> None:
     record = held(cli, store, folder)
@@ -141,7 +139,7 @@ def test_what_its_disks_hold_fast_is_refused_before_anything_is_written(
     assert store.list("") == before
 
 
-def test_a_wrong_job_file_is_told_with_its_lines(cli: Cli, store: Store, folder: Path) -> None:
+def test_problems_of_a_job_file_have_line_numbers(cli: Cli, store: Store, folder: Path) -> None:
     held(cli, store, folder)
     edit(folder, "name: first\ncommand: [trane.py]\nsource: code\nnodes: 2\n")
     before = store.list("")
@@ -151,7 +149,7 @@ def test_a_wrong_job_file_is_told_with_its_lines(cli: Cli, store: Store, folder:
 
 
 @pytest.mark.parametrize("verb", ["put_source", "put_spec", "put_request"])
-def test_a_resume_that_is_cut_off_leaves_the_old_files_in_force_and_is_done_again(
+def test_an_interrupted_resume_changes_nothing_and_can_be_repeated(
     cli: Cli, store: Store, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = held(cli, store, folder)
@@ -171,7 +169,7 @@ def test_a_resume_that_is_cut_off_leaves_the_old_files_in_force_and_is_done_agai
     assert request.spec_sha256 is not None and store.read_spec(record.job, request.spec_sha256) is not None
 
 
-def test_once_it_has_other_files_they_are_what_submit_compares_with(cli: Cli, store: Store, folder: Path) -> None:
+def test_submit_compares_with_the_resumed_files(cli: Cli, store: Store, folder: Path) -> None:
     record = held(cli, store, folder)
     old = (folder / "code" / "train.py").read_text()
     edit(folder)

@@ -41,7 +41,7 @@ def let_in(store: Store, state: StackState) -> None:
     store.put("stack/pools.json", msgspec.json.encode(replace(state, ssh=True)))
 
 
-def test_on_google_cloud_it_goes_through_the_proxy(cli: Cli, store: Store, calls: Path) -> None:
+def test_on_google_cloud_ssh_uses_the_identity_aware_proxy(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first", "--node", "1", "--", "nvidia-smi", "-q", "a b")
     assert done.code == 7, "the exit code is the command's"
@@ -51,7 +51,7 @@ def test_on_google_cloud_it_goes_through_the_proxy(cli: Cli, store: Store, calls
     ]  # fmt: skip
 
 
-def test_without_a_command_it_is_a_login_shell_with_a_terminal(cli: Cli, store: Store, calls: Path) -> None:
+def test_without_a_command_ssh_opens_a_login_shell(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first", "--node", "0")
     *_, terminal, command = calls.read_text().splitlines()
@@ -59,7 +59,7 @@ def test_without_a_command_it_is_a_login_shell_with_a_terminal(cli: Cli, store: 
     assert FOLDER in done.err and f"/run/spotkeeper/{JOB}" in done.err
 
 
-def test_on_aws_it_is_a_session_of_the_stacks_document(cli: Cli, store: Store, calls: Path) -> None:
+def test_on_aws_ssh_starts_a_session_with_the_stacks_document(cli: Cli, store: Store, calls: Path) -> None:
     let_in(store, replace(STACK, cloud="aws", project="123456789012", region="us-east-1"))
     a_job(store, nodes=(Node(cur=replace(slot(), uid="i-0123456789abcdef0")),))
     command = ("sh", "-c", 'echo "it\'s" {{ 1 }}')
@@ -80,7 +80,7 @@ def test_a_static_machine_is_found_by_its_own_name(cli: Cli, store: Store, calls
     assert "sk-prod-always-s0" in calls.read_text().splitlines()
 
 
-def test_each_start_is_an_event_that_says_who_and_where(
+def test_each_shell_is_an_event_with_user_and_machine(
     cli: Cli, store: Store, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "whoami", lambda: "ada")
@@ -95,7 +95,7 @@ def test_each_start_is_an_event_that_says_who_and_where(
     assert "env" not in told, "a command may hold a secret"
 
 
-def test_where_the_start_cannot_be_logged_there_is_no_shell(
+def test_a_shell_that_cannot_be_logged_does_not_open(
     cli: Cli, store: Store, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from spotkeeper.reconcile.store.objects import StoreError
@@ -109,7 +109,7 @@ def test_where_the_start_cannot_be_logged_there_is_no_shell(
     assert done.code == Exit.FAILED and not calls.exists()
 
 
-def test_a_stack_file_that_lets_nobody_in_is_named(cli: Cli, store: Store) -> None:
+def test_a_stack_without_shells_is_reported(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("ssh", "first", "--node", "0")
     assert done.code == Exit.REFUSED
@@ -119,7 +119,7 @@ def test_a_stack_file_that_lets_nobody_in_is_named(cli: Cli, store: Store) -> No
 
 
 @pytest.mark.parametrize(("cloud", "missing"), [("gcp", ["gcloud"]), ("aws", ["aws", ssh.PLUGIN])])
-def test_a_program_that_is_missing_is_named_with_where_to_have_it(
+def test_a_missing_program_is_named_with_its_installation_page(
     cli: Cli, store: Store, calls: Path, cloud: str, missing: list[str]
 ) -> None:
     let_in(store, replace(STACK, cloud=cloud))
@@ -143,18 +143,18 @@ def test_a_node_without_a_machine_is_refused(cli: Cli, store: Store, calls: Path
     assert cli("ssh", "first").code == 7, "the only one that has one"
 
 
-def test_of_several_machines_one_must_be_named(cli: Cli, store: Store, calls: Path) -> None:
+def test_several_machines_need_a_node_number(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first")
     assert done.code == Exit.REFUSED and "choose one with --node" in done.err and "machine: 0, 1" in done.err
 
 
-def test_a_job_that_is_over_has_no_machine(cli: Cli, store: Store, calls: Path) -> None:
+def test_an_ended_job_has_no_machine(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED)
     assert cli("ssh", "first").code != 7 and not calls.exists()
 
 
-def test_as_json_it_says_how_and_opens_nothing(cli: Cli, store: Store, calls: Path) -> None:
+def test_json_prints_the_command_and_opens_nothing(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     found = json.loads(cli("ssh", "first", "--node", "0", "--json").out)
     assert found["machine"]["name"] == f"sk-prod-{JOB}-n0000-a1" and found["argv"][:3] == ["gcloud", "compute", "ssh"]

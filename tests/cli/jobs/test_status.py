@@ -40,7 +40,7 @@ def test_status_of_a_job(cli: Cli, store: Store) -> None:
         (None, {}, "deadline"),
     ],
 )
-def test_status_and_report_say_how_it_stands_with_the_deadline(
+def test_status_and_report_show_the_deadline(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, deadline: str | None, over: dict[str, Any], line: str
 ) -> None:
     monkeypatch.setattr(Clock, "now", lambda _: 2200.0)
@@ -69,7 +69,7 @@ def test_status_shows_the_end_of_the_log_of_a_job_that_crashed(cli: Cli, store: 
 
 @pytest.mark.parametrize("command", ["status", "watch"])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_logs_lines_are_whole_however_long(
+def test_long_log_lines_are_not_broken(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, command: str, terminal: bool
 ) -> None:
     line = '  File "/srv/' + "a-long-folder/" * 20 + 'train.py", line 7, in <module>'
@@ -82,7 +82,7 @@ def test_a_logs_lines_are_whole_however_long(
     assert sum("boom" in each for each in lines) == 1, "it is told once"
 
 
-def test_a_crash_that_was_got_over_is_not_shown(cli: Cli, store: Store) -> None:
+def test_an_overcome_crash_is_not_shown(cli: Cli, store: Store) -> None:
     """The last generation's is, for it may come again; not one of which others have come and gone since."""
     a_job(store, gen=3)
     store.append_ledger(JOB, Entry(at=50.0, id="crash.g1", event=Event.CRASH, gen=1, node=0))

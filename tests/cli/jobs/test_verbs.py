@@ -30,7 +30,7 @@ LOSES = [
 
 
 @pytest.mark.parametrize(("argv", "told"), [case[1:] for case in LOSES], ids=[case[0] for case in LOSES])
-def test_what_loses_something_is_refused_without_a_terminal(
+def test_without_a_terminal_destructive_commands_are_refused(
     cli: Cli, store: Store, argv: tuple[str, ...], told: str
 ) -> None:
     a_job(store)
@@ -43,7 +43,7 @@ def test_what_loses_something_is_refused_without_a_terminal(
 
 @pytest.mark.parametrize("agreed", [True, False])
 @pytest.mark.parametrize(("argv", "told"), [case[1:] for case in LOSES], ids=[case[0] for case in LOSES])
-def test_what_loses_something_is_asked_at_a_terminal(
+def test_at_a_terminal_destructive_commands_ask(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], told: str, agreed: bool
 ) -> None:
     a_job(store)
@@ -60,7 +60,7 @@ def test_a_drill_is_refused_without_a_terminal(cli: Cli, store: Store) -> None:
     assert "spotkeeper drill first --node 0 --no-notice --yes" in done.err
 
 
-def test_a_move_names_a_zone_of_the_jobs_pools(cli: Cli, store: Store) -> None:
+def test_a_move_needs_a_zone_of_the_jobs_pools(cli: Cli, store: Store) -> None:
     a_job(store)
     store.put_spec(JOB, JobSpec("first", ("train.py",)))
     refused = cli("move", "first", "us-central1-x")
@@ -70,7 +70,7 @@ def test_a_move_names_a_zone_of_the_jobs_pools(cli: Cli, store: Store) -> None:
     assert (request.kind, request.zone) == (RequestKind.MOVE, "us-central1-b")
 
 
-def test_a_move_to_where_the_job_is_is_refused_unless_it_ends_another(cli: Cli, store: Store) -> None:
+def test_a_move_to_the_present_zone_is_refused_unless_it_cancels_a_move(cli: Cli, store: Store) -> None:
     record = a_job(store, zone="us-central1-a")
     store.put_spec(JOB, JobSpec("first", ("train.py",)))
     refused = cli("move", "first", "us-central1-a")
@@ -81,9 +81,7 @@ def test_a_move_to_where_the_job_is_is_refused_unless_it_ends_another(cli: Cli, 
     assert cli("move", "first", "us-central1-a").code == 0
 
 
-def test_what_the_function_refuses_at_once_is_told_without_wait(
-    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_immediate_refusal_is_shown_without_wait(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     a_job(store, zone="us-central1-a")
     store.put_spec(JOB, JobSpec("first", ("train.py",)))
 
@@ -114,7 +112,7 @@ def test_what_the_function_refuses_at_once_is_told_without_wait(
         (RequestKind.SWAP, {"node": 1}, "as node 1"),
     ],
 )
-def test_a_wait_says_what_ends_it(
+def test_a_wait_names_the_awaited_event(
     store: Store, capsys: pytest.CaptureFixture[str], kind: RequestKind, of: dict[str, object], word: str
 ) -> None:
     over = replace(a_job(store), phase=Phase.DONE, outcome=Outcome.CANCELLED)
@@ -134,7 +132,7 @@ class Typed(io.StringIO):
     ("typed", "code", "asked_again"),
     [("y\n", 0, False), ("YES\n", 0, False), ("\n", 4, False), ("n\n", 4, False), ("", 4, False), ("x\ny\n", 0, True)],
 )
-def test_a_question_is_answered_by_y_or_n(
+def test_questions_accept_only_y_or_n(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, asked_again: bool
 ) -> None:
     a_job(store)
@@ -145,7 +143,7 @@ def test_a_question_is_answered_by_y_or_n(
     assert code == 0 or done.err.endswith("error: nothing was changed\n")
 
 
-def test_a_swap_names_a_machine_that_can_be_replaced(cli: Cli, store: Store) -> None:
+def test_a_swap_needs_a_replaceable_machine(cli: Cli, store: Store) -> None:
     a_job(store, nodes=(Node(cur=slot()), Node(cur=slot(model=Model.STATIC, machine="floor-s0"))))
     assert "node 1 is a static machine" in cli("swap", "first", "--node", "1").err
     beyond = cli("swap", "first", "--node", "7")
@@ -155,7 +153,7 @@ def test_a_swap_names_a_machine_that_can_be_replaced(cli: Cli, store: Store) -> 
     assert (request.kind, request.node) == (RequestKind.SWAP, 0)
 
 
-def test_of_several_machines_a_swap_wants_one_named(cli: Cli, store: Store) -> None:
+def test_a_swap_among_several_machines_needs_a_node(cli: Cli, store: Store) -> None:
     a_job(store)
     done = cli("swap", "first")
     assert done.code == Exit.REFUSED
@@ -178,7 +176,7 @@ def follow(store: Store, before: Record, kind: RequestKind, *steps: Callable[[Re
     return after
 
 
-def test_waiting_ends_when_the_record_shows_it(store: Store) -> None:
+def test_waiting_ends_when_the_record_shows_the_result(store: Store) -> None:
     before = a_job(store)
     spot = replace(before.nodes[0], cur=replace(slot(), attempt=9))
     assert follow(store, before, RequestKind.SWAP, lambda r: replace(r, nodes=(spot, r.nodes[1])), node=0).gen == 2
@@ -256,7 +254,7 @@ def test_several_files_are_all_checked_before_any_is_submitted(cli: Cli, store: 
     assert spec is not None and spec.command[-1] == "3e-4", "as it was written"
 
 
-def test_a_resume_of_a_variant_takes_its_arguments(cli: Cli, store: Store, folder: Path) -> None:
+def test_a_variant_is_resumed_with_its_arguments(cli: Cli, store: Store, folder: Path) -> None:
     file = folder / "job.yaml"
     submitted(cli("submit", file, "--json", "--", "--lr", "1"))
     job = store.read_name("first") or ""
@@ -268,7 +266,7 @@ def test_a_resume_of_a_variant_takes_its_arguments(cli: Cli, store: Store, folde
     assert "need the job file" in cli("resume", "first", "--", "--lr", "2").err
 
 
-def test_a_resume_of_a_job_with_another_name_says_so_and_takes_it(cli: Cli, store: Store, folder: Path) -> None:
+def test_a_job_with_an_overridden_name_is_resumed_with_that_name(cli: Cli, store: Store, folder: Path) -> None:
     file = folder / "job.yaml"
     submitted(cli("submit", file, "--name", "wide", "--json"))
     held = store.read_record(store.read_name("wide") or "")
@@ -280,7 +278,7 @@ def test_a_resume_of_a_job_with_another_name_says_so_and_takes_it(cli: Cli, stor
     assert json.loads(done.out)["changed"] == ["command"]
 
 
-def test_waiting_ends_when_the_job_ended_before_the_request_was_taken_in(store: Store) -> None:
+def test_waiting_ends_when_the_job_ends_first(store: Store) -> None:
     before = a_job(store)
     held = store.read_record(JOB)
     assert held is not None
@@ -304,7 +302,7 @@ def test_requests_are_left_for_the_next_round(cli: Cli, store: Store, kind: str)
     assert held is not None and held.value.phase is phase  # only reconcile writes the record
 
 
-def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: Store) -> None:
+def test_a_resize_needs_an_allowed_size(cli: Cli, store: Store) -> None:
     a_job(store)
     store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 4)))
     done = cli("resize", "first", "3")
@@ -319,7 +317,7 @@ def test_a_resize_names_a_size_that_the_job_file_allows(cli: Cli, store: Store) 
     assert "cannot have 1 machine: 1 is not within" in cli("resize", "first", "1").err
 
 
-def test_a_resize_does_not_promise_that_the_highest_nodes_go(cli: Cli) -> None:
+def test_a_resize_does_not_name_the_nodes_to_be_parked(cli: Cli) -> None:
     """Of three nodes 0 and 2 may remain (``decide/gang/test_resize.py``)."""
     told = " ".join(cli("resize", "--help").out.split())
     assert "the other nodes keep their numbers" in told and "highest" not in told
@@ -333,7 +331,7 @@ def test_a_resize_does_not_promise_that_the_highest_nodes_go(cli: Cli) -> None:
         (Phase.RUN, ("resize", "2"), "has 2 machines already"),
     ],
 )
-def test_what_is_so_already_is_refused_at_once(
+def test_requests_without_effect_are_refused_at_once(
     cli: Cli, store: Store, phase: Phase, words: tuple[str, ...], why: str
 ) -> None:
     """Taken in, it would be refused in the ledger, where nobody looks."""
@@ -344,21 +342,21 @@ def test_what_is_so_already_is_refused_at_once(
     assert store.list_requests(JOB) == ()
 
 
-def test_a_request_behind_another_is_left_for_the_round_to_judge(cli: Cli, store: Store) -> None:
+def test_a_request_behind_another_is_judged_by_the_round(cli: Cli, store: Store) -> None:
     a_job(store)
     assert cli("pause", "first").code == 0
     assert cli("resume", "first").code == 0  # the pause is not taken in yet
     assert [request.kind for request in store.list_requests(JOB)] == [RequestKind.PAUSE, RequestKind.RESUME]
 
 
-def test_to_go_back_is_a_word_of_its_own(cli: Cli, store: Store) -> None:
+def test_going_back_needs_its_own_option(cli: Cli, store: Store) -> None:
     a_job(store)
     assert cli("resume", "first", "--go-back", "--yes").code == 0
     (request,) = store.list_requests(JOB)
     assert (request.kind, request.go_back) == (RequestKind.RESUME, True)
 
 
-def test_a_job_that_is_over_takes_no_request(cli: Cli, store: Store) -> None:
+def test_an_ended_job_accepts_no_request(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED)
     done = cli("pause", "first")
     assert (done.code, done.err) == (4, f"error: first ({JOB}) is over: cancelled\n")

@@ -49,7 +49,7 @@ ALT_SCREEN = re.compile("\x1b\\[\\?1049h(.*?)\x1b\\[\\?1049l", re.DOTALL)
 
 @pytest.mark.parametrize("end", ["over", "ctrl-c"])
 @pytest.mark.parametrize("height", [12, 24])
-def test_a_watch_leaves_its_last_view_in_the_scrollback_once_and_nothing_else(
+def test_watch_leaves_only_its_last_view_in_the_scrollback(
     store: Store,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -92,7 +92,7 @@ def test_a_watch_leaves_its_last_view_in_the_scrollback_once_and_nothing_else(
         assert frame.count("\n") < height and f"generation {number} trains" in frame, "the newest event is in view"
 
 
-def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: Store) -> None:
+def test_watch_fails_if_the_job_is_on_hold_after_a_failure(cli: Cli, store: Store) -> None:
     record = failed(store)
     done = cli("watch", "first")
     assert done.code == 1
@@ -115,13 +115,13 @@ def test_watch_fails_with_a_job_that_holds_because_it_failed(cli: Cli, store: St
     assert not resume_waits(store, taken)
 
 
-def test_a_watched_job_that_somebody_cancelled_needs_no_advice(cli: Cli, store: Store) -> None:
+def test_a_cancelled_job_ends_watch_without_advice(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED, reason="cancelled by me")
     done = cli("watch", "first")
     assert (done.code, done.err) == (1, f"error: first ({JOB}) was cancelled\n")
 
 
-def test_watch_fails_with_a_job_that_failed(cli: Cli, store: Store) -> None:
+def test_watch_fails_if_the_job_failed(cli: Cli, store: Store) -> None:
     a_job(store, phase=Phase.END, outcome=Outcome.FAILED, reason="exit 93")
     done = cli("watch", "first")
     assert done.code == 1

@@ -74,13 +74,13 @@ def at_a_terminal(patch: pytest.MonkeyPatch, answer: Callable[..., bool]) -> Non
     patch.setattr("spotkeeper.cli.output.confirm", answer)
 
 
-def test_a_cloud_whose_jobs_are_all_over_goes_without_a_question(cli: Cli, here: Path) -> None:
+def test_a_cloud_without_unfinished_jobs_ends_without_a_question(cli: Cli, here: Path) -> None:
     done = cli("local", "down", "--folder", here)
     assert done.code == 1 and REACHED in done.err and "not over" not in done.err
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_without_a_terminal_it_refuses_and_names_the_jobs(cli: Cli, here: Path, more: tuple[str, ...]) -> None:
+def test_without_a_terminal_down_refuses_and_names_the_jobs(cli: Cli, here: Path, more: tuple[str, ...]) -> None:
     two_jobs(here)
     done = cli("local", "down", "--folder", here, *more)
     assert (done.code, done.out) == (4, "")
@@ -90,7 +90,7 @@ def test_without_a_terminal_it_refuses_and_names_the_jobs(cli: Cli, here: Path, 
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-def test_at_a_terminal_it_asks(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
+def test_at_a_terminal_down_asks(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
     two_jobs(here)
     at_a_terminal(monkeypatch, lambda *_, **__: agreed)
     done = cli("local", "down", "--folder", here)
@@ -100,13 +100,13 @@ def test_at_a_terminal_it_asks(cli: Cli, here: Path, monkeypatch: pytest.MonkeyP
     assert agreed or done.err.endswith("error: nothing was changed\n")
 
 
-def test_yes_asks_nobody(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_with_yes_does_not_ask(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_jobs(here)
     at_a_terminal(monkeypatch, lambda *_, **__: pytest.fail("asked"))
     assert REACHED in cli("local", "down", "--yes", "--folder", here).err
 
 
-def test_who_breaks_it_off_is_told_what_is_left_and_how_it_goes_on(
+def test_ctrl_c_during_down_names_the_rest_and_the_next_command(
     cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken_off(*_: object) -> None:
@@ -120,7 +120,7 @@ def test_who_breaks_it_off_is_told_what_is_left_and_how_it_goes_on(
         assert f"spotkeeper local {command} --folder '{here}'" in done.err
 
 
-def test_a_stack_that_is_being_destroyed_is_brought_up_again_by_what_brought_it_up(
+def test_a_half_destroyed_stack_names_the_command_that_restores_it(
     cli: Cli, here: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTKEEPER_FOLDER", str(here))
@@ -136,7 +136,7 @@ def test_a_stack_that_is_being_destroyed_is_brought_up_again_by_what_brought_it_
     assert f"try: bring it up again: spotkeeper local up --folder '{here}'\n" in done.err
 
 
-def test_a_cloud_elsewhere_is_named_by_the_environment(
+def test_the_environment_names_a_cloud_in_another_folder(
     cli: Cli, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SPOTKEEPER_BUCKET", "SPOTKEEPER_STACK"):
@@ -152,9 +152,7 @@ def test_a_cloud_elsewhere_is_named_by_the_environment(
     assert "nowhere: no cloud here" in cli("status").err
 
 
-def test_who_starts_a_cloud_elsewhere_is_told_how_commands_find_it(
-    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_in_another_folder_prints_the_variable_to_set(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalCloud, "up", lambda folder, **_: LocalCloud.attach(folder))
     monkeypatch.setattr(deploy, "up", lambda *_: deploy.DeployResult("in-process", {}, (), {}))
     advice = f"export SPOTKEEPER_FOLDER='{here}'\n"
@@ -163,14 +161,14 @@ def test_who_starts_a_cloud_elsewhere_is_told_how_commands_find_it(
     assert "export" not in cli("local", "up", "--json").err
 
 
-def test_a_job_whose_record_cannot_be_read_is_named_too(cli: Cli, here: Path) -> None:
+def test_a_job_with_an_unreadable_record_is_named(cli: Cli, here: Path) -> None:
     two_jobs(here)
     bucket(here).put("jobs/cccc2345/rec", b"{")
     done = cli("local", "down", "--folder", here)
     assert done.code == 4 and "error:   cccc2345: its record cannot be read" in done.err.splitlines()
 
 
-def test_a_bucket_that_cannot_be_read_names_the_way_out(cli: Cli, here: Path) -> None:
+def test_an_unreadable_bucket_names_the_force_option(cli: Cli, here: Path) -> None:
     for path in here.glob("bucket.sqlite*"):
         path.write_bytes(b"no database" * 1000)
     done = cli("local", "down", "--folder", here)

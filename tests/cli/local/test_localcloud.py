@@ -63,21 +63,21 @@ def test_up_again_changes_nothing(shell: Shell) -> None:
     assert {what for what, count in changes.items() if count} == {"same"}
 
 
-def test_up_says_what_a_researcher_needs_and_every_resource_on_request(shell: Shell) -> None:
+def test_up_prints_a_summary_and_resources_on_request(shell: Shell) -> None:
     short = shell("local", "up")
     assert short.returncode == 0, short.stderr
     assert len(short.stdout.splitlines()) == 1 and "unchanged (--verbose lists them)" in short.stdout
     assert "reconcileUrl" in shell("local", "up", "--verbose").stdout
 
 
-def test_the_next_step_is_a_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_job_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Path(localcloud._example()).is_file() and Path(localcloud._example()).is_absolute()
     monkeypatch.chdir(localcloud.STACK_FILE.parents[2])
     assert localcloud._example() == "examples/gpt/job.yaml"
 
 
-def test_a_stack_file_of_ones_own_is_taken_and_kept(shell: Shell, tmp_path: Path) -> None:
+def test_a_given_stack_file_is_kept_for_later_ups(shell: Shell, tmp_path: Path) -> None:
     own = tmp_path / "Pulumi.mine.yaml"
     own.write_text(localcloud.STACK_FILE.read_text().replace("size: 8", "size: 3"))
     try:
@@ -91,7 +91,7 @@ def test_a_stack_file_of_ones_own_is_taken_and_kept(shell: Shell, tmp_path: Path
     assert wrong.returncode == 2 and "no such stack file" in wrong.stderr
 
 
-def test_a_break_during_up_says_what_there_is(
+def test_ctrl_c_during_up_names_what_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaks(*_: object, **__: object) -> None:
@@ -116,14 +116,14 @@ def test_the_cloud_is_found_from_a_folder_below(shell: Shell) -> None:
     assert Shell(below).json("local", "status")["vms"]
 
 
-def test_status_says_what_stands(shell: Shell) -> None:
+def test_status_lists_machines_disks_and_zones(shell: Shell) -> None:
     found = shell.json("local", "status")
     assert [vm["name"] for vm in found["vms"]] == ["sk-local-floor-s0"]
     assert len(found["zones"]) == 3
     assert "sk-local-floor-s0" in shell("local", "status").stdout
 
 
-def test_capacity_is_set_and_given_back(shell: Shell) -> None:
+def test_capacity_is_set_and_returned_to_the_market(shell: Shell) -> None:
     zone = "us-central1-b"
     shell.json("local", "capacity", zone, "0")
     (found,) = [one for one in shell.json("local", "status")["zones"] if one["zone"] == zone]
@@ -142,14 +142,14 @@ def test_capacity_is_set_and_given_back(shell: Shell) -> None:
         (("status", "--folder", "elsewhere"), 3, "no cloud here"),
     ],
 )
-def test_what_cannot_be_done_is_said(shell: Shell, argv: tuple[str, ...], code: int, words: str) -> None:
+def test_impossible_commands_are_explained(shell: Shell, argv: tuple[str, ...], code: int, words: str) -> None:
     done = shell("local", *argv)
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_tick_from_the_shell_makes_a_jobs_machines(shell: Shell) -> None:
+def test_a_tick_from_the_shell_launches_a_jobs_machines(shell: Shell) -> None:
     (shell.folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     (shell.folder / "job.yaml").write_text("name: one\ncommand: [train.py]\nsource: .\nstatic: never\n")
     (shell.folder / ".spotkeeperignore").write_text("*\n!train.py\n")
@@ -161,7 +161,7 @@ def test_a_tick_from_the_shell_makes_a_jobs_machines(shell: Shell) -> None:
     assert shell("cancel", "one", "--yes").returncode == 0
 
 
-def test_a_cloud_whose_keeper_and_control_plane_were_killed_says_what_helps(shell: Shell) -> None:
+def test_a_cloud_without_keeper_and_control_plane_names_the_remedy(shell: Shell) -> None:
     folder = shell.folder / ".spotkeeper" / "local"
     before = [(vm["name"], vm["id"]) for vm in shell.json("local", "status")["vms"] if "floor" in vm["name"]]
     for name in ("keeper.pid", "server.pid"):
@@ -180,7 +180,7 @@ def test_a_cloud_whose_keeper_and_control_plane_were_killed_says_what_helps(shel
     assert [vm["status"] for vm in after if "floor" in vm["name"]] == ["RUNNING"]
 
 
-def test_an_allocation_that_came_to_harm_is_made_anew(shell: Shell) -> None:
+def test_a_damaged_allocation_is_rebuilt(shell: Shell) -> None:
     import sqlite3
 
     assert shell("repair", "allocation").returncode == 4, "it is well, or was never written"
@@ -191,9 +191,7 @@ def test_an_allocation_that_came_to_harm_is_made_anew(shell: Shell) -> None:
     assert "allocation" not in shell("status").stderr
 
 
-def test_the_commands_that_help_a_cloud_name_its_folder_as_a_shell_reads_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suggested_commands_quote_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my cloud; it's $HOME"
     folder.mkdir()
     config = Config("0" * 8, 1, Clock(0.0, 0.0, 1.0).to_env())
@@ -212,14 +210,14 @@ def test_the_commands_that_help_a_cloud_name_its_folder_as_a_shell_reads_it(
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "nan"])
-def test_a_clock_that_cannot_run_starts_no_cloud(tmp_path: Path, scale: str) -> None:
+def test_an_invalid_scale_starts_no_cloud(tmp_path: Path, scale: str) -> None:
     done = Shell(tmp_path)("local", "up", "--scale", scale)
     assert (done.returncode, done.stderr) == (2, f"error: scale {float(scale)}: want a number above 0\n")
     assert Shell(tmp_path)("local", "status").returncode == 3
 
 
 @pytest.mark.parametrize("scale", ["121", "100000", "inf"])
-def test_a_clock_that_no_notice_survives_is_refused_with_the_reason(tmp_path: Path, scale: str) -> None:
+def test_a_scale_too_high_for_notices_is_refused(tmp_path: Path, scale: str) -> None:
     done = Shell(tmp_path)("local", "up", "--scale", scale)
     assert (done.returncode, "must be at most 120; at 120 a notice of 120 s is one real second" in done.stderr) == (
         2,

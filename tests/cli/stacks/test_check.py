@@ -52,7 +52,7 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_a_stack_that_is_right_is_said_with_its_pools_and_what_they_may_cost(cli: Cli, checkout: Path) -> None:
+def test_a_valid_stack_is_summarised_with_the_cost_of_its_pools(cli: Cli, checkout: Path) -> None:
     done = cli("check", "dev")
     assert (done.code, done.err) == (0, "")
     # 8 x 1.469; of them 2 on-demand: 6 x 1.469 + 2 x 3.673
@@ -60,7 +60,7 @@ def test_a_stack_that_is_right_is_said_with_its_pools_and_what_they_may_cost(cli
     assert "job jobs/vit.yaml\n" in done.out
 
 
-def test_json_says_the_same(cli: Cli, checkout: Path) -> None:
+def test_json_has_the_same_content(cli: Cli, checkout: Path) -> None:
     told = json.loads(cli("check", checkout / "infra/stacks/Pulumi.dev.yaml", "--json").out)
     assert (told["stack"], told["ok"], told["problems"], told["jobs"]) == (
         "dev",
@@ -74,7 +74,7 @@ def test_json_says_the_same(cli: Cli, checkout: Path) -> None:
     }  # fmt: skip
 
 
-def test_everything_wrong_with_stack_and_jobs_comes_at_once_with_file_and_line(cli: Cli, checkout: Path) -> None:
+def test_all_problems_of_stack_and_jobs_are_listed_with_file_and_line(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "kind: spot", "kind: spto")
     change(checkout / "jobs/gpt.yaml", "nodes: 4", "nods: 4")
     done = cli("check", "dev")
@@ -85,7 +85,7 @@ def test_everything_wrong_with_stack_and_jobs_comes_at_once_with_file_and_line(c
     ]
 
 
-def test_a_stack_whose_machines_another_ones_rights_would_reach_is_refused(cli: Cli, checkout: Path) -> None:
+def test_a_stack_within_another_stacks_rights_is_refused(cli: Cli, checkout: Path) -> None:
     (checkout / "infra/stacks/Pulumi.dev-gpu.yaml").write_text(STACK)
     for name, other in (("dev", "dev-gpu"), ("dev-gpu", "dev")):
         done = cli("check", name)
@@ -97,7 +97,7 @@ def test_a_stack_whose_machines_another_ones_rights_would_reach_is_refused(cli: 
     assert cli("check", "dev").code == 0
 
 
-def test_json_has_the_problems_apart(cli: Cli, checkout: Path) -> None:
+def test_json_lists_each_problem(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "us-east1-b", "us-east1-x")
     done = cli("check", "dev", "--json")
     assert (done.code, done.err) == (2, "error: 1 problem\n")
@@ -131,7 +131,7 @@ def test_json_has_the_problems_apart(cli: Cli, checkout: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_job_file_is_judged_by_the_stack_it_is_for(cli: Cli, checkout: Path, job: str, told: str) -> None:
+def test_a_job_file_is_checked_against_its_stack(cli: Cli, checkout: Path, job: str, told: str) -> None:
     change(checkout / "jobs/gpt.yaml", "nodes: 4", job)
     if job.startswith("name"):
         change(checkout / "jobs/gpt.yaml", "name: gpt\n", "")
@@ -145,23 +145,23 @@ def test_a_pool_without_notice_leaves_a_job_30_s(cli: Cli, checkout: Path) -> No
     assert "vit.yaml:4: grace_s: 26.0: is above 25: a machine of burst has 30 s of notice" in cli("check", "dev").err
 
 
-def test_a_job_file_that_is_not_there_is_said_with_the_nearest(cli: Cli, checkout: Path) -> None:
+def test_a_missing_job_file_names_the_nearest(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "jobs/gpt.yaml", "jobs/gtp.yaml")
     assert cli("check", "dev").err == "error: jobs/gtp.yaml: no such file (did you mean gpt.yaml?)\n"
 
 
-def test_no_such_stack(cli: Cli, checkout: Path) -> None:
+def test_an_unknown_stack_is_an_error(cli: Cli, checkout: Path) -> None:
     done = cli("check", "dve")
     assert done.code == 3
     assert "no stack dve" in done.err and "(did you mean dev?)" in done.err
 
 
 @pytest.mark.parametrize("stack", ["local", "example-gcp", "example-aws"])
-def test_the_stacks_that_come_with_it_are_right(cli: Cli, stack: str) -> None:
+def test_the_shipped_stack_files_are_valid(cli: Cli, stack: str) -> None:
     assert cli("check", stack).code == 0
 
 
-def test_what_was_copied_and_not_changed_is_named(cli: Cli, checkout: Path) -> None:
+def test_unchanged_example_values_are_named(cli: Cli, checkout: Path) -> None:
     told = cli("check", "dev").out
     assert "example values to replace: gcp:project, spotkeeper:image, spotkeeper:job_identity" in told
     file = checkout / "infra/stacks/Pulumi.dev.yaml"
@@ -171,14 +171,14 @@ def test_what_was_copied_and_not_changed_is_named(cli: Cli, checkout: Path) -> N
 
 
 @pytest.mark.parametrize("cloud", ["gcp", "aws"])
-def test_every_line_of_an_example_that_is_somebodys_says_acme(cloud: str) -> None:
+def test_all_placeholders_of_the_examples_contain_acme(cloud: str) -> None:
     """Which is how people find what is theirs to change."""
     text = (ROOT / f"infra/stacks/Pulumi.example-{cloud}.yaml").read_text()
     theirs = [line for line in text.splitlines() if any(word in line for word in stackfile.EXAMPLES[1:])]
     assert theirs and all("acme" in line for line in theirs)
 
 
-def test_it_needs_no_engine_and_no_cloud() -> None:
+def test_check_needs_neither_engine_nor_cloud() -> None:
     """Neither Pulumi nor a client of a cloud is imported, and there is nothing to log in to."""
     program = (
         "import sys\n"

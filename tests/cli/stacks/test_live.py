@@ -25,7 +25,7 @@ def test_every_entry_of_the_page_is_listed(cloud: str) -> None:
 
 
 @pytest.mark.parametrize("cloud", live.SECTIONS)
-def test_commands_are_for_a_shell_and_bear_the_stacks_names(cloud: str) -> None:
+def test_commands_contain_the_stacks_names(cloud: str) -> None:
     for one in live.checks(TEXT, cloud, NAMES):
         assert all((one.what, one.why, one.command, one.expect)), one
         assert not re.search(r"STACK|PROJECT|REGION|BUCKET", " ".join(live.text([one]))), one
@@ -34,7 +34,7 @@ def test_commands_are_for_a_shell_and_bear_the_stacks_names(cloud: str) -> None:
         assert one.command.isascii() and "\n" not in one.command
 
 
-def test_what_can_be_judged_by_a_program_is_marked_and_what_costs_data_is_not() -> None:
+def test_harmless_checks_have_a_match_marker() -> None:
     every = [one for cloud in live.SECTIONS for one in live.checks(TEXT, cloud, NAMES)]
     judged = [one for one in every if one.match]
     assert len(judged) >= 4
@@ -43,7 +43,7 @@ def test_what_can_be_judged_by_a_program_is_marked_and_what_costs_data_is_not() 
         assert not re.search(r"destroy|remove|delete-function|put-function|drill", one.command), one
 
 
-def test_a_word_within_a_word_is_left_alone() -> None:
+def test_placeholders_are_replaced_as_whole_words() -> None:
     page = "# x\n\n## AWS\n\n1. **W.** Y STACK_X.\n\n       a $(STACK)STACK_X\n\n   Expect: MY_STACK.\n\n## Both\n"
     (one,) = live.checks(page, "aws", NAMES)
     assert (one.why, one.command, one.expect) == ("Y STACK_X.", "a $(prod)STACK_X", "MY_STACK")
@@ -61,6 +61,6 @@ def test_a_stack_of_the_checkout_is_filled_in(cli: Cli, monkeypatch: pytest.Monk
     assert missing.code == 3 and "run it in a checkout" in missing.err
 
 
-def test_other_pages_lead_there() -> None:
+def test_other_pages_link_to_the_page() -> None:
     for page in ("README", "gcp", "aws"):
         assert "(first-live-hour.md)" in (CHECKOUT / "docs" / f"{page}.md").read_text("utf-8"), page

@@ -34,7 +34,7 @@ def by_name(planned: tuple[Planned, ...], kind: str, name: str) -> Planned:
     return found
 
 
-def test_it_shows_all_that_the_program_declares_each_below_its_component(planned: tuple[Planned, ...]) -> None:
+def test_a_plan_shows_every_declared_resource_below_its_component(planned: tuple[Planned, ...]) -> None:
     declared = run_program("demo", read_config(EXAMPLE))
     assert sorted(f"{one.type}::{one.name}" for one in planned) == sorted(declared)
     parts = [one for one in planned if one.type.startswith("spotkeeper:")]
@@ -45,14 +45,14 @@ def test_it_shows_all_that_the_program_declares_each_below_its_component(planned
     assert protected == {one.name for one in declared.values() if one.protect} == {"bucket", "sk-demo-floor-s0-data"}
 
 
-def test_secrets_are_masked_and_what_only_the_cloud_knows_is_said_to_be_unknown(planned: tuple[Planned, ...]) -> None:
+def test_secrets_are_masked_and_computed_values_marked_unknown(planned: tuple[Planned, ...]) -> None:
     network = by_name(planned, "gcp:compute/subnetwork:Subnetwork", "subnetwork").inputs
     assert network["network"] == "(known after up)" and network["ipCidrRange"] == "10.40.0.0/16"
     pools = by_name(planned, "gcp:storage/bucketObject:BucketObject", "pools").inputs  # the SDK marks contents secret
     assert (pools["name"], pools["content"]) == ("stack/pools.json", "[secret]")
 
 
-def test_people_read_one_line_for_each_input_and_programs_all_of_it(
+def test_text_has_one_line_per_input_and_json_has_all(
     planned: tuple[Planned, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "plan", lambda *_: planned)
@@ -68,7 +68,7 @@ def test_people_read_one_line_for_each_input_and_programs_all_of_it(
     assert scripts and all(script.startswith("#!") and len(script) > 1000 for script in scripts)
 
 
-def test_a_wrong_stack_file_is_told_with_line_path_value_and_remedy(cli: Cli, tmp_path: Path) -> None:
+def test_an_invalid_stack_file_has_line_path_value_and_remedy(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "Pulumi.mine.yaml"
     text = EXAMPLE.read_text().replace("kind: spot", "kind: spto").replace("region: us-central1", "region: us-centrall")
     file.write_text(text)
@@ -81,7 +81,7 @@ def test_a_wrong_stack_file_is_told_with_line_path_value_and_remedy(cli: Cli, tm
     assert done.code == 2 and "no such file" in done.err
 
 
-def test_a_stack_file_in_this_folder_comes_before_the_checkouts(
+def test_a_stack_file_here_takes_precedence_over_the_checkouts(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (CHECKOUT / "infra" / "stacks" / "Pulumi.example-gcp.yaml").read_text()

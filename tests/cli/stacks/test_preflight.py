@@ -42,7 +42,7 @@ BAD = Finding("driver", Level.ERROR, "2 GPUs, no driver", "install the driver")
 ODD = Finding("clock", Level.WARNING, "+3.0 s", "chrony")
 
 
-def test_a_table_with_what_to_do(cli: Cli, checks: Callable[..., list[Machine]]) -> None:
+def test_findings_are_printed_with_remedies(cli: Cli, checks: Callable[..., list[Machine]]) -> None:
     checks(GOOD, ODD)
     done = cli("preflight")
     assert done.code == 0 and done.err == ""
@@ -51,7 +51,7 @@ def test_a_table_with_what_to_do(cli: Cli, checks: Callable[..., list[Machine]])
     assert rows[1:] == [["space", "ok", "20", "GB", "free"], ["clock", "warning", "+3.0", "s", "chrony"]]
 
 
-def test_an_error_fails_and_is_shown_all_the_same(cli: Cli, checks: Callable[..., list[Machine]]) -> None:
+def test_an_error_is_shown_and_sets_the_exit_code(cli: Cli, checks: Callable[..., list[Machine]]) -> None:
     checks(GOOD, BAD)
     done = cli("preflight", "--json")
     assert done.code == 1 and done.err == "error: preflight: driver\n"
@@ -61,7 +61,7 @@ def test_an_error_fails_and_is_shown_all_the_same(cli: Cli, checks: Callable[...
     assert said["findings"][1]["remedy"] == "install the driver"
 
 
-def test_what_is_said_of_the_place(cli: Cli, checks: Callable[..., list[Machine]], tmp_path: Path) -> None:
+def test_the_output_names_the_folder(cli: Cli, checks: Callable[..., list[Machine]], tmp_path: Path) -> None:
     seen = checks(GOOD)
     words = ["--folder", tmp_path, "--peer", "10.0.0.7", "--peer", "10.0.0.8:22", "--notice", "30", "--python", "py"]
     assert cli("preflight", *words).code == 0
@@ -70,12 +70,14 @@ def test_what_is_said_of_the_place(cli: Cli, checks: Callable[..., list[Machine]
     assert (place.python, place.metadata) == ("py", None), "this is no cloud machine"
 
 
-def test_a_folder_that_is_not_there(cli: Cli, checks: Callable[..., list[Machine]], tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(cli: Cli, checks: Callable[..., list[Machine]], tmp_path: Path) -> None:
     checks(GOOD)
     assert cli("preflight", "--folder", tmp_path / "no").code == 2
 
 
-def test_a_laptop_is_told_what_needs_a_machine(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_laptop_skips_checks_that_need_a_cloud_machine(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The real checks, the quick ones: nothing asks for an address that only a cloud has."""
     monkeypatch.setattr(cloud, "DMI", tmp_path / "nobody")
     for name in (metadata.GCE_HOST, metadata.EC2_ENDPOINT):

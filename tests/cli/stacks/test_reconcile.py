@@ -21,7 +21,9 @@ from tests.cli.conftest import Cli
 NOBODY = "http://127.0.0.1:1/compute/v1"
 
 
-def test_it_works_as_the_function_does(cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconcile_runs_the_functions_tick(
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
     assert cli("submit", folder / "job.yaml").code == 0
     made: list[tuple[Any, RoundOptions]] = []
@@ -40,14 +42,14 @@ def test_it_works_as_the_function_does(cli: Cli, store: Store, folder: Path, mon
     assert options.deadline.left() <= REQUEST_S
 
 
-def test_what_it_had_no_time_for_is_told(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_without_time_are_counted(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
     monkeypatch.setattr(sweep, "tick", lambda *_: TickResult(3, late=("abcd2345", "wxyz2345")))
     done = cli("reconcile", "--once")
     assert done.out == "3 unfinished jobs reconciled; time ran out before 2 of them: run it again\n"
 
 
-def test_what_every_round_meets_is_told_once(
+def test_repeated_log_lines_are_printed_once(
     cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
@@ -66,7 +68,7 @@ def test_what_every_round_meets_is_told_once(
 
 
 @pytest.mark.parametrize("argv", [("reconcile", "--once"), ("repair", "allocation")])
-def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
+def test_without_a_login_no_tick_runs(
     cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
 ) -> None:
     """Looks without a token come back empty: the tick would have seemed to be made."""
@@ -79,7 +81,7 @@ def test_who_is_not_logged_in_is_told_so_and_no_tick_is_made(
     assert store.list("") == before
 
 
-def test_a_stack_on_aws_is_asked_with_the_users_own_keys(
+def test_on_aws_reconcile_uses_the_users_keys(
     cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = json.loads(store.get("stack/pools.json") or b"")

@@ -30,26 +30,26 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         ("protected-removed", Exit.FAILED, "the preview failed"),
     ],
 )
-def test_the_comment_is_printed_whatever_the_guard_says(cli: Cli, name: str, code: Exit, told: str) -> None:
+def test_the_comment_is_printed_whatever_the_verdict(cli: Cli, name: str, code: Exit, told: str) -> None:
     done = cli("review", "--preview", PREVIEWS / f"{name}.json", "--stack", "local")
     assert done.code == code and told in done.err
     assert done.out.startswith("<!-- spotkeeper-review local -->\n### Stack `local`: ")
     assert "#### Cost" in done.out
 
 
-def test_a_label_lets_data_go(cli: Cli) -> None:
+def test_a_label_accepts_the_loss_of_data(cli: Cli) -> None:
     done = cli("review", "--preview", PREVIEWS / "static-removed.json", "--stack", "local", "--allow-data-loss")
     assert done.code == 0 and LABEL in done.out and done.err == ""
 
 
-def test_a_nightly_look_fails_at_any_change(cli: Cli) -> None:
+def test_a_drift_check_fails_at_any_change(cli: Cli) -> None:
     words = ("review", "--stack", "local", "--expect-no-changes", "--preview")
     assert cli(*words, PREVIEWS / "refresh.json").code == 0
     drift = cli(*words, PREVIEWS / "resize.json")
     assert drift.code == Exit.REFUSED and "differs from the declaration: pools" in drift.err
 
 
-def test_it_reads_standard_input_and_programs_read_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_review_reads_standard_input_and_prints_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = io.BytesIO((PREVIEWS / "disk-moved.json").read_bytes())
 
@@ -70,7 +70,7 @@ def test_every_pool_of_the_examples_has_a_price(cli: Cli, file: Path) -> None:
     assert all(pool["month"] and not pool["unknown"] for pool in cost["pools"])
 
 
-def test_a_stack_that_rights_do_not_tell_from_another_fails_with_its_cost_shown(cli: Cli, tmp_path: Path) -> None:
+def test_a_stack_with_overlapping_rights_fails_and_shows_its_cost(cli: Cli, tmp_path: Path) -> None:
     for name in ("train", "train-2"):
         (tmp_path / f"Pulumi.{name}.yaml").write_text(GCP.read_text())
     done = cli("review", "--preview", PREVIEWS / "fresh.json", "--stack-file", tmp_path / "Pulumi.train.yaml")
@@ -78,7 +78,7 @@ def test_a_stack_that_rights_do_not_tell_from_another_fails_with_its_cost_shown(
     assert "is also the project of the stack train-2 (Pulumi.train-2.yaml)" in done.out and "#### Cost" in done.out
 
 
-def test_the_cost_is_compared_with_the_other_branchs_whatever_its_file_is_called(cli: Cli, tmp_path: Path) -> None:
+def test_the_cost_is_compared_with_the_base_branch(cli: Cli, tmp_path: Path) -> None:
     words = ("review", "--preview", PREVIEWS / "resize.json", "--stack", "local", "--base")
     base = tmp_path / "base.yaml"
     base.write_text(LOCAL.read_text().replace("size: 8\n", "size: 4\n"))
@@ -92,7 +92,7 @@ def test_the_cost_is_compared_with_the_other_branchs_whatever_its_file_is_called
     assert done.code == 0 and "is not valid" in done.err and "was" not in done.out
 
 
-def test_the_comment_is_written_whatever_the_guard_says_and_all_of_it_is_printed(cli: Cli, tmp_path: Path) -> None:
+def test_the_comment_file_is_shortened_and_the_output_complete(cli: Cli, tmp_path: Path) -> None:
     words = ("review", "--preview", PREVIEWS / "static-removed.json", "--stack", "local", "--stacks", "40", "--comment")
     done = cli(*words, tmp_path / "comment.md")
     text = (tmp_path / "comment.md").read_text()
@@ -103,7 +103,7 @@ def test_the_comment_is_written_whatever_the_guard_says_and_all_of_it_is_printed
     assert done.code == Exit.USAGE and "No such file" in done.err
 
 
-def test_a_wrong_stack_file_is_said_in_the_comment(cli: Cli, tmp_path: Path) -> None:
+def test_an_invalid_stack_file_appears_in_the_comment(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "Pulumi.prod.yaml"
     file.write_text(GCP.read_text().replace("kind: spot", "kind: spto"))
     done = cli("review", "--preview", PREVIEWS / "broken.json", "--stack-file", file)
@@ -112,7 +112,7 @@ def test_a_wrong_stack_file_is_said_in_the_comment(cli: Cli, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("text", "told"), [(None, "No such file"), ("", "it is empty"), ("{}", "not output of")])
-def test_no_preview_is_no_quiet_preview(cli: Cli, tmp_path: Path, text: str | None, told: str) -> None:
+def test_an_empty_preview_is_an_error(cli: Cli, tmp_path: Path, text: str | None, told: str) -> None:
     file = tmp_path / "preview.json"
     if text is not None:
         file.write_text(text)

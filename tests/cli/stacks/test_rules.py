@@ -37,14 +37,14 @@ def found(text: bytes, stack: str = "dev", config: Path = Path("/nonexistent")) 
     return [(one.rule, one.name, one.stops) for one in rules.broken_rules(text, stack, config)]
 
 
-def test_what_would_be_made_changed_or_left_is_judged_and_what_goes_is_not() -> None:
+def test_rules_check_resources_that_remain() -> None:
     for op in ("create", "update", "create-replacement", "same"):
         assert found(preview(step(op, TEMPLATE, "burst", PUBLIC))) == [("no-public-address", "burst", True)], op
     assert found(preview(step("delete", TEMPLATE, "burst", PUBLIC))) == []
     assert found(preview(step("create", TEMPLATE, "burst", GCP_TEMPLATE))) == []
 
 
-def test_the_stacks_name_says_what_production_is_and_retained_is_kept() -> None:
+def test_the_name_decides_production_and_retained_counts_as_kept() -> None:
     disk = step("create", "gcp:compute/disk:Disk", "data", {"labels": {"sk-stack": "prod"}})
     assert found(preview(disk), "prod") == [("disks-stay", "data", False)] and found(preview(disk), "dev") == []
     kept = step("create", "gcp:compute/disk:Disk", "data", {"labels": {"sk-stack": "prod"}}, retainOnDelete=True)
@@ -61,15 +61,15 @@ def test_the_stacks_name_says_what_production_is_and_retained_is_kept() -> None:
         {**GCP_TEMPLATE, "labels": UNKNOWN},
     ],
 )
-def test_what_is_known_only_after_up_breaks_no_rule(inputs: dict[str, Any]) -> None:
+def test_unknown_values_break_no_rule(inputs: dict[str, Any]) -> None:
     assert found(preview(step("create", TEMPLATE, "burst", inputs))) == []
 
 
-def test_a_document_that_is_secret_is_not_taken_for_a_broken_one() -> None:
+def test_a_secret_document_breaks_no_rule() -> None:
     assert found(preview(step("create", "aws:iam/rolePolicy:RolePolicy", "x", {"policy": "[secret]"}))) == []
 
 
-def test_rules_over_the_whole_stack_wait_until_all_of_it_is_told() -> None:
+def test_rules_over_the_whole_stack_need_a_complete_preview() -> None:
     """A bucket whose block does not change would have none, if what does not change is left out."""
     bucket = step("create", "aws:s3/bucket:Bucket", "bucket", AWS_BUCKET)
     block = step("same", "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock", "block", AWS_BLOCK)
@@ -79,7 +79,7 @@ def test_rules_over_the_whole_stack_wait_until_all_of_it_is_told() -> None:
     assert found(preview(bucket, rest)) == [("private-bucket", "bucket", True)]
 
 
-def test_a_rule_is_turned_off_by_the_file_that_the_pack_takes(tmp_path: Path) -> None:
+def test_the_packs_configuration_turns_a_rule_off(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     bad = preview(
         step("create", TEMPLATE, "burst", PUBLIC),
@@ -99,7 +99,7 @@ def test_a_rule_is_turned_off_by_the_file_that_the_pack_takes(tmp_path: Path) ->
     assert told({"all": "disabled", "bucket-stays": "mandatory"}) == {("bucket-stays", True)}
 
 
-def test_the_half_of_a_rule_that_looks_at_all_of_them_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_the_stack_wide_half_of_a_rule_has_its_own_name(tmp_path: Path) -> None:
     file, bucket = tmp_path / "config.json", step("create", "aws:s3/bucket:Bucket", "bucket", AWS_BUCKET)
     file.write_text(json.dumps({"private-bucket-together": "disabled", "tidy-bucket": "disabled"}))
     assert found(preview(bucket), config=file) == []
@@ -116,7 +116,7 @@ def test_the_half_of_a_rule_that_looks_at_all_of_them_has_a_name_of_its_own(tmp_
         ("", "config.json of infra/policy: Input data was truncated"),
     ],
 )
-def test_a_file_that_turns_nothing_off_is_no_silence(config: str, told: str, tmp_path: Path) -> None:
+def test_a_configuration_for_an_unknown_rule_is_an_error(config: str, told: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(config)
     with pytest.raises(CliError) as caught:
@@ -124,7 +124,7 @@ def test_a_file_that_turns_nothing_off_is_no_silence(config: str, told: str, tmp
     assert told in str(caught.value) and caught.value.remedy
 
 
-def test_the_file_that_comes_with_it_turns_nothing_off() -> None:
+def test_the_shipped_configuration_turns_nothing_off() -> None:
     assert json.loads(rules.CONFIG.read_text()) == {}
 
 

@@ -55,17 +55,17 @@ def written(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", STACKS, ids=lambda file: file.name)
-def test_the_stack_files_that_come_with_it_fit(stack: jsonschema.Draft202012Validator, file: Path) -> None:
+def test_the_shipped_stack_files_fit_the_schema(stack: jsonschema.Draft202012Validator, file: Path) -> None:
     stack.validate(yaml.safe_load(file.read_text()))
 
 
 @pytest.mark.parametrize("file", JOBS, ids=lambda file: file.parent.name)
-def test_the_job_files_that_come_with_it_fit(job: jsonschema.Draft202012Validator, file: Path) -> None:
+def test_the_shipped_job_files_fit_the_schema(job: jsonschema.Draft202012Validator, file: Path) -> None:
     job.validate(yaml.safe_load(file.read_text()))
 
 
 @pytest.mark.parametrize("cloud", ["gcp", "aws"])
-def test_what_is_wrong_by_its_name_or_kind_is_underlined(stack: jsonschema.Draft202012Validator, cloud: str) -> None:
+def test_unknown_keys_and_wrong_types_violate_the_schema(stack: jsonschema.Draft202012Validator, cloud: str) -> None:
     assert stack.is_valid(written(stackfiles.plain(cloud)))
     for line, by_kind in wrong(cloud):
         changes = {key: value for key, value in yaml.safe_load("{" + line + "}").items() if not key.startswith("$")}
@@ -74,7 +74,7 @@ def test_what_is_wrong_by_its_name_or_kind_is_underlined(stack: jsonschema.Draft
 
 
 @pytest.mark.parametrize("path", ["pools.1.placement", "limits.usd_per_hour", "bucket.name", "budget", "limits"])
-def test_an_empty_value_of_a_stack_file_is_underlined(stack: jsonschema.Draft202012Validator, path: str) -> None:
+def test_an_empty_value_of_a_stack_file_violates_the_schema(stack: jsonschema.Draft202012Validator, path: str) -> None:
     plain = stackfiles.plain("gcp", {"limits.machines": 4, "bucket.on_destroy": "retain", path: "here"})
     *parents, last = path.split(".")
     at: Any = plain
@@ -87,13 +87,13 @@ def test_an_empty_value_of_a_stack_file_is_underlined(stack: jsonschema.Draft202
 
 
 @pytest.mark.parametrize("field", ["max_usd", "deadline", "checkpoint", "max_on_demand"])
-def test_an_empty_value_of_a_job_file_is_underlined(job: jsonschema.Draft202012Validator, field: str) -> None:
+def test_an_empty_value_of_a_job_file_violates_the_schema(job: jsonschema.Draft202012Validator, field: str) -> None:
     fields = {"name": "first", "command": ["train.py"]}
     assert job.is_valid(fields) and not job.is_valid({**fields, field: None})
     assert not job.is_valid({**fields, "checkpoint": {"mirror": None}})
 
 
-def test_each_cloud_names_who_pays(stack: jsonschema.Draft202012Validator) -> None:
+def test_each_cloud_requires_its_account(stack: jsonschema.Draft202012Validator) -> None:
     for cloud, key in (("gcp", "gcp:project"), ("aws", "spotkeeper:account")):
         document = written(stackfiles.plain(cloud))
         del document["config"][key]
@@ -101,7 +101,7 @@ def test_each_cloud_names_who_pays(stack: jsonschema.Draft202012Validator) -> No
 
 
 @pytest.mark.parametrize("made", [stackfile.stack_schema(), stackfile.job_schema()], ids=["stack", "job"])
-def test_every_field_has_its_words(made: dict[str, Any]) -> None:
+def test_every_field_has_a_description(made: dict[str, Any]) -> None:
     parts = [made, made.get("properties", {}).get("config", {}), *made["$defs"].values()]
     silent = [
         name for part in parts for name, field in part.get("properties", {}).items() if "description" not in field
@@ -109,7 +109,7 @@ def test_every_field_has_its_words(made: dict[str, Any]) -> None:
     assert silent == []
 
 
-def test_an_editor_completes_regions_machines_and_words() -> None:
+def test_an_editor_can_complete_regions_machines_and_values() -> None:
     made = stackfile.stack_schema()
     region = made["properties"]["config"]["properties"]["spotkeeper:region"]  # type: ignore[index]
     assert {"us-central1", "us-east-1"} <= set(region["anyOf"][0]["enum"])
@@ -134,7 +134,7 @@ def test_schema_prints_a_schema(cli: Cli, document: str) -> None:
         ("{lease_minutes: 120", "{lease_minute: 120"),
     ],
 )
-def test_the_schema_of_a_stack_is_that_of_what_one_writes(cli: Cli, old: str, new: str) -> None:
+def test_the_stack_schema_has_only_user_written_fields(cli: Cli, old: str, new: str) -> None:
     """The stack files that come with it fit, and what `spotkeeper plan` would refuse by its type does not."""
     valid = jsonschema.Draft202012Validator(json.loads(cli("schema", "stack").out))
     for name in ("example-gcp", "local"):

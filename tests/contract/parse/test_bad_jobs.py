@@ -43,7 +43,7 @@ def complaint(folder: Path, text: str, stack: StackState = STACK) -> str:
     return str(caught.value)
 
 
-def test_a_good_job_is_well(folder: Path) -> None:
+def test_a_valid_job_has_no_problems(folder: Path) -> None:
     text = GOOD + (
         "source: code\nnodes: {min: 2, max: 4}\npools: [workers]\nenv: {LR: '0.1'}\n"
         "deadline: 6h\ncheckpoint: {interval_s: 60, keep: 3}\n"
@@ -55,7 +55,7 @@ def test_a_good_job_is_well(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["-m, my.package", "/opt/train.py"])
-def test_a_job_without_source_runs_what_the_machines_have(folder: Path, words: str) -> None:
+def test_a_job_without_source_runs_a_module_or_an_absolute_path(folder: Path, words: str) -> None:
     (folder / "job.yaml").write_text(f"name: first\ncommand: [{words}]\n")
     assert read_job(folder / "job.yaml", STACK, NOW).source is None
 
@@ -432,9 +432,7 @@ def test_wrong_job_file(folder: Path, text: str, message: str) -> None:
         ("cd code && python train.py", None),
     ],
 )
-def test_what_is_advised_for_a_command_is_accepted(
-    folder: Path, form: str, line: str, advice: list[str] | None
-) -> None:
+def test_the_suggested_command_is_accepted(folder: Path, form: str, line: str, advice: list[str] | None) -> None:
     found = re.search(r"(\[[^]]*\])$", complaint(folder, f"name: first\n{form.format(line)}\nsource: code\n"))
     assert (ast.literal_eval(found[1]) if found else None) == advice
     if advice:
@@ -442,7 +440,7 @@ def test_what_is_advised_for_a_command_is_accepted(
         assert check_job(spec, STACK, folder=folder, now=NOW) is spec
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_their_kind(folder: Path) -> None:
+def test_all_problems_are_reported_at_once(folder: Path) -> None:
     text = "nme: a\ncommand: x\nnodes: 0\n"
     assert complaint(folder, text).splitlines() == [
         "job.yaml:1: nme: unknown key (did you mean name?)",
@@ -492,11 +490,11 @@ def test_all_problems_are_told_at_once_in_the_order_of_their_kind(folder: Path) 
     ],
     ids=["all", "unknown", "partly", "none"],
 )
-def test_a_field_that_makes_no_sense_hides_nothing_of_the_others(folder: Path, text: str, messages: list[str]) -> None:
+def test_an_invalid_field_hides_no_other_problem(folder: Path, text: str, messages: list[str]) -> None:
     assert complaint(folder, text).splitlines() == messages
 
 
-def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
+def test_a_gang_too_large_for_every_zone_is_refused(folder: Path) -> None:
     apart = msgspec.structs.replace(
         STACK,
         pools=(
@@ -512,7 +510,7 @@ def test_a_gang_that_no_zone_can_hold(folder: Path) -> None:
     assert check_job(spec, apart).spread
 
 
-def test_a_stack_that_gives_jobs_an_identity_takes_secrets() -> None:
+def test_secrets_are_accepted_with_a_job_identity() -> None:
     spec = load_yaml(GOOD + "secrets: {HF_TOKEN: gcp-secret://projects/p/secrets/hf/versions/latest}\n", JobSpec)
     stack = msgspec.structs.replace(STACK, job_identity="trainer@p.iam.gserviceaccount.com")
     assert check_job(spec, stack).secrets == spec.secrets
@@ -536,7 +534,7 @@ def test_secret_values_are_never_repeated(folder: Path) -> None:
     ],
     ids=["missing", "folder", "binary", "huge", "endless"],
 )
-def test_files_that_are_none(tmp_path: Path, make: object, message: str) -> None:
+def test_unreadable_job_files_are_errors(tmp_path: Path, make: object, message: str) -> None:
     path = tmp_path / "job.yaml"
     make(path)  # type: ignore[operator]
     with pytest.raises(SpecError) as caught:
@@ -544,7 +542,7 @@ def test_files_that_are_none(tmp_path: Path, make: object, message: str) -> None
     assert str(caught.value) == message.format(path=path)
 
 
-def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)
     with pytest.raises(SpecError, match=r"jobs\.yaml: no such file \(did you mean job\.yaml\?\)"):
         read_job(tmp_path / "jobs.yaml", None, NOW)
@@ -559,7 +557,7 @@ def test_deep_nesting_is_an_error_and_no_crash() -> None:
     ("text", "value"),
     [("no", "no"), ("on", "on"), ("12:30", "12:30"), ("2026-01-01", "2026-01-01"), ("1_000", "1_000"), ("0o17", 15)],
 )
-def test_scalars_mean_what_they_say(text: str, value: object) -> None:
+def test_yaml_scalars_are_not_reinterpreted(text: str, value: object) -> None:
     """YAML 1.1 would make False, True, 750, a date, 1000 and a text of them."""
     from spotkeeper.contract.parse.yamltext import read
 
@@ -657,7 +655,7 @@ def test_wrong_stack_document(state: StackState, message: str) -> None:
     assert stack_complaint(state) == message
 
 
-def test_the_stack_used_here_is_well() -> None:
+def test_the_tests_stack_document_is_valid() -> None:
     assert check_stack(STACK) is STACK
 
 
@@ -680,7 +678,7 @@ TYPE_CASES = [
 
 
 @pytest.mark.parametrize(("text", "message"), TYPE_CASES, ids=[case[1][:50] for case in TYPE_CASES])
-def test_stack_document_of_wrong_types(text: str, message: str) -> None:
+def test_a_stack_document_of_wrong_types_is_refused(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_yaml(text, StackState)
     assert message in [str(one) for one in caught.value.problems]
@@ -698,6 +696,6 @@ def test_every_validator_has_a_case(folder: Path) -> None:
     assert seen == {validator.__name__ for validator in (*JOB_VALIDATORS, *POOL_VALIDATORS)}
 
 
-def test_there_are_enough_cases() -> None:
+def test_the_table_of_wrong_job_files_is_long() -> None:
     messages = [message for _, message in (*JOB_CASES, *STACK_CASES, *TYPE_CASES)]
     assert len(set(messages)) == len(messages) >= 60

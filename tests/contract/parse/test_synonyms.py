@@ -33,7 +33,7 @@ JOB = "name: first\ncommand: [/opt/train.py]\n"
         ("Time-Limit: 6h", "deadline"),
     ],
 )
-def test_a_key_of_another_tool_is_answered_with_ours(theirs: str, ours: str) -> None:
+def test_a_key_of_another_tool_names_the_equivalent(theirs: str, ours: str) -> None:
     key = theirs.partition(":")[0]
     with pytest.raises(SpecError) as caught:
         load_yaml(f"{JOB}{theirs}\n", JobSpec)
@@ -41,29 +41,29 @@ def test_a_key_of_another_tool_is_answered_with_ours(theirs: str, ours: str) -> 
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("preemptible", "spot"), ("auto", "balanced"), ("standard", "on-demand")])
-def test_and_so_is_a_word_for_what_to_buy(theirs: str, ours: str) -> None:
+def test_another_tools_purchase_option_names_the_equivalent(theirs: str, ours: str) -> None:
     with pytest.raises(SpecError, match=rf"\(did you mean {ours}\?\)$"):
         load_yaml(f"{JOB}policy: {theirs}\n", JobSpec)
 
 
-def test_what_was_required_and_is_meant_is_not_missing_too() -> None:
+def test_a_misnamed_required_key_is_not_also_reported_as_missing() -> None:
     with pytest.raises(SpecError) as caught:
         load_yaml("name: first\nentrypoint: [/opt/train.py]\n", JobSpec)
     assert str(caught.value) == "entrypoint: unknown key (did you mean command?)"
 
 
-def test_where_a_word_stands_decides_what_it_means() -> None:
+def test_a_synonym_depends_on_its_place() -> None:
     with pytest.raises(SpecError, match=r"retry.retries: unknown key \(did you mean crashes\?\)"):
         load_yaml(f"{JOB}retry: {{retries: 3}}\n", JobSpec)
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("Region", "region"), ("Budget", "budget"), ("regon", "region")])
-def test_our_own_word_written_otherwise_is_none_of_another_tool(theirs: str, ours: str) -> None:
+def test_a_misspelt_own_key_is_not_taken_for_a_synonym(theirs: str, ours: str) -> None:
     with pytest.raises(SpecError, match=rf"{theirs}: unknown key \(did you mean {ours}\?\)"):
         convert({theirs: "x"}, Settings)
 
 
-def test_every_word_of_the_table_leads_somewhere_and_is_none_of_ours() -> None:
+def test_every_synonym_names_an_existing_key() -> None:
     ours = {field.encode_name for kind in (JobSpec, Checkpoint, Retry, PoolState, Price) for field in fields(kind)}
     ours |= {"balanced", "spot", "on-demand", "shuffle"}
     for word, meant in MEANT.items():
