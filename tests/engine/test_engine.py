@@ -35,7 +35,7 @@ def same_names(things: dict[str, Any]) -> dict[str, Any]:
     return {path: things[path] for path in sorted(things) if not path.endswith("/stack/drain")}
 
 
-def test_both_engines_give_the_same_cloud(cloud: Cloud, tmp_path: Path) -> None:
+def test_both_drivers_make_the_same_resources(cloud: Cloud, tmp_path: Path) -> None:
     ours = up(cloud, tmp_path / "in-process", "in-process")
     by_runner = same_names(cloud.things)
     deploy.destroy("local", LOCAL, cloud, tmp_path / "in-process", engine="in-process")
@@ -77,7 +77,7 @@ def test_a_new_image_replaces_templates_before_it_deletes_them(cloud: Cloud, tmp
     assert cloud.things == {}
 
 
-def test_a_refusal_of_the_cloud_reaches_the_user_and_a_second_up_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_refused_resource_is_reported_and_up_can_continue(cloud: Cloud, tmp_path: Path) -> None:
     cloud.refuse["zones/us-central1-a/instances"] = 403
     with pytest.raises(DeployError, match="refused: zones/us-central1-a/instances") as caught:
         up(cloud, tmp_path, "pulumi")
@@ -88,7 +88,7 @@ def test_a_refusal_of_the_cloud_reaches_the_user_and_a_second_up_goes_on(cloud: 
     assert cloud.things == {}
 
 
-def test_a_killed_engines_lock_is_no_obstacle_and_a_living_ones_is(cloud: Cloud, tmp_path: Path) -> None:
+def test_only_a_running_engines_lock_blocks(cloud: Cloud, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in STACKS.iterdir()}
     up(cloud, tmp_path, "pulumi")
     locks = tmp_path / "state" / ".pulumi" / "locks" / "organization" / "spotkeeper" / "local"
@@ -106,7 +106,7 @@ def test_a_killed_engines_lock_is_no_obstacle_and_a_living_ones_is(cloud: Cloud,
     assert after == before, "the engine writes into stack files, and deletes them with a stack: not the checkout's"
 
 
-def test_a_wrong_stack_file_is_told_in_its_own_words(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_wrong_stack_files_problems_are_shown(cloud: Cloud, tmp_path: Path) -> None:
     config = tmp_path / "Pulumi.local.yaml"
     config.write_text(LOCAL.read_text().replace("kind: spot", "kind: spto"))
     with pytest.raises(DeployError, match=r'pools\[1\].kind: "spto": not one of spot, static'):
@@ -114,6 +114,6 @@ def test_a_wrong_stack_file_is_told_in_its_own_words(cloud: Cloud, tmp_path: Pat
     assert cloud.changing() == []
 
 
-def test_the_real_engine_is_taken_where_it_is() -> None:
+def test_the_real_engine_is_used_if_installed() -> None:
     assert choose("auto") == "pulumi"
     assert choose("in-process") == "in-process"

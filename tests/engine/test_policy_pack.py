@@ -50,9 +50,7 @@ def broken(told: Told) -> list[PolicyEvent]:
     return [each.policy_event for each in told.events if each.policy_event]
 
 
-def test_a_stack_that_breaks_no_rule_is_let_through_and_nothing_is_said_of_what_is_not_known_yet(
-    cloud: Cloud, tmp_path: Path
-) -> None:
+def test_a_valid_stack_passes_the_policy_pack(cloud: Cloud, tmp_path: Path) -> None:
     told = project(LOCAL, cloud, tmp_path).preview(policy_packs=[str(PACK)])
     asked = [pack for each in told.events if each.summary_event for pack in each.summary_event.policy_packs]
     assert [pack.partition("|")[0] for pack in asked] == ["spotkeeper"]
@@ -60,7 +58,7 @@ def test_a_stack_that_breaks_no_rule_is_let_through_and_nothing_is_said_of_what_
     assert "can't run policy" not in told.said
 
 
-def test_a_rule_that_is_broken_stops_it_and_says_where(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_broken_rule_stops_up_and_names_the_resource(cloud: Cloud, tmp_path: Path) -> None:
     config = tmp_path / "Pulumi.local.yaml"
     config.write_text(LOCAL.read_text() + "  spotkeeper:network: {public_ip: true}\n")
     told = Told()

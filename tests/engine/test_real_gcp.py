@@ -122,7 +122,7 @@ def left(cloud: LocalCloud) -> dict[str, int]:
     return {kind: count for kind, count in counted.items() if count}
 
 
-def test_the_program_goes_up_stays_and_goes(stack: Stack) -> None:
+def test_the_program_goes_up_stays_unchanged_and_is_destroyed(stack: Stack) -> None:
     project, witness = stack.project, stack.witness
     theirs = {step.name for step in project.up().changed() if step.type.startswith(THEIRS)}
     assert {"network", "subnetwork", "bucket", "pools", "demo-burst-spot", "sk-demo-floor-s0"} <= theirs

@@ -22,17 +22,17 @@ def declared() -> list[Declared]:
     return [each for each in found if each.type.startswith(("gcp:", "aws:"))]
 
 
-def test_every_argument_is_one_that_the_sdk_knows(declared: list[Declared]) -> None:
+def test_every_argument_exists_in_the_sdk(declared: list[Declared]) -> None:
     shapes = {type_: shape_of(type_) for type_ in {each.type for each in declared}}
     wrong = [f"{each.key}: {said}" for each in declared for said in problems(shapes[each.type], each.properties)]
     assert wrong == []
 
 
-def test_the_rules_are_of_what_is_declared_and_of_nothing_else(declared: list[Declared]) -> None:
+def test_policy_rules_name_only_declared_types(declared: list[Declared]) -> None:
     assert set(REPLACES) == {each.type for each in declared}
 
 
-def test_rules_name_inputs_that_there_are(declared: list[Declared]) -> None:
+def test_policy_rules_read_existing_inputs(declared: list[Declared]) -> None:
     unknown = {
         f"{type_}: {name}"
         for type_, names in REPLACES.items()
@@ -41,7 +41,7 @@ def test_rules_name_inputs_that_there_are(declared: list[Declared]) -> None:
     assert unknown == set()
 
 
-def test_what_the_sdk_does_not_know_is_refused() -> None:
+def test_unknown_arguments_are_refused() -> None:
     disk = shape_of("gcp:compute/disk:Disk")
     good = {"zone": "us-central1-a", "size": 20, "labels": {"a": "b"}, "diskEncryptionKey": {"rawKey": "x"}}
     assert problems(disk, good) == []
@@ -57,7 +57,7 @@ def test_what_the_sdk_does_not_know_is_refused() -> None:
     assert problems(template, {"machineType": "n2"}) == ["disks: missing"]
 
 
-def test_what_is_not_known_yet_is_there_and_may_be_anything() -> None:
+def test_unknown_values_count_as_present() -> None:
     """The SDK hands the engine's word for it on as any text, also in the place of a map, or of what must be there."""
     function = shape_of("gcp:cloudfunctionsv2/function:Function")
     given = {"location": "us-central1", "serviceConfig": {"environmentVariables": UNKNOWN}}

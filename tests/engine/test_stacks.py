@@ -122,7 +122,7 @@ def project(world: World, tmp_path: Path) -> Project:
     return world.project.copied(tmp_path / "stack")
 
 
-def test_a_first_preview_foresees_all_that_is_made_and_makes_nothing(world: World, tmp_path: Path) -> None:
+def test_a_first_preview_lists_every_resource_and_makes_none(world: World, tmp_path: Path) -> None:
     """Of a stack that is not there yet: much of it is known only when something else has been made."""
     fresh = world.project.anew(tmp_path / "fresh")
     steps = json.loads(fresh.foreseen())["steps"]
@@ -184,7 +184,7 @@ def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project
     assert not touched, "neither the disk nor its node"
 
 
-def test_what_is_declared_breaks_no_rule_that_the_review_asks(world: World, project: Project) -> None:
+def test_the_stacks_break_no_rule_of_the_review(world: World, project: Project) -> None:
     """By the inputs that the engine tells, of everything that stays as it is."""
     told = project.foreseen()
     found, all_of_it = declared(told)
@@ -192,14 +192,14 @@ def test_what_is_declared_breaks_no_rule_that_the_review_asks(world: World, proj
     assert rules.broken_rules(told, project.name) == ()
 
 
-def test_a_protected_stack_refuses_to_be_destroyed_and_nothing_of_it_is_touched(world: World, project: Project) -> None:
+def test_a_protected_stack_refuses_a_destroy_untouched(world: World, project: Project) -> None:
     before = project.log()
     with pytest.raises(CommandError, match="protected"):
         project.destroy()
     assert project.log() == before
 
 
-def test_a_destroy_goes_backwards_drains_and_leaves_what_retain_names(world: World, project: Project) -> None:
+def test_a_destroy_drains_and_leaves_retained_resources(world: World, project: Project) -> None:
     """With running jobs, from a checkout whose code has changed since the last up: its drain is the one that runs."""
     pools = world.pools()
     pools[0]["disk"] = {**pools[0]["disk"], "on_destroy": "retain"}
@@ -224,7 +224,7 @@ def test_a_destroy_goes_backwards_drains_and_leaves_what_retain_names(world: Wor
 
 
 @pytest.mark.filterwarnings("ignore:Error in event stream")  # it is cut off with the engine
-def test_an_up_that_is_killed_half_way_goes_on(world: World, tmp_path: Path) -> None:
+def test_a_killed_up_can_continue(world: World, tmp_path: Path) -> None:
     fresh = world.project.anew(tmp_path / "fresh")
     fresh.hand("hang", "pools")
     with pytest.raises(CommandError, match=f"code: -{SIGKILL}"):
@@ -242,7 +242,7 @@ def test_an_up_that_is_killed_half_way_goes_on(world: World, tmp_path: Path) -> 
     fresh.up(expect_no_changes=True)
 
 
-def test_a_cloud_that_refuses_leaves_a_stack_that_goes_on(world: World, tmp_path: Path) -> None:
+def test_after_a_refusal_up_can_continue(world: World, tmp_path: Path) -> None:
     fresh = world.project.anew(tmp_path / "fresh")
     fresh.hand("fail", "function")
     with pytest.raises(CommandError, match="503 the cloud cannot do it now"):

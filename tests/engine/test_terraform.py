@@ -78,7 +78,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(provider["resource_schemas"])
 
 
-def test_every_resource_and_input_is_one_of_the_providers(declared: list[Declared], schema: dict[str, Any]) -> None:
+def test_every_resource_and_input_exists_in_the_provider(declared: list[Declared], schema: dict[str, Any]) -> None:
     wrong = []
     for each in declared:
         type_ = type_of(each.type)

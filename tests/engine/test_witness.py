@@ -22,7 +22,7 @@ def answer(status: int, body: str) -> requests.Response:
     return made
 
 
-def test_a_call_is_of_its_own_resources_type_inside_any_component() -> None:
+def test_a_recorded_call_has_its_resources_type() -> None:
     urn = "urn:pulumi:demo::spotkeeper::spotkeeper:gcp:Network$gcp:compute/network:Network::network"
     request = provider_pb2.DeleteRequest(id="projects/p/global/networks/n", urn=urn).SerializeToString()
     assert type_of("Delete", request) == "gcp:compute/network:Network"
@@ -31,7 +31,7 @@ def test_a_call_is_of_its_own_resources_type_inside_any_component() -> None:
     assert not type_of("Check", role.SerializeToString()).startswith(THEIRS)
 
 
-def test_an_answer_is_held_against_googles_document() -> None:
+def test_answers_are_checked_against_googles_schema() -> None:
     judge("GET", URL, answer(200, json.dumps(NETWORK)))
     judge("GET", f"{URL}?alt=json", answer(200, json.dumps(NETWORK)))
     judge("GET", "/storage/v1/b/x/anywhereCaches/?alt=json", answer(200, '{"kind": "storage#anywhereCaches"}'))

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.parametrize("name", ["gpt", "elastic", "lightning", "huggingface", "plain"])
-def test_an_example_trains_for_as_long_as_a_person_needs_to_take_its_machines_away(name: str) -> None:
+def test_an_example_trains_long_enough_to_preempt_its_machines(name: str) -> None:
     """Whatever the machine: a fast one is slowed down to the time a step takes at least."""
     spec = read_job(EXAMPLES / name / "job.yaml", None, 0.0)
     script, *words = spec.command

@@ -58,7 +58,7 @@ def added(name: str, ssh: list[str]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "who"), [(GCP, KIM), (AWS, ROLE)])
-def test_the_function_and_the_command_line_are_told_whether_anybody_may(name: str, who: str) -> None:
+def test_the_state_says_whether_shells_are_allowed(name: str, who: str) -> None:
     for ssh in ([], [who]):
         (found,) = [each for each in declared(name, ssh).values() if each.properties.get("content", "")[:1] == "{"
                     and each.name == "pools"]  # fmt: skip
@@ -67,12 +67,12 @@ def test_the_function_and_the_command_line_are_told_whether_anybody_may(name: st
 
 @pytest.mark.parametrize("stack", ["dev", "prod"])
 @pytest.mark.parametrize(("name", "who"), [(GCP, KIM), (AWS, ROLE)])
-def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, who: str, stack: str) -> None:
+def test_no_declared_resource_breaks_a_policy_rule(name: str, who: str, stack: str) -> None:
     assert broken(declared(name, [who]), stack) == []
 
 
 @pytest.mark.parametrize(("name", "who"), [(GCP, KIM), (AWS, ROLE)])
-def test_it_costs_nothing_for_being_there(name: str, who: str) -> None:
+def test_shells_have_no_standing_cost(name: str, who: str) -> None:
     costs = []
     for ssh in ([], [who]):
         types = Counter(each.type for each in declared(name, ssh).values())
@@ -83,7 +83,7 @@ def test_it_costs_nothing_for_being_there(name: str, who: str) -> None:
 # --- Google Cloud --------------------------------------------------------------------------
 
 
-def test_on_google_cloud_these_are_declared_and_no_more() -> None:
+def test_on_google_cloud_exactly_these_resources_are_declared() -> None:
     new = added(GCP, [KIM])
     assert new.keys() == {
         "access", "ssh-iap", "role-shell", "kim@acme.dev-ssh-tunnel", "kim@acme.dev-ssh-login",
@@ -104,7 +104,7 @@ def test_on_google_cloud_these_are_declared_and_no_more() -> None:
     assert new["kim@acme.dev-ssh-node"]["serviceAccountId"].rsplit("/", 1)[1].startswith("sk-demo-vm")
 
 
-def test_on_google_cloud_the_proxy_alone_reaches_port_22_of_this_stacks_machines_alone() -> None:
+def test_on_google_cloud_only_the_proxy_reaches_port_22() -> None:
     wall = added(GCP, [KIM])["ssh-iap"]
     assert (wall["direction"], wall["sourceRanges"], wall["targetTags"]) == (
         "INGRESS", ["35.235.240.0/20"], ["sk-demo"]
@@ -112,7 +112,7 @@ def test_on_google_cloud_the_proxy_alone_reaches_port_22_of_this_stacks_machines
     assert wall["allows"] == [{"protocol": "tcp", "ports": ["22"]}]
 
 
-def test_on_google_cloud_rights_end_at_the_stacks_machines_and_ledgers() -> None:
+def test_on_google_cloud_shell_rights_cover_only_the_stack() -> None:
     new = added(GCP, [KIM])
     assert new["kim@acme.dev-ssh-tunnel"]["condition"]["expression"] == "destination.port == 22"
     login = new["kim@acme.dev-ssh-login"]["condition"]["expression"]
@@ -127,7 +127,7 @@ def test_on_google_cloud_rights_end_at_the_stacks_machines_and_ledgers() -> None
     assert not holds(tells, f"projects/_/buckets/other/objects/{paths.ledger(job)}1")
 
 
-def test_a_submitter_who_opens_shells_is_given_no_right_twice() -> None:
+def test_a_submitter_with_shells_gets_no_right_twice() -> None:
     new = added(GCP, [LEE])
     assert {name for name in new if name.startswith("lee")} == {
         *(f"lee@acme.dev-ssh-{key}" for key in ("tunnel", "login", "project", "node")),
@@ -138,7 +138,7 @@ def test_a_submitter_who_opens_shells_is_given_no_right_twice() -> None:
 # --- AWS -----------------------------------------------------------------------------------
 
 
-def test_on_aws_these_are_declared_and_no_more() -> None:
+def test_on_aws_exactly_these_resources_are_declared() -> None:
     new = added(AWS, [ROLE])
     assert new.keys() == {"access", "session-logs", "session", "role-sh", "rights-sh", "rights-vm-ssh"}
     assert new["session-logs"]["name"] == "/spotkeeper/sk-demo/sessions"
@@ -160,7 +160,7 @@ def test_on_aws_a_session_runs_as_an_ordinary_user_and_is_logged() -> None:
     assert content["parameters"].keys() == {"command"}
 
 
-def test_on_aws_people_start_sessions_on_the_stacks_machines_with_its_document_and_nothing_else() -> None:
+def test_on_aws_shell_users_may_only_start_the_stacks_sessions() -> None:
     policy = document(shell_rights(from_config(config(AWS, [ROLE]), "demo")))
     checked = {"ssm:SessionDocumentAccessCheck": "true"}
     ours = {"ssm:resourceTag/sk-stack": "demo", **checked}
@@ -182,7 +182,7 @@ def test_on_aws_people_start_sessions_on_the_stacks_machines_with_its_document_a
         assert not may("s3:PutObject", f"{BUCKET}/{path}", new), path
 
 
-def test_on_aws_machines_carry_sessions_and_take_no_commands() -> None:
+def test_on_aws_machines_allow_sessions_and_no_commands() -> None:
     policy = document(shell_machine_rights(from_config(config(AWS, [ROLE]), "demo")))
     actions = {action for each in json.loads(policy)["Statement"] for action in each["Action"]}
     assert {action for action in actions if not action.startswith("logs:")} == {
@@ -197,7 +197,7 @@ def test_on_aws_machines_carry_sessions_and_take_no_commands() -> None:
 # --- machines ------------------------------------------------------------------------------
 
 
-def test_machines_have_the_user_on_aws_alone_and_only_where_it_is_asked_for() -> None:
+def test_the_shell_user_exists_only_on_aws_with_ssh() -> None:
     scripts = {
         (name, bool(ssh)): boot.render(from_config(config(name, ssh), "demo")).startup
         for name, who in ((GCP, KIM), (AWS, ROLE))
@@ -224,7 +224,7 @@ def run(script: str, folder: Path, uid: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([bash, "-c", text], env=env, capture_output=True, text=True, check=False)
 
 
-def test_the_user_is_one_whom_the_fence_refuses_the_machines_credentials(tmp_path: Path) -> None:
+def test_the_fence_covers_the_shell_user(tmp_path: Path) -> None:
     """Ids above those of services; and in no group: the jobs' own may read the token for their cloud identity."""
     script = boot.render(from_config(config(AWS, [ROLE]), "demo")).startup
     done = run(script, tmp_path, str(SYSTEM_UID_MAX + 1))
@@ -235,7 +235,7 @@ def test_the_user_is_one_whom_the_fence_refuses_the_machines_credentials(tmp_pat
     assert not re.search(rf"(sudo|wheel|usermod|gpasswd).*{boot.SHELL_USER}", script)
 
 
-def test_a_machine_whose_image_has_the_user_with_a_services_id_does_not_start(tmp_path: Path) -> None:
+def test_a_shell_user_with_a_system_id_stops_the_boot(tmp_path: Path) -> None:
     (tmp_path / "made").touch()
     done = run(boot.render(from_config(config(AWS, [ROLE]), "demo")).startup, tmp_path, str(SYSTEM_UID_MAX))
     assert done.returncode == 1 and f"want a user id above {SYSTEM_UID_MAX}" in done.stderr

@@ -79,13 +79,13 @@ def files_of(scripts: boot.Scripts) -> dict[str, str]:
     return dict(re.findall(r"(?ms)^  cat >(\S+) <<'FILE'\n(.*?\n)FILE$", scripts.startup))
 
 
-def test_the_agents_last_words_are_heeded_by_the_unit_and_without_systemd(scripts: boot.Scripts) -> None:
+def test_the_agents_exit_code_is_respected_with_and_without_systemd(scripts: boot.Scripts) -> None:
     unit = files_of(scripts)["/etc/systemd/system/spotkeeper.service"]
     assert f"\nRestartPreventExitStatus={CONFIG_ERROR}\n" in unit
     assert f"[ $? -ne {CONFIG_ERROR} ] || exit {CONFIG_ERROR}" in scripts.startup
 
 
-def test_what_runs_as_root_comes_with_the_template_whole(scripts: boot.Scripts) -> None:
+def test_root_programs_are_part_of_the_template(scripts: boot.Scripts) -> None:
     files = files_of(scripts)
     assert set(files) == {f"/usr/local/lib/spotkeeper/{name}" for name in boot.AS_ROOT} | {
         f"/etc/systemd/system/{name}" for name in boot.UNITS
@@ -115,7 +115,7 @@ def analyze(folder: Path, units: dict[str, str], *words: str) -> subprocess.Comp
 
 
 @needs_analyze
-def test_systemd_finds_nothing_wrong_with_the_units(settings: Settings, tmp_path: Path) -> None:
+def test_systemd_analyze_accepts_the_units(settings: Settings, tmp_path: Path) -> None:
     def verify(units: dict[str, str]) -> subprocess.CompletedProcess[str]:
         return analyze(tmp_path, units, "verify", "--man=no", "--recursive-errors=no")
 
@@ -128,7 +128,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(settings: Settings, tmp_path
 
 
 @needs_analyze
-def test_the_units_are_exposed_to_little(settings: Settings, tmp_path: Path) -> None:
+def test_the_units_exposure_is_low(settings: Settings, tmp_path: Path) -> None:
     """Tenths, as systemd counts them: a unit as it comes has 96."""
     units = boot.units(settings)
     most = {"spotkeeper": 22, "spotkeeper-fence": 33, "spotkeeper-job": 42, "spotkeeper-root": 50}
@@ -141,7 +141,7 @@ def test_the_units_are_exposed_to_little(settings: Settings, tmp_path: Path) -> 
     assert analyze(tmp_path, bare, "security", "--offline=true", "--threshold=25").returncode == 1
 
 
-def test_the_boot_watchdog_is_armed_before_anything_can_fail_and_for_ranks_machines_only(
+def test_the_boot_watchdog_is_armed_first_and_only_on_dynamic_machines(
     settings: Settings, scripts: boot.Scripts
 ) -> None:
     armed = scripts.startup.index(f"systemd-run --quiet --collect --on-active={2 * settings.boot_deadline_s()} ")
@@ -151,12 +151,12 @@ def test_the_boot_watchdog_is_armed_before_anything_can_fail_and_for_ranks_machi
     assert not re.search(pattern, names.static_machine_name("demo", "steady", 0)), "a static machine is Pulumi's"
 
 
-def test_what_cannot_stand_in_a_script_is_refused(settings: Settings) -> None:
+def test_unquotable_values_are_refused(settings: Settings) -> None:
     with pytest.raises(ValueError, match="cannot"):
         boot.render(replace(settings, agent=Agent(interpreter="python3\nrm -rf /")))
 
 
-def test_filters() -> None:
+def test_quoting_filters() -> None:
     assert boot.sh("a'b") == "'a'\"'\"'b'"
     assert boot.unit('50% of "$HOME"\\') == '"50%% of \\"$$HOME\\"\\\\"'
     with pytest.raises(ValueError, match="UNIT"):
@@ -311,5 +311,5 @@ def test_the_shutdown_script_stops_the_agent_and_waits(scripts: boot.Scripts, tm
     assert done.returncode == 0 and child.returncode == 7
 
 
-def test_the_shutdown_script_is_content_without_an_agent(scripts: boot.Scripts, tmp_path: Path) -> None:
+def test_the_shutdown_script_works_without_an_agent(scripts: boot.Scripts, tmp_path: Path) -> None:
     assert run(scripts.shutdown, Site(b"", ""), tmp_path).returncode == 0

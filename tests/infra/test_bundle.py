@@ -43,7 +43,7 @@ def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
     assert bundle._zip(text) == bundle._zip(dict(reversed(text.items())))
 
 
-def test_nothing_of_this_machine_is_in_it(archive: bundle.Archive) -> None:
+def test_the_bundle_contains_nothing_of_this_machine(archive: bundle.Archive) -> None:
     with tarfile.open(archive.path) as tar:
         for entry in tar:
             assert (entry.mtime, entry.uid, entry.gid, entry.uname) == (0, 0, 0, ""), entry.name
@@ -51,7 +51,7 @@ def test_nothing_of_this_machine_is_in_it(archive: bundle.Archive) -> None:
             assert "__pycache__" not in entry.name and entry.name.split("/")[0] in ("site", "job", "templates")
 
 
-def test_its_name_is_its_hash_and_the_second_is_the_first(archive: bundle.Archive) -> None:
+def test_a_bundle_is_named_by_its_hash_and_cached(archive: bundle.Archive) -> None:
     assert hashlib.sha256(archive.path.read_bytes()).hexdigest() == archive.sha256
     before = archive.path.stat().st_mtime_ns
     assert bundle.bundle(archive.path.parent, PYTHON) == archive
@@ -79,12 +79,12 @@ def test_the_agent_imports_from_the_bundle_alone(unpacked: Path) -> None:
     assert done.stdout.startswith(str(unpacked))
 
 
-def test_what_operators_run_is_not_on_machines(unpacked: Path) -> None:
+def test_the_bundle_leaves_out_operators_programs(unpacked: Path) -> None:
     there = {path.name for path in (unpacked / "site/spotkeeper").iterdir()} - {"__pycache__"}
     assert there == {"__init__.py", "clock.py", "version.py", "contract", "replay", "train"}
 
 
-def test_a_jobs_path_has_the_library_and_nothing_to_import_by_mistake(unpacked: Path) -> None:
+def test_a_jobs_path_has_only_the_library(unpacked: Path) -> None:
     assert sorted(path.name for path in (unpacked / "job").iterdir()) == ["spotkeeper", "spotkeeper_agent"]
     there = sorted(path.name for path in (unpacked / "job/spotkeeper").iterdir())
     assert there == ["__init__.py", "clock.py", "train", "version.py"]
@@ -105,19 +105,19 @@ def test_the_function_is_pinned_and_has_its_entry_point(tmp_path: Path) -> None:
     assert bundle.function_source(tmp_path, "3.11") == source
 
 
-def test_requirements_are_of_the_functions_python_and_not_of_this_one() -> None:
+def test_requirements_are_resolved_for_the_functions_python() -> None:
     """Where one has hashes, pip wants all: one that only the other version needs would end the build."""
     assert bundle._needed('typing-extensions>=4; python_version < "3.13"', "3.13") is None
     assert bundle._needed('typing-extensions>=4; python_version < "3.13"', "3.11") == "typing-extensions"
     assert bundle._needed('tomli; python_full_version < "3.12"', "3.13") is None
 
 
-def test_another_version_than_the_lock_names_is_told_before_a_build_fails() -> None:
+def test_a_version_other_than_the_locks_is_an_error() -> None:
     with pytest.raises(bundle.BundleError, match=r"msgspec==0\.0\.1: not in requirements\.lock"):
         bundle._locked(["msgspec==0.0.1"])
 
 
-def test_old_archives_go(tmp_path: Path) -> None:
+def test_old_archives_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("not ours")
     for number in range(12):
         bundle._write(tmp_path / f"bundle-{number:02d}.tar", b"x")

@@ -42,7 +42,7 @@ def test_an_idle_stack_on_google_cloud_costs_less_than_three_dollars(example: Ma
     costs("gcp", example)
 
 
-def test_what_nobody_priced_is_an_error_and_a_gateway_by_the_hour_is_not_free() -> None:
+def test_unpriced_resources_are_errors_and_gateways_cost_money() -> None:
     with pytest.raises(UnpricedError, match="natGateway"):
         idle.idle(settings("aws"), {GATEWAY: 1})
     assert not idle.PRICED.keys() & idle.FREE and not idle.BOUGHT & idle.FREE
@@ -58,7 +58,7 @@ def test_rarer_ticks_cost_less() -> None:
     assert idle.total(seldom) - 0.4 - note == pytest.approx((idle.total(often) - 0.4 - note) / 5)
 
 
-def test_a_tick_with_nothing_to_do_asks_the_bucket_no_more_than_is_reckoned_with() -> None:
+def test_an_idle_tick_makes_no_more_requests_than_priced() -> None:
     shelf = Shelf()
     store = Store(shelf)
     stack = stack_of(4)

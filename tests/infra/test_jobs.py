@@ -100,7 +100,7 @@ def failures(olds: dict[str, Any], news: dict[str, Any]) -> list[str]:
 # --- the resource ---------------------------------------------------------------------------
 
 
-def test_it_is_submitted_as_the_command_submits_it(repository: Repository) -> None:
+def test_a_declared_job_is_submitted_as_by_the_command(repository: Repository) -> None:
     job = made(repository)["submitted"]
     held = repository.store.read_record(job)
     assert held is not None and held.value.name == "first" and held.value.phase is Phase.RUN
@@ -111,7 +111,7 @@ def test_it_is_submitted_as_the_command_submits_it(repository: Repository) -> No
     assert made(repository)["submitted"] == job, "an up that was cut off after the submission finds its job again"
 
 
-def test_a_comment_is_no_change_and_an_over_job_is_not_begun_again(repository: Repository) -> None:
+def test_comments_are_no_change_and_ended_jobs_are_not_resubmitted(repository: Repository) -> None:
     before = made(repository)
     path = repository.root / "jobs" / "first.yaml"
     path.write_text(f"# another comment\n{path.read_text()}")
@@ -120,7 +120,7 @@ def test_a_comment_is_no_change_and_an_over_job_is_not_begun_again(repository: R
     assert not JobProvider().diff("first/local", before, repository.props()).changes
 
 
-def test_changing_one_that_runs_is_refused_before_anything_and_says_the_ways_out(
+def test_changing_a_running_job_is_refused_with_the_remedies(
     repository: Repository,
 ) -> None:
     before = made(repository)
@@ -137,7 +137,7 @@ def test_changing_one_that_runs_is_refused_before_anything_and_says_the_ways_out
     assert spec is not None and "0.1" in spec.command
 
 
-def test_one_that_is_over_may_change_and_is_submitted_anew(repository: Repository) -> None:
+def test_a_changed_file_of_an_ended_job_is_submitted_again(repository: Repository) -> None:
     before = made(repository)
     repository.end(before["submitted"])
     repository.write(lr="0.2")
@@ -149,13 +149,13 @@ def test_one_that_is_over_may_change_and_is_submitted_anew(repository: Repositor
     assert held is not None and held.value.phase is Phase.RUN
 
 
-def test_a_name_that_somebody_else_submitted_with_other_content_is_refused(repository: Repository) -> None:
+def test_a_name_in_use_with_other_content_is_refused(repository: Repository) -> None:
     made(repository)
     repository.write(lr="0.2")
     assert len(failures({}, repository.props())) == 1
 
 
-def test_who_cannot_look_into_the_bucket_may_preview(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preview_needs_no_bucket_rights(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     before = made(repository)
     repository.write(lr="0.2")
     monkeypatch.setenv("SPOTKEEPER_BUCKET", "sqlite:///nonexistent/bucket.sqlite")
@@ -165,7 +165,7 @@ def test_who_cannot_look_into_the_bucket_may_preview(repository: Repository, mon
 
 
 @pytest.mark.parametrize(("on_remove", "asked"), [("keep", []), ("cancel", [RequestKind.CANCEL])])
-def test_leaving_the_list_cancels_only_what_says_so(
+def test_removing_a_file_cancels_only_with_cancel_removed_jobs(
     repository: Repository, on_remove: str, asked: list[RequestKind]
 ) -> None:
     before = made(repository, on_remove=on_remove)
@@ -182,9 +182,7 @@ def test_a_later_job_of_the_same_name_is_not_cancelled(repository: Repository) -
     assert not repository.store.list_requests(later)
 
 
-def test_jobs_are_submitted_with_the_login_that_the_stack_goes_up_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_submitted_with_the_programs_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the shell's, another account's bucket would be asked for."""
     told = tmp_path / "config"
     told.write_text("[profile acme]\naws_access_key_id = ACME\naws_secret_access_key = x\n")
@@ -197,7 +195,7 @@ def test_jobs_are_submitted_with_the_login_that_the_stack_goes_up_with(
     assert keys is not None and keys()["access_key_id"] == "ACME"
 
 
-def test_a_stack_that_is_being_destroyed_takes_none(repository: Repository) -> None:
+def test_a_stack_that_is_being_destroyed_refuses_declared_jobs(repository: Repository) -> None:
     repository.store.put("stack/drain", b"{}")
     with pytest.raises(JobError, match="is being destroyed; bring it up again"):
         made(repository)
@@ -218,7 +216,7 @@ def up(cloud: Cloud, tmp_path: Path) -> Callable[[Path], deploy.DeployResult]:
     return lambda config: deploy.up("local", config, cloud, tmp_path / "deploy", engine="in-process")
 
 
-def test_the_program_declares_a_job_behind_all_that_it_needs(repository: Repository) -> None:
+def test_a_job_is_declared_after_all_that_it_needs(repository: Repository) -> None:
     config = read_config(repository.config("jobs/first.yaml", cancel=True), "http://127.0.0.1:9")
     declared = run_program("local", config)
     job = declared[f"{JOB}::first"]
@@ -229,7 +227,7 @@ def test_the_program_declares_a_job_behind_all_that_it_needs(repository: Reposit
     assert str(repository.root) not in private, "a state is not of one machine"
 
 
-def test_up_submits_it_once_refuses_a_change_and_leaves_it_alone_when_it_is_gone(
+def test_up_submits_once_refuses_changes_and_keeps_removed_jobs(
     repository: Repository, up: Callable[[Path], deploy.DeployResult]
 ) -> None:
     config = repository.config("jobs/first.yaml")
@@ -248,7 +246,7 @@ def test_up_submits_it_once_refuses_a_change_and_leaves_it_alone_when_it_is_gone
     assert first.changes[DeployOp.CREATE] == gone.changes[DeployOp.SAME] + 2
 
 
-def test_a_preview_refuses_it_too(repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud,
+def test_a_preview_refuses_a_changed_running_job(repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud,
                                   tmp_path: Path) -> None:  # fmt: skip
     config = repository.config("jobs/first.yaml")
     up(config)
@@ -257,7 +255,7 @@ def test_a_preview_refuses_it_too(repository: Repository, up: Callable[[Path], d
         deploy.preview("local", config, cloud, tmp_path / "deploy", engine="in-process")
 
 
-def test_a_wrong_job_file_is_told_before_anything_is_made(
+def test_a_wrong_job_file_is_reported_before_anything_is_made(
     repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud
 ) -> None:
     (repository.root / "jobs" / "first.yaml").write_text("name: first\ncomand: [train.py]\n")
@@ -267,7 +265,7 @@ def test_a_wrong_job_file_is_told_before_anything_is_made(
 
 
 @pytest.mark.parametrize("source", ["../tests/data", "../docs", "../bench/x/../y"])
-def test_a_source_that_the_workflows_take_for_no_stacks_is_refused(tmp_path: Path, source: str) -> None:
+def test_a_source_in_an_unwatched_folder_is_refused(tmp_path: Path, source: str) -> None:
     """A change of it would reach machines by whatever `up` came next, read by nobody."""
     (tmp_path / "jobs").mkdir()
     job = tmp_path / "jobs" / "a.yaml"

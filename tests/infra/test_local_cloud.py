@@ -32,7 +32,7 @@ def hello(cloud: LocalCloud, node: str) -> bool:
     return any('"now": "idle"' in log.read_text() for log in (cloud.folder / "serial").glob(f"{node}-*.log"))
 
 
-def test_a_stack_comes_up_for_real_and_goes_without_a_trace(cloud: LocalCloud, tmp_path: Path) -> None:
+def test_a_stack_comes_up_and_is_destroyed_without_remains(cloud: LocalCloud, tmp_path: Path) -> None:
     result = deploy.up("local", CONFIG, cloud, tmp_path / "deploy", engine="in-process")
     url = str(result.outputs["reconcileUrl"])
     deadline = time.monotonic() + WAIT_S

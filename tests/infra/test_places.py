@@ -36,7 +36,7 @@ ZONES = {"gcp": ("us-east1-b", "us-east1-c"), "aws": ("us-east-1a", "us-east-1b"
 
 
 @pytest.mark.parametrize("cloud", ZONES)
-def test_a_disk_that_would_move_or_shrink_is_refused_with_the_way_out(cloud: str) -> None:
+def test_a_disk_that_would_move_or_shrink_is_refused_with_the_remedy(cloud: str) -> None:
     old, new = ZONES[cloud]
     before = news(cloud, pools__0__zones=[old])
     (told,) = refused(before, news(cloud, pools__0__zones=[new]))
@@ -47,7 +47,7 @@ def test_a_disk_that_would_move_or_shrink_is_refused_with_the_way_out(cloud: str
     assert refused(before, news(cloud, pools__0__zones=[old], pools__0__disk__size_gb=size + 1)) == []
 
 
-def test_another_kind_of_disk_is_another_disk_on_google_cloud_alone() -> None:
+def test_only_on_google_cloud_another_disk_type_replaces_the_disk() -> None:
     kind = news()["disks"][DISK]["type"]
     assert kind != "pd-standard"
     (told,) = refused(news(), news(pools__0__disk__type="pd-standard"))
@@ -55,7 +55,7 @@ def test_another_kind_of_disk_is_another_disk_on_google_cloud_alone() -> None:
     assert refused(news("aws"), news("aws", pools__0__disk__type="gp2")) == []
 
 
-def test_a_second_zone_would_move_nodes_that_are_there() -> None:
+def test_a_second_zone_would_move_existing_machines() -> None:
     """The zones of a pool are taken in turn."""
     first, second = ZONES["gcp"]
     before = news(pools__0__zones=[first], pools__0__size=3)
@@ -63,13 +63,13 @@ def test_a_second_zone_would_move_nodes_that_are_there() -> None:
     assert [told.partition(" ")[0] for told in refused(before, after)] == ["sk-dev-floor-s1-data"]
 
 
-def test_who_says_that_data_may_be_lost_is_not_refused() -> None:
+def test_allow_data_loss_permits_a_replacement() -> None:
     first, second = ZONES["gcp"]
     moved = news(pools__0__zones=[second], allow_data_loss=True)
     assert refused(news(pools__0__zones=[first]), moved) == []
 
 
-def test_what_comes_or_goes_is_no_move() -> None:
+def test_added_or_removed_machines_are_no_move() -> None:
     assert refused({}, news()) == [], "the first up, and the first with this resource"
     assert refused(news(pools__0__size=2), news(pools__0__size=1)) == []
     assert refused(news(pools__0__size=1), news(pools__0__size=2)) == []

@@ -218,7 +218,7 @@ CASES: list[Case] = [
     CASES,
     ids=[f"{case[0]}-{case[1].rsplit(':', 1)[1]}-{'.'.join(case[3])}"[:90] for case in CASES],
 )
-def test_a_rule_speaks_where_it_is_broken_and_not_before(
+def test_a_rule_reports_only_violations(
     rule: str, kind: str, right: Mapping[str, Any], changes: Mapping[str, Any], stack: str, told: str
 ) -> None:
     assert list(violations([DeclaredResource(kind, "it", right, stack)])) == []
@@ -242,7 +242,7 @@ def test_a_rule_speaks_where_it_is_broken_and_not_before(
         ("machines-end", "aws:ec2/fleet:Fleet"),
     ],
 )
-def test_some_things_are_never_declared(rule: str, kind: str) -> None:
+def test_forbidden_resource_types_are_reported(rule: str, kind: str) -> None:
     assert [found.rule for found in violations([DeclaredResource(kind, "it", {}, "dev")])] == [rule]
 
 
@@ -257,14 +257,14 @@ def test_some_things_are_never_declared(rule: str, kind: str) -> None:
         ("prod", False, None, False),  # Pulumi does not say: hence only advice
     ],
 )
-def test_disks_of_production_stay(kind: str, stack: str, protect: bool, retain: bool | None, well: bool) -> None:
+def test_production_disks_must_be_kept(kind: str, stack: str, protect: bool, retain: bool | None, well: bool) -> None:
     inputs = {"labels": LABELS, "tags": LABELS, "encrypted": True}
     found = [one.rule for one in violations([DeclaredResource(kind, "d", inputs, stack, protect, retain)])]
     assert found == ([] if well else ["disks-stay"])
     assert "disks-stay" in ADVICE
 
 
-def test_outside_production_a_run_needs_no_end_and_a_bucket_may_go() -> None:
+def test_outside_production_these_rules_do_not_apply() -> None:
     endless = put(GCP_TEMPLATE, {"scheduling.maxRunDuration": None})
     assert list(violations([DeclaredResource(gcp.TEMPLATES[0], "t", endless, "dev")])) == []
     assert list(violations([DeclaredResource(gcp.BUCKET, "b", put(GCP_BUCKET, {"forceDestroy": True}), "dev")])) == []
@@ -278,7 +278,7 @@ def stack_of(*parts: tuple[str, str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"{found.rule} {found.resource.rsplit('::', 1)[1]}"
 
 
-def test_a_bucket_of_aws_needs_its_block_and_its_lifecycle_beside_it() -> None:
+def test_an_s3_bucket_needs_a_public_access_block_and_lifecycle_rules() -> None:
     bucket = (aws.BUCKET, "bucket", AWS_BUCKET)
     block = (aws.PUBLIC_BLOCK, "block", AWS_BLOCK)
     lifecycle = (aws.LIFECYCLE[0], "lifecycle", {"bucket": "b", "rules": []})
@@ -288,7 +288,7 @@ def test_a_bucket_of_aws_needs_its_block_and_its_lifecycle_beside_it() -> None:
     assert list(stack_of(bucket, other, block, lifecycle)) == ["private-bucket other", "tidy-bucket other"]
 
 
-def test_the_schedule_of_google_cloud_may_invoke_and_no_more() -> None:
+def test_google_clouds_schedule_may_only_invoke() -> None:
     clock = {"httpTarget": {"oidcToken": {"serviceAccountEmail": "ck@acme"}}}
     job = (gcp.SCHEDULE, "tick", clock)
     member = {"member": "serviceAccount:ck@acme"}
@@ -299,7 +299,7 @@ def test_the_schedule_of_google_cloud_may_invoke_and_no_more() -> None:
     assert list(stack_of(job, invokes, more, other)) == ["schedule-only-invokes more"]
 
 
-def test_the_schedule_of_aws_may_invoke_and_put_aside_and_no_more() -> None:
+def test_awss_schedule_may_only_invoke_and_send_to_its_queue() -> None:
     role = (aws.ROLE, "clock", trust({"Service": "scheduler.amazonaws.com"}))
     assert list(stack_of(role, (aws.ROLE_POLICY, "p", policy(["lambda:InvokeFunction"], "arn:f")))) == []
     wider = policy(["lambda:InvokeFunction", "s3:GetObject"], "arn:f")
@@ -323,7 +323,7 @@ class Later(dict[str, Any]):
         return super().get(key, default)
 
 
-def test_what_is_not_known_yet_silences_the_one_check_that_reads_it() -> None:
+def test_an_unknown_value_skips_only_its_check() -> None:
     (rule,) = (rule for rule in RULES if rule.name == "least-privilege")
     seen = DeclaredResource(gcp.BINDINGS[0], "it", Later(role="?", member="allUsers"), "dev")
     assert list(rule.of_one(seen, LaterError)) == ["allUsers is public: name the members"]

@@ -147,9 +147,7 @@ def tick(store: Store) -> None:
     sweep.tick(store, NoCloud(), Time(), RoundOptions(settle_s=0.0))  # type: ignore[arg-type]
 
 
-def test_a_job_is_submitted_once_and_again_and_its_name_is_used_again(
-    theirs: Store, ours: Store, tmp_path: Path
-) -> None:
+def test_submitters_may_submit_resubmit_and_reuse_a_name(theirs: Store, ours: Store, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)\n")
     source = pack(tmp_path / "code")
@@ -162,7 +160,7 @@ def test_a_job_is_submitted_once_and_again_and_its_name_is_used_again(
     assert again.new and again.job != first.job
 
 
-def test_a_submission_that_was_cut_off_is_finished_or_given_up(theirs: Store, ours: Store) -> None:
+def test_submitters_may_finish_or_withdraw_a_submission(theirs: Store, ours: Store) -> None:
     theirs.set_active("cutoff00", T0)
     theirs.put_spec("cutoff00", spec())
     assert theirs.put_name("vit", "cutoff00")
@@ -176,7 +174,7 @@ def test_a_submission_that_was_cut_off_is_finished_or_given_up(theirs: Store, ou
     assert "givenup0" not in ours.active_jobs()
 
 
-def test_who_comes_second_with_a_name_leaves_nothing_behind(theirs: Store, ours: Store) -> None:
+def test_a_second_submitter_of_a_name_leaves_nothing_behind(theirs: Store, ours: Store) -> None:
     taken = ours.put_name
 
     def late(name: str, job: str) -> bool:
@@ -191,7 +189,7 @@ def test_who_comes_second_with_a_name_leaves_nothing_behind(theirs: Store, ours:
     assert ours.active_jobs() == () and ours.read_spec(job) is None and ours.read_name("vit") == "quicker0"
 
 
-def test_every_request_and_other_files_for_a_job_that_holds(theirs: Store, ours: Store) -> None:
+def test_submitters_may_send_every_request_and_new_files(theirs: Store, ours: Store) -> None:
     job = submit(theirs, spec(), None, T0).job
     held = ours.read_record(job)
     assert held is not None
@@ -207,7 +205,7 @@ def test_every_request_and_other_files_for_a_job_that_holds(theirs: Store, ours:
     ]  # fmt: skip
 
 
-def test_nothing_that_the_function_wrote_is_a_submitters_to_change(theirs: Store, ours: Store, rights: Rights) -> None:
+def test_submitters_cannot_change_the_functions_documents(theirs: Store, ours: Store, rights: Rights) -> None:
     job = submit(theirs, spec(), None, T0).job
     held = theirs.read_record(job)
     assert held is not None
@@ -240,7 +238,7 @@ def test_nothing_that_the_function_wrote_is_a_submitters_to_change(theirs: Store
     assert json.loads(ours.get(paths.active(job)) or b"0") == T0
 
 
-def test_a_damaged_document_is_read_over_by_who_may_not_set_it_aside(theirs: Store, ours: Store) -> None:
+def test_an_unreadable_document_is_skipped_without_quarantine_rights(theirs: Store, ours: Store) -> None:
     job = submit(theirs, spec(), None, T0).job
     ours.put(f"{paths.ledger(job)}0000000000000001.bad", b"{")
     assert theirs.list_ledger(job) == ()

@@ -30,7 +30,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_a_gang_of_two_outlives_a_notice_to_one_of_them_and_a_loss(stage: Stage, name: str) -> None:
+def test_adapters_survive_a_notice_and_a_loss(stage: Stage, name: str) -> None:
     job = read_job(EXAMPLES / name / "job.yaml", None, 0.0)
     spec = replace(job, static="never", command=("train.py", "--steps", str(STEPS), "--step-s", "0.05"))
     with Run(stage, spec, pack(EXAMPLES / name)) as run:

@@ -125,7 +125,7 @@ def kill_one(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
     run.until(f"another {what} for node {node}", lambda: victims.find(what, node) not in (None, pid))
 
 
-def test_a_run_in_which_everything_was_killed_ends_with_the_weights_of_a_quiet_one(stage: Stage) -> None:
+def test_a_run_with_kills_ends_with_the_weights_of_an_undisturbed_run(stage: Stage) -> None:
     rng = random.Random(SEED)  # noqa: S311
     order = [*HARMLESS, *CRASHES]
     rng.shuffle(order)

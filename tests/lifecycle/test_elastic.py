@@ -47,7 +47,7 @@ def left_alone(folder: Path, steps: int) -> dict[int, set[float]]:
     return curve(text)
 
 
-def test_it_shrinks_when_the_market_is_dry_and_grows_again_on_one_curve(stage: Stage, tmp_path: Path) -> None:
+def test_an_elastic_job_shrinks_and_grows_on_the_same_loss_curve(stage: Stage, tmp_path: Path) -> None:
     spec = read_job(ELASTIC / "job.yaml", None, 0.0)
     spec = replace(spec, command=(*COMMAND, "--step-s", "0.05"), policy="spot", static="never")
     with Run(stage, spec, pack(ELASTIC)) as run:

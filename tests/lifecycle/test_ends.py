@@ -124,7 +124,7 @@ def test_a_command_that_fails_at_once_uses_up_the_crash_budget_and_shows_why(sta
     assert [entry.cause for entry in run.ledger(Event.GENERATION)] == ["start", "crash", "resume", "crash"]
 
 
-def test_exit_93_holds_the_job_and_resume_goes_on_from_the_newest_checkpoint(stage: Stage, tmp_path: Path) -> None:
+def test_exit_93_holds_the_job_and_resume_continues_from_the_newest_checkpoint(stage: Stage, tmp_path: Path) -> None:
     home = tmp_path / "gives-up"
     home.mkdir()
     (home / "train.py").write_bytes((GPT / "train.py").read_bytes())
@@ -144,7 +144,7 @@ def test_exit_93_holds_the_job_and_resume_goes_on_from_the_newest_checkpoint(sta
     assert run.weights() == run.weights_left_alone(1)
 
 
-def test_a_script_with_a_bug_is_mended_and_goes_on_from_its_checkpoint(stage: Stage, tmp_path: Path) -> None:
+def test_a_corrected_script_continues_from_its_checkpoint(stage: Stage, tmp_path: Path) -> None:
     """The machines of the hold are gone; the static machine of the first generation is the second's as well."""
     home = tmp_path / "corrected"
     home.mkdir()
@@ -201,7 +201,7 @@ def test_a_job_cancelled_while_it_recovers_leaves_nothing(stage: Stage) -> None:
     assert len(run.ledger(Event.GENERATION)) == 1, "it was cancelled before it had recovered"
 
 
-def test_a_full_disk_stops_no_training_keeps_the_older_checkpoint_and_is_told(stage: Stage, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_stops_no_training(stage: Stage, tmp_path: Path) -> None:
     """The disk of a machine here is a folder: a limit on the size of files stands for its end (EFBIG, as ENOSPC)."""
     spec = tiny("brimful", 350, nodes=1, static="never", checkpoint=Checkpoint(interval_s=1.0))
     with Run(stage, spec) as run:
@@ -235,7 +235,7 @@ def commits(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob(f"*/{COMMIT}") if path.parent.name.replace("-", "").isdigit()}
 
 
-def test_a_rank_that_hangs_in_c_is_found_shown_and_restarted(stage: Stage, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_in_c_is_detected_and_restarted(stage: Stage, tmp_path: Path) -> None:
     """With the interpreter's lock in its hands; the other one only waits for it."""
     home = tmp_path / "hangs"
     home.mkdir()

@@ -32,7 +32,7 @@ def checked(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[s
     return code, {row.check: row for row in rows}
 
 
-def test_it_tries_everything_and_leaves_nothing(shell: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_check_runs_every_check_and_leaves_nothing(shell: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     _, rows = checked(capsys, "--yes")
     drill = rows.pop("a preemption costs no step")
     assert drill.state is CheckResult.OK or "target" in drill.found, drill  # a busy machine may miss a target of time
@@ -44,7 +44,7 @@ def test_it_tries_everything_and_leaves_nothing(shell: Stage, capsys: pytest.Cap
     shell.until("nothing to be left", shell.is_quiet)
 
 
-def test_where_no_machine_can_be_had_it_says_so_and_cleans_up(
+def test_without_capacity_live_check_fails_and_cleans_up(
     shell: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_check, "LEAST_S", 5.0)
@@ -62,16 +62,14 @@ def test_where_no_machine_can_be_had_it_says_so_and_cleans_up(
     shell.until("nothing to be left", shell.is_quiet)
 
 
-def test_without_a_terminal_it_says_what_it_may_cost_and_does_nothing(
-    shell: Stage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_live_check_only_states_its_cost(shell: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["live-check"]) == 4
     err = capsys.readouterr().err
     assert "at most $" in err and "--yes" in err
     assert shell.store.active_jobs() == ()
 
 
-def test_a_submission_that_is_cut_off_leaves_nothing(
+def test_an_interrupted_live_check_leaves_nothing(
     shell: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C after the job's record is written and before the command knows its id."""

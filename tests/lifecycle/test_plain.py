@@ -52,7 +52,7 @@ def left_alone() -> str:
     return str(script.weights(net))
 
 
-def test_a_script_that_saves_on_sigterm_loses_nothing_to_a_notice_and_goes_on_after_a_loss(stage: Stage) -> None:
+def test_a_script_that_saves_on_sigterm_survives_a_notice_and_a_loss(stage: Stage) -> None:
     spec = replace(
         read_job(PLAIN / "job.yaml", None, 0.0), command=("train.py", "--steps", str(STEPS), "--step-s", "0.05")
     )

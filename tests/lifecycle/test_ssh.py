@@ -18,7 +18,7 @@ pytestmark = pytest.mark.lifecycle
 WAITS = "import signal; print('it waits', flush=True); signal.pause()"
 
 
-def test_a_command_runs_where_the_job_runs_and_its_start_is_an_event(
+def test_ssh_runs_a_command_on_the_jobs_machine_and_logs_it(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):

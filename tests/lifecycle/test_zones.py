@@ -26,7 +26,7 @@ def wet(stage: Stage, zone: str) -> None:
     stage.cloud.set_capacity(zone, ROOM)
 
 
-def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_runs_dry(stage: Stage) -> None:
+def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) -> None:
     spec = tiny("nomad", STEPS, nodes=2, static="never")
     state = stage.store.read_stack()
     assert state is not None
@@ -61,7 +61,7 @@ def test_a_gang_starts_where_there_is_room_and_moves_with_its_disks_when_that_ru
     assert weights == run.weights_left_alone(2)
 
 
-def test_a_gang_on_demand_has_machines_in_another_zone_before_it_gives_up_what_it_has(stage: Stage) -> None:
+def test_a_gang_on_demand_moves_only_once_machines_wait_in_the_other_zone(stage: Stage) -> None:
     """The remaining hours of work must be worth the move."""
     spec = tiny("finder", 100 * STEPS, nodes=2, static="never")
     with Run(stage, spec) as run:

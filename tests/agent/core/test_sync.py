@@ -62,7 +62,7 @@ def test_a_damaged_spool_is_skipped(tmp_path: Path, left: bytes) -> None:
     assert box.add(FactIn(Kind.HELLO))
 
 
-def test_a_full_disk_loses_no_fact_while_the_agent_lives(tmp_path: Path) -> None:
+def test_an_unwritable_spool_keeps_facts_in_memory(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("a file where the folder should be")
     lines: list[str] = []
     box = sync.Outbox(tmp_path / "spool", "b", Log(write=lines.append))

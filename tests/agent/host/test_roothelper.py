@@ -70,7 +70,7 @@ def test_only_the_agent_is_served(helper: RootHelper, done: list[tuple[str, ...]
     assert done == []
 
 
-def test_a_power_off_needs_no_confirmation(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
+def test_a_power_off_request_powers_the_machine_off(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
     assert helper.answer(AGENT, b'{"op": "power-off"}') == {"ok": True}
     assert done == [("systemctl", "poweroff", "--no-block")]
 
@@ -80,7 +80,7 @@ def test_only_the_jobs_unit_is_restarted(helper: RootHelper, done: list[tuple[st
     assert done == [("systemctl", "restart", "--no-block", "spotkeeper-job.service")]
 
 
-def test_only_the_mounted_disk_is_unmounted(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
+def test_unmounting_without_a_mounted_disk_succeeds(helper: RootHelper, done: list[tuple[str, ...]]) -> None:
     assert helper.answer(AGENT, b'{"op": "unmount"}') == {"ok": True}
     assert done == []
 

@@ -83,7 +83,7 @@ def test_a_job_can_neither_hang_nor_replace_its_agent(attacked: Attacked) -> Non
     assert attacked.run("cat /run/spotkeeper/agent.json") == saved
 
 
-def test_other_units_cannot_either(attacked: Attacked) -> None:
+def test_a_process_outside_the_jobs_unit_gets_no_token_either(attacked: Attacked) -> None:
     """Where systemd or another service could be talked into starting something for its user."""
     assert attacked.run(hostile.FETCH), "it is there"
     got = json.loads(attacked.run(f"{PYTHON} /opt/hostile.py try", user="spotkeeper-job"))

@@ -112,7 +112,7 @@ def test_an_invalid_stack_file_appears_in_the_comment(cli: Cli, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("text", "told"), [(None, "No such file"), ("", "it is empty"), ("{}", "not output of")])
-def test_an_empty_preview_is_an_error(cli: Cli, tmp_path: Path, text: str | None, told: str) -> None:
+def test_an_invalid_preview_is_an_error(cli: Cli, tmp_path: Path, text: str | None, told: str) -> None:
     file = tmp_path / "preview.json"
     if text is not None:
         file.write_text(text)

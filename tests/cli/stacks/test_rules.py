@@ -116,7 +116,7 @@ def test_the_stack_wide_half_of_a_rule_has_its_own_name(tmp_path: Path) -> None:
         ("", "config.json of infra/policy: Input data was truncated"),
     ],
 )
-def test_a_configuration_for_an_unknown_rule_is_an_error(config: str, told: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_of_rules_is_an_error(config: str, told: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(config)
     with pytest.raises(CliError) as caught:

@@ -154,7 +154,9 @@ def test_a_machine_fetches_its_script_and_its_bundle_and_starts_the_agent(
 
 
 @pytest.mark.parametrize("spoilt", ["boot", "bundles"])
-def test_what_has_another_hash_is_not_run(scripts: boot.Scripts, serve: Serve, tmp_path: Path, spoilt: str) -> None:
+def test_a_script_with_a_wrong_hash_is_not_run(
+    scripts: boot.Scripts, serve: Serve, tmp_path: Path, spoilt: str
+) -> None:
     objects, tags = released(scripts, bundle_of("print('must not run')"))
     key = next(key for key in objects if key.startswith(spoilt))
     site = serve({**objects, key: b"echo must not run"}, tags)
@@ -174,7 +176,7 @@ def test_a_release_changes_tags_and_no_user_data(settings: Settings, scripts: bo
     assert "roothelper" in scripts.startup
 
 
-def test_aws_itself_is_asked_where_no_other_address_is_told(scripts: boot.Scripts) -> None:
+def test_without_another_endpoint_aws_is_called(scripts: boot.Scripts) -> None:
     code = scripts.user_data["spot"].split("<<'PY'\n")[1].split("\nPY\n")[0]
     data = b"echo hello"
     told = {
@@ -215,25 +217,25 @@ def test_the_scripts_are_correct_shell_and_fit(scripts: boot.Scripts) -> None:
     assert scripts.shutdown == "", "the unit's own stop serves"
 
 
-def test_a_ranks_machine_arms_its_watchdog_before_anything_can_fail(settings: Settings, scripts: boot.Scripts) -> None:
+def test_a_dynamic_machine_arms_its_watchdog_first(settings: Settings, scripts: boot.Scripts) -> None:
     armed = f"systemd-run --quiet --collect --on-active={2 * settings.boot_deadline_s()} "
     assert scripts.user_data["spot"].index(armed) < scripts.user_data["spot"].index("<<'PY'")
     assert "systemctl poweroff" not in scripts.user_data["static"], "a static machine is Pulumi's"
     assert "systemctl poweroff" not in scripts.startup, "once is enough"
 
 
-def test_every_boot_runs_it_again(scripts: boot.Scripts) -> None:
+def test_every_boot_runs_the_script_again(scripts: boot.Scripts) -> None:
     """cloud-init runs user data once in a machine's life, and what stands in this folder at every boot."""
     for text in scripts.user_data.values():
         assert "EACH=/var/lib/cloud/scripts/per-boot/spotkeeper\n" in text
         assert text.index('install -D -m 700 "$0" "$EACH"') < text.index("<<'PY'")
 
 
-def test_the_mark_in_the_template_is_the_scripts_own(scripts: boot.Scripts) -> None:
+def test_the_watchdog_file_is_the_same_in_script_and_agent(scripts: boot.Scripts) -> None:
     assert scripts.sha256 == sha(scripts.startup.encode())
 
 
-def test_render_shows_people_what_machines_run(scripts: boot.Scripts) -> None:
+def test_render_shows_the_scripts_that_machines_run(scripts: boot.Scripts) -> None:
     from spotkeeper.cli.stacks.render import stack_texts
 
     shown = {each.name: each.text for each in stack_texts(STACKS / "Pulumi.example-aws.yaml", None)}
@@ -244,9 +246,7 @@ def test_render_shows_people_what_machines_run(scripts: boot.Scripts) -> None:
     }
 
 
-def test_a_machine_that_links_no_volume_by_its_id_has_the_agents_own_link(
-    settings: Settings, scripts: boot.Scripts
-) -> None:
+def test_a_machine_without_volume_links_gets_the_agents_link(settings: Settings, scripts: boot.Scripts) -> None:
     """Xen machines (P3) call what is attached as /dev/sdf xvdf, and udev knows no id of it."""
     (rule,) = [line for line in scripts.startup.splitlines() if line.startswith("SUBSYSTEM")]
     words = dict(re.findall(r'([A-Z]+)(?:\{\w+\})?\+?==?"([^"]+)"', rule))

@@ -42,9 +42,7 @@ print([name for name in unwanted if name in sys.modules])
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_no_wheel_asks_for_a_newer_c_library_than_the_runtime_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_wheel_needs_a_newer_glibc_than_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lambda's Python 3.11 stands on glibc 2.26: a wheel for 2.28 fails at the first import, of every tick."""
     wheel = "Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_2_{}_x86_64\n"
     assert bundle.runs_with(wheel.format(17), 26) and not bundle.runs_with(wheel.format(28), 26)
@@ -70,7 +68,7 @@ def test_equal_sources_give_equal_bytes(archive: bundle.Archive, tmp_path: Path)
     assert archive.sha256 == hashlib.sha256(archive.path.read_bytes()).hexdigest() == again.sha256
 
 
-def test_what_only_others_need_stays_out(archive: bundle.Archive) -> None:
+def test_the_archive_leaves_out_other_programs(archive: bundle.Archive) -> None:
     names = zipfile.ZipFile(archive.path).namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"msgspec", "obstore", "spotkeeper", "typing_extensions.py"}

@@ -171,7 +171,7 @@ def done(here: Region, action: Action) -> None:
         ("fabric", Model.SPOT, "us-east-1b"),
     ],
 )
-def test_a_machine_its_disk_and_its_move_are_within_the_functions_rights(
+def test_all_calls_of_the_adapter_are_within_the_functions_rights(
     here: Region, pool: str, model: Model, zone: str
 ) -> None:
     done(here, InsertVm(JOB, UID, 0, 1, pool, zone, model))
@@ -191,7 +191,7 @@ def test_a_machine_its_disk_and_its_move_are_within_the_functions_rights(
     assert not here.site.volumes and not here.site.snapshots
 
 
-def test_what_it_may_not_is_refused_by_the_same_eyes(here: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_simulation_refuses_forbidden_calls(here: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would prove nothing: without any one statement, something of it is refused."""
     whole = json.loads(Authorizing.policy)
     needed = {"LaunchMachines", "WithEncryptedDisks", "WithCardsAndRequests", "FromOurTemplatesInOurGroups",

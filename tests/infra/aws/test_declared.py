@@ -99,14 +99,14 @@ def in_another_network(config: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("stack", ["dev", "prod"])
 @pytest.mark.parametrize("name", ["example", "joined"])
-def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, stack: str, request: pytest.FixtureRequest) -> None:
+def test_no_declared_resource_breaks_a_policy_rule(name: str, stack: str, request: pytest.FixtureRequest) -> None:
     assert broken(request.getfixturevalue(name), stack) == []
 
 
 # --- order -----------------------------------------------------------------------------
 
 
-def test_whatever_a_machine_stands_on_outlives_the_drain(example: Declaration) -> None:
+def test_resources_of_machines_outlive_the_drain(example: Declaration) -> None:
     stands_on = before(example, DRAIN)
     kinds = (":Subnet", ":SecurityGroup", ":PlacementGroup", ":LaunchTemplate", ":Route", ":RouteTableAssociation",
              ":VpcEndpoint", ":EgressOnlyInternetGateway", ":InstanceProfile", ":Instance", ":VolumeAttachment",
@@ -117,39 +117,39 @@ def test_whatever_a_machine_stands_on_outlives_the_drain(example: Declaration) -
 
 
 @pytest.mark.parametrize("trigger", [TICK, *ROUTES])
-def test_what_could_refill_the_stack_goes_before_the_drain(example: Declaration, trigger: str) -> None:
+def test_triggers_are_deleted_before_the_drain(example: Declaration, trigger: str) -> None:
     assert DRAIN in before(example, trigger)
 
 
-def test_the_drain_keeps_its_place_in_the_state_of_stacks_that_exist(example: Declaration) -> None:
+def test_the_drain_keeps_its_urn(example: Declaration) -> None:
     assert "spotkeeper:aws:Drained::drained" in example and example[DRAIN].parent == "drained"
 
 
-def test_machines_are_made_when_they_can_boot(example: Declaration) -> None:
+def test_machines_are_made_after_all_that_they_need_to_boot(example: Declaration) -> None:
     for machine in [*of(example, INSTANCE), *of(example, TEMPLATE)]:
         needed = before(example, machine.key)
         assert {f"aws:s3/bucketObjectv2:BucketObjectv2::{name}" for name in ("bundle", "boot")} <= needed
         assert "aws:iam/rolePolicy:RolePolicy::rights-vm" in needed
 
 
-def test_reconcile_is_told_of_pools_when_it_may_use_them(example: Declaration) -> None:
+def test_pools_json_is_written_after_the_rights(example: Declaration) -> None:
     assert "aws:iam/rolePolicy:RolePolicy::rights-fn" in before(example, "aws:s3/bucketObjectv2:BucketObjectv2::pools")
 
 
-def test_the_drain_works_with_the_login_of_the_rest(joined: Declaration, example: Declaration) -> None:
+def test_the_drain_uses_the_programs_login(joined: Declaration, example: Declaration) -> None:
     assert joined[DRAIN].properties["profile"] == one(joined, "pulumi:providers:aws", "aws")["profile"] == "acme"
     assert example[DRAIN].properties["profile"] == ""
 
 
 @pytest.mark.parametrize("place", WITHOUT_URLS)
-def test_where_lambda_has_no_urls_it_is_refused_before_anything_is_made(config: dict[str, str], place: str) -> None:
+def test_regions_without_function_urls_are_refused(config: dict[str, str], place: str) -> None:
     """AWS would refuse it in the middle of an `up`."""
     moved = {key: value.replace("us-east-1", place) for key, value in config.items()}
     with pytest.raises(pulumi.RunError, match=f'region: "{place}": has no Lambda function URLs'):
         run_program(NAME, moved, AwsCloud())
 
 
-def test_it_comes_up_in_its_own_account_and_region_whatever_the_shell_says(example: Declaration) -> None:
+def test_the_stack_files_account_and_region_override_the_shell(example: Declaration) -> None:
     """The provider refuses to work with another account's credentials."""
     told = one(example, "pulumi:providers:aws", "aws")
     assert (told["region"], json.loads(told["allowedAccountIds"])) == ("us-east-1", ["123456789012"])
@@ -160,7 +160,7 @@ def test_it_comes_up_in_its_own_account_and_region_whatever_the_shell_says(examp
 # --- the network -------------------------------------------------------------------------
 
 
-def test_each_zone_has_a_subnet_of_its_own_in_both_families(example: Declaration) -> None:
+def test_each_zone_has_its_own_ipv4_and_ipv6_subnet(example: Declaration) -> None:
     subnets = sorted(of(example, SUBNET), key=lambda found: found.name)
     assert [found.properties["availabilityZone"] for found in subnets] == [f"us-east-1{zone}" for zone in "abc"]
     for family, whole in (("cidrBlock", "10.40.0.0/16"), ("ipv6CidrBlock", "2600:1f18:aa:bb00::/56")):
@@ -170,7 +170,7 @@ def test_each_zone_has_a_subnet_of_its_own_in_both_families(example: Declaration
     assert all(found.properties["assignIpv6AddressOnCreation"] for found in subnets)
 
 
-def test_a_zone_that_joins_moves_no_other(config: dict[str, str], example: Declaration) -> None:
+def test_a_new_zone_changes_no_other_subnet(config: dict[str, str], example: Declaration) -> None:
     from infra.settings.aws import subnet_range
 
     mine = {found.properties["availabilityZone"]: found.properties["cidrBlock"] for found in of(example, SUBNET)}
@@ -178,7 +178,7 @@ def test_a_zone_that_joins_moves_no_other(config: dict[str, str], example: Decla
     assert subnet_range("10.40.0.0/24", "us-east-1f") == "10.40.0.160/27"
 
 
-def test_the_way_out_costs_nothing_for_being_there(example: Declaration) -> None:
+def test_the_network_has_no_hourly_price(example: Declaration) -> None:
     (out,) = of(example, "aws:ec2/route:Route")
     assert out.properties["destinationIpv6CidrBlock"] == "::/0" and "egressOnlyGatewayId" in out.properties
     (endpoint,) = of(example, "aws:ec2/vpcEndpoint:VpcEndpoint")
@@ -188,7 +188,7 @@ def test_the_way_out_costs_nothing_for_being_there(example: Declaration) -> None
     assert not any("NatGateway" in found.type or ":Eip" in found.type for found in example.values())
 
 
-def test_machines_talk_among_themselves_in_both_directions_and_nobody_comes_in(example: Declaration) -> None:
+def test_the_security_group_admits_only_its_own_machines(example: Declaration) -> None:
     comes = of(example, "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
     goes = of(example, "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
     group = identity("aws:ec2/securityGroup:SecurityGroup", "inside")
@@ -237,7 +237,7 @@ def tags_of(found: Mapping[str, Any], kind: str) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def test_every_template_is_one_that_ec2_knows(example: Declaration) -> None:
+def test_every_template_is_valid_for_ec2(example: Declaration) -> None:
     templates = of(example, TEMPLATE)
     assert len(templates) == 4
     for template in templates:
@@ -247,7 +247,7 @@ def test_every_template_is_one_that_ec2_knows(example: Declaration) -> None:
     assert judge("ec2", "CreateLaunchTemplate", {"LaunchTemplateName": "x", "LaunchTemplateData": spoilt})
 
 
-def test_the_templates_of_a_pool_differ_in_how_they_are_bought_only(example: Declaration) -> None:
+def test_a_pools_templates_differ_only_in_market_options(example: Declaration) -> None:
     spot, other = (data(example[f"{TEMPLATE}::sk-{NAME}_burst-{end}"]) for end in ("spot", "od"))
     assert spot.pop("InstanceMarketOptions") == {
         "MarketType": "spot",
@@ -264,13 +264,13 @@ def test_a_pool_without_on_demand_has_no_template_for_it(example: Declaration) -
     ]
 
 
-def test_machines_of_reconcile_end_with_their_shutdown_and_static_ones_do_not(example: Declaration) -> None:
+def test_only_dynamic_machines_terminate_at_shutdown(example: Declaration) -> None:
     ends = {found.name.rsplit("-", 1)[1]: found.properties["instanceInitiatedShutdownBehavior"]
             for found in of(example, TEMPLATE)}  # fmt: skip
     assert ends == {"spot": "terminate", "od": "terminate", "static": "stop"}
 
 
-def test_metadata_is_of_version_two_and_shows_the_tags(example: Declaration) -> None:
+def test_metadata_needs_version_2_and_shows_tags(example: Declaration) -> None:
     for template in of(example, TEMPLATE):
         assert template.properties["metadataOptions"] == {
             "httpEndpoint": "enabled",
@@ -280,7 +280,7 @@ def test_metadata_is_of_version_two_and_shows_the_tags(example: Declaration) -> 
         }
 
 
-def test_roots_are_encrypted_and_go_with_their_machine(example: Declaration) -> None:
+def test_boot_disks_are_encrypted_and_deleted_with_the_machine(example: Declaration) -> None:
     for template in of(example, TEMPLATE):
         (root,) = template.properties["blockDeviceMappings"]
         assert root["deviceName"] == "/dev/sda1", "another would be an empty disk beside the root"
@@ -289,7 +289,7 @@ def test_roots_are_encrypted_and_go_with_their_machine(example: Declaration) -> 
         }  # fmt: skip
 
 
-def test_a_customer_key_encrypts_every_disk_and_is_lent_to_the_accounts_role_for_spot(
+def test_a_customer_key_encrypts_every_disk_and_the_spot_role_may_use_it(
     joined: Declaration, example: Declaration
 ) -> None:
     for template in of(joined, TEMPLATE):
@@ -310,7 +310,7 @@ def test_a_customer_key_encrypts_every_disk_and_is_lent_to_the_accounts_role_for
     assert not of(example, "aws:kms/grant:Grant")
 
 
-def test_a_machine_is_told_by_its_tags_what_an_agent_reads(example: Declaration) -> None:
+def test_a_machines_tags_have_the_agents_settings(example: Declaration) -> None:
     from spotkeeper_agent.core import settings as agent
 
     for template in of(example, TEMPLATE):
@@ -338,7 +338,7 @@ def test_a_machine_is_told_by_its_tags_what_an_agent_reads(example: Declaration)
             assert tags_of(found, kind) == {name: told[name] for name in ("team", "sk-stack", "sk-pool")}
 
 
-def test_user_data_is_what_boot_renders_and_fits(example: Declaration, config: dict[str, str]) -> None:
+def test_user_data_is_boots_and_within_the_limit(example: Declaration, config: dict[str, str]) -> None:
     scripts = boot.render(from_config(config, NAME))
     for template in of(example, TEMPLATE):
         kind = "static" if template.name.endswith("static") else "spot"
@@ -349,7 +349,7 @@ def test_user_data_is_what_boot_renders_and_fits(example: Declaration, config: d
     assert (stored["key"], stored["content"]) == (f"boot/{scripts.sha256}.sh", scripts.startup)
 
 
-def test_a_template_names_groups_or_leaves_whole_interfaces_to_the_launch(example: Declaration) -> None:
+def test_a_template_names_security_groups_unless_it_has_efa(example: Declaration) -> None:
     group = identity("aws:ec2/securityGroup:SecurityGroup", "inside")
     for template in of(example, TEMPLATE):
         assert "networkInterfaces" not in template.properties, "EC2 takes no subnet of a launch beside them"
@@ -368,7 +368,7 @@ def test_one_cluster_group_for_each_zone_and_none_in_a_template(example: Declara
 # --- static machines ----------------------------------------------------------------------------
 
 
-def test_a_static_node_is_not_stopped_for_an_image_or_user_data(example: Declaration) -> None:
+def test_a_new_image_or_user_data_does_not_stop_a_static_machine(example: Declaration) -> None:
     (node,) = of(example, INSTANCE)
     assert node.ignores == ("launchTemplate",)
     assert sorted(node.properties) == ["instanceType", "launchTemplate", "subnetId", "tags"]
@@ -379,7 +379,7 @@ def test_a_static_node_is_not_stopped_for_an_image_or_user_data(example: Declara
     )
 
 
-def test_a_static_node_learns_of_a_release_by_its_tags(example: Declaration) -> None:
+def test_a_release_changes_a_static_machines_tags(example: Declaration) -> None:
     (node,) = of(example, INSTANCE)
     tags = node.properties["tags"]
     told = tags_of(data(example[f"{TEMPLATE}::sk-{NAME}_floor-static"]), "instance")
@@ -387,7 +387,7 @@ def test_a_static_node_learns_of_a_release_by_its_tags(example: Declaration) -> 
     assert "sk-job" not in tags, "what bears a job's tag, reconcile and the drain may end"
 
 
-def test_a_static_nodes_disk_stays_and_is_never_pulled_from_under_it(example: Declaration) -> None:
+def test_a_static_machines_disk_is_retained_and_never_force_detached(example: Declaration) -> None:
     volume = example[f"aws:ebs/volume:Volume::sk-{NAME}-floor-s0-data"]
     assert volume.protect and volume.properties["encrypted"] is True
     (attached,) = of(example, "aws:ec2/volumeAttachment:VolumeAttachment")
@@ -398,7 +398,7 @@ def test_a_static_nodes_disk_stays_and_is_never_pulled_from_under_it(example: De
     assert judge("ec2", "CreateVolume", request) == []
 
 
-def test_a_static_node_with_efa_has_its_interfaces_by_card(config: dict[str, str]) -> None:
+def test_a_static_machine_with_efa_has_an_interface_per_card(config: dict[str, str]) -> None:
     shape = {"kind": "static", "size": 2, "machine": {"type": "p4d.24xlarge", "efa": 4}, "disk": {"size_gb": 500}}
     apart = {**shape, "name": "apart", "zones": ["us-east-1a", "us-east-1b"]}
     near = {**shape, "name": "near", "zones": ["us-east-1c"], "placement": {}}
@@ -434,9 +434,7 @@ def test_pools_json_is_what_the_function_reads(state: StackState) -> None:
 
 
 @pytest.mark.parametrize(("pool", "model"), [("burst", Model.SPOT), ("burst", Model.ON_DEMAND), ("fabric", Model.SPOT)])
-def test_the_adapter_makes_of_it_a_launch_that_ec2_takes(
-    example: Declaration, state: StackState, pool: str, model: Model
-) -> None:
+def test_the_adapters_launch_is_valid_for_ec2(example: Declaration, state: StackState, pool: str, model: Model) -> None:
     found = state.pool(pool)
     assert found is not None
     zone = found.zones[0]
@@ -453,7 +451,7 @@ def test_the_adapter_makes_of_it_a_launch_that_ec2_takes(
     assert tags_of(data(template), "instance").items() <= told.items(), "whatever EC2 does to merge them"
 
 
-def test_the_adapter_makes_of_it_a_disk_that_ec2_takes(state: StackState) -> None:
+def test_the_adapters_volume_is_valid_for_ec2(state: StackState) -> None:
     found = state.pool("burst")
     assert found is not None
     asked = CreateDisk("abcd2345", "11111111-2222-4333-8444-555555555555", 0, 1, "burst", found.zones[0])
@@ -464,7 +462,7 @@ def test_the_adapter_makes_of_it_a_disk_that_ec2_takes(state: StackState) -> Non
 # --- the function and what calls it -----------------------------------------------------------
 
 
-def test_the_function_is_one_that_lambda_knows(example: Declaration) -> None:
+def test_the_function_is_valid_for_lambda(example: Declaration) -> None:
     inputs = dict(example[FUNCTION].properties)
     assert inputs.pop("s3Key").startswith("function/") and inputs.pop("s3Bucket")
     shape = operation("lambda", "CreateFunction")
@@ -484,13 +482,13 @@ def test_the_functions_environment(example: Declaration) -> None:
     }
 
 
-def test_addresses_of_a_network_that_is_not_private_are_the_stack_files(joined: Declaration) -> None:
+def test_the_function_gets_the_stack_files_address_ranges(joined: Declaration) -> None:
     """A machine of any other address is never taken in, and bills until its boot deadline."""
     told = joined[FUNCTION].properties["environment"]["variables"]
     assert told["SPOTKEEPER_ADDRESSES"] == "100.64.0.0/10"
 
 
-def test_submitters_take_on_a_role_that_the_function_knows(joined: Declaration, example: Declaration) -> None:
+def test_submitters_assume_a_role_that_the_function_accepts(joined: Declaration, example: Declaration) -> None:
     role = one(joined, "aws:iam/role:Role", "role-sb")
     (trusted,) = json.loads(role["assumeRolePolicy"])["Statement"]
     assert (role["name"], trusted["Principal"]) == (f"sk-{NAME}-sb", {"AWS": [PERSON]})
@@ -499,7 +497,7 @@ def test_submitters_take_on_a_role_that_the_function_knows(joined: Declaration, 
     assert "aws:iam/role:Role::role-sb" not in example, "nobody is named there"
 
 
-def test_each_caller_of_the_url_has_both_rights_and_iam_asks_who_it_is(example: Declaration) -> None:
+def test_each_caller_of_the_url_has_both_rights(example: Declaration) -> None:
     """Machines by their role's own policy (``test_rights_aws``): Lambda may not know a role yet that was just made."""
     assert one(example, "aws:lambda/functionUrl:FunctionUrl", "url")["authorizationType"] == "AWS_IAM"
     by_url, call = (one(example, PERMISSION, f"{kind}-person-0") for kind in ("url", "call"))
@@ -508,7 +506,7 @@ def test_each_caller_of_the_url_has_both_rights_and_iam_asks_who_it_is(example: 
     assert by_url["principal"] == call["principal"] == "arn:aws:iam::123456789012:role/operators"
 
 
-def test_nobody_else_may_call(example: Declaration) -> None:
+def test_no_other_principal_may_call(example: Declaration) -> None:
     others = [found.properties for found in of(example, PERMISSION) if found.name.startswith("event-")]
     assert len(of(example, PERMISSION)) == len(others) + 2
     for found in others:
@@ -527,7 +525,7 @@ def test_the_tick_comes_every_minute_and_is_not_retried(example: Declaration) ->
     assert judge("lambda", "PutFunctionEventInvokeConfig", request) == []
 
 
-def test_the_clouds_own_events_reach_the_function_and_are_put_aside_where_they_cannot(example: Declaration) -> None:
+def test_ec2_events_reach_the_function_or_the_dead_letter_queue(example: Declaration) -> None:
     rules = {found.name: json.loads(found.properties["eventPattern"])
              for found in of(example, "aws:cloudwatch/eventRule:EventRule")}  # fmt: skip
     assert {name: rule["detail-type"] for name, rule in rules.items()} == {
@@ -546,7 +544,7 @@ def test_the_clouds_own_events_reach_the_function_and_are_put_aside_where_they_c
         assert f"{PERMISSION}::event-{route.name}" in before(example, route.key)
 
 
-def test_what_the_function_writes_of_itself_goes_with_the_stack(example: Declaration) -> None:
+def test_the_functions_log_is_deleted_with_the_stack(example: Declaration) -> None:
     (logs,) = of(example, "aws:cloudwatch/logGroup:LogGroup")
     assert logs.properties["name"] == f"/aws/lambda/sk-{NAME}" and logs.properties["retentionInDays"] == 30
     assert logs.key in before(example, FUNCTION), "or Lambda makes one that nobody removes"
@@ -555,7 +553,7 @@ def test_what_the_function_writes_of_itself_goes_with_the_stack(example: Declara
 # --- the bucket ------------------------------------------------------------------------------
 
 
-def test_the_bucket_is_closed_and_forgets_what_was_never_finished(example: Declaration) -> None:
+def test_the_bucket_is_private_and_deletes_unfinished_uploads(example: Declaration) -> None:
     closed = one(example, "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock", "closed")
     assert sum(value is True for value in closed.values()) == 4
     owner = one(example, "aws:s3/bucketOwnershipControls:BucketOwnershipControls", "owner")
@@ -568,12 +566,12 @@ def test_the_bucket_is_closed_and_forgets_what_was_never_finished(example: Decla
     assert rules[0]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
 
 
-def test_the_bucket_stays_where_the_stack_file_says_so(example: Declaration) -> None:
+def test_on_destroy_keeps_the_bucket(example: Declaration) -> None:
     bucket = example["aws:s3/bucket:Bucket::bucket"]
     assert bucket.protect and bucket.properties["forceDestroy"] is False
 
 
-def test_a_bucket_that_a_destroy_leaves_behind_is_not_left_open(joined: Declaration, example: Declaration) -> None:
+def test_a_retained_bucket_stays_private(joined: Declaration, example: Declaration) -> None:
     kinds = ("PublicAccessBlock", "OwnershipControls", "Policy", "LifecycleConfiguration")
     for kind in ("", *kinds):
         (kept,) = [found for found in joined.values() if found.type.endswith(f":Bucket{kind}")]
@@ -585,7 +583,7 @@ def test_a_bucket_that_a_destroy_leaves_behind_is_not_left_open(joined: Declarat
 # --- who is told -----------------------------------------------------------------------------
 
 
-def test_somebody_is_told_of_everything_that_was_asked_for(example: Declaration) -> None:
+def test_every_configured_alert_sends_mail(example: Declaration) -> None:
     alarms = of(example, ALARM)
     assert sorted(found.name for found in alarms) == ["holds", "orphans", "silence", "spend"]
     for alarm in alarms:
@@ -599,7 +597,7 @@ def test_somebody_is_told_of_everything_that_was_asked_for(example: Declaration)
     assert one(example, ALARM, "silence")["namespace"] == "Spotkeeper", "Lambda's own counts agents' reports too"
 
 
-def test_alarms_look_for_lines_that_the_function_writes(example: Declaration) -> None:
+def test_alarms_match_lines_that_the_function_writes(example: Declaration) -> None:
     from spotkeeper.contract.ledger import Event
     from spotkeeper.reconcile.service import logging_json as logs
 
@@ -617,7 +615,7 @@ def test_alarms_look_for_lines_that_the_function_writes(example: Declaration) ->
         assert one(example, ALARM, told)["metricName"] == found["metricTransformation"]["name"]
 
 
-def test_the_budget_counts_what_bears_the_stacks_tag(example: Declaration) -> None:
+def test_the_budget_counts_resources_with_the_stacks_tag(example: Declaration) -> None:
     budget = one(example, "aws:budgets/budget:Budget", "budget")
     assert budget["costFilters"] == [{"name": "TagKeyValue", "values": [f"user:sk-stack${NAME}"]}]
     assert [each["threshold"] for each in budget["notifications"]] == [50, 90, 100]
@@ -628,7 +626,7 @@ def test_an_idle_stack_costs_less_than_three_dollars(example: Declaration) -> No
     costs("aws", example)
 
 
-def test_somebody_has_priced_all_that_may_be_declared(joined: Declaration, config: dict[str, str]) -> None:
+def test_every_declarable_resource_has_a_price(joined: Declaration, config: dict[str, str]) -> None:
     assert idle.total(idle.idle(from_config(config, NAME), Counter(found.type for found in joined.values()))) < 3.0
 
 
@@ -644,7 +642,7 @@ def test_alerts_budget_and_the_accounts_role_are_opt_in(joined: Declaration, exa
 # --- names ----------------------------------------------------------------------------------
 
 
-def test_what_can_bear_tags_says_whose_it_is(example: Declaration) -> None:
+def test_every_taggable_resource_has_the_stacks_tag(example: Declaration) -> None:
     bare = {"BucketObjectv2"}  # the bucket's are enough, and each object's would be written with it
     for found in example.values():
         tags = found.properties.get("tags")
@@ -662,7 +660,7 @@ def test_no_prices_are_capped_and_no_secret_is_written(example: Declaration) -> 
 # --- what people are shown -------------------------------------------------------------------
 
 
-def test_plan_shows_it_without_an_engine_and_without_a_cloud(example: Declaration) -> None:
+def test_plan_needs_neither_engine_nor_cloud(example: Declaration) -> None:
     from spotkeeper.cli.stacks.render import plan
 
     planned = plan(STACKS / f"Pulumi.{NAME}.yaml", None)
@@ -681,7 +679,9 @@ needs_provider = pytest.mark.skipif(
 
 
 @needs_provider
-def test_the_provider_takes_all_that_is_declared(example: Declaration, joined: Declaration, tmp_path: Path) -> None:
+def test_the_provider_accepts_every_declared_resource(
+    example: Declaration, joined: Declaration, tmp_path: Path
+) -> None:
     """And complains of what is spoilt, so that its silence means something."""
     role = example["aws:iam/rolePolicy:RolePolicy::rights-vm"]
     bucket = example["aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration::lifecycle"]

@@ -22,9 +22,7 @@ def layout(kind: str, efa: int) -> tuple[Interface, ...]:
 
 
 @pytest.mark.parametrize("kind", sorted(CARDS))
-def test_ec2_takes_the_adapters_of_every_type_on_the_cards_that_have_them(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_efa_types_interfaces_are_valid_for_ec2(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for efa in {1, AWS_EFA[kind]}:
         cards = layout(kind, efa)
         assert sum(each.kind.startswith("efa") for each in cards) == efa
@@ -37,7 +35,7 @@ def test_ec2_takes_the_adapters_of_every_type_on_the_cards_that_have_them(
             assert done.kind is ResultKind.ACCEPTED, done.detail
 
 
-def test_the_first_interface_carries_ip_and_each_adapter_beside_it_none() -> None:
+def test_only_the_first_interface_carries_ip() -> None:
     assert layout("p4d.24xlarge", 4) == (
         Interface(0, 0, "interface"),
         *(Interface(0, 1, "efa-only"), Interface(1, 0, "efa-only")),

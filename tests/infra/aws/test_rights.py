@@ -73,7 +73,7 @@ def actions_of(policy: str) -> set[str]:
 # --- the function --------------------------------------------------------------------------
 
 
-def test_the_function_may_what_its_adapter_calls_and_no_more(function: str) -> None:
+def test_the_functions_rights_equal_its_adapters_calls(function: str) -> None:
     own = {action for action in actions_of(function) if action.partition(":")[0] in ("ec2", "iam")}
     assert own == set(iam.ACTIONS)
     assert set(LOOK) == set(iam.READS)
@@ -96,7 +96,7 @@ def test_the_function_may_what_its_adapter_calls_and_no_more(function: str) -> N
         (f"{EC2}:placement-group/sk-{STACK}-burst-1a", PULUMIS),
     ],
 )
-def test_a_launch_needs_each_of_these(function: str, resource: str, context: dict[str, str]) -> None:
+def test_a_launch_needs_each_statement(function: str, resource: str, context: dict[str, str]) -> None:
     """EC2 asks IAM for every thing that a launch touches."""
     assert may(function, "ec2:RunInstances", resource, context)
 
@@ -137,16 +137,14 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("action", "resource"), ENDS)
-def test_what_reconcile_made_it_may_end_and_what_pulumi_made_it_may_not(
-    function: str, action: str, resource: str
-) -> None:
+def test_the_function_may_delete_only_dynamic_resources(function: str, action: str, resource: str) -> None:
     assert may(function, action, resource, OURS)
     assert not may(function, action, resource, PULUMIS), "a static machine, or its disk"
     assert not may(function, action, resource, {**OURS, "aws:ResourceTag/sk-stack": "prod"})
     assert not may(function, action, resource)
 
 
-def test_disks_are_made_encrypted_and_under_the_stacks_mark(function: str) -> None:
+def test_disks_must_be_encrypted_and_tagged(function: str) -> None:
     make, volume, snapshot = "ec2:CreateVolume", f"{EC2}:volume/*", "arn:aws:ec2:us-east-1::snapshot/snap-0123"
     assert may(function, make, volume, MARKED | {"ec2:Encrypted": "true"})
     assert not may(function, make, volume, MARKED | {"ec2:Encrypted": "false"})
@@ -156,7 +154,7 @@ def test_disks_are_made_encrypted_and_under_the_stacks_mark(function: str) -> No
     assert not may(function, "ec2:CreateSnapshot", f"{EC2}:volume/vol-0123", PULUMIS)
 
 
-def test_marks_are_given_at_birth_only(function: str) -> None:
+def test_tags_can_be_set_only_at_creation(function: str) -> None:
     """Whoever could mark another's machine could then end it."""
     tag, machine = "ec2:CreateTags", f"{EC2}:instance/i-0123"
     for made_by in ("RunInstances", "CreateVolume", "CreateSnapshot"):
@@ -165,7 +163,7 @@ def test_marks_are_given_at_birth_only(function: str) -> None:
     assert not may(function, tag, machine, {"aws:RequestTag/sk-stack": "prod", "ec2:CreateAction": "RunInstances"})
 
 
-def test_an_image_that_a_parameter_names_may_be_looked_up_and_no_other_parameter_read(settings: Settings) -> None:
+def test_only_the_images_parameter_may_be_read(settings: Settings) -> None:
     """EC2 resolves it with the launching role's permissions: without them no machine of the stack starts."""
     burst, *others = settings.dynamic()
     pools = (replace(burst, image="resolve:ssm:/acme/train:7"), *others)
@@ -184,7 +182,7 @@ def test_where_all_pools_are_static_no_machine_may_be_launched(settings: Setting
     assert not {"ec2:RunInstances", "iam:PassRole"} & actions_of(policy)
 
 
-def test_only_the_machines_identity_may_be_handed_out_and_to_machines_only(function: str) -> None:
+def test_only_the_machines_role_may_be_passed_and_only_to_ec2(function: str) -> None:
     role = "arn:aws:iam::123456789012:role/sk-example-aws"
     assert may(function, "iam:PassRole", f"{role}-vm", {"iam:PassedToService": "ec2.amazonaws.com"})
     assert not may(function, "iam:PassRole", f"{role}-vm", {"iam:PassedToService": "lambda.amazonaws.com"})
@@ -215,7 +213,7 @@ def test_the_function_may_write_every_document_that_it_knows(function: str) -> N
     assert not may(function, "s3:GetObject", "arn:aws:s3:::another/stack/allocation")
 
 
-def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(function: str) -> None:
+def test_the_function_cannot_write_programs_or_declared_documents(function: str) -> None:
     sha = "a" * 64
     for key in (paths.bundle(sha), f"boot/{sha}.sh", f"function/{sha}.zip"):
         assert not may(function, "s3:PutObject", f"{BUCKET}/{key}"), "it would be root on every machine"
@@ -226,7 +224,7 @@ def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(
 # --- machines ------------------------------------------------------------------------------
 
 
-def test_a_machine_reads_what_it_runs_and_writes_what_its_job_leaves(node: str) -> None:
+def test_a_machine_may_read_its_programs_and_write_its_jobs_results(node: str) -> None:
     job, sha = "abcd2345", "a" * 64
     for key in (paths.bundle(sha), f"boot/{sha}.sh", paths.source(job, sha)):
         assert may(node, "s3:GetObject", f"{BUCKET}/{key}") and not may(node, "s3:PutObject", f"{BUCKET}/{key}")
@@ -244,7 +242,7 @@ def test_a_machine_reads_what_it_runs_and_writes_what_its_job_leaves(node: str) 
         assert not may(node, "s3:PutObject", f"{BUCKET}/{key}") and not may(node, "s3:GetObject", f"{BUCKET}/{key}")
 
 
-def test_a_machine_writes_nothing_among_the_documents_of_a_job(node: str) -> None:
+def test_a_machine_cannot_write_a_jobs_documents(node: str) -> None:
     """A fact below ``logs/`` would count as another node's report if only the last part of its name were read."""
     for folder in (paths.facts("abcd2345"), paths.requests("abcd2345"), paths.ledger("abcd2345")):
         for mine in ("logs", "ckpt", "out", "source"):
@@ -252,7 +250,7 @@ def test_a_machine_writes_nothing_among_the_documents_of_a_job(node: str) -> Non
                 assert not may(node, action, f"{BUCKET}/{folder}x/{mine}/1"), (folder, mine)
 
 
-def test_a_machine_is_told_what_is_missing_and_lists_nothing_else(node: str) -> None:
+def test_a_machine_may_list_only_what_tells_missing_objects(node: str) -> None:
     """S3 asks for the right to list before it says 404; of a read there is no prefix to compare."""
     assert may(node, "s3:ListBucket", BUCKET)
     assert may(node, "s3:ListBucket", BUCKET, {"s3:prefix": "jobs/abcd2345/ckpt/"})
@@ -260,7 +258,7 @@ def test_a_machine_is_told_what_is_missing_and_lists_nothing_else(node: str) -> 
     assert not may(node, "s3:ListBucket", BUCKET, {"s3:prefix": "stack/"})
 
 
-def test_a_machine_reports_through_the_url_only(node: str) -> None:
+def test_a_machine_can_call_the_function_only_through_its_url(node: str) -> None:
     """Invoked directly, a request would say of itself who sent it (``reconcile/service/aws_lambda``)."""
     assert may(node, "lambda:InvokeFunctionUrl", CALL, {"lambda:FunctionUrlAuthType": "AWS_IAM"})
     assert may(node, "lambda:InvokeFunction", CALL, {"lambda:InvokedViaFunctionUrl": "true"})
@@ -268,19 +266,19 @@ def test_a_machine_reports_through_the_url_only(node: str) -> None:
     assert not may(node, "lambda:InvokeFunction", CALL, {"lambda:InvokedViaFunctionUrl": "false"})
 
 
-def test_a_machine_can_do_nothing_to_machines(node: str) -> None:
+def test_a_machine_has_no_rights_over_machines(node: str) -> None:
     assert {action.partition(":")[0] for action in actions_of(node)} == {"lambda", "s3", "sts"}
     assert not any("*" in action for action in actions_of(node))
 
 
-def test_machines_lend_jobs_the_role_that_the_stack_names_and_no_other(settings: Settings, node: str) -> None:
+def test_machines_may_assume_only_the_jobs_role(settings: Settings, node: str) -> None:
     assert may(node, "sts:AssumeRole", "arn:aws:iam::123456789012:role/trainer")
     assert not may(node, "sts:AssumeRole", "arn:aws:iam::123456789012:role/admin")
     nobody = document(machine_rights(replace(settings, job_identity="")))
     assert "sts:AssumeRole" not in actions_of(nobody)
 
 
-def test_jobs_are_given_the_secrets_that_are_named(settings: Settings) -> None:
+def test_jobs_may_read_only_the_named_secrets(settings: Settings) -> None:
     policy = document(job_rights(settings))
     secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:"  # noqa: S105
     assert may(policy, "secretsmanager:GetSecretValue", f"{secret}huggingface-Ab12Cd")
@@ -291,7 +289,7 @@ def test_jobs_are_given_the_secrets_that_are_named(settings: Settings) -> None:
     assert not may(by_arn, "secretsmanager:GetSecretValue", f"{secret}hub-tokens-Ab12Cd")
 
 
-def test_a_submitter_creates_jobs_and_nothing_that_a_machine_runs_or_people_declare(settings: Settings) -> None:
+def test_a_submitter_cannot_write_programs_or_declared_documents(settings: Settings) -> None:
     policy, job, sha = document(submitter_rights(settings)), "abcd2345", "a" * 64
     new, name, source = {"s3:if-none-match": "*"}, paths.name("vit"), paths.source(job, sha)
     made = (
@@ -323,7 +321,7 @@ def test_a_submitter_creates_jobs_and_nothing_that_a_machine_runs_or_people_decl
     assert {action.partition(":")[0] for action in actions_of(policy)} == {"lambda", "s3"}
 
 
-def test_a_customer_key_is_used_by_way_of_ec2_alone(settings: Settings) -> None:
+def test_a_customer_key_may_be_used_only_through_ec2(settings: Settings) -> None:
     key = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
     policy = document(function_rights(replace(settings, kms_key=key), SUBNETS, GROUP))
     by_ec2 = {"kms:ViaService": "ec2.us-east-1.amazonaws.com"}
@@ -337,14 +335,14 @@ def test_a_customer_key_is_used_by_way_of_ec2_alone(settings: Settings) -> None:
 # --- schedule, trust, bucket ------------------------------------------------------------------
 
 
-def test_the_schedule_may_tick(settings: Settings) -> None:
+def test_the_schedule_may_invoke_the_function(settings: Settings) -> None:
     policy = document(clock_rights(settings))
     assert actions_of(policy) == {"lambda:InvokeFunction", "sqs:SendMessage"}
     assert may(policy, "lambda:InvokeFunction", CALL) and may(policy, "sqs:SendMessage", QUEUE)
     assert not may(policy, "lambda:InvokeFunction", f"{CALL}-another")
 
 
-def test_each_role_is_one_services_own() -> None:
+def test_each_role_trusts_one_service() -> None:
     """The name of a machine's session is its id for as long as nobody but EC2 begins such a session."""
     for service in ("ec2", "lambda"):
         assert json.loads(document([trust(service)]))["Statement"] == [
@@ -359,7 +357,7 @@ def test_each_role_is_one_services_own() -> None:
     assert clock["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 
 
-def test_nobody_speaks_to_the_bucket_in_the_open_or_writes_a_record_blindly(settings: Settings) -> None:
+def test_the_bucket_denies_plain_http_and_unconditional_record_writes(settings: Settings) -> None:
     rules = document(bucket_rules(settings))
     tls = {"aws:SecureTransport": "true"}
     record = f"{BUCKET}/{paths.record('abcd2345')}"
@@ -373,7 +371,7 @@ def test_nobody_speaks_to_the_bucket_in_the_open_or_writes_a_record_blindly(sett
         assert not denied(rules, Ask("s3:PutObject", f"{BUCKET}/{mine}", tls)), "no document of that kind"
 
 
-def test_policies_fit(settings: Settings) -> None:
+def test_policies_are_within_awss_size_limits(settings: Settings) -> None:
     """Of 50 pools in 6 zones. A role's inline policies may have 10,240 characters together, a bucket's 20,480."""
     burst = next(pool for pool in settings.dynamic() if pool.name == "burst")
     kinds = [replace(burst.machine, type=f"m7i-flex.{size}xlarge") for size in range(50)]

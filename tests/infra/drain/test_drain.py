@@ -51,14 +51,14 @@ def test_destroy_empties_the_stack_and_nothing_else(cloud: Cloud, props: dict[st
     assert f"{BUCKET}/stack/drain" in cloud.things
 
 
-def test_it_stops_inserts_before_it_looks(cloud: Cloud, props: dict[str, Any]) -> None:
+def test_the_drain_stops_inserts_before_it_lists(cloud: Cloud, props: dict[str, Any]) -> None:
     machine(cloud, "instances", "sk-dev-abcdefgh-n0000-a1", sk_stack="dev", sk_job="abcdefgh")
     DrainProvider().delete("drain/dev", props)
     paths = [path for _, path in cloud.calls]
     assert paths.index("/upload/storage/v1/b/sk-local-dev/o") < paths.index(f"{BASE}/zones/{ZONES[0]}/instances")
 
 
-def test_a_machine_that_shows_up_late_is_found_by_the_second_look(cloud: Cloud, props: dict[str, Any]) -> None:
+def test_a_late_machine_is_found_by_the_second_listing(cloud: Cloud, props: dict[str, Any]) -> None:
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -80,7 +80,7 @@ def test_a_zone_that_left_the_stack_is_emptied_too(cloud: Cloud, props: dict[str
     assert [path for path in cloud.things if path.startswith(BASE)] == [kept]
 
 
-def test_a_disk_that_is_held_waits_for_its_machine(cloud: Cloud, props: dict[str, Any]) -> None:
+def test_a_used_disk_waits_for_its_machine(cloud: Cloud, props: dict[str, Any]) -> None:
     disk = machine(cloud, "disks", "sk-dev-abcdefgh-n0000-d1", sk_stack="dev", sk_job="abcdefgh")
     held = cloud.things[disk]
     held["users"] = ["a machine"]
@@ -108,7 +108,7 @@ def test_a_stack_that_never_was_is_empty_already(cloud: Cloud, props: dict[str, 
     DrainProvider().delete("drain/dev", props)
 
 
-def test_what_cannot_be_deleted_is_named_in_the_end(cloud: Cloud, props: dict[str, Any]) -> None:
+def test_undeletable_resources_are_named(cloud: Cloud, props: dict[str, Any]) -> None:
     machine(cloud, "instances", "sk-dev-abcdefgh-n0000-a1", sk_stack="dev", sk_job="abcdefgh")
     cloud.refuse["sk-dev-abcdefgh-n0000-a1"] = 403
     with pytest.raises(DrainError, match=r"403 .*refused"):
@@ -128,19 +128,21 @@ def test_a_stack_that_is_built_again_may_insert_again(cloud: Cloud, props: dict[
     DrainProvider().create(props)  # the usual case: there is none
 
 
-def test_a_change_never_replaces_it(props: dict[str, Any]) -> None:
+def test_a_change_never_replaces_the_drain(props: dict[str, Any]) -> None:
     """Half of a replacement would be a delete, which drains a live stack."""
     changed = DrainProvider().diff("drain/dev", props, {**props, "zones": list(ZONES[:1])})
     assert changed.changes and not changed.replaces
     assert not DrainProvider().diff("drain/dev", props, {**props, "__provider": "another"}).changes
 
 
-def test_the_state_keeps_a_reference_to_the_code_and_no_copy() -> None:
+def test_the_state_refers_to_the_providers_code() -> None:
     pickled = dill.dumps(DrainProvider(), recurse=True)
     assert len(pickled) < 100 and b"infra.drain" in pickled
 
 
-def test_the_environment_says_where_a_moved_cloud_is(props: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_a_local_clouds_address(
+    props: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", "http://127.0.0.1:1/compute/v1/")
     assert opened(props).compute == "http://127.0.0.1:1/compute/v1"
     monkeypatch.setattr("infra.drain.gcp.access_token", lambda _: "t")
@@ -148,11 +150,11 @@ def test_the_environment_says_where_a_moved_cloud_is(props: dict[str, Any], monk
     assert opened({**props, "compute": google}).compute == google, "a real stack is not looked for in a local cloud"
 
 
-def test_the_token_is_in_no_text() -> None:
+def test_no_message_contains_the_token() -> None:
     assert "secret" not in repr(Api("secret"))
 
 
-def test_a_stack_that_was_made_before_there_were_two_clouds_is_drained(cloud: Cloud, props: dict[str, Any]) -> None:
+def test_properties_without_a_cloud_mean_google_cloud(cloud: Cloud, props: dict[str, Any]) -> None:
     assert "cloud" not in props
     gone = machine(cloud, "disks", "sk-dev-abcdefgh-n0000-d0", sk_stack="dev", sk_job="abcdefgh")
     DrainProvider().delete("drain/dev", props)
@@ -161,7 +163,7 @@ def test_a_stack_that_was_made_before_there_were_two_clouds_is_drained(cloud: Cl
     assert not DrainProvider().diff("drain/dev", props, made_with_more).replaces
 
 
-def test_a_busy_cloud_is_asked_again(cloud: Cloud, props: dict[str, Any]) -> None:
+def test_a_busy_cloud_is_retried(cloud: Cloud, props: dict[str, Any]) -> None:
     """Throttled, or a disk of which a snapshot is being made: no reason to leave a stack half destroyed."""
     name = "sk-dev-abcdefgh-n0000-d0"
     disk = machine(cloud, "disks", name, sk_stack="dev", sk_job="abcdefgh")
@@ -177,7 +179,7 @@ def test_a_busy_cloud_is_asked_again(cloud: Cloud, props: dict[str, Any]) -> Non
     assert disk not in cloud.things and len(looks) == 4, "refused twice, deleted, then two clean looks"
 
 
-def test_what_was_there_is_told(cloud: Cloud, props: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_drain_reports_its_counts(cloud: Cloud, props: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     for node in range(2):
         machine(cloud, "instances", f"sk-dev-abcdefgh-n000{node}-a1", sk_stack="dev", sk_job="abcdefgh")
     machine(cloud, "disks", "sk-dev-abcdefgh-n0000-d1", sk_stack="dev", sk_job="abcdefgh")
@@ -187,7 +189,7 @@ def test_what_was_there_is_told(cloud: Cloud, props: dict[str, Any], capsys: pyt
     assert capsys.readouterr().err == "drain of dev: nothing was there; all gone\n"
 
 
-def test_arguments_are_what_the_provider_reads(props: dict[str, Any]) -> None:
+def test_the_arguments_are_the_properties_that_the_provider_reads(props: dict[str, Any]) -> None:
     ends = SimpleNamespace(compute="", storage="")
     settings = SimpleNamespace(stack="dev", project="p", zones=("a",), endpoints=ends)
     made = drain_args(settings, SimpleNamespace(bucket=SimpleNamespace(name="b")))

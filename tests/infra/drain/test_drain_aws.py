@@ -192,14 +192,14 @@ def test_a_machine_that_shuts_down_is_waited_for_and_not_asked_twice(stack: Ec2)
     assert len(looks) == 1 + 3 + 1, "deleted, three times on its way out, clean twice"
 
 
-def test_a_volume_that_is_still_held_goes_with_a_later_look(stack: Ec2) -> None:
+def test_a_used_volume_is_deleted_after_a_later_listing(stack: Ec2) -> None:
     disk = volume(stack, **JOB)
     slow = Slow(stack.ec2, refuse={"delete_volume": ["VolumeInUse", "IncorrectState"]})
     assert empty(Ec2("dev", BUCKET, slow, stack.s3), pause=lambda _: None) == {"disk": 1}
     assert disk not in living(stack)
 
 
-def test_one_machine_that_is_gone_keeps_no_other(stack: Ec2) -> None:
+def test_a_missing_machine_blocks_no_other_deletion(stack: Ec2) -> None:
     """EC2 refuses a whole call for one id that it does not know any more."""
     machine(stack, **JOB)
     machine(stack, **JOB)
@@ -209,12 +209,12 @@ def test_one_machine_that_is_gone_keeps_no_other(stack: Ec2) -> None:
     assert [len(params["InstanceIds"]) for name, params in slow.calls if name == "terminate_instances"] == [2, 1, 1, 1]
 
 
-def test_what_may_not_be_deleted_is_said_with_the_clouds_words(stack: Ec2) -> None:
+def test_a_refused_deletion_shows_the_clouds_message(stack: Ec2) -> None:
     disk = volume(stack, **JOB)
     slow = Slow(stack.ec2, refuse={"delete_volume": ["UnauthorizedOperation"]})
     with pytest.raises(DrainError, match=rf"{disk}: .*UnauthorizedOperation.*said no"):
         empty(Ec2("dev", BUCKET, slow, stack.s3), pause=lambda _: None)
 
 
-def test_keys_are_in_no_text(stack: Ec2) -> None:
+def test_no_message_contains_a_key(stack: Ec2) -> None:
     assert repr(stack) == f"Ec2(stack='dev', bucket='{BUCKET}', pause_s=0.01)"

@@ -67,7 +67,7 @@ class Launching:
         self.now += seconds
 
 
-def test_what_a_round_makes_that_began_before_the_mark_is_waited_for() -> None:
+def test_the_drain_waits_for_rounds_that_began_before_its_mark() -> None:
     """It read that there is no mark, and then launches a gang's machines one after the other until its time is up."""
     cloud = Launching({at: f"vm-{at}" for at in (5.0, 31.0, 58.0)})
     assert empty(cloud, pause=cloud.pause, now=lambda: cloud.now) == {"machine": 3}
@@ -75,7 +75,7 @@ def test_what_a_round_makes_that_began_before_the_mark_is_waited_for() -> None:
     assert SETTLE_S > PLATFORM_S, "a request, and then until the last machine is listed"
 
 
-def test_a_mark_that_somebody_takes_away_is_written_again() -> None:
+def test_a_removed_mark_is_written_again() -> None:
     cloud, marks = Launching({}), []
 
     def pause(seconds: float) -> None:
@@ -87,7 +87,7 @@ def test_a_mark_that_somebody_takes_away_is_written_again() -> None:
     assert len(marks) > 2 and all(marks)
 
 
-def test_a_bucket_that_does_not_answer_for_a_moment_ends_no_drain() -> None:
+def test_a_short_outage_of_the_bucket_ends_no_drain() -> None:
     """Half of a destroy is the worst of places to stop at: the schedule is gone, and machines bill."""
 
     class Busy(Launching):
@@ -104,7 +104,7 @@ def test_a_bucket_that_does_not_answer_for_a_moment_ends_no_drain() -> None:
     assert cloud.asked > 3 and not cloud.there
 
 
-def test_a_stack_without_an_unfinished_job_is_not_waited_for() -> None:
+def test_without_unfinished_jobs_the_drain_does_not_wait() -> None:
     cloud = Launching({}, unfinished=False)
     empty(cloud, pause=cloud.pause, now=lambda: cloud.now)
     assert cloud.now == cloud.pause_s, "two looks"
@@ -119,9 +119,7 @@ def test_unfinished_jobs_are_those_with_a_marker(cloud: Cloud, props: dict[str, 
     assert opened(props).busy()
 
 
-def test_a_stack_that_lives_on_after_a_destroy_that_was_cut_off_inserts_again(
-    cloud: Cloud, props: dict[str, Any]
-) -> None:
+def test_up_after_an_interrupted_destroy_allows_inserts_again(cloud: Cloud, props: dict[str, Any]) -> None:
     """Its mark is under no resource that changed: an `up` would find nothing to do, and no machine ever start."""
     provider = DrainProvider()
     assert not provider.diff("drain/dev", props, props).changes
@@ -132,7 +130,7 @@ def test_a_stack_that_lives_on_after_a_destroy_that_was_cut_off_inserts_again(
     assert not provider.diff("drain/dev", props, props).changes
 
 
-def test_a_preview_that_may_not_look_for_the_mark_says_nothing_of_it(
+def test_a_preview_without_bucket_rights_shows_no_change(
     props: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = {**props, "storage": "http://127.0.0.1:9"}
@@ -142,7 +140,7 @@ def test_a_preview_that_may_not_look_for_the_mark_says_nothing_of_it(
     assert not DrainProvider().diff("drain/dev", AWS, AWS).changes
 
 
-def test_a_stack_stays_what_and_where_it_is(props: dict[str, Any]) -> None:
+def test_a_stack_cannot_change_cloud_name_project_or_region(props: dict[str, Any]) -> None:
     """From another name, project or region nobody would look for the machines and disks of its jobs any more."""
     check = DrainProvider().check
     assert check(props, props).failures == check({}, props).failures == []
@@ -233,7 +231,7 @@ def s3() -> Any:
     return Bucket()
 
 
-def test_a_machine_that_may_not_be_terminated_keeps_nothing_else(s3: Any) -> None:
+def test_a_protected_machine_blocks_no_other_deletion(s3: Any) -> None:
     """One with termination protection refuses its whole call; what nobody asks for bills on."""
     from infra.drain.aws import Ec2
 
@@ -244,7 +242,7 @@ def test_a_machine_that_may_not_be_terminated_keeps_nothing_else(s3: Any) -> Non
 
 
 @pytest.mark.parametrize("refused", [("RequestLimitExceeded", 503), ("Throttling", 400), ("InternalError", 500)])
-def test_a_busy_ec2_is_asked_again(s3: Any, refused: tuple[str, int]) -> None:
+def test_a_busy_ec2_is_retried(s3: Any, refused: tuple[str, int]) -> None:
     from infra.drain.aws import Ec2
 
     ec2, pauses = refusing(0, refuse={"delete_volume": [refused], "describe_instances": [refused]}), list[float]()
@@ -253,9 +251,7 @@ def test_a_busy_ec2_is_asked_again(s3: Any, refused: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("refused", "kind"), [(("SlowDown", 503), LaterError), (("AccessDenied", 403), DrainError)])
-def test_a_busy_s3_may_be_asked_again_and_one_that_refuses_may_not(
-    refused: tuple[str, int], kind: type[DrainError]
-) -> None:
+def test_a_busy_s3_is_retried_and_a_refusal_is_not(refused: tuple[str, int], kind: type[DrainError]) -> None:
     from infra.drain.aws import Ec2
 
     ec2 = Ec2("dev", "b", refusing(0), refusing(0, refuse={"put_object": [refused]}))

@@ -49,7 +49,7 @@ def stack(**spotkeeper: Any) -> Declaration:
 # --- a network that exists ---------------------------------------------------------------
 
 
-def test_an_existing_network_is_used_and_only_walls_are_made_in_it(shared: Declaration) -> None:
+def test_an_existing_network_gets_only_firewall_rules(shared: Declaration) -> None:
     assert not of(shared, NETWORK) and not of(shared, SUBNETWORK)
     walls = of(shared, FIREWALL)
     assert set(walls) == {"inside", "ssh-iap"}
@@ -62,7 +62,7 @@ def test_an_existing_network_is_used_and_only_walls_are_made_in_it(shared: Decla
         assert card["subnetwork"] == "projects/acme-net/regions/us-central1/subnetworks/train"
 
 
-def test_the_function_may_put_machines_into_a_shared_subnetwork_and_no_other(shared: Declaration) -> None:
+def test_the_function_may_use_only_the_named_shared_subnetwork(shared: Declaration) -> None:
     (member,) = of(shared, MEMBER).values()
     assert (member["project"], member["region"], member["subnetwork"]) == ("acme-net", "us-central1", "train")
     assert member["role"] == "roles/compute.networkUser" and member["member"].startswith("serviceAccount:sk-demo-fn@")
@@ -100,7 +100,7 @@ def test_jobs_read_the_secrets_that_the_stack_names_and_machines_read_none(share
     }
 
 
-def test_a_plan_shows_what_another_stack_decides_as_not_known_yet() -> None:
+def test_a_plan_shows_another_stacks_outputs_as_unknown() -> None:
     """Without the engine: `spotkeeper plan`. What is made by it, on a cloud in one machine, refuses."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
     config["spotkeeper:network"] = json.dumps({"from_stack": "organization/net/prod"})
@@ -132,7 +132,7 @@ def cards(declared: Declaration, pool: str) -> list[tuple[str, str | None]]:
     return [(card["subnetwork"].rsplit("/", 1)[-1], card.get("nicType")) for card in found["networkInterfaces"]]
 
 
-def test_each_kind_of_gpudirect_has_its_cards(direct: Declaration) -> None:
+def test_each_gpudirect_variant_has_its_cards(direct: Declaration) -> None:
     plain = [(f"sk-demo-card{index}", "GVNIC") for index in range(8)]
     assert cards(direct, "a3") == [("sk-demo", "GVNIC"), *plain[:4]]
     assert cards(direct, "mega") == [("sk-demo", "GVNIC"), *plain]
@@ -142,13 +142,13 @@ def test_each_kind_of_gpudirect_has_its_cards(direct: Declaration) -> None:
     assert fabrics == {"a3": "tcpx", "mega": "tcpxo", "ultra": "rdma", "cpu": None, "plain": None, "as": None}
 
 
-def test_a_card_is_named_where_it_is_said_and_left_to_the_machine_otherwise(direct: Declaration) -> None:
+def test_a_network_card_type_is_set_only_if_configured(direct: Declaration) -> None:
     assert cards(direct, "cpu") == [("sk-demo", "GVNIC")]
     assert cards(direct, "plain") == [("sk-demo", "VIRTIO_NET")]
     assert cards(direct, "as-it-is") == [("sk-demo", None)]
 
 
-def test_networks_of_cards_are_jumbo_and_rdmas_has_its_zones_profile(direct: Declaration) -> None:
+def test_gpu_networks_use_jumbo_frames_and_rdma_profiles(direct: Declaration) -> None:
     networks = of(direct, NETWORK)
     assert {name: each.get("mtu") for name, each in networks.items()} == {
         "network": None, "rdma-us-central1-a": 8896, **{f"card-{index}": 8244 for index in range(8)},
@@ -158,13 +158,13 @@ def test_networks_of_cards_are_jumbo_and_rdmas_has_its_zones_profile(direct: Dec
     assert walled == {"sk-demo", *(f"sk-demo-card{index}" for index in range(8))}, "RDMA's takes no firewall rules"
 
 
-def test_no_two_subnetworks_of_a_machine_have_an_address_in_common(direct: Declaration) -> None:
+def test_a_machines_subnetworks_do_not_overlap(direct: Declaration) -> None:
     ranges = [ipaddress.ip_network(each["ipCidrRange"]) for each in of(direct, SUBNETWORK).values()]
     assert len(ranges) == 1 + 8 + 8
     assert not any(one.overlaps(other) for at, one in enumerate(ranges) for other in ranges[:at])
 
 
-def test_a_stack_whose_network_takes_half_of_the_private_ranges_has_room_for_cards() -> None:
+def test_gpu_networks_fit_beside_a_large_network() -> None:
     found = [each for each, _ in zip(free_ranges("172.16.0.0/12"), range(20), strict=False)]
     assert len(set(found)) == 20 and found[0] == "10.0.0.0/16"
 
@@ -178,7 +178,7 @@ def test_only_the_first_card_may_have_a_public_address() -> None:
 # --- placement, disks, scheduling -----------------------------------------------------------
 
 
-def test_machines_stand_near_each_other_or_apart(direct: Declaration) -> None:
+def test_placement_is_compact_or_spread(direct: Declaration) -> None:
     groups = {name: policy["groupPlacementPolicy"] for name, policy in of(direct, POLICY).items()}
     assert groups["sk-demo-cpu-a"] == {"availabilityDomainCount": 4}
     assert groups["sk-demo-plain-b"] == {"collocation": "COLLOCATED"}
@@ -191,7 +191,7 @@ def test_machines_stand_near_each_other_or_apart(direct: Declaration) -> None:
     assert maintenance["demo-cpu-od"] == "MIGRATE"
 
 
-def test_a_nodes_disk_has_what_was_bought_and_is_what_a_destroy_names() -> None:
+def test_a_static_disk_has_the_configured_performance() -> None:
     floor = pool("floor", "c3-standard-8", kind="static", size=1, zones=[ZONES[0]])
     floor["disk"] = {"size_gb": 100, "type": "hyperdisk-balanced", "iops": 6000, "mb_s": 400, "on_destroy": "retain"}
     declared = stack(pools=[floor])
@@ -200,13 +200,13 @@ def test_a_nodes_disk_has_what_was_bought_and_is_what_a_destroy_names() -> None:
     assert [each.retain for each in declared.values() if each.name == "sk-demo-floor-s0-data"] == [True]
 
 
-def test_a_static_node_keeps_what_it_booted_from(shared: Declaration) -> None:
+def test_a_static_machine_keeps_its_image(shared: Declaration) -> None:
     """The provider would replace the machine for another image, or another label of its boot disk."""
     (node,) = [each for each in shared.values() if each.type == "gcp:compute/instance:Instance"]
     assert node.ignores == ("bootDisk",)
 
 
-def test_a_pool_without_a_notice_asks_for_none() -> None:
+def test_a_pool_with_notice_0_sets_no_notice() -> None:
     declared = stack(pools=[pool("quick", "g2-standard-8", notice_s=0, max_run_hours=2)])
     template = of(declared, TEMPLATE)["demo-quick-spot"]
     assert "preemptionNoticeDuration" not in template["scheduling"]
@@ -219,7 +219,7 @@ def test_a_pool_without_a_notice_asks_for_none() -> None:
 # --- who is told ---------------------------------------------------------------------------
 
 
-def test_alarms_look_for_what_the_function_writes(shared: Declaration) -> None:
+def test_alarms_match_the_functions_log_lines(shared: Declaration) -> None:
     alarms = of(shared, ALERT)
     assert set(alarms) == {"silence", "errors", "dead-letters", "holds", "spend", "orphans"}
     lines = {
@@ -236,19 +236,19 @@ def test_alarms_look_for_what_the_function_writes(shared: Declaration) -> None:
         assert alarm["notificationChannels"]
 
 
-def test_alarms_may_be_fewer() -> None:
+def test_about_limits_the_alarms() -> None:
     declared = stack(alerts={"email": "ml-infra@acme.dev", "about": ["holds"]})
     assert set(of(declared, ALERT)) == {"holds"}
     assert not of(stack(alerts={}), ALERT)
 
 
-def test_a_budget_mails_to_those_whom_the_alarms_mail_to(shared: Declaration) -> None:
+def test_budget_mails_go_to_the_alarms_address(shared: Declaration) -> None:
     (budget,) = of(shared, "gcp:billing/budget:Budget").values()
     assert budget["allUpdatesRule"]["monitoringNotificationChannels"]
     assert budget["budgetFilter"]["labels"] == {"sk-stack": "demo"}
 
 
-def test_an_event_that_cannot_be_delivered_is_kept_for_a_person(shared: Declaration) -> None:
+def test_undeliverable_events_are_kept(shared: Declaration) -> None:
     subscriptions = of(shared, "gcp:pubsub/subscription:Subscription")
     push, dead = subscriptions["push"], subscriptions["dead"]
     assert push["deadLetterPolicy"]["maxDeliveryAttempts"] == 5
@@ -263,7 +263,7 @@ def test_an_event_that_cannot_be_delivered_is_kept_for_a_person(shared: Declarat
     assert buries == gives_up["member"] and "gcp-sa-pubsub" in buries
 
 
-def test_the_functions_images_go_with_the_stack(shared: Declaration) -> None:
+def test_the_functions_images_are_deleted_with_the_stack(shared: Declaration) -> None:
     (images,) = of(shared, "gcp:artifactregistry/repository:Repository").values()
     (function,) = of(shared, "gcp:cloudfunctionsv2/function:Function").values()
     assert function["buildConfig"]["dockerRepository"].endswith("/repositories/sk-demo")

@@ -56,13 +56,13 @@ def modules() -> set[str]:
     return {name for file in files for name in re.findall(r"\bgcp\.([a-z0-9]+)\.[A-Z]", file.read_text())}
 
 
-def test_who_runs_up_has_the_roles_for_every_resource_and_no_other() -> None:
+def test_the_page_lists_exactly_the_operators_roles() -> None:
     told = page("permissions").partition("\n## Running `up` on Google Cloud\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(?:roles/)?([a-z]+\.[A-Za-z]+)`", told))
     assert named - {"cloudkms.cryptoKeyEncrypterDecrypter"} == {role for name in modules() for role in ROLES[name]}
 
 
-def test_the_page_enables_the_apis_of_every_resource_and_no_other() -> None:
+def test_the_page_enables_exactly_the_needed_apis() -> None:
     line = next(each for each in page("gcp").splitlines() if "gcloud services enable" in each)
     told = {word.removesuffix(".googleapis.com") for word in line.split() if word.endswith(".googleapis.com")}
     state = {"cloudkms"}  # Pulumi's own: the key that wraps its secrets
@@ -81,7 +81,7 @@ def test_the_costs_page_says_what_the_examples_static_machine_costs() -> None:
     )
 
 
-def test_the_page_says_whom_to_let_read_the_data() -> None:
+def test_the_page_names_the_readers_of_the_data() -> None:
     told = " ".join(page("gcp").split())
     # Jobs are the stack's job_identity: what the machines' own account may read, they may not.
     assert "gs://DATA --role=roles/storage.objectViewer" in told

@@ -12,7 +12,7 @@ from infra.shared import SettledProvider
 PROPS: dict[str, Any] = {"rights": ["bd roles/storage.objectViewer"], "seconds": 120}
 
 
-def test_it_waits_where_rights_are_fresh_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settled_waits_only_after_new_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(shared.time, "sleep", waited.append)
     provider = SettledProvider()

@@ -29,9 +29,7 @@ def folder_with(folder: Path, name: str, text: str | None = None) -> Path:
 
 
 @pytest.mark.parametrize(("here", "there"), [("a", "a-b"), ("a-b", "a"), ("dev", "dev-2-x")])
-def test_names_that_rights_do_not_tell_apart_are_refused_from_either_side(
-    tmp_path: Path, here: str, there: str
-) -> None:
+def test_stack_names_with_a_common_prefix_are_refused_in_both_files(tmp_path: Path, here: str, there: str) -> None:
     short, long = sorted((here, there), key=len)
     theirs = f"projects/acme-train/zones/us-central1-a/instances/{vm_name(long, 'abcdefgh', 0, 1)}"
     assert holds(machines_of(short), theirs), "this is why"
@@ -42,29 +40,29 @@ def test_names_that_rights_do_not_tell_apart_are_refused_from_either_side(
 
 
 @pytest.mark.parametrize("there", ["a", "ab", "b-a", "b"])
-def test_names_that_rights_tell_apart_are_not(tmp_path: Path, there: str) -> None:
+def test_distinct_stack_names_are_accepted(tmp_path: Path, there: str) -> None:
     assert clashes(stack("a"), folder_with(tmp_path, there)) == ()
 
 
-def test_another_project_is_another_place_and_a_file_that_is_none_says_nothing(tmp_path: Path) -> None:
+def test_other_projects_and_unreadable_files_are_ignored(tmp_path: Path) -> None:
     folder_with(tmp_path, "a-b", GCP.read_text().replace("acme-train", "acme-test"))
     folder_with(tmp_path, "a-c", "config: [")
     assert clashes(stack("a"), tmp_path) == ()
 
 
-def test_on_aws_rights_go_by_tags(tmp_path: Path) -> None:
+def test_on_aws_name_prefixes_do_not_matter(tmp_path: Path) -> None:
     aws = STACKS / "Pulumi.example-aws.yaml"
     assert clashes(stack("a", aws), folder_with(tmp_path, "a-b", aws.read_text())) == ()
 
 
-def test_on_aws_pools_of_two_stacks_never_come_to_one_name() -> None:
+def test_on_aws_template_names_of_two_stacks_never_collide() -> None:
     """Launch templates and placement groups are known to the account by name."""
     assert naming.launch_template("a", "b-c", "spot") != naming.launch_template("a-b", "c", "spot")
     assert naming.placement_group("a", "b-c", "us-east-1a") != naming.placement_group("a-b", "c", "us-east-1a")
     assert not STACK_NAME.match("a_b") and not POOL_NAME.match("a_b"), "the sign between the two is in neither"
 
 
-def test_the_program_declares_nothing_of_such_a_stack() -> None:
+def test_the_program_declares_nothing_for_clashing_stacks() -> None:
     config = read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9")
     with pytest.raises(pulumi.RunError, match=r"^Pulumi.local-b.yaml:\ngcp:project: .* of the stack local \("):
         run_program("local-b", config)

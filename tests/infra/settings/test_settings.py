@@ -35,13 +35,13 @@ def pool(**changes: Any) -> dict[str, Any]:
     return {f"pools.1.{key.replace('__', '.')}": value for key, value in changes.items()}
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         read({**pool(max_on_demand=9, disk__type="ssd"), "alerts.email": "x"})
     assert len(caught.value.problems) == 3
 
 
-def test_a_field_of_a_wrong_type_hides_no_combination_that_cannot_work() -> None:
+def test_a_wrong_type_hides_no_other_problem() -> None:
     """Nor is anything said that follows only from its absence: nobody knows what it would have been."""
     first = pool(max_on_demand=9) | {"pools.0.size": "two", "limits.lease_minutes": "long", "alerts.email": "x"}
     with pytest.raises(SpecError) as caught:
@@ -67,19 +67,19 @@ def test_a_field_of_a_wrong_type_hides_no_combination_that_cannot_work() -> None
         ("production", "acme-train", 'bucket.on_destroy: "delete": a destroy of production would delete data'),
     ],
 )
-def test_stack_and_project_are_checked_too(stack: str, project: str, message: str) -> None:
+def test_stack_and_project_names_are_checked(stack: str, project: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         read(stack=stack, project=project)
     assert str(caught.value).startswith(message)
 
 
-def test_a_production_stack_needs_its_data_kept_or_a_clear_word() -> None:
+def test_a_production_stack_must_keep_data_or_allow_its_loss() -> None:
     kept = {"bucket.on_destroy": "protect", "pools.0.disk.on_destroy": "retain"}
     assert read(kept, stack="prod-eu").bucket.on_destroy == "protect"
     assert read({"allow_data_loss": True}, stack="prod-eu").allow_data_loss
 
 
-def test_zones_that_are_left_out_are_those_of_the_region() -> None:
+def test_omitted_zones_default_to_the_regions() -> None:
     settings = read()
     assert settings.zones == ("us-east1-b", "us-east1-c", "us-east1-d")
     assert settings.pools[1].zones == settings.zones
@@ -101,7 +101,7 @@ def test_added_accelerators_are_in_the_price() -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "example-gcp", "example-aws"])
-def test_the_stack_files_of_the_checkout_are_right(name: str) -> None:
+def test_the_checkouts_stack_files_are_valid(name: str) -> None:
     endpoint = "http://127.0.0.1:9" if name == "local" else None
     settings = from_config(read_config(STACKS / f"Pulumi.{name}.yaml", endpoint), "demo")
     assert [pool.kind for pool in settings.pools][:2] == ["static", "spot"]
@@ -126,7 +126,7 @@ TOP = "config:\n  gcp:project: local\n  spotkeeper:cloud: gcp\n"
         (TOP + "  cloud: gcp\n", "Pulumi.dev.yaml: spotkeeper:cloud: given twice, with and without its namespace"),
     ],
 )
-def test_a_file_that_is_no_stack_file_is_said_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_a_stack_file_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "Pulumi.dev.yaml"
     file.write_text(text)
     with pytest.raises(SpecError) as caught:
@@ -134,12 +134,12 @@ def test_a_file_that_is_no_stack_file_is_said_with_its_line(tmp_path: Path, text
     assert message in str(caught.value)
 
 
-def test_a_stack_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_stack_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"Pulumi\.dev\.yaml: no such file"):
         read_config(tmp_path / "Pulumi.dev.yaml")
 
 
-def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: Path) -> None:
+def test_keys_without_namespace_get_the_projects_and_dates_stay_texts(tmp_path: Path) -> None:
     file = tmp_path / "Pulumi.dev.yaml"
     file.write_text("config:\n  region: us-east1\n  spotkeeper:labels: {since: 2026-01-01}\n")
     config = read_config(file)
@@ -147,20 +147,20 @@ def test_a_key_without_namespace_is_the_projects_and_a_date_is_a_text(tmp_path: 
     assert config["spotkeeper:labels"] == '{"since": "2026-01-01"}'
 
 
-def test_a_misspelt_namespace_is_told() -> None:
+def test_a_misspelt_namespace_is_reported() -> None:
     with pytest.raises(SpecError, match=r"spotkeper:limits: unknown key \(did you mean spotkeeper:limits\?\)"):
         from_config({"spotkeper:limits": "{}"}, "dev")
 
 
 @pytest.mark.parametrize("written", ["gpc:project", "gcp:projct", "gcp:Project"])
-def test_a_misspelt_project_is_told(written: str) -> None:
+def test_a_misspelt_project_is_reported(written: str) -> None:
     config = {"spotkeeper:cloud": "gcp", written: "acme-train"}
     with pytest.raises(SpecError, match=rf"{written}: unknown key \(did you mean gcp:project\?\)"):
         from_config(config, "dev")
 
 
 @pytest.mark.parametrize("key", ["gcp:zone", "google-native:project", "aws:profile"])
-def test_a_providers_own_key_is_its_own(key: str) -> None:
+def test_other_providers_keys_are_ignored(key: str) -> None:
     with pytest.raises(SpecError) as caught:
         from_config({"spotkeeper:cloud": "gcp", "gcp:project": "acme-train", key: "x"}, "dev")
     assert key not in str(caught.value)
@@ -175,9 +175,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("key", EMPTY)
-def test_a_key_without_a_value_is_told_as_the_engine_and_as_a_reader_of_the_file_have_it(
-    key: str, tmp_path: Path
-) -> None:
+def test_a_key_without_a_value_is_reported_from_engine_and_file(key: str, tmp_path: Path) -> None:
     """The engine hands over "" for it, whatever the key is."""
     file = tmp_path / "Pulumi.dev.yaml"
     file.write_text(f"config:\n  spotkeeper:{key}:\n")
@@ -191,7 +189,7 @@ CAPS = ("pools.1.placement", "pools.1.max_on_demand", "limits.usd_per_hour", "li
 
 
 @pytest.mark.parametrize("path", CAPS)
-def test_a_cap_without_a_value_is_no_missing_cap(path: str) -> None:
+def test_an_empty_limit_is_an_error(path: str) -> None:
     plain = stackfiles.plain("gcp", {path: "here"})
     *parents, last = path.split(".")
     at: Any = plain
@@ -206,7 +204,7 @@ JUNK: tuple[Any, ...] = ([], {}, 0, -1, "x", 1e308, "\ud800", [None], {"": 1}, "
 
 
 @pytest.mark.parametrize("cloud", ["gcp", "aws"])
-def test_whatever_a_field_holds_is_told_and_never_a_trace(cloud: str) -> None:
+def test_any_wrong_value_is_reported_without_a_traceback(cloud: str) -> None:
     """Each field, and each mapping around fields, with some of what a slip of the hand can make of it."""
     paths = {path[:end] for path, *_ in reference.rows() for end in (*_dots(path), len(path))}
     for number, path in enumerate(sorted(paths)):
@@ -222,7 +220,7 @@ def _dots(path: str) -> list[int]:
 # --- both clouds -------------------------------------------------------------------------
 
 
-def test_what_is_left_out_is_filled_in_as_the_cloud_has_it() -> None:
+def test_omitted_values_get_the_clouds_defaults() -> None:
     on_gcp = stackfiles.read("gcp", {"limits.max_run_hours": 24, "pools.1.placement": {}})
     on_aws = stackfiles.read("aws", {"pools.1.placement": {}})
     for settings, disk, strategy in ((on_gcp, "pd-balanced", "compact"), (on_aws, "gp3", "cluster")):
@@ -237,7 +235,7 @@ def test_what_is_left_out_is_filled_in_as_the_cloud_has_it() -> None:
     assert (on_gcp.pools[1].max_run_s(), on_gcp.pools[0].max_run_s()) == (86400, None), "static machines are always on"
 
 
-def test_a_pool_may_differ_from_its_stack() -> None:
+def test_a_pool_may_override_the_stacks_values() -> None:
     image = "projects/acme-images/global/images/gpu-1"
     changes = {"limits.max_run_hours": 24, "pools.1.max_run_hours": 6, "pools.1.image": image}
     static, spot = stackfiles.read("gcp", changes).pools
@@ -245,7 +243,7 @@ def test_a_pool_may_differ_from_its_stack() -> None:
     assert static.image != image
 
 
-def test_an_existing_network_is_given_no_range() -> None:
+def test_an_existing_network_gets_no_range() -> None:
     for network in (
         {"from_stack": "acme/net/prod"},
         {
@@ -258,7 +256,7 @@ def test_an_existing_network_is_given_no_range() -> None:
 
 
 @pytest.mark.parametrize("cloud", ["gcp", "aws"])
-def test_a_region_beside_ours_must_be_the_same(cloud: str) -> None:
+def test_the_providers_region_must_equal_the_stacks(cloud: str) -> None:
     """A provider's own region would be where it makes what names none."""
     plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain(cloud).items()}
     config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
@@ -268,7 +266,7 @@ def test_a_region_beside_ours_must_be_the_same(cloud: str) -> None:
         from_config({**config, f"{cloud}:region": "elsewhere"}, "dev")
 
 
-def test_texts_are_not_read_as_json() -> None:
+def test_text_values_are_not_parsed_as_json() -> None:
     """An account's number, as Pulumi hands it over, is a text like any other."""
     plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain("aws").items()}
     config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
@@ -300,7 +298,7 @@ def attributes(cloud: str) -> set[str]:
     ("cloud", "refused"),
     [("gcp", gcp.OF_AWS | gcp.POOL_OF_AWS), ("aws", aws.OF_GCP | aws.POOL_OF_GCP)],
 )
-def test_a_field_is_read_by_the_clouds_program_or_refused_on_that_cloud(cloud: str, refused: dict[str, Any]) -> None:
+def test_every_field_is_used_or_refused_on_each_cloud(cloud: str, refused: dict[str, Any]) -> None:
     """A field that nobody reads would be a promise that nobody keeps."""
     read = attributes(cloud)
     silent = {name for struct in structs() for name in struct.__struct_fields__ if name not in read}
@@ -310,14 +308,14 @@ def test_a_field_is_read_by_the_clouds_program_or_refused_on_that_cloud(cloud: s
 @pytest.mark.parametrize(
     ("other", "refused"), [("aws", gcp.OF_AWS | gcp.POOL_OF_AWS), ("gcp", aws.OF_GCP | aws.POOL_OF_GCP)]
 )
-def test_what_one_cloud_refuses_says_so_in_its_words(other: str, refused: dict[str, Any]) -> None:
+def test_fields_of_the_other_cloud_are_refused_with_a_reason(other: str, refused: dict[str, Any]) -> None:
     words = {path.removeprefix("pools[]."): words for path, _, _, words in reference.rows()}
     for path in refused:
         of_it = [text for name, text in words.items() if name == path or name.startswith(f"{path}.")]
         assert of_it and all(text.startswith(f"{other}: ") for text in of_it), path
 
 
-def test_machines_that_boot_slowly_are_given_longer() -> None:
+def test_slow_booting_types_get_a_longer_boot_deadline() -> None:
     assert stackfiles.read("gcp").boot_deadline_s() == 480
     assert stackfiles.read("aws").boot_deadline_s() == 900, "its burst is of p4d.24xlarge"
     assert stackfiles.read("aws", {"limits.boot_deadline_s": 300}).boot_deadline_s() == 300
@@ -327,12 +325,12 @@ def test_machines_that_boot_slowly_are_given_longer() -> None:
     assert slow == ["p5.48xlarge", "p6-b300.48xlarge", "trn1.32xlarge"]
 
 
-def test_the_page_for_operators_has_every_field() -> None:
+def test_the_stack_file_page_lists_every_field() -> None:
     """Changed a field? `python -m tests.infra.settings.reference` writes the table anew."""
     assert reference.written(reference.PAGE.read_text()) == reference.table()
 
 
-def test_the_projects_file_knows_every_key_and_no_other() -> None:
+def test_pulumi_yaml_lists_every_key() -> None:
     """Pulumi takes what is not in it, but shows no description of it, and `pulumi config set` no type."""
     project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
     fields = {field.encode_name: field for field in msgspec.inspect.type_info(Settings).fields}
@@ -343,7 +341,7 @@ def test_the_projects_file_knows_every_key_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("key", ["cloud", "region", "image", "pools"])
-def test_a_key_that_must_be_set_and_is_spelt_wrong_is_told_as_the_one_that_is_meant(key: str) -> None:
+def test_a_misspelt_required_key_names_the_right_one(key: str) -> None:
     """The engine hands over its empty default beside it."""
     flat = read_config(ROOT / "infra/stacks/Pulumi.example-gcp.yaml")
     empty = "[]" if key == "pools" else ""
@@ -354,7 +352,7 @@ def test_a_key_that_must_be_set_and_is_spelt_wrong_is_told_as_the_one_that_is_me
         from_config({**flat, f"spotkeeper:{key}": empty}, "demo")
 
 
-def test_no_key_that_is_refused_with_a_reason_is_one_of_ours() -> None:
+def test_no_refused_key_is_a_valid_field() -> None:
     ours = {name for struct in structs() if struct is not pool_model.Accelerator for name in struct.__struct_fields__}
     assert not checks.ELSEWHERE.keys() & ours
 
@@ -368,7 +366,7 @@ def test_settings_import_neither_pulumi_nor_a_cloud() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a4-highgpu-8g", "a3-ultragpu-8g", "n4-standard-8", "c4-standard-8"])
-def test_a_machine_that_has_hyperdisk_alone_gets_it(kind: str) -> None:
+def test_machines_with_only_hyperdisk_get_hyperdisk(kind: str) -> None:
     prices = {"us-east1-b": {"on-demand": 9.0, "spot": 3.0}}
     made = read(pool(machine={"type": kind}, zones=["us-east1-b"], prices=prices)).pools[1]
     assert {made.disk.type, made.boot_disk.type} == {"hyperdisk-balanced"}

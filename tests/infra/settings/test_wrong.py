@@ -45,16 +45,16 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize(("cloud", "changes", "told"), CASES, ids=[f"{c}-{line[:50]}" for c, line, _ in CASES])
-def test_a_wrong_stack_file_says_where_what_and_what_to_do(cloud: str, changes: str, told: str) -> None:
+def test_problems_name_path_value_and_remedy(cloud: str, changes: str, told: str) -> None:
     assert said(cloud, changes) == told != "nothing"
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_without_a_change_nothing_is_wrong(cloud: str) -> None:
+def test_the_unchanged_stack_file_is_valid(cloud: str) -> None:
     assert said(cloud, "") == "nothing"
 
 
-def test_no_case_is_there_twice() -> None:
+def test_no_case_is_listed_twice() -> None:
     lines = [(cloud, changes) for cloud, changes, _ in CASES]
     assert len(lines) == len(set(lines)) >= 150
 

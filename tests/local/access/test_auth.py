@@ -67,7 +67,7 @@ def insert(cloud: LocalCloud, name: str, **headers: str) -> requests.Response:
     return requests.post(url, data=json.dumps(vm_body(name)), headers=headers, timeout=10)
 
 
-def test_what_a_page_sends_inserts_nothing(cloud: LocalCloud) -> None:
+def test_requests_of_a_web_page_are_refused(cloud: LocalCloud) -> None:
     """JSON as text/plain needs no preflight. Each check alone refuses it."""
     bearer, json_ = cloud.headers, {"Content-Type": "application/json"}
     host = {"Host": f"rebound.example:{cloud.config.port}"}
@@ -90,11 +90,11 @@ def test_what_a_page_sends_inserts_nothing(cloud: LocalCloud) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "127.3.2.1", "[::1]", "127.0.0.1:80"])
-def test_names_of_this_machine_are_taken(cloud: LocalCloud, host: str) -> None:
+def test_host_names_of_this_machine_are_accepted(cloud: LocalCloud, host: str) -> None:
     assert requests.get(f"{cloud.endpoint}/local/v1/health", headers={"Host": host}, timeout=10).ok
 
 
-def test_every_other_route_wants_the_secret(cloud: LocalCloud) -> None:
+def test_every_other_route_needs_a_token(cloud: LocalCloud) -> None:
     calls = (
         ("GET", "/local/v1/status"), ("GET", "/local/v1/bill"), ("POST", "/local/v1/vms/any/preempt"),
         ("POST", "/local/v1/capacity"), ("POST", "/local/v1/resources/storage:bucket"),
@@ -108,7 +108,7 @@ def test_every_other_route_wants_the_secret(cloud: LocalCloud) -> None:
         assert requests.get(cloud.endpoint + path, timeout=10).ok
 
 
-def test_a_machine_does_not_administer_the_cloud_it_runs_in(cloud: LocalCloud) -> None:
+def test_a_machines_token_cannot_administer_the_cloud(cloud: LocalCloud) -> None:
     machine = Principal("worker@local.iam.gserviceaccount.com", f"projects/local/zones/{ZONE}/instances/any")
     token, _ = Tokens(cloud.folder).access(machine, cloud.clock.now())
     headers = {"Authorization": f"Bearer {token}"}
@@ -116,7 +116,7 @@ def test_a_machine_does_not_administer_the_cloud_it_runs_in(cloud: LocalCloud) -
     assert requests.post(f"{cloud.endpoint}/local/v1/capacity", headers=headers, timeout=10).status_code == 403
 
 
-def test_a_metadata_server_is_no_pages_either(cloud: LocalCloud, api: Api) -> None:
+def test_a_metadata_server_refuses_web_pages(cloud: LocalCloud, api: Api) -> None:
     with machine(cloud, api, "asked") as url:
         flavor = {"Metadata-Flavor": "Google"}
         name = f"{url}/computeMetadata/v1/instance/name"
@@ -125,7 +125,7 @@ def test_a_metadata_server_is_no_pages_either(cloud: LocalCloud, api: Api) -> No
             assert requests.get(name, headers={**flavor, **foreign}, timeout=10).status_code == 403
 
 
-def test_the_secret_is_its_owners_alone(cloud: LocalCloud) -> None:
+def test_only_the_owner_can_read_the_token(cloud: LocalCloud) -> None:
     path = cloud.folder / auth.OPERATOR_FILE
     assert (path.stat().st_mode & 0o777, len(cloud.token)) == (0o600, 43)
     assert cloud.folder.stat().st_mode & 0o077 == 0
@@ -169,7 +169,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user of the machine is tried out by root only")
-def test_another_user_of_the_machine_gets_nowhere(cloud: LocalCloud, api: Api, tmp_path: Path) -> None:
+def test_other_users_of_the_machine_are_refused(cloud: LocalCloud, api: Api, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     with machine(cloud, api, "beside") as of_machine, function(cloud) as of_function:
         given = {
@@ -201,7 +201,7 @@ def tried(given: dict[str, Any], uid: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_kernel_says_whose_a_connection_is(family: socket.AddressFamily) -> None:
+def test_the_kernel_names_a_connections_owner(family: socket.AddressFamily) -> None:
     with socket.create_server(("127.9.8.7", 0)) as server, socket.socket(family) as client:
         port = server.getsockname()[1]
         try:
@@ -220,7 +220,7 @@ def test_the_kernel_says_whose_a_connection_is(family: socket.AddressFamily) -> 
     subprocess.run(["unshare", "--user", "--map-user=65534", "true"], capture_output=True, check=False).returncode != 0,
     reason="this user may make no user namespace",
 )
-def test_the_id_of_all_users_without_one_is_nobodys() -> None:
+def test_the_overflow_user_id_is_refused() -> None:
     """In a user namespace whose only user is 65534, every other user of the machine shows as 65534 too."""
     code = (
         "import os, socket; from spotkeeper.local.access import peer\n"
@@ -233,7 +233,7 @@ def test_the_id_of_all_users_without_one_is_nobodys() -> None:
     assert done.stdout.split() == ["65534", "65534", "None"]
 
 
-def test_a_reset_connection_is_nobodys() -> None:
+def test_a_reset_connection_has_no_owner() -> None:
     with socket.create_server(("127.9.8.7", 0)) as server, socket.create_connection(server.getsockname()) as client:
         accepted, _ = server.accept()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -254,7 +254,7 @@ def test_a_refused_body_is_read_before_the_connection_closes(cloud: LocalCloud) 
     assert answer.startswith(b"HTTP/1.1 401 ")
 
 
-def test_a_metadata_name_is_taken_at_metadata_servers_only(cloud: LocalCloud, api: Api) -> None:
+def test_the_metadata_host_name_is_accepted_only_by_metadata_servers(cloud: LocalCloud, api: Api) -> None:
     host = {"Host": "metadata.google.internal", "Metadata-Flavor": "Google"}
     assert requests.get(f"{cloud.endpoint}/local/v1/health", headers=host, timeout=10).status_code == 403
     with machine(cloud, api, "named") as url:
@@ -262,7 +262,7 @@ def test_a_metadata_name_is_taken_at_metadata_servers_only(cloud: LocalCloud, ap
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt-get install chromium")
-def test_a_page_in_a_real_browser_reaches_nothing(cloud: LocalCloud, api: Api, tmp_path: Path) -> None:
+def test_a_page_in_a_real_browser_is_refused(cloud: LocalCloud, api: Api, tmp_path: Path) -> None:
     rebound = f"http://rebound.example:{cloud.config.port}"
     with (
         machine(cloud, api, "beside") as metadata,

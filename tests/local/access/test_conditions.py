@@ -25,7 +25,7 @@ def test_extract(template: str, found: str) -> None:
     assert extract(RANK, template) == found
 
 
-def test_signs_bind_as_in_cel() -> None:
+def test_operators_have_cels_precedence() -> None:
     yes, no = 'resource.name.startsWith("projects/")', 'resource.name.endsWith("nothing")'
     assert holds(f"{yes} || {yes} && {no}", RANK)
     assert not holds(f"({yes} || {yes}) && {no}", RANK)
@@ -42,6 +42,6 @@ def test_a_request_that_names_no_resource_meets_no_condition() -> None:
     ["", "resource.name", 'resource.type == "x"', OURS + " &&", "(" + OURS, OURS + ")", OURS.removesuffix(' != ""'),
      'resource.name.startsWith("a") == "b"', 'resource.name.extract("no variable") != ""', OURS + " " + OURS],
 )  # fmt: skip
-def test_another_form_is_refused_and_not_guessed(wrong: str) -> None:
+def test_unsupported_conditions_are_refused(wrong: str) -> None:
     with pytest.raises(ConditionError):
         holds(wrong, RANK)

@@ -46,7 +46,7 @@ def test_the_id_of_a_deleted_role_stays_taken_for_weeks(plane: Plane, days: int,
     declare(plane, CUSTOM_ROLE, "sk_demo_look_12345678", permissions=[])
 
 
-def test_an_account_has_its_number_for_its_life_and_no_other_has_it(plane: Plane) -> None:
+def test_each_account_has_its_own_number(plane: Plane) -> None:
     first = declare(plane, ACCOUNT, "sk-demo-fn")["uniqueId"]
     with plane.world.state.transaction():
         kept = plane.parts.resources.update(ACCOUNT, Declaration("sk-demo-fn", {"displayName": "other"})).outputs
@@ -55,7 +55,7 @@ def test_an_account_has_its_number_for_its_life_and_no_other_has_it(plane: Plane
     assert declare(plane, ACCOUNT, "sk-demo-fn")["uniqueId"] != first
 
 
-def test_a_build_is_refused_until_the_bindings_of_its_account_count(plane: Plane) -> None:
+def test_a_build_is_refused_until_its_bindings_take_effect(plane: Plane) -> None:
     plane.world.config = replace(plane.world.config, timing=replace(plane.world.timing, grants_s=90.0))
     plane.declare_identities("demo")
     function = {"buildConfig": {"serviceAccount": f"projects/local/serviceAccounts/{BUILDER}"}}

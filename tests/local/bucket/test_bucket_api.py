@@ -75,7 +75,7 @@ def test_a_bucket_is_shown_as_it_was_declared(cloud: LocalCloud, bucket: str) ->
     call(cloud, "GET", "/storage/v1/b/nobodys", status=404)
 
 
-def test_an_object_keeps_what_it_is(cloud: LocalCloud, bucket: str) -> None:
+def test_an_object_keeps_its_content_type(cloud: LocalCloud, bucket: str) -> None:
     data = b"\r\n--y\r\n\x00\xff not text\r\n"
     made = upload(cloud, "stack/pools.json", "application/json", data, storageClass="STANDARD")
     refused = upload(cloud, "stack/pools.json", "application/json", data, status=501, storageClass="NEARLINE")
@@ -92,7 +92,7 @@ def test_an_object_keeps_what_it_is(cloud: LocalCloud, bucket: str) -> None:
     assert call(cloud, "GET", f"/storage/v1/b/{bucket}/anywhereCaches") == {"kind": "storage#anywhereCaches"}
 
 
-def test_rights_are_changed_by_whoever_has_read_the_newest(cloud: LocalCloud, bucket: str) -> None:
+def test_a_policy_change_needs_the_newest_etag(cloud: LocalCloud, bucket: str) -> None:
     path = f"/storage/v1/b/{bucket}/iam"
     first = call(cloud, "GET", path, optionsRequestedPolicyVersion="3")
     second = call(cloud, "PUT", path, {**first, "bindings": [READER]})
@@ -104,7 +104,7 @@ def test_rights_are_changed_by_whoever_has_read_the_newest(cloud: LocalCloud, bu
     assert third["bindings"] == [bounded]
 
 
-def test_a_subnetworks_rights_go_with_it(cloud: LocalCloud) -> None:
+def test_a_deleted_subnetworks_policy_is_deleted(cloud: LocalCloud) -> None:
     root = "/compute/beta/projects/local/regions/us-central1/subnetworks"
 
     def compute(method: str, path: str, body: Any = None) -> Any:

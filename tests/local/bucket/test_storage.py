@@ -42,7 +42,7 @@ def get(cloud: LocalCloud, key: str, headers: dict[str, str] | None = None) -> r
     return requests.get(url, params={"alt": "media"}, headers=headers or cloud.headers, timeout=10)
 
 
-def test_what_is_uploaded_is_what_the_function_reads(cloud: LocalCloud, bucket: str) -> None:
+def test_uploads_reach_the_functions_bucket(cloud: LocalCloud, bucket: str) -> None:
     assert put(cloud, "stack/pools.json", b"{}") == 200
     blob = open_objects(cloud.bucket).get("stack/pools.json")
     assert blob is not None and blob.data == b"{}"
@@ -55,12 +55,12 @@ def test_what_is_uploaded_is_what_the_function_reads(cloud: LocalCloud, bucket: 
     assert requests.get(other, params={"alt": "media"}, headers=cloud.headers, timeout=10).status_code == 404
 
 
-def test_a_key_that_no_cloud_would_keep_as_it_is_is_refused(cloud: LocalCloud, bucket: str) -> None:
+def test_invalid_object_keys_are_refused(cloud: LocalCloud, bucket: str) -> None:
     for key in ("", "a//b", "../x", "a b"):
         assert put(cloud, key, b"x") == 400
 
 
-def test_a_vm_reaches_its_own_paths_and_no_other(cloud: LocalCloud, api: Api, bucket: str) -> None:
+def test_a_vm_reaches_only_its_own_paths(cloud: LocalCloud, api: Api, bucket: str) -> None:
     api.ok(api.vm("writer"))  # labelled sk-job=abcdefgh
     mine = token(cloud, "writer")
     for key in ("bundles/ab.tar", "jobs/abcdefgh/source/cd", "jobs/otherjob/source/cd", "jobs/abcdefgh/rec"):
@@ -87,7 +87,7 @@ def test_a_vm_reaches_its_own_paths_and_no_other(cloud: LocalCloud, api: Api, bu
     assert get(cloud, "bundles/ab.tar", {"Authorization": "Bearer nonsense"}).status_code == 401
 
 
-def test_an_object_that_shall_be_new_replaces_none(cloud: LocalCloud, bucket: str) -> None:
+def test_a_create_only_upload_replaces_nothing(cloud: LocalCloud, bucket: str) -> None:
     """``ifGenerationMatch=0``, as copies of checkpoints use it; other conditions are not built."""
     url = f"{cloud.endpoint}/upload/storage/v1/b/{BUCKET}/o"
     query = {"uploadType": "media", "name": "jobs/abcdefgh/ckpt/1-5/0.json", "ifGenerationMatch": "0"}
@@ -103,7 +103,7 @@ def test_an_object_that_shall_be_new_replaces_none(cloud: LocalCloud, bucket: st
     )
 
 
-def test_a_full_bucket_goes_only_with_force(cloud: LocalCloud, bucket: str) -> None:
+def test_a_bucket_with_objects_needs_force_destroy(cloud: LocalCloud, bucket: str) -> None:
     url = f"{cloud.endpoint}/local/v1/resources/storage:bucket/{BUCKET}"
     assert put(cloud, "stack/x", b"1") == 200
     assert requests.put(url, json={"name": BUCKET, "properties": {}}, headers=cloud.headers, timeout=10).ok

@@ -59,7 +59,7 @@ def test_the_price_is_what_the_cloud_bills(api: Api, cloud: LocalCloud) -> None:
     assert "endTime" not in newest["interval"]
 
 
-def test_a_day_has_one_preemption_rate_of_a_region_or_of_a_zone(api: Api, cloud: LocalCloud) -> None:
+def test_preemption_rates_are_daily_by_region_or_zone(api: Api, cloud: LocalCloud) -> None:
     for location in (None, "regions/us-central1", "zones/us-central1-b", "projects/local/zones/us-central1-b"):
         days = api.post(PATH, question("g2-standard-4", "PREEMPTION", location=location))["preemptionHistory"]
         assert len(days) <= 30
@@ -70,7 +70,7 @@ def test_a_day_has_one_preemption_rate_of_a_region_or_of_a_zone(api: Api, cloud:
         assert all(end <= cloud.clock.now() for _, end in spans)
 
 
-def test_what_google_has_no_history_of_is_refused_and_never_zero(api: Api) -> None:
+def test_types_without_history_are_refused(api: Api) -> None:
     for machine in ("n1-standard-8", "n2-custom-4-8192"):
         with refused(400, "badRequest"):
             api.post(PATH, question(machine))
@@ -80,7 +80,7 @@ def test_what_google_has_no_history_of_is_refused_and_never_zero(api: Api) -> No
         api.post("regions/mars-1/advice/capacityHistory", question())
 
 
-def test_a_question_without_sense_is_a_400(api: Api) -> None:
+def test_an_invalid_history_request_gets_400(api: Api) -> None:
     with refused(400, "required"):
         api.post(PATH, {"instanceProperties": {"machineType": "g2-standard-4"}, "types": ["PRICE"]})
     with refused(400, "invalid"):
@@ -93,7 +93,7 @@ def test_a_question_without_sense_is_a_400(api: Api) -> None:
         api.post(PATH, question("g2-standard-4", "PREEMPTION", location="zones/us-east1-b"))
 
 
-def test_what_is_not_built_says_so(api: Api) -> None:
+def test_unsupported_requests_get_501(api: Api) -> None:
     with refused(501, "notImplemented"):
         api.post(PATH, question(guestAccelerators=[{"acceleratorType": "nvidia-l4", "acceleratorCount": 1}]))
     with refused(501, "notImplemented"):
@@ -115,7 +115,7 @@ def wanted(zone: str = "us-central1-a", size: int = 4, machine: str = "g2-standa
     } | more
 
 
-def test_a_zone_has_one_score_and_fewer_machines_are_had_more_easily(api: Api) -> None:
+def test_smaller_requests_have_higher_scores(api: Api) -> None:
     for zone in ("us-central1-a", "us-central1-b", "us-central1-c"):
         had = []
         for size in (1, 4, 1000):
@@ -126,14 +126,14 @@ def test_a_zone_has_one_score_and_fewer_machines_are_had_more_easily(api: Api) -
         assert had == sorted(had, reverse=True) and 0.0 <= had[1] <= 1.0 and had[2] == 0.0
 
 
-def test_of_several_zones_the_best_is_recommended(api: Api) -> None:
+def test_the_best_of_several_zones_is_recommended(api: Api) -> None:
     every = [api.post(CAPACITY, wanted(zone, 2))["recommendations"][0]["scores"] for zone in ZONES]
     shape = {"targetShape": "ANY_SINGLE_ZONE", "zones": [{"zone": f"zones/{zone}"} for zone in ZONES]}
     (found,) = api.post(CAPACITY, wanted(size=2, distributionPolicy=shape))["recommendations"]
     assert found["scores"]["obtainability"] == max(scores["obtainability"] for scores in every)
 
 
-def test_a_question_about_capacity_without_sense_is_refused(api: Api) -> None:
+def test_an_invalid_capacity_request_is_refused(api: Api) -> None:
     for size in (0, 1001):
         with refused(400, "invalid"):
             api.post(CAPACITY, wanted(size=size))
@@ -153,7 +153,7 @@ def test_a_question_about_capacity_without_sense_is_refused(api: Api) -> None:
         api.post(CAPACITY, wanted(instanceProperties={"scheduling": {"provisioningModel": "STANDARD"}}))
 
 
-def test_the_function_reads_what_the_cloud_says(cloud: LocalCloud) -> None:
+def test_the_function_reads_the_clouds_advice(cloud: LocalCloud) -> None:
     """The adapter reads prices and scores from the same recording."""
     pool = PoolState("gpu", "spot", "g2-standard-4", ZONES, 1, 2, 0, 50, "pd-balanced", {})
     stack = StackState("demo", "gcp", "local", "us-central1", "b", (pool,))

@@ -79,7 +79,7 @@ def test_the_same_request_id_is_the_same_operation_even_after_the_vm_is_gone(api
     assert [operation["name"] for operation in found] == [first["name"]]
 
 
-def test_a_request_id_is_a_uuid_that_is_not_zero_and_means_one_thing(api: Api) -> None:
+def test_a_request_id_is_a_nonzero_uuid_for_one_request(api: Api) -> None:
     for bad in ("00000000-0000-0000-0000-000000000000", "not-a-uuid"):
         with refused(400, "invalid"):
             api.post(INSTANCES, vm_body("zero"), requestId=bad)
@@ -128,7 +128,7 @@ BAD_BODIES: list[tuple[dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("change", "code", "says"), BAD_BODIES)
-def test_what_the_real_api_refuses(api: Api, change: dict[str, Any], code: int, says: str) -> None:
+def test_requests_that_the_real_api_refuses_are_refused(api: Api, change: dict[str, Any], code: int, says: str) -> None:
     with pytest.raises(RefusedError) as refusal:
         replace(api, strict=False).post(INSTANCES, vm_body("wrong") | change)
     assert (refusal.value.code, says in refusal.value.message) == (code, True), refusal.value
@@ -143,7 +143,7 @@ def test_explicit_nulls_and_blank_enums_are_unset(api: Api) -> None:
     api.ok(api.delete(f"{INSTANCES}/nulls"))
 
 
-def test_what_is_not_built_says_so(api: Api) -> None:
+def test_unsupported_requests_get_501(api: Api) -> None:
     with refused(501, "notImplemented"):
         api.get("global/addresses")
     with refused(501, "notImplemented"):
@@ -152,7 +152,7 @@ def test_what_is_not_built_says_so(api: Api) -> None:
         api.get(INSTANCES, orderBy="status")
 
 
-def test_missing_things_are_404_in_googles_words(api: Api) -> None:
+def test_missing_resources_get_googles_404(api: Api) -> None:
     with pytest.raises(RefusedError, match=r"The resource 'projects/local/zones/.*/instances/no' was not found"):
         api.get(f"{INSTANCES}/no")
     with refused(404, "notFound"):
@@ -161,7 +161,7 @@ def test_missing_things_are_404_in_googles_words(api: Api) -> None:
         api.delete(f"{INSTANCES}/123456")
 
 
-def test_a_bad_filter_lists_nothing_and_says_why(api: Api) -> None:
+def test_an_invalid_filter_is_refused(api: Api) -> None:
     with refused(400, "invalid"):
         api.get(INSTANCES, filter="labels.sk-stack")
 
@@ -201,7 +201,7 @@ def test_labels_and_metadata_change_only_with_the_fingerprint_that_was_read(api:
     api.ok(api.delete(path))
 
 
-def test_a_network_cannot_go_while_something_stands_on_it(api: Api) -> None:
+def test_a_network_in_use_cannot_be_deleted(api: Api) -> None:
     api.ok(api.post("global/networks", {"name": "net", "autoCreateSubnetworks": False}))
     subnet = {"name": "sub", "network": "global/networks/net", "ipCidrRange": "10.9.0.0/24"}
     api.ok(api.post("regions/us-central1/subnetworks", subnet))
@@ -219,7 +219,7 @@ def test_a_network_cannot_go_while_something_stands_on_it(api: Api) -> None:
         api.ok(api.delete(path))
 
 
-def test_a_zone_that_does_not_answer_is_no_empty_zone(api: Api, cloud: LocalCloud) -> None:
+def test_an_unreachable_zone_has_a_warning(api: Api, cloud: LocalCloud) -> None:
     api.ok(api.vm("hidden"))
     cloud.partition(ZONE)
     try:
@@ -247,12 +247,12 @@ def test_a_quota_refuses_before_there_is_an_operation(api: Api, cloud: LocalClou
     api.ok(api.delete(f"zones/{zone}/instances/too-many"))
 
 
-def test_a_projects_number_is_another_name_of_it(cloud: LocalCloud) -> None:
+def test_a_projects_number_names_the_project(cloud: LocalCloud) -> None:
     """A bucket shows only the project's number, with which readers look up the project."""
     assert Api.of(cloud, project="424242424242").get("")["name"] == "local"
 
 
-def test_what_googles_provider_always_sends_is_taken_for_unset(cloud: LocalCloud, api: Api) -> None:
+def test_the_providers_default_fields_count_as_unset(cloud: LocalCloud, api: Api) -> None:
     loose = replace(api, strict=False)
     unset = {"nodeAffinities": [None], "skipGuestOsShutdown": False, "gracefulShutdown": None}
     sent = {**SPOT, **unset, "hostErrorTimeoutSeconds": None}

@@ -41,11 +41,11 @@ ANSWER = {
         ("items(*(instances(disks(source))))", {"items": {"zones/a": {"instances": [{"disks": [{"source": "d"}]}]}}}),
     ],
 )
-def test_what_is_left(text: str, left: Any) -> None:
+def test_a_mask_selects_fields(text: str, left: Any) -> None:
     assert apply_mask(parse_mask(text), ANSWER) == left
 
 
 @pytest.mark.parametrize("text", [",", "a,", "a(", "a(b", "a)", "a//b", "a/", "(a)", "a b", "a(b)c", "a;b", "/a"])
-def test_what_is_no_mask(text: str) -> None:
+def test_invalid_masks_are_refused(text: str) -> None:
     with pytest.raises(ApiError, match="Invalid field selection"):
         parse_mask(text)

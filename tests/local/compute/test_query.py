@@ -50,16 +50,16 @@ WRONG = ["labels.sk-stack", "= demo", "name = ", 'name eq "("', "a=1 OR", "a=1 O
 
 
 @pytest.mark.parametrize("text", HITS)
-def test_hit(text: str) -> None:
+def test_matching_filters(text: str) -> None:
     assert Filter.parse(text).matches(VM)
 
 
 @pytest.mark.parametrize("text", MISSES)
-def test_miss(text: str) -> None:
+def test_filters_that_do_not_match(text: str) -> None:
     assert not Filter.parse(text).matches(VM)
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_not_understood_is_refused(text: str) -> None:
+def test_unsupported_filters_are_refused(text: str) -> None:
     with pytest.raises(ApiError):
         Filter.parse(text)

@@ -35,17 +35,17 @@ def test_another_seed_begins_elsewhere_and_the_same_seed_does_not() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_calm_start_is_calm_in_all_zones_for_as_long_as_was_asked(seed: int) -> None:
+def test_a_calm_start_is_calm_in_all_zones(seed: int) -> None:
     calm = Market.load(NAME, ZONES, epoch=0.0, seed=seed, per_zone=16, calm_s=3600.0)
     assert all(calm.capacity(zone, float(now)) >= 8 for zone in ZONES for now in range(0, 3601, 60))
 
 
-def test_a_calm_that_the_recording_never_had_is_refused() -> None:
+def test_an_impossible_calm_is_refused() -> None:
     with pytest.raises(ValueError, match="never calm for 9000000 s in all of us-central1-a"):
         Market.load(NAME, ZONES, epoch=0.0, seed=0, per_zone=16, calm_s=9e6)
 
 
-def test_a_gang_of_16_becomes_the_few_that_fit_here() -> None:
+def test_a_recorded_gang_of_16_is_scaled_down() -> None:
     few = market(per_zone=4)
     whole = market(per_zone=16)
     for tick in range(300):

@@ -25,7 +25,7 @@ time.sleep(60)
 """
 
 
-def test_a_run_that_is_stopped_takes_its_workers_along() -> None:
+def test_a_stopped_run_ends_its_workers() -> None:
     torchrun = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True)
     assert torchrun.stdout is not None
     worker = int(torchrun.stdout.readline())

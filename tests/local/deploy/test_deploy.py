@@ -57,7 +57,7 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_up_makes_it_a_second_up_nothing_and_destroy_leaves_nothing(cloud: Cloud, tmp_path: Path) -> None:
+def test_up_creates_a_second_up_changes_nothing_and_destroy_deletes_all(cloud: Cloud, tmp_path: Path) -> None:
     first = up(cloud, tmp_path)
     assert first.engine == "in-process" and set(first.changes) == {DeployOp.CREATE}
     assert first.outputs["staticMachines"] == ["sk-local-floor-s0"]
@@ -72,21 +72,21 @@ def test_up_makes_it_a_second_up_nothing_and_destroy_leaves_nothing(cloud: Cloud
     assert cloud.things == {}
 
 
-def test_everything_declared_is_made(cloud: Cloud, tmp_path: Path, local: dict[str, Declared]) -> None:
+def test_every_declared_resource_is_created(cloud: Cloud, tmp_path: Path, local: dict[str, Declared]) -> None:
     result = up(cloud, tmp_path)
     assert sorted(f"{made.type}::{made.name}" for made in result.resources) == sorted(local)
     custom = [key for key in local if not key.startswith("spotkeeper:") and "dynamic" not in key]
     assert len(cloud.things) == len(custom), "each in the cloud, and nothing besides (Compute bodies are judged there)"
 
 
-def test_a_preview_says_the_same_and_changes_nothing(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_preview_shows_ups_changes_and_makes_none(cloud: Cloud, tmp_path: Path) -> None:
     foreseen = deploy.preview("local", LOCAL, cloud, tmp_path, engine="in-process")
     assert cloud.changing() == [] and not list(tmp_path.iterdir())
     assert up(cloud, tmp_path).changes == foreseen.changes
     assert deploy.preview("local", LOCAL, cloud, tmp_path, engine="in-process").empty
 
 
-def test_destroy_goes_backwards_and_drains_first(cloud: Cloud, tmp_path: Path) -> None:
+def test_destroy_drains_first_and_deletes_in_reverse_order(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     seen: list[DeployEvent] = []
     destroy(cloud, tmp_path, seen)
@@ -107,11 +107,11 @@ def test_a_destroy_drains_before_it_removes_what_a_later_up_added(cloud: Cloud, 
     assert order.index("drain") < order.index("local-blast-spot")
 
 
-def test_an_inert_destroy_is_no_error(cloud: Cloud, tmp_path: Path) -> None:
+def test_destroying_nothing_is_no_error(cloud: Cloud, tmp_path: Path) -> None:
     assert destroy(cloud, tmp_path).empty and cloud.calls == []
 
 
-def test_a_bigger_pool_is_one_object(cloud: Cloud, tmp_path: Path) -> None:
+def test_resizing_a_pool_updates_one_object(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     result = up(cloud, tmp_path, changed(tmp_path, "size: 8", "size: 16"))
     assert {op: n for op, n in result.changes.items() if op is not DeployOp.SAME} == {DeployOp.UPDATE: 1}
@@ -119,7 +119,7 @@ def test_a_bigger_pool_is_one_object(cloud: Cloud, tmp_path: Path) -> None:
     assert state["pools"][1]["max_machines"] == 16
 
 
-def test_another_image_makes_templates_before_it_removes_the_old(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_new_image_creates_templates_before_deleting_the_old(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     old = [path for path in cloud.things if "/instanceTemplates/" in path]
     seen: list[DeployEvent] = []
@@ -150,14 +150,14 @@ def test_a_static_node_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path)
     assert any("PYTHON=python3.11" in item["value"] for item in cloud.things[node]["metadata"]["items"])
 
 
-def test_what_the_program_no_longer_says_goes(cloud: Cloud, tmp_path: Path) -> None:
+def test_undeclared_resources_are_deleted(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     result = up(cloud, tmp_path, changed(tmp_path, "      placement: {max_distance: 2}\n", ""))
     assert result.changes[DeployOp.DELETE] == 3
     assert not [path for path in cloud.things if "resourcePolicies" in path]
 
 
-def test_a_failed_up_says_where_and_a_second_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_failed_up_names_the_resource_and_can_continue(cloud: Cloud, tmp_path: Path) -> None:
     cloud.refuse["zones/us-central1-a/instances"] = 403
     seen: list[DeployEvent] = []
     with pytest.raises(DeployError, match=r"gcp:compute/instance:Instance sk-local-floor-s0: .*refused"):
@@ -172,7 +172,7 @@ def test_a_failed_up_says_where_and_a_second_goes_on(cloud: Cloud, tmp_path: Pat
     assert cloud.things == {}
 
 
-def test_a_run_killed_between_call_and_note_leaves_nothing_behind(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_run_killed_before_recording_leaves_nothing_behind(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     path = tmp_path / "in-process.json"
     state = msgspec.json.decode(path.read_bytes())
@@ -199,7 +199,7 @@ def test_protected_data_stops_a_destroy_before_it_begins(cloud: Cloud, tmp_path:
     assert cloud.things == before
 
 
-def test_kept_data_stays_when_all_else_goes(cloud: Cloud, tmp_path: Path) -> None:
+def test_retained_data_survives_a_destroy(cloud: Cloud, tmp_path: Path) -> None:
     config = changed(
         tmp_path, "disk: {size_gb: 20}\n    - name: burst", "disk: {size_gb: 20, on_destroy: retain}\n    - name: burst"
     )
@@ -221,7 +221,7 @@ def test_a_state_of_another_stack_is_refused(cloud: Cloud, tmp_path: Path) -> No
         deploy.destroy("other", LOCAL, cloud, tmp_path, engine="in-process")
 
 
-def test_a_cloud_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_an_unreachable_cloud_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match=r"the one-machine cloud at http://127.0.0.1:1 does not answer"):
         nobody = SimpleNamespace(endpoint="http://127.0.0.1:1", token="")
         deploy.up("local", LOCAL, nobody, tmp_path, engine="in-process")
@@ -230,7 +230,7 @@ def test_a_cloud_that_is_not_there_says_so(tmp_path: Path) -> None:
 # --- the table ---------------------------------------------------------------------------
 
 
-def test_a_note_does_not_bring_back_a_removed_folder(tmp_path: Path) -> None:
+def test_writing_the_state_does_not_recreate_a_removed_folder(tmp_path: Path) -> None:
     """After Ctrl-C the cloud's folder goes, while a registration may still be on its way in a thread."""
     folder = tmp_path / "cloud" / "deploy"
     with pytest.raises(FileNotFoundError):
@@ -238,7 +238,7 @@ def test_a_note_does_not_bring_back_a_removed_folder(tmp_path: Path) -> None:
     assert not folder.parent.exists()
 
 
-def test_a_type_the_cloud_does_not_have_is_an_error() -> None:
+def test_an_unsupported_type_is_an_error() -> None:
     with pytest.raises(UnknownTypeError, match="gcp:sql/database:Database: the one-machine cloud has no such resource"):
         kind_of("gcp:sql/database:Database")
 
@@ -250,14 +250,14 @@ def test_the_table_has_every_type_that_is_declared(
     assert {type_ for type_ in types if type_.startswith(("gcp:", "pulumi:providers:"))} == set(KINDS)
 
 
-def test_names_that_the_cloud_gives_come_from_the_content() -> None:
+def test_template_names_are_derived_from_their_content() -> None:
     one = physical_name(TEMPLATE, "dev-burst-spot", {"machineType": "a"})
     assert one == physical_name(TEMPLATE, "dev-burst-spot", {"machineType": "a"})
     assert one != physical_name(TEMPLATE, "dev-burst-spot", {"machineType": "b"})
     assert one.startswith("dev-burst-spot-") and len(one) == len("dev-burst-spot-") + 7
 
 
-def test_what_replaces_and_what_does_not() -> None:
+def test_changes_that_replace_and_changes_that_update() -> None:
     disk = {"name": "d", "zone": "z", "size": 10, "labels": {}}
     assert not compare(DISK, disk, dict(disk))
     assert compare(DISK, disk, {**disk, "labels": {"a": "b"}}).replaces == ()
@@ -266,7 +266,7 @@ def test_what_replaces_and_what_does_not() -> None:
     assert not compare(TEMPLATE, {"machineType": "a"}, {"machineType": "b"}).delete_first
 
 
-def test_accounts_are_known_by_their_address() -> None:
+def test_accounts_are_identified_by_their_email() -> None:
     defaults = ProviderDefaults("spotkeeper-test", "us-central1")
     id_, outputs = computed("gcp:serviceaccount/account:Account", "account-vm", {"accountId": "sk-dev-vm"}, defaults)
     assert outputs["email"] == "sk-dev-vm@spotkeeper-test.iam.gserviceaccount.com"
@@ -276,7 +276,7 @@ def test_accounts_are_known_by_their_address() -> None:
 # --- what the user sees --------------------------------------------------------------------
 
 
-def test_it_prints_as_pulumi_does(cloud: Cloud, tmp_path: Path) -> None:
+def test_events_are_printed_as_pulumi_prints_them(cloud: Cloud, tmp_path: Path) -> None:
     console = Console(record=True, width=120, quiet=False, file=(tmp_path / "out").open("w"))
     result = deploy.up("local", LOCAL, cloud, tmp_path, Printer(console), engine="in-process")
     summary(result, console)

@@ -53,7 +53,7 @@ def kill_server(cloud: LocalCloud) -> None:
     assert eventually(lambda: server_pid(cloud) != old and healthy(cloud), 20)
 
 
-def test_up_twice_is_one_cloud(fresh: LocalCloud) -> None:
+def test_two_ups_make_one_cloud(fresh: LocalCloud) -> None:
     again = LocalCloud.up(fresh.folder, scale=7, seed=99)
     assert fresh.fresh and not again.fresh
     assert again.config == fresh.config  # it keeps its settings
@@ -73,7 +73,7 @@ def test_an_up_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch
     assert procs.marked(procs.mark(procs.CLOUD, cloud.config.uid)) == set()
 
 
-def test_attach_to_nothing_says_what_to_do(tmp_path: Path) -> None:
+def test_attaching_without_a_cloud_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="spotkeeper local up"):
         LocalCloud.attach(tmp_path)
     (tmp_path / "cloud.json").write_text("{")
@@ -115,7 +115,7 @@ def test_a_control_plane_killed_at_any_moment_loses_nothing(fresh: LocalCloud) -
     assert not procs.marked(procs.mark(procs.VM, f"{fresh.config.uid}-{vm.id}"))
 
 
-def test_a_vm_that_died_while_nobody_looked_is_found_dead(fresh: LocalCloud) -> None:
+def test_a_vm_that_died_during_an_outage_is_found_dead(fresh: LocalCloud) -> None:
     api = Api.of(fresh)
     api.ok(api.vm("unseen", script=BEAT, scheduling=SPOT))
     assert eventually(lambda: fresh.status().vms[0].pid > 0)
@@ -132,7 +132,7 @@ def api_gone_after_restart(cloud: LocalCloud, api: Api) -> bool:
     return api.gone(f"zones/{ZONE}/instances/unseen")
 
 
-def test_a_keeper_killed_leaves_the_cloud_running_and_up_brings_a_new_one(fresh: LocalCloud) -> None:
+def test_a_killed_keeper_is_replaced_by_up(fresh: LocalCloud) -> None:
     server = server_pid(fresh)
     os.kill(keeper_pid(fresh), 9)
     assert eventually(lambda: fresh.upkeep is Upkeep.UNWATCHED)  # a kill takes effect a moment later
@@ -142,7 +142,7 @@ def test_a_keeper_killed_leaves_the_cloud_running_and_up_brings_a_new_one(fresh:
     kill_server(fresh)
 
 
-def test_up_after_an_update_runs_the_new_code_and_the_vms_go_on(fresh: LocalCloud) -> None:
+def test_up_after_an_update_restarts_the_control_plane_only(fresh: LocalCloud) -> None:
     """Otherwise a function of the new code would run beside a control plane of the old code."""
     server = server_pid(fresh)
     (fresh.folder / CODE).write_text("of another day")
@@ -155,7 +155,7 @@ def test_up_after_an_update_runs_the_new_code_and_the_vms_go_on(fresh: LocalClou
     assert server_pid(fresh) == again
 
 
-def test_damaged_books_keep_no_cloud_from_its_end(tmp_path: Path) -> None:
+def test_a_damaged_database_does_not_block_the_cleanup(tmp_path: Path) -> None:
     cloud = LocalCloud.up(tmp_path / "cloud", scale=100)
     cloud.down()
     (cloud.folder / "state.sqlite").write_bytes(b"no book at all " * 300)
@@ -166,7 +166,7 @@ def test_damaged_books_keep_no_cloud_from_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["damaged", "gone", "damaged, and only its VM lives"])
-def test_a_cloud_that_is_no_longer_known_ends_whole_and_nobody_else_does(fresh: LocalCloud, harm: str) -> None:
+def test_force_cleanup_ends_only_its_cloud(fresh: LocalCloud, harm: str) -> None:
     """Removing the folder instead would leave all processes."""
     api = Api.of(fresh)
     beating(fresh, api)
@@ -220,9 +220,7 @@ def test_keeper_and_control_plane_killed_together_lose_no_vm_and_up_finds_them_a
     assert api.exists(f"zones/{ZONE}/disks/kept")
 
 
-def test_an_up_that_heals_and_is_interrupted_takes_no_vm_with_it(
-    fresh: LocalCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_repairing_up_ends_no_vm(fresh: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     vm, beat = beating(fresh, Api.of(fresh))
     kill_both(fresh)
 
@@ -238,7 +236,7 @@ def test_an_up_that_heals_and_is_interrupted_takes_no_vm_with_it(
     assert LocalCloud.up(fresh.folder).status().vms[0].id == vm.id
 
 
-def test_a_pid_that_another_process_has_now_is_not_ours(fresh: LocalCloud) -> None:
+def test_a_reused_pid_is_not_taken_for_the_old_process(fresh: LocalCloud) -> None:
     left = fresh.down()
     assert (left.vms, left.processes) == (0, 0)
     (fresh.folder / "keeper.pid").write_text(f"{os.getpid()} 12345\n")
@@ -264,7 +262,7 @@ def test_a_purge_that_is_killed_leaves_no_half_of_a_cloud(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_down_ends_every_vm_and_says_what_was_there(fresh: LocalCloud) -> None:
+def test_down_ends_every_vm_and_reports_the_counts(fresh: LocalCloud) -> None:
     api = Api.of(fresh)
     hide = "setsid --fork sleep 5432; sleep 1000"
     api.ok(api.vm("left", script=hide, scheduling=SPOT))
@@ -281,7 +279,7 @@ def test_down_ends_every_vm_and_says_what_was_there(fresh: LocalCloud) -> None:
     assert not healthy(fresh)
 
 
-def test_two_clouds_do_not_meet(fresh: LocalCloud, tmp_path: Path) -> None:
+def test_two_clouds_do_not_affect_each_other(fresh: LocalCloud, tmp_path: Path) -> None:
     other = LocalCloud.up(tmp_path / "other", scale=100)
     try:
         for cloud in (fresh, other):
@@ -295,7 +293,7 @@ def test_two_clouds_do_not_meet(fresh: LocalCloud, tmp_path: Path) -> None:
     assert fresh.status().vms[0].status == "RUNNING"
 
 
-def test_an_idle_cloud_is_idle(fresh: LocalCloud) -> None:
+def test_an_idle_cloud_uses_no_processor_time(fresh: LocalCloud) -> None:
     api = Api.of(fresh)
     api.ok(api.vm("quiet", scheduling=SPOT))
     pids = procs.marked(procs.mark(procs.CLOUD, fresh.config.uid))

@@ -27,9 +27,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_second_demo_says_who_runs_and_leaves_the_firsts_cloud_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_demo_refuses_and_names_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
     (folder / "cloud").mkdir(parents=True)
     (folder / "cloud" / "cloud.json").write_text("the first's")
@@ -44,7 +42,7 @@ def test_a_second_demo_says_who_runs_and_leaves_the_firsts_cloud_alone(
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
-def test_local_up_and_down_refuse_beside_another(
+def test_concurrent_up_and_down_refuse(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "local"
@@ -59,7 +57,7 @@ def test_local_up_and_down_refuse_beside_another(
     assert list(folder.iterdir()) == []
 
 
-def test_the_lock_outlives_the_folder_and_ends_with_its_holder(tmp_path: Path) -> None:
+def test_the_lock_survives_the_folders_removal(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     first = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -40,7 +40,7 @@ def read(host: str, path: str, headers: Any = FLAVOR, **query: str) -> requests.
     return requests.get(url, params=query, headers=headers, timeout=30, allow_redirects=False)
 
 
-def test_what_a_machine_knows_about_itself(host: str, vm: VmView) -> None:
+def test_a_machines_metadata(host: str, vm: VmView) -> None:
     for path, value in {
         "instance/id": vm.id,
         "instance/name": "meta",
@@ -58,7 +58,7 @@ def test_what_a_machine_knows_about_itself(host: str, vm: VmView) -> None:
         assert answer.headers["Metadata-Flavor"] == "Google"
 
 
-def test_it_answers_nobody_who_may_have_been_tricked(host: str) -> None:
+def test_metadata_needs_its_header_and_refuses_proxies(host: str) -> None:
     assert read(host, "instance/id", headers={}).status_code == 403
     assert read(host, "instance/id", headers=FLAVOR | {"X-Forwarded-For": "10.0.0.1"}).status_code == 403
 
@@ -108,7 +108,7 @@ def test_last_etag_closes_the_race_between_two_polls(host: str) -> None:
     assert answer.text == "FALSE"  # at once, because last_etag is outdated
 
 
-def test_only_a_change_of_what_was_asked_for_wakes_a_waiter(host: str, api: Api, cloud: LocalCloud) -> None:
+def test_only_a_change_of_the_requested_subtree_ends_a_wait(host: str, api: Api, cloud: LocalCloud) -> None:
     seen: dict[str, float] = {}
 
     def wait(path: str) -> None:
@@ -138,7 +138,7 @@ def test_only_a_change_of_what_was_asked_for_wakes_a_waiter(host: str, api: Api,
     waiters[1].join(10)
 
 
-def test_an_identity_token_says_which_machine_and_for_whom(host: str, vm: VmView, cloud: LocalCloud) -> None:
+def test_an_identity_token_names_machine_and_audience(host: str, vm: VmView, cloud: LocalCloud) -> None:
     path = "instance/service-accounts/default/identity"
     token = read(host, path, audience="https://function.example", format="full").text
     keys = jwt.PyJWKClient(f"{cloud.endpoint}/local/v1/jwks")
@@ -156,7 +156,7 @@ def test_an_identity_token_says_which_machine_and_for_whom(host: str, vm: VmView
         jwt.decode(token[:-8] + "AAAAAAAA", key, ["RS256"], audience="https://function.example", options=later)
 
 
-def test_google_auth_takes_it_for_the_real_one(host: str, vm: VmView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_google_auth_accepts_the_metadata_server(host: str, vm: VmView, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", host)
     monkeypatch.setenv("GCE_METADATA_IP", host)
     import importlib
@@ -177,7 +177,7 @@ def test_google_auth_takes_it_for_the_real_one(host: str, vm: VmView, monkeypatc
     assert jwt.decode(identity.token, options={"verify_signature": False})["aud"] == "https://aud.example"
 
 
-def test_a_vms_access_token_opens_no_compute_api(host: str, cloud: LocalCloud) -> None:
+def test_a_vms_access_token_is_refused_by_the_compute_api(host: str, cloud: LocalCloud) -> None:
     token = read(host, "instance/service-accounts/default/token").json()
     assert token["expires_in"] == 3600
     url = f"{cloud.compute_endpoint}/projects/local/zones/us-central1-b/instances"

@@ -163,7 +163,7 @@ def test_the_schedule_ticks_every_virtual_minute_with_a_token(cloud: LocalCloud,
     assert not eventually(lambda: len(calls(cloud, "/v1/tick")) > count + 1, 1.5)
 
 
-def test_a_function_whose_ticks_all_fail_is_started_anew(cloud: LocalCloud, url: str, declare: Any) -> None:
+def test_a_function_whose_ticks_all_fail_is_restarted(cloud: LocalCloud, url: str, declare: Any) -> None:
     """A process that has leaked a resource keeps answering with errors; a platform would replace it."""
     before = function(cloud)
     declare("cloudscheduler:job", "fails", schedule="* * * * *", httpTarget={"uri": f"{url}/always-fails"})
@@ -173,7 +173,9 @@ def test_a_function_whose_ticks_all_fail_is_started_anew(cloud: LocalCloud, url:
     assert function(cloud).restarts > before.restarts
 
 
-def test_a_preemption_is_told_by_sink_topic_and_push(cloud: LocalCloud, api: Api, url: str, declare: Any) -> None:
+def test_a_preemption_reaches_the_function_by_sink_topic_and_push(
+    cloud: LocalCloud, api: Api, url: str, declare: Any
+) -> None:
     preempted = 'protoPayload.methodName="compute.instances.preempted"'
     where = preempted + ' AND protoPayload.resourceName=~"/instances/sk-told-"'
     topic = "projects/local/topics/preempted"
@@ -199,7 +201,7 @@ def test_a_preemption_is_told_by_sink_topic_and_push(cloud: LocalCloud, api: Api
     assert entry["resource"]["labels"]["instance_id"] == number
 
 
-def test_what_this_cloud_cannot_play_is_refused(cloud: LocalCloud, url: str) -> None:
+def test_unsupported_triggers_are_refused(cloud: LocalCloud, url: str) -> None:
     root = f"{cloud.endpoint}/local/v1/resources"
     target = {"httpTarget": {"uri": url}}
     for type_, properties, code, says in [

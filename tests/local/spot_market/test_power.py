@@ -64,7 +64,7 @@ def device(vm: VmView) -> Path:
     return Path(vm.root) / "dev/disk/by-id/google-sk-data"
 
 
-def test_a_preemption_with_notice_flips_metadata_then_presses_the_button(api: Api, cloud: LocalCloud) -> None:
+def test_a_preemption_with_notice_sets_metadata_then_sends_acpi_off(api: Api, cloud: LocalCloud) -> None:
     spot(api, "noticed", metadata={"items": [
         {"key": "startup-script", "value": SCRIPT},
         {"key": "shutdown-script", "value": "echo shutdown script ran; ls /proc/self >/dev/null"},
@@ -86,7 +86,7 @@ def test_a_preemption_with_notice_flips_metadata_then_presses_the_button(api: Ap
     assert "compute.instances.preempted" in kinds
 
 
-def test_a_guest_that_does_not_let_go_is_cut_off(api: Api, cloud: LocalCloud) -> None:
+def test_a_guest_that_does_not_shut_down_is_killed(api: Api, cloud: LocalCloud) -> None:
     stubborn = "trap '' TERM; echo up at $SPOTKEEPER_ADDRESS; while :; do sleep 0.05; done"
     scheduling = {key: value for key, value in SPOT.items() if key != "preemptionNoticeDuration"}
     hang = {"key": "shutdown-script", "value": "trap '' TERM; sleep 600"}
@@ -135,7 +135,7 @@ def both_attach(api: Api, disk: str, *vms: str) -> list[Any]:
     raise AssertionError("never were both accepted")
 
 
-def test_a_disk_has_one_holder(api: Api, cloud: LocalCloud) -> None:
+def test_a_disk_is_attached_to_one_vm(api: Api, cloud: LocalCloud) -> None:
     data_disk(api, "single")
     for name in ("one", "two"):
         spot(api, name)
@@ -161,7 +161,7 @@ def test_a_disk_has_one_holder(api: Api, cloud: LocalCloud) -> None:
     api.ok(api.delete(f"{DISKS}/single"))
 
 
-def test_a_disk_stays_held_while_its_vm_is_still_going_down(api: Api, cloud: LocalCloud) -> None:
+def test_a_disk_stays_attached_until_its_vm_has_ended(api: Api, cloud: LocalCloud) -> None:
     data_disk(api, "slow")
     slow = {"key": "shutdown-script", "value": "sleep 0.25"}
     spot(api, "dying", metadata={"items": [{"key": "startup-script", "value": SCRIPT}, slow]})
@@ -199,7 +199,7 @@ def test_a_stockout_lists_the_vm_for_seconds_and_then_fails_in_the_operation(api
         cloud.set_capacity(ZONE, 4)
 
 
-def test_falling_capacity_takes_away_just_what_is_too_much(api: Api, cloud: LocalCloud) -> None:
+def test_falling_capacity_preempts_only_the_excess(api: Api, cloud: LocalCloud) -> None:
     zone = "us-central1-c"
     for name in ("c-1", "c-2", "c-3"):
         api.ok(api.vm(name, zone, scheduling=SPOT))
@@ -222,7 +222,7 @@ def test_a_vm_deleted_while_it_is_created_never_runs(api: Api, cloud: LocalCloud
     assert not api.exists(f"{INSTANCES}/brief")
 
 
-def test_a_standard_vm_survives_its_broken_host_as_itself(api: Api, cloud: LocalCloud) -> None:
+def test_a_standard_vm_restarts_after_a_host_error(api: Api, cloud: LocalCloud) -> None:
     data_disk(api, "floor")
     attached = {"source": f"projects/local/{DISKS}/floor", "deviceName": "sk-data", "mode": "READ_WRITE"}
     boot = {"boot": True, "autoDelete": True, "initializeParams": {"diskSizeGb": "10"}}
@@ -251,7 +251,7 @@ def test_a_guest_that_powers_itself_off_is_terminated_and_keeps_its_name(api: Ap
     api.ok(api.delete(f"{INSTANCES}/leaver"))
 
 
-def test_a_killed_init_is_a_lost_machine_with_nothing_of_it_left(api: Api, cloud: LocalCloud) -> None:
+def test_a_killed_init_ends_the_whole_vm(api: Api, cloud: LocalCloud) -> None:
     spot(api, "killed")
     vm = up(cloud, "killed")
     os.kill(vm.pid, 9)
@@ -269,7 +269,7 @@ def test_a_process_that_hides_its_environment_dies_with_its_vm(api: Api, cloud: 
     assert api.gone(f"{INSTANCES}/{vm.name}")
 
 
-def test_the_end_of_max_run_duration_takes_the_termination_action(api: Api, cloud: LocalCloud) -> None:
+def test_max_run_duration_ends_with_the_termination_action(api: Api, cloud: LocalCloud) -> None:
     began = cloud.clock.now()
     api.ok(api.vm("bounded", scheduling=SPOT | {"maxRunDuration": {"seconds": "60"}}))
     told = api.get(f"{INSTANCES}/bounded")
@@ -280,7 +280,7 @@ def test_the_end_of_max_run_duration_takes_the_termination_action(api: Api, clou
     assert "bounded" not in {vm.name for vm in cloud.status().vms}
 
 
-def test_a_snapshot_carries_a_disk_into_another_zone(api: Api, cloud: LocalCloud) -> None:
+def test_a_snapshot_copies_a_disk_to_another_zone(api: Api, cloud: LocalCloud) -> None:
     data_disk(api, "here")
     spot(api, "writer")
     vm = up(cloud, "writer")
@@ -306,7 +306,7 @@ def test_a_snapshot_carries_a_disk_into_another_zone(api: Api, cloud: LocalCloud
         api.ok(api.delete(gone))
 
 
-def test_the_drill_of_the_provider_preempts(api: Api, cloud: LocalCloud) -> None:
+def test_simulated_maintenance_preempts(api: Api, cloud: LocalCloud) -> None:
     spot(api, "drilled")
     api.ok(api.post(f"{INSTANCES}/drilled/simulateMaintenanceEvent"))
     assert view(cloud, "drilled").preempted
@@ -334,7 +334,7 @@ def test_the_bill_grows_with_time_and_spot_is_cheaper(api: Api, cloud: LocalClou
     assert cloud.bill().bill.spent == ended.bill.spent  # the bill stands still
 
 
-def test_nothing_is_left_of_all_this(api: Api, cloud: LocalCloud) -> None:
+def test_nothing_is_left_after_the_tests(api: Api, cloud: LocalCloud) -> None:
     left = cloud.left_over()
     assert (left.vms, left.disks, left.processes) == (0, 0, 0)
 
