@@ -246,8 +246,9 @@ def test_up_submits_once_refuses_changes_and_keeps_removed_jobs(
     assert first.changes[DeployOp.CREATE] == gone.changes[DeployOp.SAME] + 2
 
 
-def test_a_preview_refuses_a_changed_running_job(repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud,
-                                  tmp_path: Path) -> None:  # fmt: skip
+def test_a_preview_refuses_a_changed_running_job(
+    repository: Repository, up: Callable[[Path], deploy.DeployResult], cloud: Cloud, tmp_path: Path
+) -> None:
     config = repository.config("jobs/first.yaml")
     up(config)
     repository.write(lr="0.2")

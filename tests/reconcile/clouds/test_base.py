@@ -62,7 +62,7 @@ def test_each_action_is_one_verb(verb: str, action: Action) -> None:
     assert (result.action, result.kind, result.detail) == (action, ResultKind.CAPACITY, "none left")
 
 
-def test_no_action_was_forgotten_here() -> None:
+def test_every_action_is_tested() -> None:
     assert {type(action) for action in VERBS.values()} == set(get_args(Action))
 
 
@@ -76,7 +76,7 @@ def test_no_action_was_forgotten_here() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_may_or_may_not_have_happened_is_ambiguous(error: Exception, told: str) -> None:
+def test_unanswered_calls_are_ambiguous(error: Exception, told: str) -> None:
     result = perform(Recorder(error), VERBS["delete_vm"], 5, Clock())
     assert result.kind is ResultKind.AMBIGUOUS and result.detail.startswith(told)
 
@@ -96,10 +96,10 @@ def test_one_answer_for_all_zones_is_enough() -> None:
     assert look("things", lambda: whole, lambda _: pytest.fail("was asked again"), "ab") == whole
 
 
-def test_zones_are_asked_for_themselves_and_the_silent_one_proves_nothing() -> None:
+def test_zones_are_listed_separately_and_a_silent_one_proves_nothing() -> None:
     assert look("things", refused, of_zone, "abc") == Looked((ord("a"), ord("c")), frozenset("ac"))
 
 
-def test_a_cloud_that_is_asked_too_much_is_left_alone() -> None:
+def test_a_throttling_cloud_gets_no_further_requests() -> None:
     nothing: Looked[int] = Looked((), frozenset())
     assert look("things", lambda: refused(True), lambda _: pytest.fail("was asked again"), "abc") == nothing

@@ -23,7 +23,7 @@ def operation(kind: str, at: str, link: str = LINK, error: OperationErrors | Non
     return OperationIn(operation_type=kind, target_link=link, end_time=at, error=error, status="DONE")
 
 
-def test_compute_engines_operations_tell_both_ends() -> None:
+def test_compute_engines_operations_show_start_and_end() -> None:
     found = (
         operation("insert", "2026-11-21T10:00:00Z"),
         operation("delete", "2026-11-21T11:00:00Z"),
@@ -42,7 +42,7 @@ def test_compute_engines_operations_tell_both_ends() -> None:
         operation("insert", "2026-11-21T10:00:00Z"),  # it runs
     ],
 )
-def test_what_tells_of_no_end_of_ours_is_passed_over(other: OperationIn) -> None:
+def test_other_operations_are_ignored(other: OperationIn) -> None:
     assert gce_wire.to_ran([other], "prod", "z-a") == ()
 
 
@@ -59,16 +59,16 @@ def instance(state: str = "terminated", reason: str = "") -> InstanceIn:
 
 
 @pytest.mark.parametrize("by", ["User", "Service"])  # a call, and an interruption
-def test_ec2_tells_when_a_machine_began_to_go_down(by: str) -> None:
+def test_ec2_reports_the_start_of_the_shutdown(by: str) -> None:
     ended = instance(reason=f"{by} initiated (2026-11-21 11:00:00 GMT)")
     assert schema.to_ran(ended, "prod") == MachineTimes(VM, "us-east-1a", T, T + 3600.0)
 
 
 @pytest.mark.parametrize("reason", ["", "Server.SpotInstanceTermination", "Service initiated"])
-def test_ec2_may_tell_no_time(reason: str) -> None:
+def test_ec2_may_report_no_time(reason: str) -> None:
     assert schema.to_ran(instance(reason=reason), "prod") == MachineTimes(VM, "us-east-1a", T, 0.0)
 
 
-def test_what_runs_and_what_is_not_ours_did_not_end() -> None:
+def test_running_and_foreign_machines_have_no_end() -> None:
     assert schema.to_ran(instance("running"), "prod") is None
     assert schema.to_ran(instance(), "test") is None

@@ -141,7 +141,7 @@ def test_a_static_nodes_role_comes_from_its_grant() -> None:
     assert reply(None, None, STACK, dynamic(0, 1), say()).role is Role.UNKNOWN
 
 
-def test_an_ended_job_supersedes_everyone() -> None:
+def test_an_ended_job_supersedes_every_machine() -> None:
     ended = record(phase=Phase.END, nodes=(Node(top=1), Node(top=2), Node(top=4)))
     answer = reply(ended, None, STACK, dynamic(0, 1), say())
     assert (answer.role, answer.over) == (Role.SUPERSEDED, True)
@@ -161,7 +161,7 @@ def test_the_document_comes_only_when_it_is_newer_and_the_run_with_it() -> None:
     assert standby.doc is None and standby.run is not None
 
 
-def test_every_machine_hears_which_agent_the_stack_runs() -> None:
+def test_every_reply_names_the_stacks_bundle() -> None:
     stack = replace(STACK, bundle_sha256="b" * 64)
     for the_record, who in ((None, dynamic(0, 1)), (record(), dynamic(9, 9)), (record(), dynamic(0, 1))):
         assert reply(the_record, SPEC, stack, who, say()).bundle == "b" * 64
@@ -180,14 +180,14 @@ def kinds(out: MemoryStore) -> list[Kind]:
     return [fact.kind for fact in out.list_facts(JOB)]
 
 
-def test_rank_and_attempt_come_from_the_name_and_the_record() -> None:
+def test_node_and_attempt_come_from_name_and_record() -> None:
     out = store()
     took = accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.NOTICE, 66, "900", attempt=77)), 1.0)
     assert took.new
     assert out.list_facts(JOB) == (Fact("u0", "b0", 0, 1, 66, Kind.NOTICE, "900"),)
 
 
-def test_a_word_said_again_is_news_only_where_its_agent_had_no_answer() -> None:
+def test_a_repeated_fact_is_new_only_with_again() -> None:
     """Whoever stored it may have died before its round."""
     out = store()
     for kind in (Kind.EXIT, Kind.NOTICE):
@@ -196,20 +196,20 @@ def test_a_word_said_again_is_news_only_where_its_agent_had_no_answer() -> None:
         assert accept(out, STACK, dynamic(0, 1), say(FactIn(kind, 66, "9"), again=True), 1.0).new
 
 
-def test_an_intent_may_only_say_hello() -> None:
+def test_an_intended_machine_may_only_report_hello() -> None:
     out = store()
     accept(out, STACK, dynamic(1, 2, uid="new"), say(FactIn(Kind.HELLO), FactIn(Kind.EXIT, 66, "0")), 1.0)
     assert kinds(out) == [Kind.HELLO]
 
 
-def test_a_superseded_attempt_may_only_let_go() -> None:
+def test_a_superseded_attempt_may_only_report_freed() -> None:
     out = store()
     sync = say(FactIn(Kind.HELLO), FactIn(Kind.RELEASED, 66, "5"), FactIn(Kind.FREED, 0, "0"))
     accept(out, STACK, dynamic(2, 3, uid="old"), sync, 1.0)
     assert kinds(out) == [Kind.FREED]
 
 
-def test_an_impostor_says_nothing() -> None:
+def test_an_unknown_machines_facts_are_refused() -> None:
     out = store()
     accept(out, STACK, dynamic(0, 1, uid="other"), say(FactIn(Kind.EXIT, 66, "93")), 1.0)
     assert kinds(out) == []
@@ -227,14 +227,14 @@ def test_an_impostor_says_nothing() -> None:
         FactIn(Kind.HERE, 66, str(record().ver + 1)),  # it would answer a roll call that nobody has called yet
     ],
 )
-def test_nonsense_goes_to_quarantine(fact: FactIn) -> None:
+def test_invalid_reports_go_to_quarantine(fact: FactIn) -> None:
     out = store()
     assert not accept(out, STACK, dynamic(0, 1), say(fact), 1.0).new
     assert kinds(out) == []
     assert len(out.quarantined) == 1
 
 
-def test_a_flood_is_cut() -> None:
+def test_too_many_facts_are_cut() -> None:
     out = store()
     facts = tuple(FactIn(Kind.ATTACHED, 66, str(n)) for n in range(500))
     accept(out, STACK, dynamic(0, 1), say(*facts), 1.0)
@@ -250,7 +250,7 @@ def test_a_flood_is_cut() -> None:
         (FactIn(Kind.UNSAVED, 66, "no-memory"), Event.UNSAVED, WHY["no-memory"]),
     ],
 )
-def test_a_save_that_failed_is_told_once_a_generation(fact: FactIn, event: Event, detail: str) -> None:
+def test_a_failed_save_is_logged_once_per_generation(fact: FactIn, event: Event, detail: str) -> None:
     out = store()
     for now in (5.0, 6.0):
         accept(out, STACK, dynamic(0, 1), say(fact), now)
@@ -261,7 +261,7 @@ def test_a_save_that_failed_is_told_once_a_generation(fact: FactIn, event: Event
     assert [line.text for line in view.events] == list(view.warnings)
 
 
-def test_a_job_that_saved_nothing_says_so_when_it_is_over() -> None:
+def test_a_job_that_saved_nothing_is_warned_about_at_its_end() -> None:
     out = store()
     accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.UNLOOPED, 66, "0")), 5.0)
     (entry,) = out.list_ledger(JOB)
@@ -272,7 +272,7 @@ def test_a_job_that_saved_nothing_says_so_when_it_is_over() -> None:
     assert "nothing was saved, because the script called attach() without a loop over run.steps()" in warning
 
 
-def test_that_saving_works_again_is_told_once_and_takes_the_warning_back() -> None:
+def test_saves_that_work_again_end_the_warning() -> None:
     out = store()
     accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.UNSAVED, 66, "write-failed"), FactIn(Kind.SAVED, 66)), 5.0)
     accept(out, STACK, dynamic(0, 1), say(FactIn(Kind.SAVED, 66)), 6.0)
@@ -283,7 +283,7 @@ def test_that_saving_works_again_is_told_once_and_takes_the_warning_back() -> No
     assert warning.endswith("its disk refused the write")
 
 
-def test_a_flaw_of_a_machine_is_a_warning_whatever_it_saves() -> None:
+def test_a_failed_health_check_stays_a_warning() -> None:
     out = store()
     accept(
         out,
@@ -298,7 +298,7 @@ def test_a_flaw_of_a_machine_is_a_warning_whatever_it_saves() -> None:
     assert "agent's log" in warning and warning.endswith("a GPU or its driver does not work")
 
 
-def test_the_newest_boots_hello_replaces_older_ones() -> None:
+def test_the_newest_boots_hello_deletes_older_ones() -> None:
     out = store()
     new = dynamic(1, 2, uid="new")
     for boot in ("one", "two"):
@@ -306,7 +306,7 @@ def test_the_newest_boots_hello_replaces_older_ones() -> None:
     assert [fact.boot for fact in out.list_facts(JOB)] == ["two"]
 
 
-def test_progress_only_from_a_member_and_its_time_stands_while_the_step_does() -> None:
+def test_progress_is_timed_by_the_first_report_of_a_step() -> None:
     out = store()
     told = Progress(gen=66, step=5, at=1e12)
     accept(out, STACK, dynamic(1, 2, uid="new"), say(progress=told), 10.0)
@@ -320,7 +320,7 @@ def test_progress_only_from_a_member_and_its_time_stands_while_the_step_does() -
     assert out.read_progress(JOB).step == 6  # type: ignore[union-attr]
 
 
-def test_what_a_gang_measured_between_its_machines_is_kept_by_type_and_zone() -> None:
+def test_measured_bandwidth_is_stored_by_type_and_zone() -> None:
     out = store()
     told = Progress(gen=66, step=5, at=0.0, gbit_s=17.5)
     spot, static = STACK.pools
@@ -336,7 +336,7 @@ def test_what_a_gang_measured_between_its_machines_is_kept_by_type_and_zone() ->
     assert stored is not None and stored.gbit_s == 17.5, "a later report does not take it away"
 
 
-def test_a_gang_whose_output_is_on_its_way_does_not_grow_silent() -> None:
+def test_a_gang_that_uploads_output_is_not_silent() -> None:
     """Its nodes that have ended already would make a roll call a crash, and the upload may take an hour."""
     out = store()
     told = Progress(gen=66, step=5, at=0.0)
@@ -347,7 +347,7 @@ def test_a_gang_whose_output_is_on_its_way_does_not_grow_silent() -> None:
         assert stored is not None and (stored.at, stored.uploading_s) == (now, now)
 
 
-def test_how_long_a_start_takes_is_measured_at_its_first_step_and_no_agent_says_it() -> None:
+def test_the_start_time_is_measured_at_the_first_step() -> None:
     """From the generation to the first report of a step in it, and kept until the next generation's."""
     out = store()
     record = out.read_record(JOB)
@@ -391,7 +391,7 @@ def test_an_idle_static_node_says_hello_without_a_job() -> None:
     assert accept(out, STACK, Speaker("x", "somebody", "z-a"), say(), 6.0).job is None
 
 
-def test_a_granted_static_node_speaks_for_its_grant_and_its_word_releases_it() -> None:
+def test_a_granted_static_machine_reports_for_its_grant_until_dropped() -> None:
     out = store()
     allocation = out.read_allocation()
     grant = Grant(JOB, 2, 3, f"machine:{NODE}")
@@ -404,7 +404,7 @@ def test_a_granted_static_node_speaks_for_its_grant_and_its_word_releases_it() -
     assert out.list_facts(JOB) == (Fact("u2", "b2", 2, 3, 0, Kind.DROPPED, "0"),)
 
 
-def test_a_static_node_that_is_wanted_says_hello_by_speaking() -> None:
+def test_any_sync_of_a_granted_static_machine_counts_as_hello() -> None:
     wanted = Slot(5, SlotState.INTENT, "fix", "z-a", Model.STATIC, 0.0, machine=NODE)
     out = store(record(nodes=(*record().nodes[:2], Node(top=5, cur=wanted))))
     out.cas_allocation(replace(out.read_allocation().value, grants=(Grant(JOB, 2, 5, f"machine:{NODE}"),)), "")
@@ -423,7 +423,7 @@ class Damaged(MemoryStore):
         return super().read_record(job)
 
 
-def test_a_static_node_deletes_only_what_a_readable_record_says_is_over() -> None:
+def test_a_static_machine_deletes_only_files_of_provably_ended_jobs() -> None:
     """Whatever else is answered here destroys checkpoints that somebody may still want."""
     out = Damaged(STACK)
     jobs = {
@@ -442,13 +442,13 @@ def test_a_static_node_deletes_only_what_a_readable_record_says_is_over() -> Non
     assert ended(out, STACK, dynamic(0, 1), asked) == (), "its disk goes as a whole"
 
 
-def test_only_a_job_that_may_change_its_size_says_how_large_it_gets() -> None:
+def test_only_an_elastic_job_has_a_largest_world() -> None:
     assert job_run(SPEC, 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(2, 2)), 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(1, 3)), 4).max_world == 12
 
 
-def test_what_was_answered_of_a_version_is_not_told_of_another_spec_or_stack() -> None:
+def test_a_cached_document_is_not_used_for_another_spec_or_stack() -> None:
     """The answer is kept; it was made from more than the record."""
     job = record(nonce="n")
     assert generation(job, None, STACK).replicated

@@ -36,7 +36,7 @@ class Beats:
         return self.works.clear
 
 
-def test_a_beating_lease_is_short_and_lasts_as_long_as_its_round() -> None:
+def test_a_renewed_lease_lasts_as_long_as_its_round() -> None:
     store, clock, beats = MemoryStore(), Clock(), Beats()
     mine = Lease(store, JOB, clock, beats)
     other = Lease(store, JOB, clock, beats)
@@ -53,7 +53,7 @@ def test_a_beating_lease_is_short_and_lasts_as_long_as_its_round() -> None:
     assert other.take()
 
 
-def test_a_holder_that_stopped_beating_is_nobody() -> None:
+def test_an_unrenewed_lease_expires() -> None:
     store, clock, beats = MemoryStore(), Clock(), Beats()
     dead, other = Lease(store, JOB, clock, beats), Lease(store, JOB, clock, beats)
     assert dead.take()
@@ -64,7 +64,7 @@ def test_a_holder_that_stopped_beating_is_nobody() -> None:
     assert not dead.take(), "a late beat takes nothing back"
 
 
-def test_without_a_beat_it_outlives_the_platform_s_limit() -> None:
+def test_without_renewal_a_lease_outlives_the_platforms_limit() -> None:
     store, clock = MemoryStore(), Clock()
     silent, other = Lease(store, JOB, clock, None), Lease(store, JOB, clock, None)
     assert silent.take()
@@ -74,7 +74,7 @@ def test_without_a_beat_it_outlives_the_platform_s_limit() -> None:
     assert other.take()
 
 
-def test_it_is_given_back_when_the_round_raises() -> None:
+def test_a_failed_round_releases_its_lease() -> None:
     store, clock, beats = MemoryStore(), Clock(), Beats()
     mine = Lease(store, JOB, clock, beats)
     assert mine.take()
@@ -91,7 +91,7 @@ class Deaf(MemoryStore):
         raise UnavailableError("429")
 
 
-def test_a_round_that_is_done_is_done_whether_or_not_its_lease_can_be_given_back() -> None:
+def test_a_round_succeeds_even_if_its_lease_cannot_be_released() -> None:
     store, clock, beats = Deaf(), Clock(), Beats()
     mine = Lease(store, JOB, clock, beats)
     assert mine.take()
@@ -104,7 +104,7 @@ def test_a_round_that_is_done_is_done_whether_or_not_its_lease_can_be_given_back
     assert Lease(store, JOB, clock, beats).take(), "it ends by itself"
 
 
-def test_the_thread_survives_a_bucket_that_does_not_answer_and_ends_when_told() -> None:
+def test_the_renewing_thread_survives_a_silent_bucket() -> None:
     beaten = threading.Semaphore(0)
 
     def work() -> None:

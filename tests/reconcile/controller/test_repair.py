@@ -32,7 +32,7 @@ def keys(grants: tuple[Grant, ...]) -> set[tuple[str, int, int, str]]:
 
 
 @pytest.mark.parametrize("moment", range(0, 240, 7))
-def test_at_any_moment_no_grant_is_missing_and_all_goes_on(tmp_path: Path, moment: int) -> None:
+def test_a_repair_at_any_moment_loses_no_grant(tmp_path: Path, moment: int) -> None:
     """Two jobs, a static machine, a loss, a notice, a cancelled job: whatever is under way when it breaks."""
     world, store = site(tmp_path, nodes=2)
     world.submit()
@@ -93,7 +93,7 @@ def test_a_round_that_read_the_old_allocation_writes_no_intent(tmp_path: Path) -
     world.until(lambda: world.training() and world.record().gen == 2, 300)
 
 
-def test_a_static_node_that_has_not_given_its_word_stays_granted(tmp_path: Path) -> None:
+def test_a_static_machine_without_dropped_stays_granted(tmp_path: Path) -> None:
     """The record names it no more; only the ledger does. Granted to another job, it would train for two."""
     world, store = site(tmp_path, nodes=1, pools=("fix",))
     world.submit()
@@ -113,7 +113,7 @@ def test_a_static_node_that_has_not_given_its_word_stays_granted(tmp_path: Path)
     assert store.read_allocation().value.grants == ()
 
 
-def test_machines_of_a_job_whose_record_cannot_be_read_keep_their_slots(tmp_path: Path) -> None:
+def test_machines_of_a_job_with_an_unreadable_record_keep_their_grants(tmp_path: Path) -> None:
     world, store = site(tmp_path, nodes=1, static="never")
     world.submit()
     world.until(world.training, 200)
@@ -125,7 +125,7 @@ def test_machines_of_a_job_whose_record_cannot_be_read_keep_their_slots(tmp_path
     assert keys(rebuild_allocation(store, world, world.t).grants) == before
 
 
-def test_what_it_refuses(tmp_path: Path) -> None:
+def test_refused_repairs(tmp_path: Path) -> None:
     world, store = site(tmp_path, nodes=1)
     world.submit()
     world.until(world.training, 200)

@@ -52,13 +52,13 @@ class Time:
         self.at += seconds
 
 
-def test_the_sums_hold() -> None:
+def test_the_request_time_limits_add_up() -> None:
     assert BRIEF.answer_s + BRIEF.again_s < CALL_S
     assert REQUEST_S + CALL_S <= PLATFORM_S
     assert AGAIN_S >= LOOK_S == base.LOOK_S
 
 
-def test_the_stack_file_cannot_give_the_function_less_time_than_that() -> None:
+def test_the_least_function_timeout_covers_a_request() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"timeout_s": PLATFORM_S - 1}, Reconcile, strict=False)
     assert msgspec.convert({"timeout_s": int(PLATFORM_S)}, Reconcile).timeout_s == PLATFORM_S
@@ -99,7 +99,7 @@ class Besieged:
 
 
 @pytest.mark.parametrize("at_once", [1, 20])
-def test_reports_that_never_end_do_not_hold_a_request(at_once: int) -> None:
+def test_endless_reports_do_not_extend_a_request(at_once: int) -> None:
     besieged = Besieged(at_once)
     began = besieged.time.now()
     result = run_round(besieged.store, besieged.world, JOB, besieged.world, besieged.options)
@@ -111,7 +111,7 @@ def test_reports_that_never_end_do_not_hold_a_request(at_once: int) -> None:
     assert run_round(besieged.store, besieged.world, JOB, besieged.world, besieged.options).ended is not Ended.BUSY
 
 
-def test_what_a_round_has_done_stands_though_nobody_can_be_told_of_what_it_left() -> None:
+def test_a_rounds_result_survives_a_failed_hand_on() -> None:
     besieged = Besieged(1)
     real = besieged.world.memory.list_facts
 
@@ -130,7 +130,7 @@ def test_what_a_round_has_done_stands_though_nobody_can_be_told_of_what_it_left(
     assert run_round(besieged.store, besieged.world, JOB, besieged.world, besieged.options).ended is Ended.QUIET
 
 
-def test_a_process_that_is_asked_without_end_hands_its_turn_on() -> None:
+def test_a_busy_process_hands_its_work_on() -> None:
     flights, time = Flights(), Time()
     deadline = Deadline(REQUEST_S, time.now)
     runs: list[float] = []
@@ -157,7 +157,7 @@ def test_a_process_that_is_asked_without_end_hands_its_turn_on() -> None:
     assert flights.run("a", lambda: 7, lambda _: True) == 7, "the turn was given back"
 
 
-def test_a_round_that_lost_its_race_or_its_bucket_is_due_again_soon() -> None:
+def test_a_round_that_lost_a_race_is_due_again_soon() -> None:
     """Who found the lease taken went away, and relied on it."""
     world = World(nodes=1)
     world.submit()
@@ -252,7 +252,7 @@ class Hung(MetadataToken):
         self._value, self._until = "token", math.inf
 
 
-def test_a_call_does_not_wait_for_another_s_access_token_longer_than_it_has() -> None:
+def test_waiting_for_an_access_token_ends_at_the_calls_deadline() -> None:
     token = Hung()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(token, 20.0)

@@ -98,7 +98,7 @@ def test_no_spot_anywhere_starts_on_demand() -> None:
     assert world.events(Event.FALLBACK)
 
 
-def test_nothing_to_be_had_waits_with_a_reason_and_starts_when_something_comes() -> None:
+def test_without_capacity_a_job_waits_with_a_reason_and_starts_later() -> None:
     world = World(nodes=1, policy="spot")
     for zone in ("z-a", "z-b", "z-c"):
         world.capacity[zone, Model.SPOT] = 0
@@ -111,7 +111,7 @@ def test_nothing_to_be_had_waits_with_a_reason_and_starts_when_something_comes()
     assert world.record().reason == ""
 
 
-def test_caps_of_the_stack_hold_and_a_second_job_waits_for_the_first() -> None:
+def test_the_stacks_caps_make_a_second_job_wait() -> None:
     world = World(nodes=2, steps=60, the_stack=stack(max_machines=2))
     trained(world)
     world.submit("wxyz2345")
@@ -139,7 +139,7 @@ def test_an_unannounced_loss_is_replaced_and_survivors_keep_their_machines(node:
     finish(world)
 
 
-def test_replicated_state_does_not_wait_for_the_lost_ranks_disk() -> None:
+def test_replicated_state_does_not_wait_for_the_lost_nodes_disk() -> None:
     world = trained(World(nodes=2))
     world.run(40)
     gone = world.preempt(1)
@@ -166,7 +166,7 @@ def test_sharded_state_waits_for_the_disk() -> None:
     assert cur is not None and cur.disk
 
 
-def test_two_at_once() -> None:
+def test_two_losses_at_once_are_recovered() -> None:
     world = trained(World(nodes=3, steps=400))
     world.run(45)
     world.preempt(0)
@@ -176,7 +176,7 @@ def test_two_at_once() -> None:
     finish(world)
 
 
-def test_all_at_once_wait_for_their_disks() -> None:
+def test_after_the_loss_of_all_machines_their_disks_are_awaited() -> None:
     world = trained(World(nodes=3, steps=400))
     world.run(45)
     for node in range(3):
@@ -201,7 +201,7 @@ def test_a_loss_right_after_a_replacement_does_not_start_from_a_stale_disk() -> 
     world.until(lambda: world.record().gen == 4 and world.training())
 
 
-def test_a_disk_that_is_never_let_go_does_not_hold_the_job_for_ever() -> None:
+def test_a_disk_that_is_never_released_does_not_stop_the_job_for_ever() -> None:
     world = trained(World(nodes=2))
     world.run(60)
     stuck = world.preempt(0)
@@ -225,7 +225,7 @@ def test_a_reboot_makes_a_new_generation_with_the_same_machine() -> None:
     assert len(world.inserts()) == 2
 
 
-def test_a_silent_machine_is_called_and_replaced_without_a_crash() -> None:
+def test_a_silent_machine_is_replaced_after_a_roll_call() -> None:
     world = trained(World(nodes=2))
     world.run(30)
     hung = world.member(1)
@@ -257,7 +257,7 @@ def test_a_zone_that_does_not_answer_proves_nothing() -> None:
 # -- notices: make before break
 
 
-def test_a_long_notice_loses_no_step_and_boots_the_successor_first() -> None:
+def test_a_long_notice_loses_no_step_and_boots_the_replacement_first() -> None:
     world = trained(World(nodes=2, steps=500))
     world.run(33)
     step = world.member(0).agent.step_no  # type: ignore[union-attr]
@@ -272,7 +272,7 @@ def test_a_long_notice_loses_no_step_and_boots_the_successor_first() -> None:
     finish(world)
 
 
-def test_a_short_notice_saves_before_the_deadline_and_goes_on_when_the_successor_is_there() -> None:
+def test_a_short_notice_saves_before_the_deadline_and_continues_with_the_replacement() -> None:
     world = trained(World(nodes=2, boot_s=60))
     world.run(33)
     old = world.preempt(0, notice_s=25)
@@ -282,7 +282,7 @@ def test_a_short_notice_saves_before_the_deadline_and_goes_on_when_the_successor
     assert len(world.inserts()) == 3
 
 
-def test_the_master_and_another_with_one_notice_each() -> None:
+def test_two_notices_including_the_masters_are_handled() -> None:
     world = trained(World(nodes=3, steps=500))
     world.run(33)
     world.preempt(0, notice_s=120)
@@ -293,7 +293,7 @@ def test_the_master_and_another_with_one_notice_each() -> None:
     finish(world)
 
 
-def test_the_notices_machine_dies_before_its_successor_stands_by() -> None:
+def test_a_machine_under_notice_dies_before_its_replacement_is_ready() -> None:
     world = trained(World(nodes=2, boot_s=60))
     world.run(33)
     old = world.preempt(1, notice_s=120)
@@ -303,7 +303,7 @@ def test_the_notices_machine_dies_before_its_successor_stands_by() -> None:
     assert len(world.inserts()) == 3, "next takes over in whatever state it is"
 
 
-def test_a_reprieve_drops_the_successor_and_training_goes_on() -> None:
+def test_a_reprieve_drops_the_replacement_and_training_continues() -> None:
     world = trained(World(nodes=2, boot_s=60))
     world.run(33)
     old = world.preempt(1, notice_s=120)
@@ -317,7 +317,7 @@ def test_a_reprieve_drops_the_successor_and_training_goes_on() -> None:
     assert len(world.events(Event.REPRIEVE)) == 1
 
 
-def test_a_reprieve_after_the_stop_goes_on_in_a_new_generation() -> None:
+def test_a_reprieve_after_the_stop_continues_in_a_new_generation() -> None:
     world = trained(World(nodes=2, boot_s=60))
     world.run(33)
     old = world.preempt(1, notice_s=25)
@@ -328,7 +328,7 @@ def test_a_reprieve_after_the_stop_goes_on_in_a_new_generation() -> None:
     assert world.member(1) is old
 
 
-def test_a_successor_that_is_taken_first_is_asked_for_again() -> None:
+def test_a_lost_replacement_is_requested_again() -> None:
     world = trained(World(nodes=1, boot_s=30))
     world.run(30)
     world.preempt(0, notice_s=200)
@@ -341,7 +341,7 @@ def test_a_successor_that_is_taken_first_is_asked_for_again() -> None:
     assert [a.attempt for a in world.inserts()] == [1, 2, 3]
 
 
-def test_no_successor_under_a_notice_waits_for_the_loss() -> None:
+def test_without_a_replacement_a_noticed_machine_trains_until_its_loss() -> None:
     world = trained(World(nodes=2, policy="spot"))
     world.run(33)
     world.capacity["z-a", Model.SPOT] = 2
@@ -384,7 +384,7 @@ def fatal(world: World, node: int) -> None:
     agent.say(Kind.EXIT, world.record().gen, "93")
 
 
-def test_a_used_up_crash_budget_holds_the_job_and_resume_gives_a_fresh_one() -> None:
+def test_a_used_up_crash_budget_holds_the_job_and_resume_renews_it() -> None:
     world = trained(World(nodes=2, steps=400, retry=Retry(crashes=1)))
     world.run(33)
     world.crashing = 2
@@ -406,7 +406,7 @@ def test_a_used_up_crash_budget_holds_the_job_and_resume_gives_a_fresh_one() -> 
     finish(world)
 
 
-def test_exit_93_holds_the_job_at_once_and_gives_its_static_node_back() -> None:
+def test_exit_93_holds_the_job_at_once_and_releases_its_static_machine() -> None:
     world = trained(World(nodes=2, the_stack=stack(static=1)))
     world.run(33)
     fatal(world, 0)
@@ -425,7 +425,7 @@ def test_exit_93_counts_although_the_gang_saves_and_stops() -> None:
     holding(world)
 
 
-def test_a_failed_job_that_holds_can_be_cancelled() -> None:
+def test_a_failed_job_on_hold_can_be_cancelled() -> None:
     world = trained(World(nodes=2))
     fatal(world, 1)
     holding(world)
@@ -434,7 +434,7 @@ def test_a_failed_job_that_holds_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize("keep_disks", [False, True])
-def test_a_failed_job_ends_when_nobody_resumes_it_in_time(keep_disks: bool) -> None:
+def test_a_failed_job_ends_without_a_resume_in_time(keep_disks: bool) -> None:
     world = trained(World(nodes=1, hold_days=0.125, keep_disks=keep_disks))
     fatal(world, 0)
     holding(world)
@@ -446,7 +446,7 @@ def test_a_failed_job_ends_when_nobody_resumes_it_in_time(keep_disks: bool) -> N
     assert bool([1 for drive in world.drives.values() if drive.disk.job]) is keep_disks
 
 
-def test_a_pause_has_no_end_of_its_own() -> None:
+def test_a_pause_has_no_time_limit() -> None:
     world = trained(World(nodes=1, hold_days=0.05))
     world.request(RequestKind.PAUSE)
     world.run(0.1 * 86_400)
@@ -476,7 +476,7 @@ def test_a_death_because_of_a_loss_is_no_crash() -> None:
 # -- what to buy
 
 
-def test_on_demand_steps_in_and_spot_returns() -> None:
+def test_on_demand_replaces_missing_spot_until_spot_returns() -> None:
     world = trained(World(nodes=2, steps=5000))
     world.run(33)
     world.capacity["z-a", Model.SPOT] = 1
@@ -509,7 +509,7 @@ def test_many_losses_start_an_on_demand_fallback() -> None:
     assert world.events(Event.FALLBACK)
 
 
-def test_a_swap_asked_for_is_promoted_at_a_checkpoint() -> None:
+def test_a_requested_swap_is_promoted_at_a_checkpoint() -> None:
     world = trained(World(nodes=2))
     world.run(30)
     uid = world.member(1).vm.uid
@@ -524,7 +524,7 @@ def test_a_swap_asked_for_is_promoted_at_a_checkpoint() -> None:
 # -- static machines
 
 
-def test_static_nodes_fill_the_highest_ranks_and_train_on_their_own_disks() -> None:
+def test_static_machines_get_the_highest_nodes_and_use_their_own_disks() -> None:
     world = trained(World(nodes=3, steps=300, the_stack=stack(static=1)))
     record = world.record()
     assert [node.cur.model for node in record.nodes if node.cur] == [Model.SPOT, Model.SPOT, Model.STATIC]
@@ -539,7 +539,7 @@ def test_static_nodes_fill_the_highest_ranks_and_train_on_their_own_disks() -> N
     assert static.agent and static.agent.job is None
 
 
-def test_a_static_node_serves_the_next_job_after_its_word() -> None:
+def test_a_static_machine_serves_the_next_job_after_dropped() -> None:
     world = trained(World(nodes=1, steps=60, the_stack=stack(static=1)))
     assert world.dynamic() == []
     world.submit("wxyz2345")
@@ -599,7 +599,7 @@ def test_a_static_node_that_was_removed_from_the_stack_leaves_no_grant() -> None
     assert not nodes_granted(world)
 
 
-def test_a_static_node_that_is_gone_but_declared_keeps_its_grant_until_its_word() -> None:
+def test_a_missing_but_declared_static_machine_keeps_its_grant_until_dropped() -> None:
     """Pulumi will make it again, or say that it is gone: a machine that is not listed for a while proves nothing."""
     world = trained(World(nodes=2, the_stack=stack(static=1)))
     machine = machine_of(world)
@@ -628,7 +628,7 @@ def test_a_removed_static_node_keeps_its_grant_while_a_zone_is_silent() -> None:
     assert not nodes_granted(world)
 
 
-def test_a_machine_whose_last_save_failed_is_not_trained_on_from() -> None:
+def test_a_machine_whose_last_save_failed_is_not_the_source() -> None:
     """Its disk was as new as any when the generation began; what it said at the end is older than another's."""
     world = trained(World(nodes=2))
     world.run(33)
@@ -642,7 +642,7 @@ def test_a_machine_whose_last_save_failed_is_not_trained_on_from() -> None:
     assert world.started[-1] == (2, world.newest)
 
 
-def test_a_job_whose_only_copy_is_on_a_static_nodes_disk_does_not_begin_anew_without_it() -> None:
+def test_a_job_waits_for_the_static_machine_with_its_only_checkpoint() -> None:
     world = World(nodes=1, the_stack=stack(static=1))
     trained(world)
     world.run(60)
@@ -683,7 +683,7 @@ def test_a_gang_moves_with_its_disks_when_asked() -> None:
     finish(world)
 
 
-def test_a_gang_moves_when_its_zone_has_run_dry() -> None:
+def test_a_gang_moves_when_its_zone_has_no_capacity() -> None:
     world = trained(World(nodes=2, max_on_demand=0))
     world.run(33)
     world.capacity["z-a", Model.SPOT] = 0
@@ -703,7 +703,7 @@ def three_pools(cap: int) -> StackState:
 
 
 @pytest.mark.parametrize(("cap", "zone"), [(2, "z-b"), (1, "z-c")])
-def test_a_gang_moves_only_where_the_caps_leave_room_for_all_of_it(cap: int, zone: str) -> None:
+def test_a_gang_moves_only_within_the_caps(cap: int, zone: str) -> None:
     world = trained(World(nodes=2, max_on_demand=0, the_stack=three_pools(cap)))
     world.run(33)
     world.capacity["z-a", Model.SPOT] = 0
@@ -733,7 +733,7 @@ def test_a_move_to_a_zone_of_no_pool_of_the_job_is_refused() -> None:
     assert [entry.detail for entry in world.events(Event.REQUEST)] == ["refused: z-c is not one of z-a, z-b"]
 
 
-def test_a_cancelled_move_goes_on_in_the_old_zone_and_burns_the_disk_number() -> None:
+def test_a_cancelled_move_continues_in_the_old_zone_and_burns_the_disk_number() -> None:
     world = trained(World(nodes=2))
     world.run(33)
     world.request(RequestKind.MOVE, zone="z-c")
@@ -748,7 +748,7 @@ def test_a_cancelled_move_goes_on_in_the_old_zone_and_burns_the_disk_number() ->
     assert all(node.disk == 2 for node in world.record().nodes)
 
 
-def test_a_snapshot_of_a_move_that_was_cancelled_fills_no_disk_of_the_next_one() -> None:
+def test_a_cancelled_moves_snapshot_is_not_used_by_the_next() -> None:
     """It could not be deleted: as the source of another move's disk it would take the job back to where it was then."""
     world = trained(World(nodes=1))
     world.run(33)
@@ -767,7 +767,7 @@ def test_a_snapshot_of_a_move_that_was_cancelled_fills_no_disk_of_the_next_one()
     assert start is not None and start >= newest
 
 
-def test_a_job_on_hold_in_the_middle_of_a_move_makes_its_copy_once() -> None:
+def test_a_hold_during_a_move_makes_one_copy() -> None:
     world = trained(World(nodes=1))
     world.shot_s = 200.0
     world.run(33)
@@ -785,7 +785,7 @@ def test_a_job_on_hold_in_the_middle_of_a_move_makes_its_copy_once() -> None:
 # -- holds and asks
 
 
-def test_each_of_very_many_asks_is_taken_in_once() -> None:
+def test_each_of_many_requests_is_handled_once() -> None:
     world = trained(World(nodes=1))
     for number in range(100):
         world.store.put_request(JOB, JobRequest(f"move-{number:03}", RequestKind.MOVE, world.t, zone="nowhere"))
@@ -795,7 +795,7 @@ def test_each_of_very_many_asks_is_taken_in_once() -> None:
     assert world.store.list_requests(JOB) == ()
 
 
-def test_pause_saves_keeps_the_disks_and_resume_goes_on() -> None:
+def test_pause_saves_and_keeps_disks_and_resume_continues() -> None:
     world = trained(World(nodes=2, steps=300))
     world.run(33)
     world.request(RequestKind.PAUSE)
@@ -816,7 +816,7 @@ def test_pause_saves_keeps_the_disks_and_resume_goes_on() -> None:
     finish(world)
 
 
-def test_a_generation_says_why_it_began_and_counts_its_nodes() -> None:
+def test_a_generations_event_has_cause_and_number_of_nodes() -> None:
     world = trained(World(nodes=1))
     world.run(5)
     world.reboot(0)
@@ -829,7 +829,7 @@ def test_a_generation_says_why_it_began_and_counts_its_nodes() -> None:
     assert told == [("start", "1 node"), ("reboot", "1 node"), ("stop withdrawn", "1 node")]
 
 
-def test_a_resumed_elastic_job_waits_for_its_machines_before_it_goes_on_smaller() -> None:
+def test_a_resumed_elastic_job_waits_for_its_machines_before_it_shrinks() -> None:
     world = trained(World(nodes=Nodes(2, 3), steps=1000, max_on_demand=0))
     world.run(33)
     world.request(RequestKind.PAUSE)
@@ -843,7 +843,7 @@ def test_a_resumed_elastic_job_waits_for_its_machines_before_it_goes_on_smaller(
     assert len(world.record().members) == 2 and world.record().gen_since >= since + 60
 
 
-def test_a_permanent_error_holds_with_its_reason_and_heals() -> None:
+def test_a_permanent_error_holds_with_a_reason_and_is_retried() -> None:
     world = World(nodes=2)
     world.permanent = "the template is gone"
     world.submit()
@@ -857,7 +857,7 @@ def test_a_permanent_error_holds_with_its_reason_and_heals() -> None:
     world.until(world.training, 4000)
 
 
-def test_a_right_that_the_cloud_knows_late_costs_minutes() -> None:
+def test_a_right_that_takes_effect_late_costs_minutes() -> None:
     """An `up` gives the function its rights, and submits the stack's first job: the cloud is told later."""
     world = World(nodes=1)
     world.permanent = "may not use the machines' identity"
@@ -877,7 +877,7 @@ def test_cancel_at_any_moment_leaves_nothing() -> None:
         finish(world, Outcome.CANCELLED)
 
 
-def test_a_refused_ask_says_why() -> None:
+def test_a_refused_request_has_a_reason() -> None:
     world = trained(World(nodes=1, the_stack=stack(static=1)))
     world.request(RequestKind.MOVE, zone="z-b")
     world.request(RequestKind.RESIZE, nodes=4)
@@ -916,7 +916,7 @@ def test_drain_inserts_nothing() -> None:
 # -- elastic jobs
 
 
-def test_an_elastic_job_goes_on_smaller_and_grows_again() -> None:
+def test_an_elastic_job_shrinks_and_grows_again() -> None:
     world = trained(World(nodes=Nodes(1, 2), policy="spot"))
     world.run(33)
     world.capacity["z-a", Model.SPOT] = 1
@@ -930,7 +930,7 @@ def test_an_elastic_job_goes_on_smaller_and_grows_again() -> None:
 # -- bad luck
 
 
-def test_lost_answers_end_in_the_same_place() -> None:
+def test_lost_answers_change_no_outcome() -> None:
     world = trained(World(nodes=3, steps=300, lost_answers=0.5, seed=3))
     world.run(30)
     world.preempt(1)
@@ -962,7 +962,7 @@ def test_an_impostor_with_the_right_name_is_deleted_by_its_own_id() -> None:
     assert world.record().gen == 1
 
 
-def test_steady_state_writes_nothing() -> None:
+def test_a_steady_job_causes_no_writes() -> None:
     world = trained(World(nodes=3))
     world.run(120)
     ver, calls = world.record().ver, len(world.made)
@@ -983,7 +983,7 @@ def test_members_are_admitted_with_boot_and_address() -> None:
 # -- the round itself
 
 
-def test_the_same_story_on_the_real_store(tmp_path: Path) -> None:
+def test_a_whole_job_runs_on_the_real_store(tmp_path: Path) -> None:
     """Against the SQLite twin: documents survive being written down, and tokens are what they should be."""
     store = open_store(f"sqlite:///{tmp_path}/bucket.db")
     world = World(nodes=2, steps=40, store=store)
@@ -1021,7 +1021,7 @@ def test_simultaneous_reports_cost_two_rounds(reports: int) -> None:
     assert (result.ended, result.rounds, listed, busy) == (Ended.QUIET, 2, 2, reports - 1)
 
 
-def test_a_report_while_the_lease_is_given_back_is_seen_after_the_pause() -> None:
+def test_a_report_during_the_leases_release_is_handled() -> None:
     world = trained(World(nodes=2))
     late = Fact("u9", "b9", 0, 1, 1, Kind.HERE, "1")
     naps: list[float] = []
@@ -1037,7 +1037,7 @@ def test_a_report_while_the_lease_is_given_back_is_seen_after_the_pause() -> Non
     assert late in result.facts
 
 
-def test_calls_run_side_by_side_each_with_a_deadline() -> None:
+def test_calls_run_in_parallel_each_with_a_deadline() -> None:
     world = World(nodes=8)
     world.options.parallel = 16
     deadlines: list[float] = []
@@ -1088,7 +1088,7 @@ def test_one_listing_serves_a_tick_of_many_jobs() -> None:
     assert (result.jobs, seen) == (2, 1)
 
 
-def test_a_report_that_found_the_lease_taken_is_covered_though_it_comes_after_the_last_look() -> None:
+def test_a_report_that_finds_the_lease_taken_is_handled_by_its_holder() -> None:
     """It was sent away, so the round looks once more when the lease is back and late reports can be seen."""
     world = trained(World(nodes=2))
     world.run(60)

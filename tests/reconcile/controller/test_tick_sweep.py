@@ -61,7 +61,7 @@ def test_a_disk_without_a_record_is_kept() -> None:
     assert world.record(GHOST).nodes[2].disk_top == 4
 
 
-def test_a_record_that_was_deleted_is_told_once_and_the_disks_that_stay_by_name(
+def test_a_deleted_record_is_reported_once_with_the_kept_disks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """They bill until a person has looked: an alarm, not a warning, and no word that nothing is left."""
@@ -82,7 +82,7 @@ def test_a_record_that_was_deleted_is_told_once_and_the_disks_that_stay_by_name(
     assert "its disks are kept" in world.record(GHOST).reason
 
 
-def test_a_job_that_leaves_nothing_says_no_more_than_that() -> None:
+def test_an_orphan_without_disks_is_reported_briefly() -> None:
     world = World(nodes=1, steps=20)
     world.submit()
     world.until(lambda: world.record().phase is Phase.DONE, 600)
@@ -99,7 +99,7 @@ def test_a_grant_without_a_record_is_released() -> None:
     assert world.record(GHOST).outcome is Outcome.CANCELLED
 
 
-def test_a_job_that_is_just_being_submitted_is_left_alone() -> None:
+def test_a_job_being_submitted_is_left_alone() -> None:
     """Its marker is written before its record: a tick in between must not take the marker away."""
     world = trained()
     world.store.set_active(GHOST)
@@ -123,7 +123,7 @@ def test_a_late_machine_of_a_job_that_is_done_is_deleted() -> None:
     assert world.record().phase is Phase.DONE
 
 
-def test_a_job_that_is_done_is_buried_by_the_next_tick_where_its_round_died() -> None:
+def test_a_tick_finishes_an_interrupted_cleanup() -> None:
     """Its name stays taken, and its ask stays there, if the round dies right after the record's last write."""
     world = trained()
     request = JobRequest(id="a", kind=RequestKind.CANCEL, at=world.t)
@@ -152,7 +152,7 @@ class CutError(BaseException):
     """The process ends here."""
 
 
-def test_facts_of_a_job_that_is_done_go_although_its_round_dies_before_it_deletes_them() -> None:
+def test_facts_of_an_ended_job_are_deleted_after_a_died_round() -> None:
     world = World(nodes=1, steps=20)
     world.submit()
     real, real_cas = world.memory.delete_facts, world.memory.cas_record
@@ -178,7 +178,7 @@ def test_facts_of_a_job_that_is_done_go_although_its_round_dies_before_it_delete
     assert world.store.active_jobs() == ()
 
 
-def test_the_word_of_a_static_node_outlives_its_job_until_its_grant_is_given_back() -> None:
+def test_dropped_outlives_its_job_until_the_grant_is_released() -> None:
     """And goes then, although the round that gave the grant back dies at once: the grant was all that ticks had."""
     world = trained()
     world._remove(world.member(0))
@@ -211,7 +211,7 @@ def test_the_word_of_a_static_node_outlives_its_job_until_its_grant_is_given_bac
     assert world.store.active_jobs() == ()
 
 
-def test_what_is_said_of_a_job_that_is_being_buried_is_found_by_a_tick_or_not_kept_at_all() -> None:
+def test_facts_reported_during_a_cleanup_are_not_left_behind() -> None:
     """A request that read the record before the end, and whose process dies after it has stored the fact."""
     world = trained()
     agent = world.member(0)
@@ -236,7 +236,7 @@ def test_what_is_said_of_a_job_that_is_being_buried_is_found_by_a_tick_or_not_ke
     assert (world.store.list_facts(JOB), world.store.active_jobs()) == ((), ())
 
 
-def test_facts_of_dropped_attempts_go_and_those_of_live_ones_stay() -> None:
+def test_only_facts_of_dropped_attempts_are_deleted() -> None:
     world = trained()
     old = Fact("u", "b", 0, 0, 0, Kind.HELLO)
     world.store.put_fact(JOB, old)
@@ -246,7 +246,7 @@ def test_facts_of_dropped_attempts_go_and_those_of_live_ones_stay() -> None:
     assert old not in world.store.list_facts(JOB)
 
 
-def test_one_job_that_cannot_be_read_does_not_stop_the_others() -> None:
+def test_an_unreadable_job_does_not_stop_the_others() -> None:
     world = trained()
     world.submit("wxyz2345")
     real = world.memory.list_facts
@@ -276,7 +276,7 @@ def test_a_record_written_after_the_listing_is_not_judged_by_it() -> None:
     assert world.record() == current
 
 
-def test_a_record_that_makes_no_sense_stops_only_its_own_job() -> None:
+def test_an_invalid_record_stops_only_its_own_job() -> None:
     """Edited by hand, or of another version: told in the log, its machines left alone, the others looked after."""
     world = trained()
     real = world.member(0)

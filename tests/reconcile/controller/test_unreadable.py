@@ -74,7 +74,7 @@ def absurd(good: bytes) -> bytes:
 @pytest.mark.parametrize(
     "harm", [truncated, wrong_types, binary, empty, deep, older, newer, of_another_job], ids=lambda harm: harm.__name__
 )
-def test_a_record_that_makes_no_sense_stops_its_own_job_and_nothing_of_it_is_touched(
+def test_an_unreadable_record_stops_its_job_untouched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: object
 ) -> None:
     world, store = two_jobs(tmp_path)
@@ -106,7 +106,7 @@ def test_a_record_that_makes_no_sense_stops_its_own_job_and_nothing_of_it_is_tou
     assert world.record().gen == 1
 
 
-def test_an_absurd_record_stops_its_own_job_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_impossible_record_stops_only_its_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world, store = two_jobs(tmp_path)
     good = store.get(paths.record(JOB))
     assert good is not None and absurd(good) != good
@@ -118,7 +118,7 @@ def test_an_absurd_record_stops_its_own_job_alone(tmp_path: Path, caplog: pytest
     assert any("ALARM" in line.getMessage() for line in caplog.records)
 
 
-def test_a_lease_that_makes_no_sense_holds_nobody(tmp_path: Path) -> None:
+def test_an_unreadable_lease_blocks_no_round(tmp_path: Path) -> None:
     """It only saves money."""
     world, store = two_jobs(tmp_path)
     store.put(paths.lease(JOB), b"\x00null")
@@ -126,7 +126,7 @@ def test_a_lease_that_makes_no_sense_holds_nobody(tmp_path: Path) -> None:
     assert store.take_lease(JOB, "x", world.t, 9.0)
 
 
-def test_progress_that_makes_no_sense_is_written_anew_by_the_next_report(tmp_path: Path) -> None:
+def test_unreadable_progress_is_replaced_by_the_next_report(tmp_path: Path) -> None:
     world, store = two_jobs(tmp_path)
     store.put(paths.progress(JOB), b"{")
     assert run_round(store, world, JOB, world, world.options).ended is Ended.UNREADABLE
@@ -157,7 +157,7 @@ def trained(**more: object) -> World:
     return world
 
 
-def test_without_the_allocation_nothing_is_granted_or_given_back_and_what_runs_goes_on(
+def test_without_the_allocation_no_grant_changes_and_jobs_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = trained(nodes=2)
@@ -189,7 +189,7 @@ def test_without_the_allocation_an_intent_that_has_its_grant_is_carried_out() ->
     world.until(world.training, 200)
 
 
-def test_without_the_allocation_no_job_is_done_and_no_word_of_a_static_node_is_forgotten() -> None:
+def test_without_the_allocation_no_job_becomes_done() -> None:
     """A grant that cannot be seen may be held: DONE and the loss of the node's word would leak it for ever."""
     world = trained(nodes=1, the_stack=stack(static=1), pools=("fix",))
     blinded(world)
@@ -200,7 +200,7 @@ def test_without_the_allocation_no_job_is_done_and_no_word_of_a_static_node_is_f
     world.until(lambda: world.record().phase is Phase.DONE and not world.store.read_allocation().value.grants, 300)
 
 
-def test_without_the_allocation_a_static_member_is_still_heard() -> None:
+def test_without_the_allocation_a_static_members_reports_are_accepted() -> None:
     """Its grant is in the record. A member that could not answer a roll call would be given up, and not come back."""
     world = trained(nodes=1, the_stack=stack(static=1), pools=("fix",))
     blinded(world)
@@ -214,7 +214,7 @@ def test_without_the_allocation_a_static_member_is_still_heard() -> None:
     assert world.training() and world.record().gen == 1
 
 
-def test_without_the_allocation_no_gang_moves_to_where_there_may_be_no_room() -> None:
+def test_without_the_allocation_no_gang_moves() -> None:
     """Whose machines fill the other zones is written there: an empty document would promise room everywhere."""
     world = trained(nodes=2, max_on_demand=0)
     world.run(33)
@@ -261,7 +261,7 @@ def test_without_the_stack_a_round_decides_nothing() -> None:
     world.until(lambda: world.training() and world.record().gen == 2, 300)
 
 
-def test_what_a_record_looks_like_here() -> None:
+def test_the_damaged_records_of_these_tests() -> None:
     """The harms above hit what is written."""
     world = trained(nodes=1)
     written = encode_versioned(world.record())

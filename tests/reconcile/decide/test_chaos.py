@@ -137,22 +137,22 @@ def survive(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_gang_survives_a_storm(seed: int) -> None:
+def test_a_gang_survives_random_faults(seed: int) -> None:
     survive(World(nodes=3, seed=seed, retry=Retry(crashes=1000)))
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_sharded_state_survives_a_storm(seed: int) -> None:
+def test_sharded_state_survives_random_faults(seed: int) -> None:
     survive(World(nodes=2, seed=seed, checkpoint=Checkpoint(replicated=False), retry=Retry(crashes=1000)))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_static_and_spot_together_survive_a_storm(seed: int) -> None:
+def test_static_and_spot_together_survive_random_faults(seed: int) -> None:
     survive(World(nodes=3, seed=seed, the_stack=stack(static=1), retry=Retry(crashes=1000)))
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_rounds_that_die_or_sleep_anywhere_do_no_harm(seed: int) -> None:
+def test_rounds_that_die_or_stall_anywhere_do_no_harm(seed: int) -> None:
     """A round may die before or after any effect, or sleep for a minute there and then make its late call."""
     world = World(nodes=2, seed=seed, lost_answers=0.1, retry=Retry(crashes=1000))
     world.crash_rate, world.stall_rate = 0.03, 0.08

@@ -98,14 +98,14 @@ def events(decision: Decision) -> list[Event]:
 # -- the form of a pass
 
 
-def test_all_well_is_quiet() -> None:
+def test_a_healthy_job_causes_no_action() -> None:
     record, snapshot = gang()
     decision = decide(record, snapshot)
     assert decision.quiet
     assert decision.due is None
 
 
-def test_a_pass_is_pure_and_blind_to_the_order_of_what_it_sees() -> None:
+def test_a_pass_is_pure_and_independent_of_the_order_of_its_input() -> None:
     record, snapshot = gang(4)
     facts = [*snapshot.facts, fact(1, Kind.NOTICE, "10100"), fact(3, Kind.NOTICE, "10050"), fact(0, Kind.EXIT, "1")]
     first = decide(record, with_(snapshot, facts=tuple(facts)))
@@ -137,7 +137,7 @@ def test_a_pass_does_exactly_one_thing_grants_first_then_the_record_then_calls()
     assert InsertVm(JOB, UID, 1, 2, "pool", "z-a", Model.SPOT) in four.actions
 
 
-def test_a_grant_without_an_intent_is_given_back_only_once_the_record_has_burnt_its_number() -> None:
+def test_a_grant_without_an_intent_is_released_after_its_number_is_burnt() -> None:
     """Another round may be about to write the very intent, for it still finds the offer: its grant must stand."""
     record, snapshot = gang()
     left = Grant(JOB, 1, 2, "slot:pool", NOW - 3)  # of a round that ended before it wrote the intent
@@ -179,7 +179,7 @@ def test_entries_have_the_same_ids_however_often_a_pass_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("hours", [0.1, 30.0])
-def test_a_rank_that_is_through_is_no_crash_of_one_that_still_evaluates(hours: float) -> None:
+def test_a_finished_node_is_no_crash_while_another_evaluates(hours: float) -> None:
     """The others ended after the loop; after three minutes without a step it was called one, until all retries were
     gone: a trained job had failed. Later it was so after an hour, also for a script that tells of no steps at all."""
     record, snapshot = gang()
@@ -201,7 +201,7 @@ def test_a_rank_that_is_through_is_no_crash_of_one_that_still_evaluates(hours: f
         ({}, 1),
     ],
 )
-def test_of_several_that_fail_the_first_that_did_of_itself_is_the_cause(told: dict[int, str], cause: int) -> None:
+def test_the_first_independent_failure_is_the_cause(told: dict[int, str], cause: int) -> None:
     """All but a killed one exit with 1: the lowest node was said to have failed, which had only lost its peer."""
     record, snapshot = gang(3)
     record = replace(record, roll=Roll(ver=40, since=NOW - 1, cause="exit", exits=True))
@@ -218,7 +218,7 @@ def test_of_several_that_fail_the_first_that_did_of_itself_is_the_cause(told: di
 
 
 @pytest.mark.parametrize("status", [VmStatus.DEAD, None])
-def test_a_member_that_is_gone_is_a_loss_only_where_its_zone_answered(status: VmStatus | None) -> None:
+def test_a_missing_member_is_a_loss_only_if_its_zone_answered(status: VmStatus | None) -> None:
     record, snapshot = gang()
     vms = [vm for vm in snapshot.listing.vms if vm.node == 0]
     if status is not None:
@@ -298,7 +298,7 @@ def test_a_retry_repeats_the_intent_as_it_is(kind: ResultKind) -> None:
 
 
 @pytest.mark.parametrize("why", ["dead key", "dead", "stopping", "late"])
-def test_an_intent_that_comes_to_nothing_burns_its_number(why: str) -> None:
+def test_a_failed_intent_burns_its_number(why: str) -> None:
     record, snapshot = gang(1)
     record = replace(record, nodes=(Node(top=4, cur=intent(4), zone="z-a"),), stop=True, stop_deadline=NOW)
     call = InsertVm(JOB, UID, 0, 4, "pool", "z-a", Model.SPOT)
@@ -361,12 +361,12 @@ DISK = Disk(names.disk_name(STACK, JOB, 0, 0), "z-a", JOB, 0, 0)
 NEW = member(0, 2, state=SlotState.ADMITTED, disk=False, has_newest=False, since=NOW, cause="notice")
 
 
-def test_a_disk_goes_to_cur_when_nobody_holds_it() -> None:
+def test_a_free_disk_is_attached_to_cur() -> None:
     record, snapshot = lone(NEW, (DISK,), (machine(0, 2),))
     assert decide(record, snapshot).actions == (AttachDisk(DISK.name, machine(0, 2).name, "u0-2", "z-a"),)
 
 
-def test_a_held_disk_is_waited_for_and_taken_early_only_on_the_holders_word() -> None:
+def test_a_used_disk_is_detached_early_only_after_freed() -> None:
     old = machine(0, 1, disks=(DISK.name,))
     held = replace(DISK, users=(old.name,))
     record, snapshot = lone(NEW, (held,), (old, machine(0, 2)))
@@ -379,13 +379,13 @@ def test_a_held_disk_is_waited_for_and_taken_early_only_on_the_holders_word() ->
     assert decide(record, late).actions == (DeleteVm(old.name, "u0-1", "z-a"),)
 
 
-def test_a_machine_lost_without_a_word_is_not_waited_for() -> None:
+def test_a_vanished_machine_is_not_waited_for() -> None:
     old = machine(0, 1, disks=(DISK.name,))
     record, snapshot = lone(replace(NEW, cause="loss"), (replace(DISK, users=(old.name,)),), (old, machine(0, 2)))
     assert decide(record, snapshot).actions == (DeleteVm(old.name, "u0-1", "z-a"),)
 
 
-def test_no_disk_before_the_machine_runs_and_none_where_one_is_in_another_zone() -> None:
+def test_no_disk_is_created_before_the_machine_runs_or_if_one_exists_elsewhere() -> None:
     record, snapshot = lone(intent(2), (), (machine(0, 2, status=VmStatus.PENDING),))
     assert decide(record, snapshot).actions == ()
     record, snapshot = lone(NEW, (), (machine(0, 2),))
@@ -417,7 +417,7 @@ def test_an_exit_opens_a_roll_call_and_only_an_answer_to_it_counts() -> None:
 
 
 @pytest.mark.parametrize("how", ["with the exit", "after the roll call", "found stopping"])
-def test_processes_that_end_because_their_machine_goes_are_no_crash(how: str) -> None:
+def test_processes_that_end_with_their_machine_are_no_crash(how: str) -> None:
     """A system that goes down ends the job first; its agent lives on for seconds and answers roll calls."""
     record, snapshot = gang()
     notice = fact(1, Kind.NOTICE, f"{NOW + 25:.0f}")
@@ -466,7 +466,7 @@ def test_the_stop_comes_when_the_time_left_is_the_save_and_a_margin(left_s: floa
         assert decision.due <= NOW + max(left_s - 15.0, Times().soon_s)
 
 
-def test_progress_that_moves_is_no_silence() -> None:
+def test_advancing_progress_is_no_silence() -> None:
     record, snapshot = gang()
     record = replace(record, gen_since=NOW - 1000)
     silent = decide(record, snapshot).record
@@ -477,7 +477,7 @@ def test_progress_that_moves_is_no_silence() -> None:
     assert not decide(record, older).quiet
 
 
-def test_a_job_on_one_machine_is_called_earlier_since_no_other_member_tells_of_its_silence() -> None:
+def test_a_single_machine_gets_an_earlier_roll_call() -> None:
     for nodes, quiet_s, called in ((1, 36.0, False), (1, 37.0, True), (2, 120.0, False), (2, 121.0, True)):
         record, snapshot = gang(nodes)
         silent = with_(snapshot, progress=Progress(gen=3, step=9, at=NOW - quiet_s))
@@ -485,7 +485,7 @@ def test_a_job_on_one_machine_is_called_earlier_since_no_other_member_tells_of_i
         assert (new is not None and new.roll is not None) is called, (nodes, quiet_s)
 
 
-def test_a_dry_zone_makes_no_round_due_while_no_rank_is_vacant() -> None:
+def test_a_zone_without_capacity_makes_no_round_due_without_vacant_nodes() -> None:
     record, snapshot = gang()
     due = decide(replace(record, dry_since=NOW - 1000), snapshot).due
     assert due is None or due > NOW + Times().soon_s

@@ -15,7 +15,7 @@ from tests.reconcile.decide.test_decide import NOW, fact, gang
 from tests.reconcile.world import JOB
 
 
-def test_a_notice_that_outlived_its_deadline_does_not_make_a_generation_in_every_pass() -> None:
+def test_an_expired_notice_starts_no_generation_in_every_pass() -> None:
     """The machine is still there a minute after its time: every pass stopped the job and began it anew."""
     record, seen = gang(1)
     seen = with_(seen, facts=(*seen.facts, fact(0, Kind.NOTICE, f"{NOW - 600:.0f}")))
@@ -39,7 +39,7 @@ def test_a_roll_call_for_silence_does_not_cut_the_save_of_a_notice() -> None:
     assert not decision.record.stop
 
 
-def test_a_static_node_granted_while_a_hold_is_left_is_not_sent_away() -> None:
+def test_a_static_machine_granted_at_a_resume_is_not_released() -> None:
     """The grant is written before the record: told to go, the node dropped the attempt before it began, and
     the word stood: later the node was taken back while it trained."""
     record, seen = gang(1, phase=Phase.HOLD)

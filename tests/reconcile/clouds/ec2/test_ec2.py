@@ -112,17 +112,17 @@ class TestLaunches:
         }
 
     @pytest.mark.parametrize("change", [{"pool": "none"}, {"pool": "floor"}])
-    def test_what_no_template_offers_is_not_asked_for(self, here: Region, change: dict[str, str]) -> None:
+    def test_a_launch_without_a_template_is_not_sent(self, here: Region, change: dict[str, str]) -> None:
         assert here.kind(replace(insert(), **change)) is ResultKind.PERMANENT
         assert not here.service.asked
 
-    def test_one_token_is_one_machine(self, here: Region) -> None:
+    def test_a_repeated_token_makes_one_machine(self, here: Region) -> None:
         assert [here.kind(insert()) for _ in range(3)] == [ResultKind.ACCEPTED] * 3
         assert len(here.site.instances) == 1
         assert here.kind(insert(attempt=2)) is ResultKind.ACCEPTED
         assert len(here.site.instances) == 2
 
-    def test_another_request_under_a_token_is_no_machine_of_this_attempt(self, here: Region) -> None:
+    def test_a_token_reused_for_another_request_is_an_error(self, here: Region) -> None:
         """A template that was declared anew between two rounds: the attempt is given up, not the job."""
         here.kind(insert())
         pool = replace(POOL, template_versions={"spot": "2", "on-demand": "1"})
@@ -141,7 +141,7 @@ class TestLaunches:
         here.pass_(later_s)
         assert here.kind(insert()) is ResultKind.DEAD_KEY
 
-    def test_a_lost_answer_is_asked_for_again_under_the_same_token(self, here: Region) -> None:
+    def test_a_lost_answer_is_asked_again_with_the_same_token(self, here: Region) -> None:
         here.site.faults.append(Fault("RunInstances", done=True))
         assert here.kind(insert()) is ResultKind.ACCEPTED
         assert len(here.asked("RunInstances")) == 2 and len(here.site.instances) == 1
@@ -149,7 +149,7 @@ class TestLaunches:
         assert here.kind(insert(node=1)) is ResultKind.ACCEPTED
         assert len(here.site.instances) == 2
 
-    def test_what_stays_lost_is_ambiguous_and_a_refusal_is_not_repeated(self, here: Region) -> None:
+    def test_twice_lost_answers_are_ambiguous_and_refusals_final(self, here: Region) -> None:
         here.site.faults.append(Fault("RunInstances", times=2))
         assert here.kind(insert()) is ResultKind.AMBIGUOUS
         here.site.faults.append(Fault("RunInstances", "InsufficientInstanceCapacity", 500))
@@ -165,7 +165,7 @@ class TestLaunches:
         assert here.kind(insert(node=1, zone=B)) is ResultKind.QUOTA
         assert here.kind(insert(node=2, zone=B, model=Model.ON_DEMAND)) is ResultKind.QUOTA
 
-    def test_a_launch_that_fails_later_is_told_by_the_listing(self, here: Region) -> None:
+    def test_a_launch_that_fails_later_is_found_in_the_listing(self, here: Region) -> None:
         here.kind(insert())
         (instance,) = here.site.instances.values()
         here.site.fail(instance, "Client.InternalError", "Client.InternalError: Client error on launch")
@@ -175,28 +175,28 @@ class TestLaunches:
         assert "kms_key" in result.detail
         assert result.action == replace(insert(), uid="") and result.at == instance.launched
 
-    def test_an_interruption_is_no_word_about_a_launch(self, here: Region) -> None:
+    def test_an_interruption_is_no_failed_launch(self, here: Region) -> None:
         vm = here.machine()
         here.site.interrupt(here.instance(vm), 0.0)
         here.engine.run(here.engine.t + 60.0)
         listing = here.look()
         assert listing.vms == () and listing.results == ()
 
-    def test_a_placement_group_that_up_has_just_made_holds_no_job(self, here: Region) -> None:
+    def test_a_fresh_placement_group_does_not_hold_the_job(self, here: Region) -> None:
         here.site.groups.clear()
         result = here.do(insert())
         assert result.kind is ResultKind.THROTTLED and "InvalidPlacementGroup.Unknown" in result.detail
         here.site.groups.add("sk-demo-gpu-a")
         assert here.kind(insert()) is ResultKind.ACCEPTED
 
-    def test_spot_in_an_account_without_its_role_says_which_command_makes_it(self, here: Region) -> None:
+    def test_a_missing_spot_role_names_the_command_that_makes_it(self, here: Region) -> None:
         here.site.spot_role = False
         assert here.kind(insert(model=Model.ON_DEMAND)) is ResultKind.ACCEPTED
         result = here.do(insert(node=1))
         assert result.kind is ResultKind.PERMANENT
         assert "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com" in result.detail
 
-    def test_launches_meet_ec2s_own_bucket(self, here: Region) -> None:
+    def test_launches_respect_ec2s_token_bucket(self, here: Region) -> None:
         kinds = [here.kind(insert(node=node)) for node in range(7)]
         assert kinds == [ResultKind.ACCEPTED] * 5 + [ResultKind.THROTTLED] * 2
         here.pass_(1.0)
@@ -204,7 +204,7 @@ class TestLaunches:
 
 
 class TestDisks:
-    def test_a_disk_is_made_once_and_known_by_name(self, here: Region) -> None:
+    def test_a_repeated_creation_makes_one_disk(self, here: Region) -> None:
         disk = here.disk()
         assert (disk.name, disk.zone, disk.job, disk.node, disk.number) == (DISK, A, JOB, 0, 1)
         assert disk.ready and disk.users == ()
@@ -221,14 +221,14 @@ class TestDisks:
         (volume,) = here.site.volumes.values()
         assert volume.tags == {"Name": DISK, "sk-stack": "demo", "sk-pool": "gpu", "sk-job": JOB, "sk-node": "0"}
 
-    def test_a_pools_own_speed_and_key(self, here: Region) -> None:
+    def test_a_disk_has_its_pools_performance_and_key(self, here: Region) -> None:
         pool = replace(POOL, disk_iops=6000, disk_mbps=500, disk_key="arn:aws:kms:k")
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
         assert ec2.perform(CreateDisk(JOB, UID, 0, 1, "gpu", A), 30).kind is ResultKind.ACCEPTED
         (asked,) = here.asked("CreateVolume")
         assert (asked["Iops"], asked["Throughput"], asked["KmsKeyId"]) == (6000, 500, "arn:aws:kms:k")
 
-    def test_it_is_attached_late_and_to_one_machine(self, here: Region) -> None:
+    def test_a_disk_is_attached_to_one_running_machine(self, here: Region) -> None:
         disk = here.disk()
         here.kind(insert())
         (instance,) = here.site.instances.values()
@@ -253,7 +253,7 @@ class TestDisks:
         assert here.look().disks == ()
         assert here.kind(DeleteDisk(DISK, A)) is ResultKind.ACCEPTED, "was gone"
 
-    def test_a_machine_that_goes_holds_its_disk_until_it_is_gone(self, here: Region) -> None:
+    def test_an_ending_machine_keeps_its_disk_until_it_has_ended(self, here: Region) -> None:
         here.disk()
         vm = here.machine()
         here.kind(AttachDisk(DISK, vm.name, vm.uid, A))
@@ -265,13 +265,13 @@ class TestDisks:
         listing = here.pass_(25.0)
         assert listing.vms == () and listing.disks[0].users == ()
 
-    def test_another_zones_machine_cannot_have_it(self, here: Region) -> None:
+    def test_a_disk_cannot_be_attached_in_another_zone(self, here: Region) -> None:
         here.disk()
         vm = here.machine(zone=B)
         result = here.do(AttachDisk(DISK, vm.name, vm.uid, A))
         assert result.kind is ResultKind.PERMANENT and "ZoneMismatch" in result.detail
 
-    def test_a_token_whose_disk_is_gone_is_dead_when_that_is_sure(self, here: Region) -> None:
+    def test_a_token_with_a_missing_disk_is_dead_only_on_proof(self, here: Region) -> None:
         """A number is burnt for a proof only: there may be data under it."""
         here.disk()
         (volume,) = here.site.volumes.values()
@@ -283,7 +283,7 @@ class TestDisks:
         here.site.faults.append(Fault("DescribeVolumes", "RequestLimitExceeded", 503))
         assert here.kind(again) is ResultKind.THROTTLED, "nothing is proven"
 
-    def test_a_disk_that_failed_is_removed_and_its_number_burnt(self, here: Region) -> None:
+    def test_a_failed_disk_is_deleted_and_its_number_burnt(self, here: Region) -> None:
         here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A))
         (volume,) = here.site.volumes.values()
         volume.state = Vol.ERROR
@@ -291,7 +291,7 @@ class TestDisks:
         assert here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A)) is ResultKind.DEAD_KEY
         assert not here.site.volumes
 
-    def test_another_size_under_its_token(self, here: Region) -> None:
+    def test_another_size_with_the_same_token_is_an_error(self, here: Region) -> None:
         """A pool that was declared anew: a disk that is there, with its data, is what was wanted."""
         again = CreateDisk(JOB, UID, 0, 1, "gpu", A)
         here.disk()
@@ -301,7 +301,7 @@ class TestDisks:
         here.site.drop_volume(volume)
         assert ec2.perform(again, 30).kind is ResultKind.DEAD_KEY
 
-    def test_a_zone_move_by_snapshot(self, here: Region) -> None:
+    def test_a_snapshot_moves_a_disk_to_another_zone(self, here: Region) -> None:
         here.disk()
         (source,) = here.site.volumes.values()
         source.contents = "trained"
@@ -327,7 +327,7 @@ class TestDisks:
         assert [disk.zone for disk in listing.disks] == [B] and listing.snapshots == ()
         assert here.kind(DeleteSnapshot(COPY)) is ResultKind.ACCEPTED
 
-    def test_of_two_snapshots_of_one_name_the_first_counts_and_both_go(self, here: Region) -> None:
+    def test_the_older_of_two_snapshots_counts_and_both_are_deleted(self, here: Region) -> None:
         """Two rounds at once may make one each."""
         here.disk()
         here.kind(CreateSnapshot(JOB, UID, 0, 1, A, 2))
@@ -351,7 +351,7 @@ class TestDisks:
         assert here.kind(CreateSnapshot(JOB, UID, 0, 1, A, 2)) is ResultKind.ACCEPTED
         assert [shot.state for shot in here.site.snapshots.values()] == ["pending"]
 
-    def test_what_is_not_visible_yet_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_resources_that_are_not_visible_yet_are_retried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with region(monkeypatch, delays=Delays(seen=(5.0, 5.0))) as here:
             assert here.kind(insert()) is ResultKind.ACCEPTED
             (instance,) = here.site.instances.values()
@@ -364,7 +364,7 @@ class TestDisks:
 
 
 class TestListing:
-    def test_all_zones_in_one_question_each(self, here: Region) -> None:
+    def test_one_request_lists_all_zones(self, here: Region) -> None:
         here.machine()
         here.machine(node=1, zone=B)
         here.service.asked.clear()
@@ -398,19 +398,19 @@ class TestListing:
         assert len(here.look().vms) == 2
 
     @pytest.mark.parametrize("operation", ["DescribeInstances", "DescribeVolumes"])
-    def test_a_throttled_look_is_not_made_worse(self, here: Region, operation: str) -> None:
+    def test_a_throttled_listing_makes_no_further_requests(self, here: Region, operation: str) -> None:
         here.machine()
         here.site.faults.append(Fault(operation, "RequestLimitExceeded", 503, times=9))
         here.service.asked.clear()
         assert here.look().answered == frozenset()
         assert len(here.asked(operation)) == 1
 
-    def test_snapshots_that_cannot_be_seen_blind_the_look(self, here: Region) -> None:
+    def test_a_failed_list_of_snapshots_leaves_no_zone_answered(self, here: Region) -> None:
         here.machine()
         here.site.faults.append(Fault("DescribeSnapshots", "InternalError", 500, times=9))
         assert here.look().answered == frozenset()
 
-    def test_a_static_node_and_strangers(self, here: Region) -> None:
+    def test_static_machines_are_listed_and_foreign_ones_ignored(self, here: Region) -> None:
         machine = here.static_machine()
         here.machine()
         stranger = here.instance(here.machine(node=1))
@@ -421,7 +421,7 @@ class TestListing:
         assert (static.name, static.job, static.model, static.pool) == ("sk-demo-floor-s0", "", Model.STATIC, "floor")
         assert static.uid == machine.id and ours.node == 0
 
-    def test_boot_volumes_and_the_floors_disks_are_no_rank_disks(self, here: Region) -> None:
+    def test_boot_volumes_and_static_disks_are_not_listed(self, here: Region) -> None:
         here.disk()
         (mine,) = here.site.volumes.values()
         for name in ("sk-demo-abcd2345-n0000-a1", "sk-demo-floor-s0-data", "x"):
@@ -430,7 +430,7 @@ class TestListing:
             )
         assert [disk.name for disk in here.pass_(5.0).disks] == [DISK]
 
-    def test_a_holder_that_nobody_lists_holds_all_the_same(self, here: Region) -> None:
+    def test_a_disk_attached_to_an_unlisted_machine_counts_as_used(self, here: Region) -> None:
         here.disk()
         vm = here.machine()
         here.kind(AttachDisk(DISK, vm.name, vm.uid, A))
@@ -438,7 +438,7 @@ class TestListing:
         listing = here.look()
         assert listing.vms == () and listing.disks[0].users == (vm.uid,)
 
-    def test_a_look_from_behind_is_no_loss(self, here: Region) -> None:
+    def test_a_stale_listing_is_no_loss(self, here: Region) -> None:
         """Listings are eventually consistent: who was there and is not, and is not dead, is asked for by its id."""
         vm = here.machine()
         real = here.service._verbs["DescribeInstances"]
@@ -469,18 +469,18 @@ class TestListing:
 
         assert InstanceIn("i-1", State(state)).status is status
 
-    def test_every_state_of_ec2s_is_known(self) -> None:
+    def test_every_instance_state_of_ec2_is_known(self) -> None:
         from spotkeeper.reconcile.clouds.ec2.schema import STATUS
 
         assert set(STATUS) == set(protocol.model().shape_for("InstanceStateName").enum)
 
-    def test_an_address_that_is_none_of_ours_does_not_count(self, here: Region) -> None:
+    def test_a_foreign_address_does_not_count(self, here: Region) -> None:
         vm = here.machine()
         here.instance(vm).address = "169.254.169.254"
         (seen,) = here.look().vms
         assert (seen.status, seen.address) == (VmStatus.PENDING, "")
 
-    def test_one_machine_by_its_id_also_when_it_has_ended(self, here: Region) -> None:
+    def test_a_machine_is_found_by_id_after_its_end(self, here: Region) -> None:
         vm = here.machine()
         assert here.ec2.find(vm.uid, 5) == replace(vm, disks=())
         here.site.end(here.instance(vm))
@@ -511,7 +511,7 @@ class TestHints:
         (asked,) = here.asked("DescribeSpotPriceHistory")
         assert (asked["InstanceTypes"], asked["ProductDescriptions"]) == (["g6.xlarge"], ["Linux/UNIX"])
 
-    def test_no_word_is_unknown(self, here: Region) -> None:
+    def test_missing_values_are_unknown(self, here: Region) -> None:
         assert here.ec2.price_history("gpu", 5) is None, "EC2 tells none"
         assert here.ec2.price_history("none", 5) is None
         here.site.faults += [
@@ -583,7 +583,7 @@ class TestErrors:
             'IAM Instance Profile "arn:aws:iam::1:instance-profile/sk-demo-vm" has no associated IAM Roles',
         ],
     )
-    def test_a_profile_that_was_made_a_moment_ago_holds_no_job(self, here: Region, said: str) -> None:
+    def test_a_fresh_instance_profile_does_not_hold_the_job(self, here: Region, said: str) -> None:
         """EC2 learns of it within two minutes; a hold would let the first job of a new stack wait for half an hour."""
         here.site.faults.append(Fault("RunInstances", "InvalidParameterValue", 400, said=said))
         assert here.kind(insert()) is ResultKind.THROTTLED
@@ -597,7 +597,7 @@ class TestErrors:
         assert here.kind(copy) is ResultKind.THROTTLED
         assert here.kind(copy) is ResultKind.ACCEPTED
 
-    def test_words_before_status_and_status_before_nothing(self) -> None:
+    def test_error_codes_come_before_the_status(self) -> None:
         assert classify("InsufficientInstanceCapacity", 500) is ResultKind.CAPACITY
         assert classify("Anything", 503) is ResultKind.AMBIGUOUS
         assert classify("Anything", 429) is ResultKind.THROTTLED
@@ -612,7 +612,7 @@ class TestErrors:
         assert ec2.perform(insert(), 30).kind is ResultKind.PERMANENT
         assert not here.service.asked
 
-    def test_a_server_that_hangs_or_drips_is_cut_at_the_deadline(self, here: Region) -> None:
+    def test_a_slow_server_is_cut_off_at_the_deadline(self, here: Region) -> None:
         with silent_server(drip=False) as hanging, silent_server(drip=True) as dripping:
             for endpoint in (hanging, dripping):
                 started = time.monotonic()
@@ -622,7 +622,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff", b"<x/>", b"<DescribeInstancesResponse/>"])
     @pytest.mark.parametrize("status", [200, 502])
-    def test_a_middlemans_page_is_no_answer(
+    def test_a_proxys_page_is_no_answer(
         self, here: Region, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes
     ) -> None:
         here.machine()
@@ -630,12 +630,12 @@ class TestErrors:
         assert here.look().answered == frozenset(), "an empty list would be a lost fleet"
         assert here.kind(insert(node=1)) is ResultKind.AMBIGUOUS
 
-    def test_nobody_listens(self, here: Region) -> None:
+    def test_an_unreachable_server_is_no_answer(self, here: Region) -> None:
         there = open_ec2(STACK, Clock(), "http://127.0.0.1:1")
         assert there.perform(insert(), 2).kind is ResultKind.AMBIGUOUS
         assert there.list("demo").answered == frozenset()
 
-    def test_no_session_crosses_an_open_line(self) -> None:
+    def test_credentials_are_never_sent_over_plain_http(self) -> None:
         with pytest.raises(ValueError, match="plain http"):
             Api("us-x1", "http://ec2.example").open()
 

@@ -19,7 +19,7 @@ from tests.reconcile.world import World
 NOW = 1_000_000.0
 
 
-def test_each_zone_has_its_price_and_what_is_not_told_is_unknown() -> None:
+def test_prices_are_by_zone_and_missing_ones_unknown() -> None:
     prices = Prices(
         "gpu", NOW, NOW, (PriceRun(NOW - 60, 0.2, A), PriceRun(NOW - 50, 0.4, B), PriceRun(NOW - 40, 0.25, A))
     )
@@ -30,14 +30,14 @@ def test_each_zone_has_its_price_and_what_is_not_told_is_unknown() -> None:
     assert {seen.price for seen in offers_seen((POOL,), {"gpu": everywhere}, {}, NOW)} == {0.3}
 
 
-def test_a_machine_is_charged_by_its_own_zone() -> None:
+def test_a_machine_costs_its_zones_price() -> None:
     prices = Prices("gpu", NOW, NOW, (PriceRun(0.0, 0.2, A), PriceRun(0.0, 0.4, B), PriceRun(HOUR_S, 0.6, A)))
     assert prices.mean(0.0, 2 * HOUR_S, 9.0, A) == 0.4
     assert prices.mean(0.0, 2 * HOUR_S, 9.0, B) == 0.4
     assert prices.mean(0.0, 2 * HOUR_S, 9.0, "elsewhere") == 9.0
 
 
-def test_what_is_told_of_one_zone_takes_nothing_from_another() -> None:
+def test_a_zones_new_price_keeps_the_other_zones() -> None:
     old = (PriceRun(100.0, 0.2, A), PriceRun(200.0, 0.4, B), PriceRun(900.0, 0.3, A))
     told = (PriceRun(150.0, 0.25, A), PriceRun(800.0, 0.5, B))
     assert _merged(old, told) == (PriceRun(100.0, 0.2, A), PriceRun(150.0, 0.25, A), PriceRun(200.0, 0.4, B), told[1])
@@ -53,7 +53,7 @@ class Guessing(World):
         return self.answers
 
 
-def test_a_guess_is_kept_for_a_day_beside_prices_and_asked_for_once_an_hour() -> None:
+def test_estimates_are_kept_a_day_and_requested_hourly() -> None:
     world = Guessing()
     pool = world.stack.pools[0]
     zone = pool.zones[0]
@@ -72,7 +72,7 @@ def test_a_guess_is_kept_for_a_day_beside_prices_and_asked_for_once_an_hour() ->
     assert world.store.read_prices((pool.name,))[pool.name].value.told == 0.0, "prices are as unknown as before"
 
 
-def test_a_cold_function_learns_prices_with_its_first_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cold_function_gets_prices_with_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """To import botocore takes a cold function longer than all questions may; the next are asked an hour later."""
     late, real = [0.0], time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + late[0])

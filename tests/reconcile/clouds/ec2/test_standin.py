@@ -152,11 +152,11 @@ class TestAnswers:
             {"Reservations": [{"Instances": [{"LaunchTime": "soon"}]}]},
         ],
     )
-    def test_what_ec2_cannot_say_fails(self, answer: dict[str, object]) -> None:
+    def test_answers_outside_ec2s_model_fail(self, answer: dict[str, object]) -> None:
         with pytest.raises(AssertionError):
             protocol.write("DescribeInstances", answer)
 
-    def test_a_fault_of_the_stand_ins_own_is_kept_for_the_test_to_see(self, service: Ec2Service) -> None:
+    def test_an_error_of_the_stand_in_fails_the_test(self, service: Ec2Service) -> None:
         service._verbs["DescribeVolumes"] = lambda _: {"Colour": 1}
         assert service.handle(body("DescribeVolumes", {}))[0] == 500
         assert len(service.faults) == 1
@@ -168,7 +168,7 @@ class TestAnswers:
 
 
 class TestWorld:
-    def test_a_machines_life(self, service: Ec2Service, engine: Engine) -> None:
+    def test_a_machines_states_follow_in_order(self, service: Ec2Service, engine: Engine) -> None:
         put(service, "RunInstances", LAUNCH)
         (one,) = service.site.instances.values()
         states = [one.state]
@@ -231,7 +231,7 @@ class TestWorld:
         assert code(service, "CreateVolume", {**fill, "Size": "9"}) == "InvalidParameterValue", "smaller than it"
         put(service, "CreateVolume", fill)
 
-    def test_faults_come_as_often_as_told_and_lost_ones_are_carried_out(self, service: Ec2Service) -> None:
+    def test_injected_faults_occur_as_configured(self, service: Ec2Service) -> None:
         service.site.faults = [Fault("RunInstances", "InternalError", 500), Fault("RunInstances", done=True)]
         assert code(service, "RunInstances", LAUNCH) == "InternalError"
         assert not service.site.instances
@@ -241,7 +241,7 @@ class TestWorld:
         put(service, "RunInstances", LAUNCH)
 
 
-def test_the_sdks_own_setting_leads_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdks_endpoint_variable_reaches_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """``AWS_ENDPOINT_URL``, which is for all services, and the one for EC2 before it."""
     with region(monkeypatch) as here:
         monkeypatch.delenv("AWS_ENDPOINT_URL_EC2")

@@ -58,7 +58,7 @@ def guesses(capacity: object, history: object, machine: str = POOL.machine_type)
         return open_gce(stack, Clock(), google.endpoint).chances("gpu", 5.0), google
 
 
-def test_each_zone_is_asked_about_alone_and_as_google_documents_it() -> None:
+def test_each_zone_has_its_own_valid_advice_request() -> None:
     discovery.validate_request(f"compute.{CAPACITY}", capacity_question(POOL, A))
     discovery.validate_request(f"compute.{HISTORY}", preemptions_question(POOL.machine_type, A))
     capacity = of_zone({A: advised(A, 0.8, "3600s"), B: advised(B, 0.3, "600s")})
@@ -78,7 +78,7 @@ def only_in(beta: bool, answer: object) -> Callable[[Asked], object]:
 
 
 @pytest.mark.parametrize("beta", [True, False])
-def test_advice_is_asked_of_the_version_that_answers(beta: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_advice_is_requested_from_the_version_that_answers(beta: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     stack = replace(STACK, pools=(replace(POOL, zones=(A,)),))
     with serve() as google:
@@ -95,19 +95,19 @@ def test_advice_is_asked_of_the_version_that_answers(beta: bool, caplog: pytest.
 
 
 @pytest.mark.parametrize(("nanos", "usd"), [("478720000", 2.47872), (478720000, 2.47872), ("a lot", None), (-1, None)])
-def test_parts_of_a_dollar_come_as_a_number_or_a_text(nanos: object, usd: float | None) -> None:
+def test_nanos_may_be_a_number_or_a_text(nanos: object, usd: float | None) -> None:
     price = {"currencyCode": "USD", "units": "2", "nanos": nanos}
     body = {"priceHistory": [{"interval": {"startTime": "2026-11-01T00:00:00Z"}, "listPrice": price}]}
     runs = price_runs(json.dumps(body).encode())
     assert [run.usd for run in runs or ()] == ([pytest.approx(usd)] if usd else [])
 
 
-def test_a_refusal_of_rights_is_not_asked_again_elsewhere() -> None:
+def test_a_permission_error_is_not_retried_in_another_version() -> None:
     told, google = guesses(refusal(403, "forbidden"), refusal(403, "forbidden"))
     assert told is None and all(asked.beta for asked in google.asked)
 
 
-def test_a_thousand_machines_are_the_most_that_can_be_asked_about() -> None:
+def test_advice_is_requested_for_at_most_a_thousand_machines() -> None:
     assert capacity_question(replace(POOL, max_machines=9000), A)["size"] == 1000
     assert capacity_question(replace(POOL, max_machines=0), A)["size"] == 1
 
@@ -122,7 +122,7 @@ def test_a_thousand_machines_are_the_most_that_can_be_asked_about() -> None:
     ],
     ids=repr,
 )
-def test_whatever_is_no_guess_is_unknown(script: object) -> None:
+def test_invalid_estimates_are_unknown(script: object) -> None:
     assert guesses(script, script)[0] is None
 
 
@@ -138,11 +138,11 @@ def test_whatever_is_no_guess_is_unknown(script: object) -> None:
         b'{"recommendations": [{"scores": {"obtainability": "0.9"}}]}',
     ],
 )
-def test_scores_that_make_no_sense_or_are_of_another_zone_are_unknown(body: bytes) -> None:
+def test_invalid_scores_and_those_of_other_zones_are_unknown(body: bytes) -> None:
     assert obtainable(body, A) is None
 
 
-def test_scores_are_shares_and_a_zone_may_come_as_an_address() -> None:
+def test_scores_are_shares_and_zones_may_be_urls() -> None:
     scores = b'{"obtainability": 0, "estimatedUptime": "7200s"}'
     said = b'{"recommendations": [{"scores": ' + scores + b', "shards": [{"zone": "%s"}]}]}'
     for zone in (
@@ -153,7 +153,7 @@ def test_scores_are_shares_and_a_zone_may_come_as_an_address() -> None:
         assert obtainable(said % zone.encode(), A) == Guess(0.0, 1.0), "a zero that is said is one"
 
 
-def test_the_newest_week_counts_and_days_that_make_no_sense_do_not() -> None:
+def test_the_newest_week_counts_without_invalid_days() -> None:
     import msgspec
 
     old_and_new = msgspec.json.encode(days(1.0, 1.0, 1.0, *[0.2] * 7))
@@ -164,18 +164,18 @@ def test_the_newest_week_counts_and_days_that_make_no_sense_do_not() -> None:
 
 
 @pytest.mark.parametrize("machine", ["n1-standard-8", "n2-custom-4-8192"])
-def test_machines_that_it_knows_nothing_of_are_not_asked_about(machine: str) -> None:
+def test_types_without_history_are_not_requested(machine: str) -> None:
     told, google = guesses({}, {}, machine)
     assert told is None and google.asked == []
 
 
 @pytest.mark.parametrize("drip", [True, False])
-def test_a_cloud_that_does_not_answer_is_left_at_the_deadline(drip: bool) -> None:
+def test_a_silent_cloud_is_abandoned_at_the_deadline(drip: bool) -> None:
     with silent_server(drip) as endpoint:
         assert open_gce(STACK, Clock(), endpoint).chances("gpu", 0.2) is None
 
 
-def test_without_time_nothing_is_asked() -> None:
+def test_without_time_nothing_is_requested() -> None:
     with serve() as google:
         assert open_gce(STACK, Clock(), google.endpoint).chances("gpu", 0.0) is None
         assert google.asked == []
@@ -184,7 +184,7 @@ def test_without_time_nothing_is_asked() -> None:
 @pytest.mark.parametrize(
     "script", [refusal(403, "forbidden"), refusal(404, "notFound"), refusal(429, "rateLimitExceeded"), {}]
 )
-def test_refused_throttled_or_empty_it_is_asked_once_an_hour_and_not_by_every_tick(script: object) -> None:
+def test_advice_is_requested_hourly_even_after_failures(script: object) -> None:
     store = MemoryStore()
     with serve() as google:
         google.script |= {CAPACITY: script, HISTORY: script}
@@ -226,7 +226,7 @@ class Slow:
         self.now += min(self.takes_s, deadline_s)
 
 
-def test_all_questions_of_a_look_share_one_deadline_and_who_had_no_turn_is_asked_next_time(
+def test_all_advice_requests_share_one_deadline_and_take_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, cloud = MemoryStore(), Slow(1.5)

@@ -72,7 +72,7 @@ def gce(google: Google) -> Gce:
 
 
 class TestCalls:
-    def test_insert_says_name_labels_placement_and_nothing_else(self, google: Google, gce: Gce) -> None:
+    def test_an_insert_contains_only_name_labels_and_placement(self, google: Google, gce: Gce) -> None:
         google.script["instances.insert"] = operation()
         result = gce.perform(INSERT, 5)
         assert (result.kind, result.action) == (ResultKind.ACCEPTED, INSERT)
@@ -89,17 +89,17 @@ class TestCalls:
         }
         assert "metadata" not in asked.body
 
-    def test_a_zone_without_a_policy_gets_none(self, google: Google, gce: Gce) -> None:
+    def test_a_zone_without_a_placement_policy_gets_none(self, google: Google, gce: Gce) -> None:
         google.script["instances.insert"] = operation()
         gce.perform(msgspec.structs.replace(INSERT, zone=B), 5)
         assert "resourcePolicies" not in google.asked[0].body
 
     @pytest.mark.parametrize("change", [{"pool": "none"}, {"model": Model.ON_DEMAND}])
-    def test_what_no_template_offers_is_not_asked_for(self, google: Google, gce: Gce, change: dict[str, Any]) -> None:
+    def test_a_launch_without_a_template_is_not_sent(self, google: Google, gce: Gce, change: dict[str, Any]) -> None:
         result = gce.perform(msgspec.structs.replace(INSERT, **change), 5)
         assert result.kind is ResultKind.PERMANENT and google.asked == []
 
-    def test_a_name_that_is_there_is_what_was_wanted(self, google: Google, gce: Gce) -> None:
+    def test_an_existing_name_counts_as_created(self, google: Google, gce: Gce) -> None:
         google.script["instances.insert"] = refusal(409, "alreadyExists")
         google.script["disks.insert"] = refusal(409, "alreadyExists")
         google.script["disks.createSnapshot"] = refusal(409, "alreadyExists")
@@ -126,7 +126,7 @@ class TestCalls:
         google.script["instances.get"] = dict(there)
         assert gce.perform(INSERT, 5).kind is kind
 
-    def test_a_failure_replayed_by_its_key_is_that_failure(self, google: Google, gce: Gce) -> None:
+    def test_a_replayed_failure_keeps_its_kind(self, google: Google, gce: Gce) -> None:
         google.script["instances.insert"] = failed("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", 503)
         result = gce.perform(INSERT, 5)
         assert result.kind is ResultKind.CAPACITY and "ZONE_RESOURCE_POOL_EXHAUSTED" in result.detail
@@ -148,7 +148,7 @@ class TestCalls:
         assert second.body["sourceSnapshot"] == f"projects/p/global/snapshots/{DISK}"
         assert third.params == {"project": "p", "zone": A, "disk": DISK}
 
-    def test_attach_and_detach_compare_the_number_and_name_the_machine(self, google: Google, gce: Gce) -> None:
+    def test_attach_and_detach_compare_the_unique_id(self, google: Google, gce: Gce) -> None:
         """IAM conditions hold on to names: a number in the path meets none of them."""
         google.script["instances.get"] = {"id": "4242"}
         google.script["instances.attachDisk"] = operation()
@@ -168,7 +168,7 @@ class TestCalls:
         assert attach.query == {}, "a replayed failed attach would never heal, and forceAttach never"
         assert detach.query == {"deviceName": "sk-data"}
 
-    def test_delete_compares_the_number_and_names_the_machine(self, google: Google, gce: Gce) -> None:
+    def test_delete_compares_the_unique_id(self, google: Google, gce: Gce) -> None:
         google.script["instances.get"] = {"id": "4242"}
         google.script["instances.delete"] = operation()
         assert gce.perform(DeleteVm(VM, "4242", A), 5).kind is ResultKind.ACCEPTED
@@ -184,7 +184,7 @@ class TestCalls:
             (Raw(200, b"<html>"), (ResultKind.AMBIGUOUS,) * 3),
         ],
     )
-    def test_a_machine_that_is_not_the_one_is_left_alone(
+    def test_a_machine_with_another_unique_id_is_left_alone(
         self, google: Google, gce: Gce, found: object, kinds: tuple[ResultKind, ...]
     ) -> None:
         google.script["instances.get"] = found
@@ -206,14 +206,14 @@ class TestCalls:
     @pytest.mark.parametrize(
         "action", [DeleteVm(VM, "1", A), DeleteDisk(DISK, A), DeleteSnapshot(DISK), DetachDisk(DISK, VM, "1", A)]
     )
-    def test_what_is_gone_already_is_deleted(self, google: Google, gce: Gce, action: Action) -> None:
+    def test_deleting_a_missing_resource_succeeds(self, google: Google, gce: Gce, action: Action) -> None:
         gone = refusal(404, "notFound")
         google.script["instances.get"] = {"id": "1"}
         for method in ("instances.delete", "disks.delete", "snapshots.delete", "instances.detachDisk"):
             google.script[method] = dict(gone)
         assert gce.perform(action, 5).kind is ResultKind.ACCEPTED
 
-    def test_detach_of_what_is_not_attached_is_done(self, google: Google, gce: Gce) -> None:
+    def test_detaching_an_unattached_disk_succeeds(self, google: Google, gce: Gce) -> None:
         google.script["instances.get"] = {"id": "1"}
         google.script["instances.detachDisk"] = refusal(
             400,
@@ -267,7 +267,7 @@ REFUSALS: list[tuple[dict[str, Any], ResultKind]] = [
 
 class TestErrors:
     @pytest.mark.parametrize(("answer", "kind"), REFUSALS)
-    def test_one_table_for_answers_and_operations(
+    def test_answers_and_operations_are_classified_alike(
         self, google: Google, gce: Gce, answer: dict[str, Any], kind: ResultKind
     ) -> None:
         google.script["instances.insert"] = json.loads(json.dumps(answer))
@@ -286,7 +286,7 @@ class TestErrors:
             (500, b'{"error": "text"}', ResultKind.AMBIGUOUS),
         ],
     )
-    def test_proxies_are_judged_by_status(self, status: int, body: bytes, kind: ResultKind) -> None:
+    def test_proxy_errors_are_classified_by_status(self, status: int, body: bytes, kind: ResultKind) -> None:
         assert parse_error(status, body)[0] is kind
 
     def test_details_are_one_short_line(self) -> None:
@@ -294,11 +294,11 @@ class TestErrors:
         detail = parse_error(400, body)[1]
         assert len(detail) <= 300 and "\n" not in detail and "\r" not in detail
 
-    def test_words_win_over_status(self) -> None:
+    def test_error_reasons_come_before_the_status(self) -> None:
         assert classify(400, (OneError(code="ZONE_RESOURCE_POOL_EXHAUSTED"),)) is ResultKind.CAPACITY
         assert classify(0, (OneError(code="SOMETHING_NEW"),)) is ResultKind.PERMANENT
 
-    def test_a_server_that_hangs_or_drips_is_cut_at_the_deadline(self) -> None:
+    def test_a_slow_server_is_cut_off_at_the_deadline(self) -> None:
         with silent_server(drip=False) as hanging, silent_server(drip=True) as dripping:
             for endpoint in (hanging, dripping):
                 started = time.monotonic()
@@ -306,7 +306,7 @@ class TestErrors:
                 assert result.kind is ResultKind.AMBIGUOUS
                 assert time.monotonic() - started < 2.0
 
-    def test_nobody_listens(self) -> None:
+    def test_an_unreachable_server_is_no_answer(self) -> None:
         assert open_gce(STACK, Clock(), "http://127.0.0.1:1/compute/v1").perform(INSERT, 1).kind is ResultKind.AMBIGUOUS
 
 
@@ -358,7 +358,7 @@ class TestListing:
             "zoneOperations.list": {},
         }
 
-    def test_one_look(self, google: Google, gce: Gce) -> None:
+    def test_one_listing(self, google: Google, gce: Gce) -> None:
         google.script["instances.aggregatedList"] = scopes("instances", us_x1_a=[instance()], us_x1_b=[])
         google.script["disks.aggregatedList"] = scopes("disks", us_x1_a=[disk()], us_x1_b=[])
         snapshot = {"name": DISK, "status": "READY", "labels": {"sk-stack": "demo", "sk-job": JOB, "sk-node": "7"}}
@@ -373,7 +373,7 @@ class TestListing:
         for method in ("instances.aggregatedList", "disks.aggregatedList", "snapshots.list"):
             assert [asked.query["filter"] for asked in google.of(method)] == ['labels.sk-stack = "demo"']
 
-    def test_lists_ask_for_what_is_read_and_a_refusal_of_that_blinds_nobody(self, google: Google, gce: Gce) -> None:
+    def test_lists_request_only_read_fields_and_survive_a_refusal(self, google: Google, gce: Gce) -> None:
         """A mask that a cloud does not take would make every look fail, so the second question is a plain one."""
         why = {"message": "Invalid field selection boot", "domain": "global", "reason": "invalidParameter"}
         wrong = {"_status": 400, "error": {"code": 400, "message": why["message"], "errors": [why]}}
@@ -450,11 +450,11 @@ class TestListing:
             {"name": "other"},
         ],
     )
-    def test_labels_of_another_machine_make_it_not_ours(self, google: Google, gce: Gce, fields: dict[str, Any]) -> None:
+    def test_copied_labels_make_no_machine_of_the_stack(self, google: Google, gce: Gce, fields: dict[str, Any]) -> None:
         google.script["instances.aggregatedList"] = scopes("instances", us_x1_a=[instance(**fields)])
         assert gce.list("demo").vms == ()
 
-    def test_boot_disks_and_static_disks_are_no_rank_disks(self, google: Google, gce: Gce) -> None:
+    def test_boot_disks_and_static_disks_are_not_listed(self, google: Google, gce: Gce) -> None:
         boot = disk(name=VM, labels={"sk-stack": "demo", "sk-pool": "gpu"})
         static = disk(name="sk-demo-floor-s0-data", labels={"sk-stack": "demo", "sk-pool": "floor"})
         foreign = disk(name=names.disk_name("demo2", JOB, 7, 1))
@@ -478,7 +478,7 @@ class TestListing:
         google.script["instances.aggregatedList"] = page
         assert gce.list("demo").answered == {A}
 
-    def test_where_the_whole_list_fails_each_zone_is_asked(self, google: Google, gce: Gce) -> None:
+    def test_if_the_whole_list_fails_each_zone_is_listed(self, google: Google, gce: Gce) -> None:
         google.script["instances.aggregatedList"] = refusal(503, "backendError")
 
         def by_zone(asked: Asked) -> dict[str, Any]:
@@ -499,13 +499,13 @@ class TestListing:
             {"warning": {"code": "PARTIAL_SUCCESS"}},
         ],
     )
-    def test_a_list_that_is_none_proves_nothing(self, google: Google, gce: Gce, answer: Any) -> None:
+    def test_an_invalid_list_proves_nothing(self, google: Google, gce: Gce, answer: Any) -> None:
         google.script["instances.aggregatedList"] = answer
         google.script["instances.list"] = answer if isinstance(answer, Raw) else lambda _: dict(answer)
         listing = gce.list("demo")
         assert listing.answered == frozenset() and listing.vms == ()
 
-    def test_a_look_ends_whatever_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_listing_ends_at_its_deadline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nine lists and their retries by zone must not add up: a round has other things to do."""
         monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.cloud.LOOK_S", 0.6)
         monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.listing.LIST_S", 0.4)
@@ -514,13 +514,11 @@ class TestListing:
             assert open_gce(STACK, Clock(), endpoint).list("demo").answered == frozenset()
             assert time.monotonic() - started < 3.0
 
-    def test_unknown_snapshots_leave_nothing_proved(self, google: Google, gce: Gce) -> None:
+    def test_unknown_snapshots_leave_no_zone_answered(self, google: Google, gce: Gce) -> None:
         google.script["snapshots.list"] = refusal(500, "internalError")
         assert gce.list("demo").answered == frozenset()
 
-    def test_a_server_that_always_has_one_more_page_is_left(
-        self, google: Google, gce: Gce, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_endless_pages_end_at_the_deadline(self, google: Google, gce: Gce, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.listing.MAX_PAGES", 3)
         google.script["instances.aggregatedList"] = lambda _: scopes("instances", us_x1_a=[]) | {"nextPageToken": "x"}
         google.script["instances.list"] = lambda _: {"nextPageToken": "x"}
@@ -553,7 +551,7 @@ class TestListing:
         assert isinstance(second.action, InsertVm) and second.action.attempt == 4
         assert isinstance(third.action, CreateDisk) and third.action.number == 1
 
-    def test_what_this_process_asked_for_is_known_whole(self, google: Google, gce: Gce) -> None:
+    def test_failures_of_this_processs_requests_are_complete(self, google: Google, gce: Gce) -> None:
         google.script["instances.insert"] = operation()
         gce.perform(INSERT, 5)
         key = google.asked[0].query["requestId"]
@@ -563,7 +561,7 @@ class TestListing:
         (result,) = gce.list("demo").results
         assert result.action == INSERT
 
-    def test_operations_that_cannot_be_listed_stop_nothing(self, google: Google, gce: Gce) -> None:
+    def test_a_failed_list_of_operations_stops_nothing(self, google: Google, gce: Gce) -> None:
         google.script["zoneOperations.list"] = lambda _: refusal(403, "forbidden")
         listing = gce.list("demo")
         assert listing.answered == {A, B} and listing.results == ()
@@ -592,14 +590,14 @@ class TestWire:
         "endpoint",
         ["", "ftp://x", "http://10.0.0.1/compute/v1", "http://example.com", "//x", "https://", "http://2130706433"],
     )
-    def test_a_token_never_crosses_an_open_line(self, endpoint: str) -> None:
+    def test_a_token_is_never_sent_over_plain_http(self, endpoint: str) -> None:
         with pytest.raises(ValueError, match="SPOTKEEPER_COMPUTE_ENDPOINT"):
             Api(endpoint, None)
 
     @pytest.mark.parametrize(
         "endpoint", ["http://127.0.0.7:9/x", "http://localhost", "http://[::1]:8/", "https://c.example/v1"]
     )
-    def test_this_machine_and_tls_are_fine(self, endpoint: str) -> None:
+    def test_loopback_and_https_are_accepted(self, endpoint: str) -> None:
         Api(endpoint, None)
 
     def test_times(self) -> None:
@@ -635,7 +633,7 @@ def metadata() -> Iterator[Metadata]:
 
 
 class TestToken:
-    def test_kept_until_a_minute_before_its_end(self, metadata: Metadata) -> None:
+    def test_a_token_is_cached_until_a_minute_before_its_expiry(self, metadata: Metadata) -> None:
         now = [1000.0]
 
         class At(Clock):
@@ -671,7 +669,7 @@ class TestToken:
         assert MetadataToken(Clock())(5) == "t1"
 
 
-def test_a_disk_is_bought_with_what_its_pool_says_of_operations_and_throughput() -> None:
+def test_a_disk_has_its_pools_iops_and_throughput() -> None:
     """Whole numbers are texts there, like every number of 64 bits; a pool that says nothing sends nothing."""
     pool = STACK.pools[0]
     fast = msgspec.structs.replace(pool, disk_type="hyperdisk-balanced", disk_iops=6000, disk_mbps=500)

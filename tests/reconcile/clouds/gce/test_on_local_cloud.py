@@ -114,7 +114,7 @@ def made(gce: Gce, action: Action) -> ResultKind:
     return gce.perform(action, 10).kind
 
 
-def test_a_machine_with_its_disk_from_birth_to_death(gce: Gce) -> None:
+def test_a_machine_and_its_disk_are_created_and_deleted(gce: Gce) -> None:
     assert gce.list("demo").answered >= {A, B}
     assert made(gce, insert(0)) is ResultKind.ACCEPTED
     assert made(gce, insert(0)) is ResultKind.ACCEPTED, "repeated with its key"
@@ -179,7 +179,7 @@ def test_a_stockout_is_found_by_its_key(gce: Gce, cloud: LocalCloud) -> None:
     cloud.set_capacity(B, 4)
 
 
-def test_a_zone_that_is_cut_off_did_not_answer(gce: Gce, cloud: LocalCloud) -> None:
+def test_a_partitioned_zone_did_not_answer(gce: Gce, cloud: LocalCloud) -> None:
     assert made(gce, insert(8)) is ResultKind.ACCEPTED
     until(gce, running(8))
     cloud.partition(B)
@@ -198,7 +198,7 @@ def test_a_zone_that_is_cut_off_did_not_answer(gce: Gce, cloud: LocalCloud) -> N
     until(gce, lambda seen: not seen.vms)
 
 
-def test_a_preempted_machine_is_seen_going_and_its_disk_stays(gce: Gce, cloud: LocalCloud) -> None:
+def test_a_preempted_machine_is_listed_stopping_and_its_disk_stays(gce: Gce, cloud: LocalCloud) -> None:
     assert made(gce, insert(3)) is ResultKind.ACCEPTED
     assert made(gce, CreateDisk(JOB, UID, 3, 1, "p", A)) is ResultKind.ACCEPTED
     listing = until(gce, lambda seen: running(3)(seen) and any(disk.ready for disk in seen.disks))

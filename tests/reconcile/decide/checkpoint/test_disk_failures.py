@@ -53,7 +53,7 @@ def test_a_disk_that_no_machine_can_mount_holds_the_job_with_its_name_and_is_nev
     assert world.started[-1][1] is not None, "from the checkpoint on it"
 
 
-def test_a_static_node_whose_own_disk_is_sick_holds_the_job_too() -> None:
+def test_a_faulty_disk_of_a_static_machine_holds_the_job() -> None:
     world = World(nodes=1, the_stack=stack(static=1), pools=("fix",))
     world.run(10)
     world.submit()

@@ -56,14 +56,14 @@ def resumed(world: World) -> None:
     assert world.started[-1][1] == newest
 
 
-def test_a_static_node_with_an_older_checkpoint_is_no_way_to_go_on() -> None:
+def test_a_static_machine_with_an_older_checkpoint_is_not_used() -> None:
     """Node 0 trained on alone, on its own disk; the node that node 1 had left held the checkpoint of that day."""
     world = beside_a_stale_node()
     paused(world)
     resumed(world)
 
 
-def test_a_static_node_that_never_saw_the_job_is_none_either() -> None:
+def test_a_static_machine_without_a_checkpoint_is_not_used() -> None:
     world = World(nodes=1, the_stack=stack(static=1))
     machine = next(machine for machine in world.machines.values() if not machine.vm.job)
     machine.up_at = world.t + 200  # not up yet: the job begins on a machine of its own
@@ -76,7 +76,7 @@ def test_a_static_node_that_never_saw_the_job_is_none_either() -> None:
     assert world.record().nodes[0].cur.machine is None  # type: ignore[union-attr]
 
 
-def test_whoever_knows_that_the_newest_is_lost_says_so_and_it_goes_on_without() -> None:
+def test_go_back_continues_without_the_newest_checkpoint() -> None:
     world = trained(World(nodes=1, the_stack=stack(static=1)))
     paused_without_its_node(world)
     world.request(RequestKind.RESUME)
@@ -101,7 +101,7 @@ def forgotten(world: World) -> None:
         drive.held.clear()
 
 
-def test_a_hold_for_a_checkpoint_names_the_remedy_and_tries_ever_more_seldom() -> None:
+def test_a_hold_for_a_checkpoint_names_the_remedy_and_retries_at_growing_intervals() -> None:
     """Each try boots machines for nothing: only a person, or a disk that comes back, can change it."""
     world = trained(World(nodes=1))
     paused(world)
@@ -124,7 +124,7 @@ def test_a_hold_for_a_checkpoint_names_the_remedy_and_tries_ever_more_seldom() -
     world.until(world.training, 600)
 
 
-def test_to_go_back_is_taken_while_the_job_regroups() -> None:
+def test_go_back_is_accepted_while_the_job_regroups() -> None:
     """A pause, every copy damaged, a resume: it boots machines, and its user knows better. Where it begins is told."""
     world = trained(World(nodes=1))
     paused(world)
@@ -148,7 +148,7 @@ def out_of_reach(world: World, node: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_to_go_back_helps_where_the_disk_with_the_newest_is_out_of_reach(nodes: int) -> None:
+def test_go_back_helps_if_the_newest_disk_is_unreachable(nodes: int) -> None:
     world = trained(World(nodes=nodes, the_stack=stack(static=1), static="never"))
     paused(world)
     newest = world.newest
@@ -171,7 +171,7 @@ def test_to_go_back_helps_where_the_disk_with_the_newest_is_out_of_reach(nodes: 
     assert world.newest is not None and world.newest > newest
 
 
-def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
+def test_a_plain_resume_gives_up_no_checkpoint() -> None:
     """A job that trains is not told to go back: the word is refused, and changes nothing."""
     world = trained(World(nodes=1))
     world.request(RequestKind.RESUME, go_back=True)
@@ -182,7 +182,7 @@ def test_nobody_gives_up_what_nobody_was_asked_for() -> None:
     resumed(world)
 
 
-def test_to_go_back_is_no_request_to_lose_what_can_be_had() -> None:
+def test_go_back_keeps_an_available_newest_checkpoint() -> None:
     """Said of a pause: its own disk has the newest, and an idle static machine an older one."""
     world = beside_a_stale_node()
     paused(world)
@@ -204,7 +204,7 @@ def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() 
     assert world.record().move is None
 
 
-def test_a_rank_whose_node_another_rank_has_goes_on_elsewhere() -> None:
+def test_a_node_whose_static_machine_is_taken_trains_on_another() -> None:
     """Both have the newest checkpoint. The node was node 0's; after a pause the highest node takes it first."""
     world = World(nodes=2, the_stack=stack(static=1))
     (machine,) = world.machines.values()
@@ -223,7 +223,7 @@ def test_a_rank_whose_node_another_rank_has_goes_on_elsewhere() -> None:
     assert not any("it alone has" in words for words in told)
 
 
-def test_of_a_sharded_checkpoint_a_node_has_a_part() -> None:
+def test_with_sharded_state_each_node_needs_its_part() -> None:
     world = trained(World(nodes=2, the_stack=stack(static=1), checkpoint=Checkpoint(replicated=False)))
     machine = paused_without_its_node(world)
     world.request(RequestKind.RESUME)
@@ -243,7 +243,7 @@ def rot(world: World, *drives: Drive) -> Commit:
     return known
 
 
-def test_a_checkpoint_that_rotted_on_every_disk_costs_the_steps_since_the_older_one_and_is_told() -> None:
+def test_a_checkpoint_damaged_on_every_disk_falls_back_to_the_older_one() -> None:
     world = trained(World(nodes=2))
     world.run(200)
     paused(world)
@@ -261,7 +261,7 @@ def test_a_checkpoint_that_rotted_on_every_disk_costs_the_steps_since_the_older_
     resumed(world)
 
 
-def test_a_checkpoint_that_rotted_on_one_disk_is_had_from_the_other() -> None:
+def test_a_checkpoint_damaged_on_one_disk_is_read_from_the_other() -> None:
     world = trained(World(nodes=2))
     world.run(200)
     paused(world)
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_rotted_on_one_disk_is_had_from_the_other() -> None:
     assert world.record().given_up == ""
 
 
-def test_what_rotted_on_one_disk_is_waited_for_where_the_other_cannot_be_had() -> None:
+def test_a_checkpoint_damaged_on_one_disk_waits_for_the_other() -> None:
     world = trained(World(nodes=2))
     world.run(200)
     paused(world)
@@ -283,7 +283,7 @@ def test_what_rotted_on_one_disk_is_waited_for_where_the_other_cannot_be_had() -
     assert world.record().given_up == ""
 
 
-def test_a_part_of_sharded_state_that_rotted_is_no_use_to_the_others() -> None:
+def test_a_damaged_part_makes_the_other_parts_useless() -> None:
     world = trained(World(nodes=2, checkpoint=Checkpoint(replicated=False)))
     world.run(200)
     paused(world)

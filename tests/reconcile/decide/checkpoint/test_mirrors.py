@@ -79,7 +79,7 @@ def begun_from(world: World) -> Commit | None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_when_all_disks_are_gone_the_job_goes_on_from_the_bucket_and_says_what_is_lost(nodes: int) -> None:
+def test_without_disks_the_job_continues_from_the_bucket_and_reports_lost_steps(nodes: int) -> None:
     world = mirrored(World(nodes=nodes, checkpoint=OFTEN))
     no_more_copies(world)
     paused(world)
@@ -100,7 +100,7 @@ def test_when_all_disks_are_gone_the_job_goes_on_from_the_bucket_and_says_what_i
     resumed(world)
 
 
-def test_with_the_newest_in_the_bucket_nothing_is_lost_and_nobody_waits() -> None:
+def test_the_newest_checkpoint_in_the_bucket_loses_nothing() -> None:
     world = mirrored(World(nodes=2, checkpoint=OFTEN))
     world.until(lambda: world.newest == copy(world), 400)
     world.preempt(0)
@@ -124,7 +124,7 @@ def test_a_disk_comes_before_the_bucket() -> None:
     assert not world.events(Event.FETCH)
 
 
-def test_a_copy_that_is_damaged_is_struck_out_told_and_the_next_older_one_counts() -> None:
+def test_a_damaged_copy_is_dropped_and_the_next_older_one_counts() -> None:
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     paused(world)
     damaged, older = copy(world), copy(world, 1)
@@ -138,7 +138,7 @@ def test_a_copy_that_is_damaged_is_struck_out_told_and_the_next_older_one_counts
     assert [one.commit for one in world.record().mirror] == ["{}-{}".format(*older)]
 
 
-def test_without_any_copy_that_can_be_had_it_holds_as_ever() -> None:
+def test_without_any_copy_the_job_holds() -> None:
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     paused(world)
     world.rotten.update(world.bucket)
@@ -149,7 +149,7 @@ def test_without_any_copy_that_can_be_had_it_holds_as_ever() -> None:
     assert world.record().mirror == () and world.record().fetch is None
 
 
-def test_who_fetches_may_be_lost_too() -> None:
+def test_a_machine_lost_during_a_fetch_is_replaced() -> None:
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     world.fetch_s = 200.0
     there = left_to_the_bucket(world)
@@ -159,7 +159,7 @@ def test_who_fetches_may_be_lost_too() -> None:
     assert begun_from(world) == there and world.record().fetch is None
 
 
-def test_a_fetch_has_no_end_but_its_own() -> None:
+def test_a_fetch_has_no_time_limit() -> None:
     """It may take hours: the job neither holds nor begins anew meanwhile, and says what it does."""
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     world.fetch_s = 7200.0
@@ -171,7 +171,7 @@ def test_a_fetch_has_no_end_but_its_own() -> None:
     assert begun_from(world) == there and world.record().reason == ""
 
 
-def test_to_go_back_takes_the_copy_where_that_is_newer() -> None:
+def test_go_back_uses_the_copy_if_it_is_newer() -> None:
     """The static machine that alone had the newest is gone; the bucket's copy is older, so it is asked for."""
     world = mirrored(World(nodes=1, the_stack=stack(static=1), checkpoint=OFTEN))
     no_more_copies(world)
@@ -186,7 +186,7 @@ def test_to_go_back_takes_the_copy_where_that_is_newer() -> None:
     assert begun_from(world) == there
 
 
-def test_what_the_bucket_has_nobody_waits_for_a_static_node_for() -> None:
+def test_a_copy_in_the_bucket_ends_the_wait_for_a_static_machine() -> None:
     world = mirrored(World(nodes=1, the_stack=stack(static=1), checkpoint=OFTEN))
     newest = node_lost(world)
     world.until(lambda: world.training() and world.record().gen > 1, 600)
@@ -194,7 +194,7 @@ def test_what_the_bucket_has_nobody_waits_for_a_static_node_for() -> None:
     assert world.record().given_up == ""
 
 
-def test_nor_does_it_pin_the_gang_to_its_zone() -> None:
+def test_a_copy_in_the_bucket_unbinds_the_gang_from_its_zone() -> None:
     world = mirrored(World(nodes=1, the_stack=stack(static=1), checkpoint=OFTEN))
     newest = node_lost(world)
     world.until(lambda: world.record().nodes[0].cur is None or not world.record().nodes[0].cur.machine, 100)
@@ -204,7 +204,7 @@ def test_nor_does_it_pin_the_gang_to_its_zone() -> None:
     assert begun_from(world) == newest
 
 
-def test_a_rank_with_its_own_disk_goes_home_though_the_bucket_has_it_too() -> None:
+def test_a_node_with_its_own_disk_prefers_it_to_the_bucket() -> None:
     """Fetching takes time: an idle static machine is no bargain for a node whose disk waits for it."""
     world = World(nodes=1, the_stack=stack(static=1), checkpoint=OFTEN)
     machine = next(machine for machine in world.machines.values() if not machine.vm.job)
@@ -220,7 +220,7 @@ def test_a_rank_with_its_own_disk_goes_home_though_the_bucket_has_it_too() -> No
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_on_more_or_fewer_ranks(before: int, after: int) -> None:
+def test_a_copy_restores_on_more_or_fewer_nodes(before: int, after: int) -> None:
     world = trained(World(nodes=Nodes(1, 2), checkpoint=OFTEN))
     world.request(RequestKind.RESIZE, nodes=before)
     world.until(lambda: world.training() and len(world.record().members) == before, 900)
@@ -234,7 +234,7 @@ def test_on_more_or_fewer_ranks(before: int, after: int) -> None:
     assert begun_from(world) == there
 
 
-def test_of_sharded_state_every_rank_fetches_its_part() -> None:
+def test_with_sharded_state_every_node_fetches_its_part() -> None:
     sharded = Checkpoint(replicated=False, mirror=Mirror(every_min=1.0))
     world = mirrored(World(nodes=2, checkpoint=sharded))
     no_more_copies(world)
@@ -250,7 +250,7 @@ def test_of_sharded_state_every_rank_fetches_its_part() -> None:
     assert {(f.node, f.value) for f in fetched} == {(node, "{}-{}".format(*there)) for node in (0, 1)}
 
 
-def test_a_copy_of_a_line_that_was_given_up_is_none() -> None:
+def test_a_copy_of_a_given_up_commit_does_not_count() -> None:
     """Its upload ended long after its generation: what was lost must not come back behind the job's back."""
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     no_more_copies(world)
@@ -275,7 +275,7 @@ def _say(world: World, fact: FactIn) -> None:
 
 
 @pytest.mark.parametrize("value", ["99-1", "1", "1-x", "x"])
-def test_nobody_tells_of_a_copy_that_cannot_be(value: str) -> None:
+def test_an_impossible_copy_is_refused(value: str) -> None:
     world = mirrored(World(nodes=1, checkpoint=OFTEN))
     before = world.record().mirror
     _say(world, FactIn(Kind.MIRRORED, 1, value))
@@ -301,14 +301,14 @@ def record(*commits: str, **fields: object) -> Record:
     return Record(JOB, "u", "job", "", 0.0, mirror=known, mirror_top=max(commits), **fields)  # type: ignore[arg-type]
 
 
-def test_what_is_replaced_goes_and_what_may_be_on_its_way_stays() -> None:
+def test_replaced_copies_are_deleted_and_running_uploads_kept() -> None:
     store = MemoryStore()
     laid_out(store, "1-10", "1-20", "2-30", "2-40", "2-50", "3-60")
     assert cleanup.sweep_copies(store, record("2-40", "1-20"))
     assert left(store) == {"1-20", "2-40", "2-50", "3-60"}
 
 
-def test_a_copy_loses_its_list_first_whenever_it_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copys_lists_are_deleted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every deletion in turn: what has a list is whole."""
     monkeypatch.setattr(cleanup, "AT_ONCE", 1)
     for number in range(8):
@@ -349,7 +349,7 @@ def test_the_bucket_has_no_more_copies_than_the_record(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_the_burial_takes_copies_along_unless_disks_stay(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_deleted_with_the_job_unless_disks_are_kept(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "MOST", 5)
     store = MemoryStore()
     laid_out(store, "1-10", "2-40")
@@ -364,7 +364,7 @@ def test_the_burial_takes_copies_along_unless_disks_stay(keep: bool, monkeypatch
     assert store.get(paths.output_list(JOB, 0)) is not None
 
 
-def test_a_node_that_died_with_the_only_copy_is_the_case_all_this_is_for() -> None:
+def test_a_lost_static_machine_with_the_only_checkpoint_is_replaced_by_the_copy() -> None:
     """Without copies the same world waits for its node: the tests above do not pass by themselves."""
     world = trained(World(nodes=1, the_stack=stack(static=1)))
     machine = paused_without_its_node(world)

@@ -44,6 +44,6 @@ def stopped_before(stop: str) -> float:
     return ends - world.t
 
 
-def test_a_notice_is_passed_on_in_time_for_the_grace() -> None:
+def test_a_notice_stops_the_job_in_time_for_the_grace_period() -> None:
     assert stopped_before("signal") >= GRACE_S
     assert stopped_before("library") < Times().save_s + Times().margin_s + 10, "there a save's own time is known"

@@ -46,7 +46,7 @@ def crash(decision: Decision) -> str:
     return next((describe(entry) for entry in entries if entry.event is Event.CRASH), "")
 
 
-def test_a_hang_calls_the_roll_and_the_roll_asks_for_stacks() -> None:
+def test_a_hang_opens_a_roll_call_that_requests_stacks() -> None:
     record, snapshot = gang()
     called = look(record, snapshot, hung(0)).record
     assert called is not None and called.roll is not None
@@ -56,7 +56,7 @@ def test_a_hang_calls_the_roll_and_the_roll_asks_for_stacks() -> None:
     assert not generation(record, snapshot.spec, stack()).stacks
 
 
-def test_a_step_that_has_come_since_is_no_hang() -> None:
+def test_a_later_step_clears_a_hang() -> None:
     record, snapshot = gang()
     on = with_(snapshot, progress=Progress(3, 813, NOW - 1, commit_gen=3, commit_step=1))
     assert look(record, on, hung(0)).quiet
@@ -71,14 +71,14 @@ def test_nothing_is_stopped_before_every_machine_has_its_stacks() -> None:
     assert crash(look(record, late, *answers(0, WorkerState.WAITS), fact(1, Kind.HERE, "40"))), "but for a while only"
 
 
-def test_an_answer_to_an_older_roll_call_is_none() -> None:
+def test_an_answer_to_an_older_roll_call_does_not_count() -> None:
     """The node was busy then."""
     record, snapshot = called(1)
     old = fact(0, Kind.STACKS, str(StacksAnswer(39, WorkerState.ELSEWHERE)))
     assert look(record, snapshot, fact(0, Kind.HERE, "40"), old).quiet
 
 
-def test_who_does_not_answer_at_all_is_lost_and_that_is_no_crash() -> None:
+def test_a_machine_without_an_answer_is_lost_and_no_crash() -> None:
     record, snapshot = called()
     late = with_(snapshot, now=NOW + Times().roll_s, grants_first=False)
     decision = look(record, late, *answers(0, WorkerState.WAITS))
@@ -110,7 +110,7 @@ def test_who_does_not_answer_at_all_is_lost_and_that_is_no_crash() -> None:
         ),
     ],
 )
-def test_it_says_who_hangs_since_when_and_where_the_stacks_are(words: list[tuple[WorkerState, int]], told: str) -> None:
+def test_the_crash_names_the_hanging_node_and_the_stacks(words: list[tuple[WorkerState, int]], told: str) -> None:
     record, snapshot = called(len(words))
     facts = [each for node, word in enumerate(words) for each in answers(node, *word)]
     decision = look(record, snapshot, *facts)
@@ -120,7 +120,7 @@ def test_it_says_who_hangs_since_when_and_where_the_stacks_are(words: list[tuple
     assert decision.record.gen == 4, "who hangs is not asked to save: the next generation ends the processes"
 
 
-def test_a_rank_that_only_takes_long_clears_all_for_a_while() -> None:
+def test_a_busy_node_clears_the_hang_for_a_while() -> None:
     record, snapshot = called()
     decision = look(record, snapshot, *answers(0, WorkerState.WAITS), *answers(1, WorkerState.BUSY))
     after = decision.record
@@ -133,7 +133,7 @@ def test_a_rank_that_only_takes_long_clears_all_for_a_while() -> None:
     assert look(again, told).quiet, "and that answer counted once"
 
 
-def test_a_rank_that_is_through_has_no_stacks_to_show() -> None:
+def test_a_finished_node_needs_no_stacks() -> None:
     record, snapshot = called()
     decision = look(
         record, snapshot, *answers(0, WorkerState.ELSEWHERE), fact(1, Kind.HERE, "40"), fact(1, Kind.EXIT, "0")
@@ -141,7 +141,7 @@ def test_a_rank_that_is_through_has_no_stacks_to_show() -> None:
     assert crash(decision).startswith("node 0 hangs: no step after 812")
 
 
-def test_an_exit_that_comes_meanwhile_is_the_crash() -> None:
+def test_an_exit_during_the_roll_call_is_the_crash() -> None:
     record, snapshot = called()
     decision = look(
         record, snapshot, *answers(0, WorkerState.WAITS), fact(1, Kind.HERE, "40"), fact(1, Kind.EXIT, "137")
@@ -149,7 +149,7 @@ def test_an_exit_that_comes_meanwhile_is_the_crash() -> None:
     assert crash(decision) == "the job's own code failed (crash): node 1 exited with 137"
 
 
-def test_a_job_that_hangs_too_often_holds_with_the_reason() -> None:
+def test_repeated_hangs_hold_the_job() -> None:
     record, snapshot = called()
     assert snapshot.spec is not None
     strict = with_(snapshot, spec=replace(snapshot.spec, retry=Retry(crashes=0)))
@@ -159,7 +159,7 @@ def test_a_job_that_hangs_too_often_holds_with_the_reason() -> None:
     assert decision.record.reason.startswith("node 1 hangs: no step after 812 for 640 s")
 
 
-def test_the_job_file_says_when() -> None:
+def test_the_job_file_sets_the_hang_limits() -> None:
     spec = JobSpec("j", ("t.py",))
     assert job_run(spec, 1).hang == HangRun(30.0, 600.0, 3600.0)
     assert job_run(replace(spec, hang=Hang(factor=5.0, floor_min=2.0)), 1).hang == HangRun(5.0, 120.0, 3600.0)
@@ -167,7 +167,7 @@ def test_the_job_file_says_when() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7", "7-", "-7", "7-x", "7-8-9", "1" * 16 + "-1"])
-def test_words_that_make_no_sense_are_none(text: str) -> None:
+def test_invalid_answers_are_ignored(text: str) -> None:
     assert Hung.parse(text) is None
     assert StacksAnswer.parse(text) is None
     assert Hung.parse(str(Hung(7, 8))) == Hung(7, 8)

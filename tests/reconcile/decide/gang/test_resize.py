@@ -32,7 +32,7 @@ def refused(world: World) -> str:
     return world.events(Event.REQUEST)[-1].detail
 
 
-def test_the_highest_ranks_end_and_no_step_is_lost() -> None:
+def test_a_resize_parks_the_highest_nodes_without_losing_a_step() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     steps = max(agent.step_no for agent in world.agents())
     resized(world, 1)
@@ -45,7 +45,7 @@ def test_the_highest_ranks_end_and_no_step_is_lost() -> None:
     assert [grant.node for grant in world.memory.allocation[0].grants] == [0]
 
 
-def test_ranks_that_come_back_have_new_numbers_and_one_stop_takes_them_all_in() -> None:
+def test_returning_nodes_have_new_numbers_and_join_in_one_stop() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     resized(world, 1)
     world.run(180)
@@ -65,7 +65,7 @@ def test_ranks_that_come_back_have_new_numbers_and_one_stop_takes_them_all_in() 
     ("nodes", "to", "why"),
     [(2, 1, "its job file says nodes: 2"), (Nodes(1, 3), 4, "not within"), (Nodes(1, 3), 3, "has 3 already")],
 )
-def test_what_the_job_file_does_not_allow_is_refused(nodes: int | Nodes, to: int, why: str) -> None:
+def test_a_size_outside_the_job_file_is_refused(nodes: int | Nodes, to: int, why: str) -> None:
     world = trained(World(nodes=nodes))
     before = world.record().gen
     world.request(RequestKind.RESIZE, nodes=to)
@@ -80,7 +80,7 @@ def test_sharded_state_keeps_its_size() -> None:
     assert "sharded" in refused(world)
 
 
-def test_a_job_that_holds_goes_on_in_its_new_size() -> None:
+def test_a_job_on_hold_resumes_in_its_new_size() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     world.request(RequestKind.PAUSE)
     world.until(lambda: world.record().phase is Phase.HOLD)
@@ -90,7 +90,7 @@ def test_a_job_that_holds_goes_on_in_its_new_size() -> None:
     assert world.record().members == (0, 1)
 
 
-def test_a_rank_that_is_to_go_is_not_replaced_when_it_is_lost() -> None:
+def test_a_node_to_be_parked_is_not_replaced() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     inserts = len(world.inserts())
     world.preempt(2)
@@ -100,7 +100,7 @@ def test_a_rank_that_is_to_go_is_not_replaced_when_it_is_lost() -> None:
     assert len(world.dynamic()) == 2
 
 
-def test_a_static_node_of_a_parked_rank_is_given_back() -> None:
+def test_a_parked_nodes_static_machine_is_released() -> None:
     world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=2)))
     assert world.record().nodes[1].cur.machine is not None  # type: ignore[union-attr]
     resized(world, 1)
@@ -109,7 +109,7 @@ def test_a_static_node_of_a_parked_rank_is_given_back() -> None:
     assert not [fact for fact in world.store.list_facts("abcd2345") if fact.kind is Kind.HELLO and fact.node == 1]
 
 
-def test_who_alone_holds_the_newest_checkpoint_is_not_parked() -> None:
+def test_the_only_node_with_the_newest_checkpoint_is_not_parked() -> None:
     """The disk of the node that stays fails at the last save: the resize is given up, and says so."""
     world = trained(World(nodes=Nodes(1, 2)))
     for drive in world.drives.values():
@@ -137,7 +137,7 @@ def members_after(world: World, nodes: int) -> tuple[int, ...]:
     return world.record().members
 
 
-def test_the_dearest_machine_goes_first_and_its_rank_comes_back_blank() -> None:
+def test_the_most_expensive_machine_is_parked_first() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     world.capacity = {(zone, Model.SPOT): 2 for zone in ("z-a", "z-b", "z-c")}
     world.preempt(0)
@@ -154,13 +154,13 @@ def test_the_dearest_machine_goes_first_and_its_rank_comes_back_blank() -> None:
     assert world.record().parked == ()
 
 
-def test_a_static_node_is_paid_in_any_case_and_stays() -> None:
+def test_a_static_machine_is_parked_last() -> None:
     world = trained(World(nodes=Nodes(1, 2), the_stack=stack(static=1)))
     machine = next(at for at, node in enumerate(world.record().nodes) if node.cur and node.cur.machine)
     assert members_after(world, 1) == (machine,)
 
 
-def test_who_goes_anyway_goes_first_then_who_is_slow() -> None:
+def test_ending_machines_are_parked_first_then_slow_ones() -> None:
     world = trained(World(nodes=Nodes(1, 4)))
     agent = world.member(1).agent
     assert agent is not None
@@ -173,7 +173,7 @@ def test_who_goes_anyway_goes_first_then_who_is_slow() -> None:
     assert members_after(world, 2) == (2, 3)
 
 
-def test_a_vacant_rank_costs_nothing() -> None:
+def test_a_vacant_node_is_parked_first() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     world.capacity = {(zone, model): 0 for zone in ("z-a", "z-b", "z-c") for model in Model}
     world.preempt(1)
@@ -184,7 +184,7 @@ def test_a_vacant_rank_costs_nothing() -> None:
     assert (world.record().gen, world.record().members, world.record().parked) == (gen, (0, 2), (1,))
 
 
-def test_who_alone_holds_the_newest_checkpoint_stays_where_another_can_go() -> None:
+def test_another_node_is_parked_instead_of_the_one_with_the_newest_checkpoint() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     for node in (0, 1):
         agent = world.member(node).agent
@@ -196,7 +196,7 @@ def test_who_alone_holds_the_newest_checkpoint_stays_where_another_can_go() -> N
     assert members_after(world, 1) == (2,)
 
 
-def test_a_record_of_before_parks_the_highest() -> None:
+def test_a_record_without_nodes_parks_the_highest() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
     record = msgspec.structs.replace(world.record(), size=2)
     assert (record.filled(), record.wanted()) == ((0, 1), 2)

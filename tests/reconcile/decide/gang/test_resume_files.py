@@ -65,7 +65,7 @@ def test_a_resume_with_other_files_runs_them_from_the_checkpoint() -> None:
     assert world.store.read_spec(JOB) == world.spec, "what was submitted stays to be read"
 
 
-def test_its_new_files_stay_in_force_and_may_be_replaced_again() -> None:
+def test_resumed_files_stay_valid_and_can_be_replaced_again() -> None:
     world = failed()
     corrected = replace(world.spec, command=("corrected.py",))
     bring(world, corrected)
@@ -103,7 +103,7 @@ def refused(world: World, before: Record) -> str:
         ({"checkpoint": Checkpoint(replicated=False)}, "checkpoint.replicated:"),
     ],
 )
-def test_what_the_disks_hold_fast_is_refused_with_the_remedy(change: dict[str, object], why: str) -> None:
+def test_changes_that_do_not_fit_the_disks_are_refused_with_the_remedy(change: dict[str, object], why: str) -> None:
     world = failed()
     before = world.record()
     bring(world, replace(world.spec, **change))  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_what_the_disks_hold_fast_is_refused_with_the_remedy(change: dict[str, o
     assert world.record().phase is Phase.RUN and not world.record().spec_replaced, "with the files it has, it goes on"
 
 
-def test_which_pools_kinds_it_uses_is_held_fast_and_other_pools_of_a_kind_are_not() -> None:
+def test_the_kinds_of_pools_cannot_change_but_pools_can() -> None:
     both = stack(static=1)
     one = JobSpec("job", ("x",))
     assert file_refusal(one, replace(one, pools=("pool", "fix")), both) == ""
@@ -130,7 +130,7 @@ def test_which_pools_kinds_it_uses_is_held_fast_and_other_pools_of_a_kind_are_no
     assert file_refusal(replace(one, nodes=2), replace(one, nodes=Nodes(2, 2)), both) == ""
 
 
-def test_a_job_that_runs_takes_no_other_files() -> None:
+def test_a_running_job_accepts_no_other_files() -> None:
     world = failed()
     world.request(RequestKind.RESUME)
     world.until(world.training, 300)
@@ -155,7 +155,7 @@ def test_of_two_resumes_at_once_the_first_counts() -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "corrupt"])
-def test_a_job_file_that_is_not_there_leaves_the_old_one_in_force(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_job_file_leaves_the_old_one_valid(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = failed()
     before = world.record()
     if harm == "corrupt":
@@ -186,7 +186,7 @@ def test_a_half_done_resume_changes_nothing() -> None:
     assert {agent.run.command for agent in world.agents() if agent.run} == {world.spec.command}
 
 
-def test_a_round_that_dies_anywhere_in_a_resume_leaves_one_of_the_two_job_files_in_force() -> None:
+def test_a_round_that_dies_in_a_resume_leaves_one_valid_job_file() -> None:
     """Before the write the old one, after it the new one, and the next round goes on; never the request twice."""
     for stop in range(6):
         world = failed()
@@ -208,7 +208,7 @@ def test_a_round_that_dies_anywhere_in_a_resume_leaves_one_of_the_two_job_files_
         assert len(world.events(Event.RESUME)) == 1
 
 
-def test_a_higher_cap_leaves_the_rest_of_it_and_the_same_one_as_much_again() -> None:
+def test_a_resume_allows_the_rest_of_a_higher_cap_or_the_same_again() -> None:
     def spent_up() -> World:
         world = World(nodes=2, max_usd=0.2, max_on_demand=0)
         world.submit()
@@ -228,7 +228,7 @@ def test_a_higher_cap_leaves_the_rest_of_it_and_the_same_one_as_much_again() -> 
     assert world.record().limits.forgiven == pytest.approx(spent, rel=0.2)
 
 
-def test_an_ask_with_a_hash_that_is_none_is_no_ask() -> None:
+def test_a_request_with_an_invalid_hash_is_ignored() -> None:
     for bad in ("x", "../../x", "A" * 64, "a" * 64 + "\n"):
         text = JobRequest("resume-1", RequestKind.RESUME, 1.0)
         with pytest.raises(Exception, match="spec_sha256"):
@@ -254,7 +254,7 @@ def test_a_process_serves_the_job_file_that_the_record_names(tmp_path: object) -
     assert runtime.spec(record) == old
 
 
-def test_a_round_of_a_job_whose_own_file_is_gone_says_so() -> None:
+def test_a_missing_job_file_is_reported() -> None:
     world = failed()
     world.memory.specs.pop(JOB)
     bring(world, world.spec)

@@ -47,7 +47,7 @@ def smaller(world: World) -> World:
 
 
 @pytest.mark.parametrize("kind", [without_savings, after_its_loop])
-def test_nobody_goes_back_to_spot_for_the_price_of_its_work(kind: object) -> None:
+def test_no_swap_to_spot_loses_work(kind: object) -> None:
     world = on_demand(kind(World(nodes=1)))  # type: ignore[operator]
     wanted = len(world.events(Event.INTENT))
     world.run(3600)
@@ -56,14 +56,14 @@ def test_nobody_goes_back_to_spot_for_the_price_of_its_work(kind: object) -> Non
 
 
 @pytest.mark.parametrize("kind", [without_savings, after_its_loop])
-def test_nobody_grows_for_the_price_of_its_work(kind: object) -> None:
+def test_no_growth_loses_work(kind: object) -> None:
     world = smaller(kind(World(nodes=Nodes(1, 2))))  # type: ignore[operator]
     world.run(1200)
     assert world.record().gen == 1 and world.training()
     assert len(world.dynamic()) == 1, "no machine idles beside it"
 
 
-def test_a_swap_that_was_begun_is_given_up_when_the_loop_ends() -> None:
+def test_a_swap_is_given_up_when_the_loop_ends() -> None:
     world = on_demand(World(nodes=1, boot_s=100.0))
     world.until(lambda: world.record().nodes[0].next is not None, 3600)
     agent = world.member(0).agent
@@ -84,7 +84,7 @@ def test_a_swap_that_was_begun_is_given_up_when_the_loop_ends() -> None:
         (RequestKind.PAUSE, {}),
     ],
 )
-def test_what_a_user_asks_for_is_done(kind: object, verb: RequestKind, more: dict[str, object]) -> None:
+def test_a_users_request_may_lose_work(kind: object, verb: RequestKind, more: dict[str, object]) -> None:
     world = kind(World(nodes=Nodes(1, 3)))  # type: ignore[operator]
     trained(world)
     if verb is RequestKind.RESIZE:

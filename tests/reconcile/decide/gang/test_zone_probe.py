@@ -66,7 +66,7 @@ def test_spot_is_found_in_another_zone_and_no_step_is_lost() -> None:
     assert len(world.dynamic()) == 2 and len(world.drives) == 2, "nothing is left over"
 
 
-def test_training_goes_on_until_all_have_a_machine_there() -> None:
+def test_a_move_waits_for_a_machine_for_every_node() -> None:
     world = on_demand()
     gen = world.record().gen
     world.until(lambda: any(node.probing for node in world.record().nodes), 600)
@@ -76,14 +76,14 @@ def test_training_goes_on_until_all_have_a_machine_there() -> None:
     assert [e.zone for e in world.events(Event.ADMITTED) if e.cause == PROBE] == [NEXT, NEXT]
 
 
-def test_machines_that_have_booted_there_are_not_given_back_for_what_their_boot_cost() -> None:
+def test_booted_probes_are_not_released_for_their_boots_cost() -> None:
     """The work that is left when they are up would not be worth another boot; theirs is paid."""
     world = on_demand(boot_s=220.0, work="20m")
     world.until(lambda: gone(world) and models(world) == {SPOT}, 1800)
     assert [(entry.zone, entry.node) for entry in probes(world)] == [(NEXT, 0), (NEXT, 1)]
 
 
-def test_a_zone_that_has_less_than_the_gang_needs_is_not_moved_to() -> None:
+def test_no_move_to_a_zone_without_room_for_all() -> None:
     world = on_demand(LAST)
     world.capacity[NEXT, SPOT] = 1
     gen = world.record().gen
@@ -92,7 +92,7 @@ def test_a_zone_that_has_less_than_the_gang_needs_is_not_moved_to() -> None:
     assert {machine.vm.zone for machine in world.dynamic()} == {HOME}, "the one that was had is given back"
 
 
-def test_zones_that_have_none_are_asked_now_and_then_and_what_runs_stays() -> None:
+def test_zones_without_capacity_are_probed_rarely() -> None:
     world = on_demand(*ELSEWHERE)
     gen, hours = world.record().gen, 3
     world.run(hours * 3600)
@@ -103,7 +103,7 @@ def test_zones_that_have_none_are_asked_now_and_then_and_what_runs_stays() -> No
 
 
 @pytest.mark.parametrize(("usd", "more"), [(0.3, {}), (0.9, {}), (0.9, {"max_price": 0.5})])
-def test_spot_that_has_become_dear_is_left_for_a_zone_where_it_is_cheap(usd: float, more: dict[str, object]) -> None:
+def test_expensive_spot_is_left_for_a_cheap_zone(usd: float, more: dict[str, object]) -> None:
     world = World(nodes=1, **more)  # type: ignore[arg-type]
     world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
     trained(world)
@@ -126,7 +126,7 @@ def two_pools(policy: str = "balanced", **more: object) -> World:
 
 
 @pytest.mark.parametrize("policy", ["balanced", "spot"])
-def test_another_pool_s_cheap_spot_in_its_own_zone_is_changed_over_to_and_no_disk_follows(policy: str) -> None:
+def test_cheap_spot_of_another_pool_in_the_zone_needs_no_disk_copy(policy: str) -> None:
     world = two_pools(policy)
     world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)
     world.until(lambda: {machine.vm.pool for machine in world.dynamic()} == {"other"} and world.training(), 2 * 3600)
@@ -168,13 +168,13 @@ def test_a_gang_keeps_its_machine_type_while_any_of_it_is_left() -> None:
 
 
 @pytest.mark.parametrize("policy", ["balanced", "shuffle", "on-demand"])
-def test_a_gang_begins_on_one_machine_type_that_has_room_for_all(policy: str) -> None:
+def test_a_gang_starts_on_one_machine_type(policy: str) -> None:
     world = two_types(policy, cheap=2)
     world.until(world.training, 300)
     assert {machine.vm.pool for machine in world.dynamic()} == {"other"}, "two of the cheap one are not enough"
 
 
-def test_where_no_machine_type_has_room_for_all_they_are_mixed() -> None:
+def test_machine_types_are_mixed_if_none_has_room_for_all() -> None:
     world = two_types("shuffle", cheap=2, dear=2)
     world.until(world.training, 300)
     assert Counter(machine.vm.pool for machine in world.dynamic()) == {"pool": 2, "other": 1}
@@ -190,7 +190,7 @@ def two_types(policy: str, *, cheap: int, dear: int = 9) -> World:
     return world
 
 
-def test_a_pool_that_has_less_than_the_gang_needs_is_not_changed_over_to() -> None:
+def test_no_change_to_a_pool_without_room_for_all() -> None:
     world = two_pools()
     world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)
     world.capacity[HOME, SPOT] = 3
@@ -200,7 +200,7 @@ def test_a_pool_that_has_less_than_the_gang_needs_is_not_changed_over_to() -> No
     assert models(world) == {SPOT} and len(probes(world)) >= 2
 
 
-def test_spot_that_costs_more_than_on_demand_is_left() -> None:
+def test_spot_above_the_on_demand_price_is_left() -> None:
     world = World(nodes=2)
     world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
     trained(world)
@@ -211,7 +211,7 @@ def test_spot_that_costs_more_than_on_demand_is_left() -> None:
     assert world.record().gen == gen and models(world) == {ON_DEMAND}, "and it stays, while that is so"
 
 
-def test_dear_spot_is_not_left_for_on_demand_of_a_machine_that_costs_more() -> None:
+def test_expensive_spot_is_not_left_for_dearer_on_demand() -> None:
     dear = PoolState("big", "spot", "huge", ZONES, 1, 20, 20, 10, "pd", dict.fromkeys(ZONES, Price(88.0, 22.0)))
     small = stack(max_on_demand=0)
     world = World(nodes=2, the_stack=replace(small, pools=(*small.pools, dear)))
@@ -222,7 +222,7 @@ def test_dear_spot_is_not_left_for_on_demand_of_a_machine_that_costs_more() -> N
     assert {entry.pool for entry in world.events(Event.INTENT)} == {"pool"} and models(world) == {SPOT}
 
 
-def test_an_end_to_what_spot_may_lose() -> None:
+def test_spots_extra_cost_is_limited() -> None:
     """What it cost beyond on-demand for what is done is more than 15 % of the whole work: on-demand to the end."""
     world = on_demand(*ELSEWHERE)
     world.step_s = 1.0
@@ -239,7 +239,7 @@ def test_an_end_to_what_spot_may_lose() -> None:
     assert world.events(Event.INTENT)[-1].detail.startswith("on-demand to the end: spot has cost ")
 
 
-def test_what_dearer_machines_cost_is_nothing_that_spot_has_lost() -> None:
+def test_a_dearer_machine_type_is_no_loss_of_spot() -> None:
     """A static machine, or another machine type: it is paid for, and spot beside it is as cheap as ever."""
     world = two_pools()
     ours, other = world.stack.pools
@@ -265,7 +265,7 @@ def swinging(world: World, period_s: float, hours: float, *usd: float) -> None:
         world.run(period_s)
 
 
-def test_prices_that_go_up_and_down_do_not_keep_a_gang_on_its_way() -> None:
+def test_changing_prices_do_not_make_a_gang_move_again_and_again() -> None:
     """Its disks take half an hour to follow. What the last move took is known, and so much a gang stays at least."""
     world = World(nodes=2)
     world.prices["pool"] = tuple(PriceRun(0.0, 0.3, zone) for zone in ZONES)
@@ -278,7 +278,7 @@ def test_prices_that_go_up_and_down_do_not_keep_a_gang_on_its_way() -> None:
     assert done > 0.88 * 24 * 3600, "a tenth of its time at most is lost to moves"
 
 
-def test_disks_that_do_not_follow_within_an_hour_send_it_home() -> None:
+def test_a_move_is_cancelled_if_its_disks_take_over_an_hour() -> None:
     """A snapshot that failed is never ready."""
     world = on_demand()
     world.shot_s = math.inf
@@ -302,7 +302,7 @@ def mute_probes(world: World) -> None:
     world._insert = inserted  # type: ignore[method-assign]
 
 
-def test_a_machine_that_looks_and_never_comes_up_is_given_back_and_not_sent_again_soon() -> None:
+def test_a_probe_that_never_boots_is_released_and_not_repeated_soon() -> None:
     world = on_demand()
     mute_probes(world)
     gen = world.record().gen
@@ -336,7 +336,7 @@ def crashed(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", [lost, noticed, swapped, crashed])
-def test_what_happens_meanwhile_goes_before_and_finds_its_successor_at_home(what: Callable[[World], None]) -> None:
+def test_a_loss_during_a_probe_is_replaced_in_the_own_zone(what: Callable[[World], None]) -> None:
     world = while_probing()
     gen = world.record().gen
     for zone in ELSEWHERE:
@@ -347,7 +347,7 @@ def test_what_happens_meanwhile_goes_before_and_finds_its_successor_at_home(what
     world.until(lambda: {machine.vm.zone for machine in world.dynamic()} == {HOME}, 300)
 
 
-def test_the_zone_s_own_spot_is_better_than_another_s() -> None:
+def test_spot_in_the_own_zone_is_preferred() -> None:
     """Its disks are there."""
     world = on_demand(*ELSEWHERE)
     world.until(lambda: world.t >= world.record().fallback_until - 1, 3600)
@@ -364,7 +364,7 @@ def test_a_fallback_that_ends_during_a_probe_waits_for_its_result() -> None:
 
 
 @pytest.mark.parametrize("asked", [RequestKind.CANCEL, RequestKind.PAUSE])
-def test_a_job_that_is_ended_or_paused_takes_its_look_along(asked: RequestKind) -> None:
+def test_ending_or_pausing_a_job_releases_its_probes(asked: RequestKind) -> None:
     world = while_probing()
     world.request(asked)
     world.until(lambda: not world.dynamic(), 600)
@@ -379,7 +379,7 @@ def test_a_job_that_is_ended_or_paused_takes_its_look_along(asked: RequestKind) 
         lambda: World(nodes=1, policy="on-demand"),
     ],
 )
-def test_who_has_nothing_to_gain_looks_nowhere(make: Callable[[], World]) -> None:
+def test_a_gang_without_a_better_offer_does_not_probe(make: Callable[[], World]) -> None:
     world = make()
     if not world.memory.active:
         for zone in ZONES:
@@ -392,7 +392,7 @@ def test_who_has_nothing_to_gain_looks_nowhere(make: Callable[[], World]) -> Non
     assert probes(world) == [] and (world.record().gen == gen or world.spec.policy == "shuffle")
 
 
-def test_a_gang_for_which_there_is_no_room_under_the_caps_stays() -> None:
+def test_a_gang_does_not_move_beyond_the_caps() -> None:
     """It takes room for the gang twice, for what it has is given up last."""
     world = on_demand(the_stack=stack(max_machines=3))
     world.run(2 * 3600)
@@ -401,7 +401,7 @@ def test_a_gang_for_which_there_is_no_room_under_the_caps_stays() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_wherever_the_function_dies_or_sleeps_nothing_is_left_and_no_work_lost(seed: int) -> None:
+def test_a_function_that_dies_during_a_move_leaves_nothing_and_loses_no_work(seed: int) -> None:
     world = on_demand(*(ELSEWHERE if seed % 3 == 2 else ()), seed=seed)
     world.crash_rate, world.stall_rate, world.lost_answers = 0.05, 0.02, 0.1
     steps = max(agent.step_no for agent in world.agents())
@@ -415,7 +415,7 @@ def test_wherever_the_function_dies_or_sleeps_nothing_is_left_and_no_work_lost(s
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_so_it_is_when_the_pool_changes(seed: int) -> None:
+def test_a_function_that_dies_during_a_change_of_pool_leaves_nothing(seed: int) -> None:
     world = two_pools(seed=seed)
     world.prices["other"] = tuple(PriceRun(0.0, 0.3 if zone == HOME else 0.95, zone) for zone in ZONES)
     world.until(lambda: world.t % HOUR_S > HOUR_S - 10, HOUR_S)  # prices are asked for once an hour

@@ -41,7 +41,7 @@ def asked(world: World, model: Model) -> list[float]:
     return [at for at, action, _ in world.made if isinstance(action, InsertVm) and action.model is model]
 
 
-def test_a_move_that_is_cancelled_beside_a_notice_takes_no_machine_of_the_other_zone_for_a_successor() -> None:
+def test_a_cancelled_move_uses_no_machine_of_the_other_zone_as_replacement() -> None:
     world = on_demand(nodes=1)
     world.until(lambda: world.record().move is not None, 900)
     world.preempt(0, 120.0)
@@ -52,7 +52,7 @@ def test_a_move_that_is_cancelled_beside_a_notice_takes_no_machine_of_the_other_
     assert {machine.vm.zone for machine in world.dynamic()} == {world.record().zone}
 
 
-def test_policy_spot_buys_no_on_demand_where_spot_costs_more() -> None:
+def test_policy_spot_never_buys_on_demand() -> None:
     world = on_spot(policy="spot")
     priced(world, 1.4, 1.4)
     world.run(4500)
@@ -60,7 +60,7 @@ def test_policy_spot_buys_no_on_demand_where_spot_costs_more() -> None:
 
 
 @pytest.mark.parametrize("full", ["pool", "job", "caps", "sold out"])
-def test_dear_spot_is_left_for_another_zone_where_on_demand_is_not_to_be_had(full: str) -> None:
+def test_without_on_demand_expensive_spot_is_left_for_another_zone(full: str) -> None:
     world = on_spot(
         **({"max_on_demand": 0} if full == "job" else {}),
         the_stack=stack(max_on_demand=0) if full == "pool" else stack(),
@@ -78,7 +78,7 @@ def test_dear_spot_is_left_for_another_zone_where_on_demand_is_not_to_be_had(ful
         assert models(world) == {SPOT} and world.record().zone in ELSEWHERE
 
 
-def test_on_demand_that_is_sold_out_is_not_asked_for_in_every_round() -> None:
+def test_refused_on_demand_is_not_requested_in_every_round() -> None:
     world = on_spot(nodes=2)
     world.capacity |= {(zone, ON_DEMAND): 0 for zone in ZONES}
     gen = world.record().gen
@@ -89,7 +89,7 @@ def test_on_demand_that_is_sold_out_is_not_asked_for_in_every_round() -> None:
     assert world.record().gen == gen and world.training()
 
 
-def test_looks_leave_launches_for_machines_that_are_needed() -> None:
+def test_probes_leave_launches_for_losses() -> None:
     """Spot is there in the other zones and not worth it, so each is looked at again and again."""
     world = World(nodes=1, times=Times(launches_node=6, launches_job=0))
     priced(world, 0.3, 0.97)
@@ -103,7 +103,7 @@ def test_looks_leave_launches_for_machines_that_are_needed() -> None:
     world.until(world.training, 400)
 
 
-def test_no_gang_stops_for_a_move_while_its_own_zone_does_not_answer() -> None:
+def test_no_move_begins_while_the_own_zone_is_silent() -> None:
     world = while_probing(nodes=1)
     gen = world.record().gen
     world.blind = {HOME}
@@ -113,7 +113,7 @@ def test_no_gang_stops_for_a_move_while_its_own_zone_does_not_answer() -> None:
     world.until(lambda: moved(world) != [] or len(world.dynamic()) == 1, 300)
 
 
-def test_one_machine_that_is_refused_sends_the_other_home_too() -> None:
+def test_one_refused_probe_releases_the_others() -> None:
     """Of two probes, one is left: it is not taken for one that was sent alone."""
     world = on_demand(nodes=2, boot_s=90.0)
     world.capacity |= {(NEXT, SPOT): 1, (ZONES[2], SPOT): 0}
@@ -122,7 +122,7 @@ def test_one_machine_that_is_refused_sends_the_other_home_too() -> None:
     assert {machine.vm.zone for machine in world.dynamic()} == {HOME}
 
 
-def test_a_zone_s_machines_that_are_gone_when_the_disks_arrive_leave_nothing_over() -> None:
+def test_machines_lost_during_a_move_leave_nothing_behind() -> None:
     world = on_demand(nodes=2)
     world.shot_s = 60.0
     world.until(lambda: world.record().move is not None, 900)
@@ -137,9 +137,7 @@ def test_a_zone_s_machines_that_are_gone_when_the_disks_arrive_leave_nothing_ove
 
 @pytest.mark.parametrize("what", [CreateDisk, CreateSnapshot])
 @pytest.mark.parametrize("kind", [ResultKind.PERMANENT, ResultKind.QUOTA])
-def test_a_gang_whose_disks_cannot_be_copied_goes_on_at_home_and_tries_ever_more_seldom(
-    what: type, kind: ResultKind
-) -> None:
+def test_a_gang_with_uncopyable_disks_stays_and_retries_at_growing_intervals(what: type, kind: ResultKind) -> None:
     world = on_demand(nodes=2)
     perform = world._perform
 
@@ -155,7 +153,7 @@ def test_a_gang_whose_disks_cannot_be_copied_goes_on_at_home_and_tries_ever_more
     assert sum(" -> " in told for told in moved(world)) <= 6
 
 
-def test_a_job_that_became_smaller_has_not_lost_what_its_other_nodes_cost() -> None:
+def test_a_smaller_job_does_not_count_parked_nodes_as_a_loss() -> None:
     """Three nodes on spot for half of on-demand's price, with a step that takes as long as one node's."""
     world = World(nodes=Nodes(1, 3))
     world.step_s, world.loop_steps = 1.0, 4 * 3600

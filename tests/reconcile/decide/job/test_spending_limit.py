@@ -19,7 +19,7 @@ def holding(world: World) -> bool:
 
 
 @pytest.mark.parametrize("static", [0, 1], ids=["spot", "static"])
-def test_a_job_that_crashes_again_and_again_is_held_by_its_cap(static: int) -> None:
+def test_a_crashing_job_is_held_by_max_usd(static: int) -> None:
     """Static machines cost by their list price, as in the job's report: a crash loop on one is no free loop."""
     world = World(nodes=1, the_stack=stack(static=static), max_usd=0.01, retry=Retry(crashes=1000))
     world.crashing = 1000
@@ -31,7 +31,7 @@ def test_a_job_that_crashes_again_and_again_is_held_by_its_cap(static: int) -> N
     assert 0.01 <= record.limits.spent < 0.015
 
 
-def test_a_hold_is_a_line_of_the_log_that_the_stacks_alarms_look_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hold_writes_the_log_line_that_alarms_match(caplog: pytest.LogCaptureFixture) -> None:
     world = World(nodes=1, max_usd=0.01, boot_s=100_000.0)
     world.submit()
     with caplog.at_level(logging.WARNING, "spotkeeper.reconcile"):
@@ -43,14 +43,14 @@ def test_a_hold_is_a_line_of_the_log_that_the_stacks_alarms_look_for(caplog: pyt
     assert limits == ["spend"], "and the limit that was reached before it"
 
 
-def test_a_machine_that_never_comes_up_spends_too() -> None:
+def test_a_machine_that_never_boots_counts_as_spending() -> None:
     world = World(nodes=1, max_usd=0.01, boot_s=100_000.0)
     world.submit()
     world.until(lambda: holding(world), 300)  # at 0.30 an hour after two minutes; ticks look once a minute
     assert world.record().hold is Hold.SPEND and world.record().gen == 0
 
 
-def test_a_hold_tells_which_allowance_is_spent_and_no_sum_that_grows_on() -> None:
+def test_a_hold_names_the_allowance_and_not_the_growing_total() -> None:
     world = World(nodes=1, max_usd=0.1)
     world.submit()
     world.until(lambda: holding(world), 2400)
@@ -62,7 +62,7 @@ def test_a_hold_tells_which_allowance_is_spent_and_no_sum_that_grows_on() -> Non
     assert world.record().reason == "max_usd: $0.10 is spent since it was resumed at $0.10"
 
 
-def test_hours_at_a_high_price_count_when_it_has_fallen() -> None:
+def test_past_high_prices_count_after_a_fall() -> None:
     """What an hour cost is what it cost then: at today's price the sum would have fallen by half."""
     world = World(nodes=1, max_usd=2.0)
     world.prices["pool"] = (PriceRun(world.t - 100.0, 0.9),)
@@ -76,7 +76,7 @@ def test_hours_at_a_high_price_count_when_it_has_fallen() -> None:
     assert 2.0 <= world.record().limits.spent < 2.02
 
 
-def test_a_machine_that_lingers_while_it_is_given_back_is_paid_for() -> None:
+def test_a_released_machine_counts_until_it_is_off() -> None:
     world = World(nodes=1, max_usd=10.0)
     world.submit()
     world.until(world.training, 600)

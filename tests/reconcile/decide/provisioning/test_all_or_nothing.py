@@ -36,7 +36,7 @@ def paid_s(world: World, seconds: float) -> int:
     return total
 
 
-def test_two_gangs_that_do_not_fit_together_come_one_after_the_other() -> None:
+def test_two_gangs_that_do_not_fit_together_run_one_after_the_other() -> None:
     """Half of the machines each, and both would be paid for waiting for ever."""
     world = World(nodes=3, the_stack=replace(stack(), max_machines=4), steps=400)
     world.submit()
@@ -48,14 +48,14 @@ def test_two_gangs_that_do_not_fit_together_come_one_after_the_other() -> None:
     world.until(lambda: world.training(waits), 2400)
 
 
-def test_room_for_a_part_is_taken_where_a_part_is_enough() -> None:
+def test_an_elastic_gang_takes_the_room_that_is_left() -> None:
     world = World(nodes=Nodes(2, 4), the_stack=replace(stack(), max_machines=3))
     world.submit()
     world.until(world.training, 600)
     assert len(world.record().members) == 3
 
 
-def test_machines_that_wait_for_the_rest_are_given_back() -> None:
+def test_machines_that_wait_too_long_for_the_rest_are_released() -> None:
     world = short(2, nodes=3)
     world.run(300)
     assert len(world.dynamic()) == 2
@@ -68,7 +68,7 @@ def test_machines_that_wait_for_the_rest_are_given_back() -> None:
     assert world.dynamic() == []
 
 
-def test_a_gang_that_tries_again_by_itself_rings_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_retrying_gang_raises_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
     world = short(2, nodes=3)
     with caplog.at_level(logging.WARNING, "spotkeeper.reconcile"):
         world.until(lambda: world.record().phase is Phase.HOLD, GANG_S + 200)
@@ -85,7 +85,7 @@ def test_what_a_gang_that_never_fits_wastes_is_bounded() -> None:
     assert later / (20 * 3600 * 2) < 0.2, "ever more seldom"
 
 
-def test_it_comes_back_whole_when_there_is_room() -> None:
+def test_a_held_gang_starts_whole_when_there_is_room() -> None:
     world = short(2, nodes=3)
     world.until(lambda: world.record().phase is Phase.HOLD, GANG_S + 600)
     world.capacity.clear()
@@ -93,7 +93,7 @@ def test_it_comes_back_whole_when_there_is_room() -> None:
     assert len(world.record().members) == 3
 
 
-def test_survivors_of_a_loss_are_given_back_with_their_disks_kept() -> None:
+def test_survivors_of_a_loss_are_released_and_their_disks_kept() -> None:
     plain = stack(max_on_demand=0)
     one_zone = tuple(replace(pool, zones=ZONES[:1]) for pool in plain.pools)
     world = World(nodes=3, the_stack=replace(plain, pools=one_zone))
@@ -110,7 +110,7 @@ def test_survivors_of_a_loss_are_given_back_with_their_disks_kept() -> None:
     assert world.started[-1][1] is not None and world.started[-1][1] >= newest
 
 
-def test_a_time_that_somebody_chose_to_wait_for_is_waited_for() -> None:
+def test_max_wait_is_waited_for() -> None:
     world = World(nodes=3, max_wait="1h")
     for zone in ZONES:
         world.capacity[zone, Model.SPOT] = 2
@@ -121,7 +121,7 @@ def test_a_time_that_somebody_chose_to_wait_for_is_waited_for() -> None:
     assert world.record().hold_count == 0
 
 
-def test_a_deadline_brings_on_demand_in_time_though_the_rest_was_given_back() -> None:
+def test_a_deadline_starts_on_demand_in_time() -> None:
     world = World(nodes=3, work="30m", deadline="3h")
     for zone in ZONES:
         world.capacity[zone, Model.SPOT] = 2

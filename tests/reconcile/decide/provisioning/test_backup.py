@@ -43,7 +43,7 @@ def only(world: World) -> Machine:
     return machine
 
 
-def test_the_second_machine_trains_long_before_the_boot_deadline_and_the_first_is_deleted() -> None:
+def test_a_backup_trains_before_the_boot_deadline_and_the_slow_machine_is_deleted() -> None:
     world = known(World(boot_s=NEVER))
     first = only(world)
     world.boot_s = BOOT_S
@@ -61,7 +61,7 @@ def test_the_second_machine_trains_long_before_the_boot_deadline_and_the_first_i
     assert only(world).vm.attempt == 2 and len(world.memory.read_allocation().value.grants) == 1
 
 
-def test_the_first_machine_keeps_its_rank_when_it_comes_up_and_the_second_is_given_back() -> None:
+def test_a_machine_that_boots_after_all_keeps_its_node_and_the_backup_is_dropped() -> None:
     world = known(World(boot_s=70.0))
     world.boot_s = 60.0  # of the second, which is asked for by the tick after a minute
     world.until(world.training, 120)
@@ -73,7 +73,7 @@ def test_the_first_machine_keeps_its_rank_when_it_comes_up_and_the_second_is_giv
     assert only(world).vm.attempt == 1 and len(world.memory.read_allocation().value.grants) == 1
 
 
-def test_both_come_up_between_two_looks_and_one_of_them_trains() -> None:
+def test_if_both_boot_between_two_rounds_one_trains() -> None:
     world = known(World(boot_s=NEVER))
     first = only(world)
     world.boot_s = NEVER
@@ -87,7 +87,7 @@ def test_both_come_up_between_two_looks_and_one_of_them_trains() -> None:
     assert only(world) is first
 
 
-def test_a_second_machine_that_was_asked_for_takes_over_at_the_boot_deadline() -> None:
+def test_a_backup_takes_over_at_the_boot_deadline() -> None:
     world = known(World(boot_s=NEVER))
     world.until(lambda: len(world.dynamic()) == 2, 120)
     world.until(lambda: bool(world.events(Event.LOSS)), DEADLINE_S)
@@ -107,7 +107,7 @@ def test_with_few_known_boots_a_boot_is_slow_after_one_and_a_half_times_the_slow
     assert "one counts as slow after 30 s" in told and "95 %" not in told, "three boots have no 95th percentile"
 
 
-def test_too_few_boots_say_nothing() -> None:
+def test_with_too_few_known_boots_there_is_no_backup() -> None:
     world = known(World(boot_s=NEVER), boots=FEW_BOOTS - 1)
     world.run(DEADLINE_S - 10)
     assert backups(world) == [] and only(world).vm.attempt == 1
@@ -120,14 +120,14 @@ def test_an_ordinary_start_of_a_large_gang_has_no_backups() -> None:
     assert backups(world) == [] and len(world.inserts()) == 16
 
 
-def test_where_the_caps_have_no_room_the_boot_is_waited_for() -> None:
+def test_without_room_under_the_caps_there_is_no_backup() -> None:
     world = known(World(boot_s=NEVER, the_stack=stack(max_machines=1)))
     world.run(DEADLINE_S - 10)
     assert backups(world) == [] and only(world).vm.attempt == 1
     assert world.record().reason == "", "nothing is wrong with the job"
 
 
-def test_spot_may_boot_beside_on_demand_where_the_caps_allow_no_more_of_it() -> None:
+def test_spot_may_back_up_on_demand_at_its_cap() -> None:
     world = World(boot_s=NEVER, the_stack=stack(max_on_demand=1))
     for zone in world.stack.zones():
         world.capacity[zone, Model.SPOT] = 0
@@ -197,7 +197,7 @@ def test_a_boot_counts_from_the_clouds_own_time_of_the_order() -> None:
     assert only(world).vm.attempt == 1
 
 
-def test_a_gang_that_lacks_a_machine_has_no_backup_of_another() -> None:
+def test_a_gang_that_lacks_a_machine_gets_no_backup() -> None:
     """It cannot begin anyway: the second machine would only wait as well, and be paid for."""
     world = World(nodes=2, boot_s=NEVER, policy="spot")
     for zone in world.stack.zones():
@@ -244,7 +244,7 @@ def test_a_backup_is_of_the_same_machine_type() -> None:
     assert {machine.vm.pool for machine in world.dynamic()} == {"pool", "other"}
 
 
-def test_a_backup_in_a_zone_that_the_gang_has_left_is_given_back() -> None:
+def test_a_backup_in_a_left_zone_is_released() -> None:
     """The other machine is lost, and its zone has no more: the gang starts in another zone, without the backup."""
     world = known(World(nodes=2, boot_s=NEVER, policy="spot"))
     quick, _ = world.dynamic()

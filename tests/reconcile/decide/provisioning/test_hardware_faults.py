@@ -39,7 +39,7 @@ def test_the_first_crash_counts_and_the_second_on_that_machine_replaces_it() -> 
     assert "node 1: its machine is lost in z-a (host)" in [line.text for line in shown.events]
 
 
-def test_a_script_that_brings_it_about_on_every_machine_ends_by_its_budget() -> None:
+def test_a_faulty_script_uses_up_the_crash_budget() -> None:
     world = trained(World(nodes=3, retry=Retry(crashes=2)))
     world.signs = {0: "fault"}
     for _ in range(8):
@@ -54,7 +54,7 @@ def test_a_script_that_brings_it_about_on_every_machine_ends_by_its_budget() -> 
     assert causes(world, Event.LOSS) == ["host"] * 2, "two machines were given up on the way"
 
 
-def test_what_every_survivor_prints_blames_nobody() -> None:
+def test_network_errors_of_all_survivors_blame_no_machine() -> None:
     world = trained(World(nodes=3, retry=Retry(crashes=5)))
     world.signs = dict.fromkeys(range(3), "network")
     crashed(world, 3)
@@ -64,14 +64,14 @@ def test_what_every_survivor_prints_blames_nobody() -> None:
     assert causes(world, Event.LOSS) == ["host"]
 
 
-def test_a_sign_without_meaning_is_put_aside() -> None:
+def test_an_invalid_sign_goes_to_quarantine() -> None:
     world = trained(World(nodes=2, retry=Retry(crashes=5)))
     world.signs = {0: "evil"}
     crashed(world, 2)
     assert world.record().budget.crashes == 2 and world.events(Event.LOSS) == []
 
 
-def test_a_machine_in_repair_is_lost_at_once_and_told_as_such() -> None:
+def test_a_machine_in_repairing_is_lost_at_once() -> None:
     world = trained(World(nodes=2))
     world.run(60)
     broken = world.member(1)

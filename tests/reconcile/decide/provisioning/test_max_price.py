@@ -20,7 +20,7 @@ def test_the_reason_names_both_prices(policy: str) -> None:
     assert [entry.detail for entry in world.events(Event.REFUSED)] == [WHY]
 
 
-def test_it_is_the_price_that_the_cloud_tells() -> None:
+def test_max_price_compares_with_the_clouds_price() -> None:
     world = World(policy="spot", max_price=0.35)
     world.prices["pool"] = tuple(PriceRun(0.0, 0.9, zone) for zone in ZONES)
     world.submit()

@@ -25,7 +25,7 @@ def bounded(nodes: int = 3, **more: object) -> World:
     return trained(world)
 
 
-def test_a_gang_of_equal_age_outlives_its_machines_one_by_one() -> None:
+def test_a_gang_of_equal_age_is_replaced_one_by_one() -> None:
     world = bounded()
     first = {node: world.member(node).vm.uid for node in range(3)}
     world.run(LONGEST_S)
@@ -41,7 +41,7 @@ def test_a_gang_of_equal_age_outlives_its_machines_one_by_one() -> None:
     assert all(commit is not None and commit[0] == gen - 1 for gen, commit in world.started[1:])
 
 
-def test_it_is_told_as_what_it_is_and_counts_as_no_preemption() -> None:
+def test_a_planned_end_is_no_preemption() -> None:
     world = bounded()
     world.until(lambda: world.events(Event.ENDING), LONGEST_S)
     record = world.record()
@@ -85,7 +85,7 @@ def test_a_regroup_for_another_reason_takes_a_machine_whose_end_is_far() -> None
     assert ending.cur.ends - world.now() > 120
 
 
-def test_a_notice_on_top_of_it_is_a_preemption_all_the_same() -> None:
+def test_a_notice_before_the_planned_end_is_a_preemption() -> None:
     world = bounded(2)
     world.until(lambda: world.events(Event.ENDING), LONGEST_S)
     node = world.events(Event.ENDING)[0].node
@@ -103,7 +103,7 @@ def test_machines_without_a_near_end_are_left_alone(ends: float | None) -> None:
     assert decide(record, with_(seen, listing=replace(seen.listing, vms=vms))).quiet
 
 
-def test_each_rank_has_its_own_turn() -> None:
+def test_each_nodes_replacement_has_its_own_time() -> None:
     """Of two machines that end at the same moment, the higher node goes first."""
     record, seen = gang()
     for left, wanted in ((1400.0, [Event.ENDING]), (900.0, [Event.ENDING, Event.ENDING])):

@@ -45,7 +45,7 @@ def test_a_refusal_for_capacity_takes_its_place() -> None:
     assert world.record().reason.startswith("waiting for capacity in ")
 
 
-def test_it_delays_the_next_request_and_leaves_what_is_believed_of_the_zone() -> None:
+def test_a_quota_refusal_delays_requests_and_leaves_the_zones_history() -> None:
     """Two hours after a refusal for capacity another zone still comes first, after one for quota it does not."""
     world, pools = World(), stack()
     now = 1e6

@@ -37,7 +37,7 @@ def at_risk(world: World, node: int) -> tuple[Agent, Notice]:
     return agent, known
 
 
-def test_a_successor_takes_over_at_a_save_and_no_step_is_lost() -> None:
+def test_a_rebalance_replacement_takes_over_without_losing_a_step() -> None:
     world = trained(World(nodes=2, boot_s=60, steps=2000))
     world.run(33)
     agent, _ = at_risk(world, 1)
@@ -47,7 +47,7 @@ def test_a_successor_takes_over_at_a_save_and_no_step_is_lost() -> None:
     assert world.events(Event.LOSS) == [] and len(world.inserts()) == 3
 
 
-def test_where_none_can_be_had_training_goes_on_and_the_machine_may_stay() -> None:
+def test_without_capacity_a_rebalance_notice_changes_nothing() -> None:
     world = trained(World(nodes=2, policy="spot", steps=100_000))
     world.run(33)
     for zone, model in list(world.capacity) or [("z-a", Model.SPOT)]:
@@ -64,7 +64,7 @@ def test_where_none_can_be_had_training_goes_on_and_the_machine_may_stay() -> No
     assert world.record().nodes[1].cur is not None and world.events(Event.REPRIEVE) == [], "at no time without a notice"
 
 
-def test_a_successor_that_boots_is_not_dropped_when_the_notice_moves_on() -> None:
+def test_a_booting_replacement_survives_a_postponed_notice() -> None:
     world = trained(World(nodes=2, steps=5000))
     world.boot_s = 200
     world.run(33)
@@ -83,7 +83,7 @@ def test_a_successor_that_boots_is_not_dropped_when_the_notice_moves_on() -> Non
     assert len(world.inserts()) == 3
 
 
-def test_the_interruption_that_follows_counts() -> None:
+def test_an_interruption_after_a_rebalance_counts() -> None:
     world = trained(World(nodes=2, steps=5000))
     world.boot_s = 200
     world.run(33)

@@ -32,7 +32,7 @@ def wants(world: World, job: str = JOB) -> list[tuple[Model | None, str | None]]
     return [(entry.model, entry.zone) for entry in world.events(Event.INTENT, job=job)]
 
 
-def test_an_idle_node_is_taken_though_spot_is_cheaper_in_another_zone() -> None:
+def test_an_idle_static_machine_is_used_before_cheaper_spot() -> None:
     """Its grant and the zone are not one write: between them the node is no longer free, but ours."""
     world = World(nodes=1, the_stack=dear_at_home())
     world.run(10)
@@ -41,7 +41,7 @@ def test_an_idle_node_is_taken_though_spot_is_cheaper_in_another_zone() -> None:
     assert wants(world) == [(Model.STATIC, "z-a")]
 
 
-def test_a_gang_with_too_few_nodes_still_begins_in_their_zone() -> None:
+def test_a_gang_starts_in_the_zone_of_its_static_machines() -> None:
     world = World(nodes=2, the_stack=dear_at_home())
     world.run(10)
     world.submit()
@@ -49,7 +49,7 @@ def test_a_gang_with_too_few_nodes_still_begins_in_their_zone() -> None:
     assert sorted(wants(world)) == [(Model.SPOT, "z-a"), (Model.STATIC, "z-a")]
 
 
-def test_a_gang_that_went_elsewhere_comes_back_to_a_node_that_is_free_by_now() -> None:
+def test_a_waiting_gang_returns_to_a_free_static_machine() -> None:
     world = full(World(nodes=1, the_stack=stack(static=1), steps=100, max_on_demand=0))
     world.run(10)
     world.submit()
@@ -61,7 +61,7 @@ def test_a_gang_that_went_elsewhere_comes_back_to_a_node_that_is_free_by_now() -
     assert wants(world, SECOND)[-1] == (Model.STATIC, "z-a")
 
 
-def test_nodes_that_are_too_few_do_not_call_a_gang_back_to_a_zone_that_refused_the_rest() -> None:
+def test_too_few_static_machines_do_not_bring_a_gang_back() -> None:
     """Once it has a node there it is bound to it; where it is now there may be room for all of it sooner."""
     world = full(World(nodes=2, the_stack=stack(static=1), max_on_demand=0))
     world.submit()  # before the node says hello
@@ -71,7 +71,7 @@ def test_nodes_that_are_too_few_do_not_call_a_gang_back_to_a_zone_that_refused_t
     assert world.record().zone == before and all(model is Model.SPOT for model, _ in wants(world))
 
 
-def test_a_job_that_waits_says_for_what_though_another_has_the_node() -> None:
+def test_a_waiting_job_names_the_busy_static_machine() -> None:
     """A node that is taken is no cap of a pool; and a job that waits for capacity remembers since when."""
     world = full(World(nodes=1, the_stack=stack(static=1)))
     world.run(10)
@@ -114,7 +114,7 @@ def beside_an_idle_node(nodes: int) -> World:
     return world
 
 
-def test_ranks_that_come_back_take_the_node_that_idles() -> None:
+def test_returning_nodes_take_the_idle_static_machine() -> None:
     """The round that takes the resize in sees the node, though no node was vacant when it began to read."""
     world = beside_an_idle_node(2)
     before = len(world.events(Event.INTENT))
@@ -123,7 +123,7 @@ def test_ranks_that_come_back_take_the_node_that_idles() -> None:
 
 
 @pytest.mark.parametrize("notice_s", [None, 20.0, 120.0])
-def test_who_loses_its_machine_takes_the_node_that_idles(notice_s: float | None) -> None:
+def test_a_node_that_lost_its_machine_takes_the_idle_static_machine(notice_s: float | None) -> None:
     """Spot is gone everywhere, with and without a notice: one node may leave its disk, the other keeps the newest."""
     world = beside_an_idle_node(2)
     before, newest, gen = len(world.events(Event.INTENT)), world.newest, world.record().gen
@@ -137,7 +137,7 @@ def test_who_loses_its_machine_takes_the_node_that_idles(notice_s: float | None)
     assert newest is not None and world.started[-1][1] is not None and world.started[-1][1] >= newest
 
 
-def test_a_rank_alone_with_the_newest_checkpoint_is_not_sent_to_a_node_without_it() -> None:
+def test_the_only_node_with_the_newest_checkpoint_does_not_change_to_a_static_machine() -> None:
     world = beside_an_idle_node(1)
     before, gen = len(world.events(Event.INTENT)), world.record().gen
     world.preempt(0, 60.0)
@@ -145,7 +145,7 @@ def test_a_rank_alone_with_the_newest_checkpoint_is_not_sent_to_a_node_without_i
     assert taken(world, before) == [(0, Model.SPOT)]
 
 
-def test_a_rank_on_demand_goes_to_a_node_that_idles_by_now() -> None:
+def test_a_node_on_demand_changes_to_an_idle_static_machine() -> None:
     """Another job had it; spot stays sold out."""
     world = full(World(nodes=1, the_stack=stack(static=1)))
     world.run(10)
@@ -162,14 +162,14 @@ def test_a_rank_on_demand_goes_to_a_node_that_idles_by_now() -> None:
     assert sorted(world.member(node, SECOND).vm.model for node in (0, 1)) == [Model.ON_DEMAND, Model.STATIC]
 
 
-def test_pools_at_their_caps_are_told_as_such() -> None:
+def test_pools_at_their_caps_are_named_as_the_reason() -> None:
     world = World(nodes=2, the_stack=stack(max_machines=1))
     world.submit()
     world.run(30)
     assert world.record().reason == "waiting: the stack's pools are at their caps, or the stack at its limits"
 
 
-def test_spot_that_is_sold_out_is_told_though_others_have_all_on_demand_machines() -> None:
+def test_missing_spot_is_named_as_the_reason() -> None:
     """No cap keeps this job from spot: it waits for the market, and may go to another zone."""
     world = full(World(nodes=1, the_stack=stack(max_on_demand=1)))
     world.capacity["z-a", Model.ON_DEMAND] = 9

@@ -28,7 +28,7 @@ def found(world: World, job: Job) -> str:
 @pytest.mark.parametrize(
     ("nodes", "hours", "policy"), [(1, 3.0, "balanced"), (1, 0.5, "spot"), (3, 0.5, "spot"), (3, 1.0, "shuffle")]
 )
-def test_a_job_that_has_not_begun_asks_every_zone_again(nodes: int, hours: float, policy: str) -> None:
+def test_a_job_that_has_not_begun_tries_every_zone_again(nodes: int, hours: float, policy: str) -> None:
     """It asked the last zone for ever: what the others had refused long ago was cold again with each refusal."""
     world = World(stack=small_stack(nodes))
     dry(world, *ZONES)
@@ -39,7 +39,7 @@ def test_a_job_that_has_not_begun_asks_every_zone_again(nodes: int, hours: float
     found(world, job)
 
 
-def test_a_job_that_has_trained_moves_to_where_spot_has_come_back() -> None:
+def test_a_job_that_has_trained_moves_to_a_zone_with_spot() -> None:
     world = World(stack=small_stack(2))
     job = world.submit(JOB, nodes=2)
     assert world.until(lambda: job.training, 1800.0)
@@ -51,7 +51,7 @@ def test_a_job_that_has_trained_moves_to_where_spot_has_come_back() -> None:
     found(world, job)
 
 
-def test_a_job_whose_zone_is_taken_out_of_its_pool_says_so_and_moves_at_once() -> None:
+def test_a_job_whose_zone_left_its_pool_moves_at_once() -> None:
     """Its machines stay until they are lost; after that the zone has no capacity, however long the job waits."""
     world = World(stack=small_stack(2))
     job = world.submit(JOB, nodes=2)

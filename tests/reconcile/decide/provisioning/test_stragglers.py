@@ -48,7 +48,7 @@ def settled(**spec: object) -> World:
     return world
 
 
-def test_by_default_a_slow_machine_is_shown_and_stays() -> None:
+def test_by_default_a_slow_machine_is_only_reported() -> None:
     world = settled()
     before = uids(world)
     slow(world, 1)
@@ -65,7 +65,7 @@ def test_by_default_a_slow_machine_is_shown_and_stays() -> None:
     assert "own time" not in nodes_fitting(view.nodes).columns
 
 
-def test_where_the_job_file_says_so_it_is_swapped_at_a_checkpoint() -> None:
+def test_stragglers_replace_swaps_a_slow_machine_at_a_checkpoint() -> None:
     world = settled(stragglers="replace")
     before = uids(world)
     slow(world, 1)
@@ -80,7 +80,7 @@ def test_where_the_job_file_says_so_it_is_swapped_at_a_checkpoint() -> None:
     assert uids(world) == after, "what the old machine said counts no more"
 
 
-def test_the_slowest_first_and_none_beside_another_need() -> None:
+def test_the_slowest_machine_is_swapped_first_and_alone() -> None:
     record, seen = gang(3)
     said = [fact(0, Kind.LAGS, "0-140"), fact(2, Kind.LAGS, "0-190"), fact(2, Kind.LAGS, "1-150")]
     spec = replace(seen.spec, stragglers="replace")
@@ -127,7 +127,7 @@ def test_without_capacity_the_slow_machine_trains_on() -> None:
     assert len([e for e in world.events(Event.REFUSED) if e.attempt is not None]) <= 2
 
 
-def test_a_script_that_never_saves_is_not_stopped_for_it() -> None:
+def test_a_script_that_never_saves_is_not_stopped_for_a_swap() -> None:
     world = World(nodes=3, stragglers="replace")
     world.saves = False
     trained(world)
@@ -138,7 +138,7 @@ def test_a_script_that_never_saves_is_not_stopped_for_it() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "x-150", "0-99999999", "-150", "0-12"])
-def test_what_makes_no_sense_is_put_aside(value: str) -> None:
+def test_invalid_lag_reports_go_to_quarantine(value: str) -> None:
     world = settled(stragglers="replace")
     slow(world, 1, value)
     world.run(60)
