@@ -40,7 +40,7 @@ def test_every_value_and_option_is_as_reviewed(local: Declaration, example: Decl
 
 @pytest.mark.parametrize("stack", ["dev", "prod"])
 @pytest.mark.parametrize("name", ["local", "example", "shared"])
-def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, stack: str, request: pytest.FixtureRequest) -> None:
+def test_no_declared_resource_breaks_a_policy_rule(name: str, stack: str, request: pytest.FixtureRequest) -> None:
     """Production's rules as well, where the stack file is one of production; the local one is nobody's."""
     declared: Declaration = request.getfixturevalue(name)
     assert (broken(declared, stack) == []) == ((name, stack) != ("local", "prod"))
@@ -49,7 +49,7 @@ def test_nothing_breaks_a_rule_of_the_policy_pack(name: str, stack: str, request
 # --- whom jobs are ----------------------------------------------------------------------
 
 
-def test_machines_may_ask_for_tokens_of_the_jobs_account_and_of_no_other(example: Declaration) -> None:
+def test_machines_may_get_tokens_only_of_the_jobs_account(example: Declaration) -> None:
     account = "trainer@acme-train.iam.gserviceaccount.com"
     binding = one(example, "gcp:serviceaccount/iAMMember:IAMMember", "node-acts-as-jobs")
     assert binding["serviceAccountId"] == f"projects/acme-train/serviceAccounts/{account}"
@@ -61,7 +61,7 @@ def test_machines_may_ask_for_tokens_of_the_jobs_account_and_of_no_other(example
     assert machines and all(found.properties["metadata"]["sk-job-identity"] == account for found in machines)
 
 
-def test_jobs_of_a_stack_that_names_nobody_are_nobody(local: Declaration) -> None:
+def test_without_job_identity_jobs_have_no_identity(local: Declaration) -> None:
     assert "gcp:serviceaccount/iAMMember:IAMMember::node-acts-as-jobs" not in local
     for found in of(local, TEMPLATE) + of(local, INSTANCE):
         assert "sk-job-identity" not in found.properties["metadata"]
@@ -70,7 +70,7 @@ def test_jobs_of_a_stack_that_names_nobody_are_nobody(local: Declaration) -> Non
 # --- order -----------------------------------------------------------------------------
 
 
-def test_whatever_a_machine_stands_on_outlives_the_drain(local: Declaration) -> None:
+def test_resources_of_machines_outlive_the_drain(local: Declaration) -> None:
     stands_on = before(local, DRAIN)
     assert {FUNCTION, "gcp:compute/network:Network::network", "gcp:compute/subnetwork:Subnetwork::subnetwork",
             "gcp:compute/firewall:Firewall::inside", "gcp:storage/bucket:Bucket::bucket",
@@ -80,11 +80,11 @@ def test_whatever_a_machine_stands_on_outlives_the_drain(local: Declaration) -> 
 
 
 @pytest.mark.parametrize("trigger", [TICK, PUSH])
-def test_what_could_refill_the_stack_goes_before_the_drain(local: Declaration, trigger: str) -> None:
+def test_triggers_are_deleted_before_the_drain(local: Declaration, trigger: str) -> None:
     assert DRAIN in before(local, trigger)
 
 
-def test_machines_are_made_when_they_can_boot(local: Declaration) -> None:
+def test_machines_are_made_after_all_that_they_need_to_boot(local: Declaration) -> None:
     for machine in [*of(local, INSTANCE), *of(local, TEMPLATE)]:
         needed = before(local, machine.key)
         assert "gcp:storage/bucketObject:BucketObject::bundle" in needed
@@ -101,7 +101,7 @@ def test_the_function_is_built_after_its_rights(local: Declaration) -> None:
 # --- machines ----------------------------------------------------------------------------
 
 
-def test_a_spot_pool_has_two_templates_that_differ_in_scheduling_only(local: Declaration) -> None:
+def test_a_spot_pools_two_templates_differ_only_in_scheduling(local: Declaration) -> None:
     spot = one(local, TEMPLATE, "local-burst-spot")
     on_demand = one(local, TEMPLATE, "local-burst-od")
     assert spot["scheduling"] == {
@@ -123,7 +123,7 @@ def test_a_spot_pool_has_two_templates_that_differ_in_scheduling_only(local: Dec
     assert {**spot, "scheduling": None} == {**on_demand, "scheduling": None}
 
 
-def test_templates_name_themselves_and_hold_no_data_disk(local: Declaration) -> None:
+def test_templates_have_names_and_no_data_disk(local: Declaration) -> None:
     for template in of(local, TEMPLATE):
         assert "name" not in template.properties, "a fixed name cannot be replaced while it is in use"
         assert [disk.get("boot") for disk in template.properties["disks"]] == [True]
@@ -140,7 +140,7 @@ def test_the_static_node_trains_on_its_own_retained_disk(local: Declaration) -> 
     assert node["scheduling"]["automaticRestart"] is True
 
 
-def test_protected_and_kept_data(example: Declaration) -> None:
+def test_on_destroy_protects_or_retains_data(example: Declaration) -> None:
     disk = example["gcp:compute/disk:Disk::sk-demo-floor-s0-data"]
     bucket = example["gcp:storage/bucket:Bucket::bucket"]
     assert disk.protect and bucket.protect
@@ -150,7 +150,7 @@ def test_protected_and_kept_data(example: Declaration) -> None:
 
 
 @pytest.mark.parametrize("stack", ["local", "example"])
-def test_everything_that_can_carry_labels_says_whose_it_is(stack: str, request: pytest.FixtureRequest) -> None:
+def test_every_labelable_resource_has_the_stacks_label(stack: str, request: pytest.FixtureRequest) -> None:
     declared: Declaration = request.getfixturevalue(stack)
     name = {"local": "local", "example": "demo"}[stack]
     labelled = [d for d in declared.values() if "labels" in d.properties and "monitoring" not in d.type]
@@ -183,16 +183,14 @@ def test_no_machine_has_a_public_address(local: Declaration) -> None:
         assert "sourceRanges" not in wall.properties
 
 
-def test_machines_without_a_public_address_reach_google_and_nothing_bills_for_that(
-    local: Declaration, example: Declaration
-) -> None:
+def test_machines_reach_google_privately_without_a_nat(local: Declaration, example: Declaration) -> None:
     for declared in (local, example):
         (subnetwork,) = of(declared, "gcp:compute/subnetwork:Subnetwork")
         assert subnetwork.properties["privateIpGoogleAccess"] is True, "else no machine ever says hello"
         assert not [found for found in declared.values() if "outer" in found.type], "a router with its NAT"
 
 
-def test_people_log_in_where_the_stack_file_says_so_and_through_googles_proxy_only(example: Declaration) -> None:
+def test_shells_need_the_stack_files_permission_and_the_proxy(example: Declaration) -> None:
     outer = [
         wall.properties for wall in of(example, "gcp:compute/firewall:Firewall") if "sourceRanges" in wall.properties
     ]
@@ -225,13 +223,13 @@ def test_the_functions_environment(local: Declaration) -> None:
     }
 
 
-def test_the_function_takes_as_many_reports_at_once_as_its_bursts_are_tested_with(local: Declaration) -> None:
+def test_the_functions_concurrency_equals_that_of_the_burst_tests(local: Declaration) -> None:
     service = one(local, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
     assert (service["maxInstanceCount"], service["maxInstanceRequestConcurrency"]) == (INSTANCES, CONCURRENCY)
     assert service["availableCpu"] == "1", "the platform takes no concurrency with less"
 
 
-def test_a_real_stack_leaves_googles_addresses_to_the_function(example: Declaration) -> None:
+def test_a_real_stack_sets_no_endpoints(example: Declaration) -> None:
     service = one(example, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
     assert sorted(service["environmentVariables"]) == [
         *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_INVOKERS", "SPOTKEEPER_STACK", "THREADS")
@@ -239,7 +237,7 @@ def test_a_real_stack_leaves_googles_addresses_to_the_function(example: Declarat
     assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",kim@acme.dev,lee@acme.dev")
 
 
-def test_addresses_of_a_network_that_is_not_private_are_the_stack_files() -> None:
+def test_the_function_gets_the_stack_files_address_ranges() -> None:
     """A machine of any other address is never taken in, and bills until its boot deadline."""
     network = {"vpc": "projects/acme-net/global/networks/shared", "addresses": ["100.64.0.0/10", "10.0.0.0/8"],
                "subnets": {"us-east1": "projects/acme-net/regions/us-east1/subnetworks/train"}}  # fmt: skip
@@ -248,7 +246,7 @@ def test_addresses_of_a_network_that_is_not_private_are_the_stack_files() -> Non
     assert Addresses(told["SPOTKEEPER_ADDRESSES"]).holds("100.64.7.7")
 
 
-def test_the_tick_says_who_it_is_and_never_retries(local: Declaration) -> None:
+def test_the_tick_is_authenticated_and_never_retried(local: Declaration) -> None:
     tick = local[TICK].properties
     url = one(local, "gcp:cloudfunctionsv2/function:Function", "function")
     target = tick["httpTarget"]
@@ -259,7 +257,7 @@ def test_the_tick_says_who_it_is_and_never_retries(local: Declaration) -> None:
     assert base64.b64decode(target["body"]) == b"{}"
 
 
-def test_the_preemption_route_is_joined(local: Declaration) -> None:
+def test_preemptions_are_routed_by_sink_topic_and_push(local: Declaration) -> None:
     topic = one(local, "gcp:pubsub/topic:Topic", "preempted")
     sink = one(local, "gcp:logging/projectSink:ProjectSink", "preempted")
     publisher = one(local, "gcp:pubsub/topicIAMMember:TopicIAMMember", "sink-publishes")
@@ -311,7 +309,7 @@ def rights(declared: Declaration) -> dict[str, set[tuple[str, str]]]:
     return out
 
 
-def test_the_rights_of_every_account_are_these_and_no_more(local: Declaration) -> None:
+def test_every_accounts_rights_equal_the_golden_list(local: Declaration) -> None:
     assert rights(local) == {
         "vm": {
             ("run.invoker", "ServiceIamMember"),
@@ -337,7 +335,7 @@ def test_the_rights_of_every_account_are_these_and_no_more(local: Declaration) -
     }
 
 
-def test_the_function_changes_only_machines_of_its_stack(local: Declaration) -> None:
+def test_the_function_may_change_only_its_stacks_machines(local: Declaration) -> None:
     may = one(local, "gcp:projects/iAMMember:IAMMember", "fn-change")["condition"]["expression"]
     zone, node = "projects/local/zones/us-central1-a", "sk-local-abcdefgh-n0007"
     for name in (f"{zone}/instances/{node}-a3", f"{zone}/disks/{node}-a3", f"{zone}/disks/{node}-d0"):
@@ -352,21 +350,21 @@ def test_the_function_changes_only_machines_of_its_stack(local: Declaration) -> 
     assert not any("*" in name or name.startswith(("iam.", "resourcemanager.")) for name in (*LOOK, *CHANGE))
 
 
-def test_the_function_may_ask_what_spot_machines_cost_and_whether_they_are_to_be_had(local: Declaration) -> None:
+def test_the_function_may_read_spot_advice(local: Declaration) -> None:
     """Methods of a region and not of a machine, so the role whose condition names machines cannot hold them."""
     look = one(local, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-look")
     assert {"compute.advice.capacity", "compute.advice.capacityHistory"} <= set(look["permissions"])
     assert "condition" not in one(local, "gcp:projects/iAMMember:IAMMember", "fn-look")
 
 
-def test_each_life_of_a_stack_has_roles_of_its_own(local: Declaration) -> None:
+def test_a_rebuilt_stack_gets_new_role_ids(local: Declaration) -> None:
     """The id of a deleted one stays taken for up to 37 days: a destroy and an up again would fail by it."""
     for role in of(local, "gcp:projects/iAMCustomRole:IAMCustomRole"):
         assert role.properties["roleId"] != without_life(role.properties["roleId"])
         assert "gcp:serviceaccount/account:Account::account-fn" in role.depends_on, "whose number Google gives once"
 
 
-def test_machines_may_have_public_addresses_where_the_stack_file_says_so(local: Declaration) -> None:
+def test_public_ip_gives_machines_public_addresses(local: Declaration) -> None:
     """An insert with a public address asks for a right on its subnetwork; without it every launch is refused."""
     wanted = "compute.subnetworks.useExternalIp"
     config = read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9")
@@ -376,7 +374,7 @@ def test_machines_may_have_public_addresses_where_the_stack_file_says_so(local: 
         assert (wanted in look["permissions"]) is granted
 
 
-def test_pubsub_may_say_that_it_is_the_clock_before_it_pushes(local: Declaration) -> None:
+def test_pubsub_may_get_the_clock_accounts_tokens_before_it_pushes(local: Declaration) -> None:
     binding = one(local, "gcp:serviceaccount/iAMMember:IAMMember", "pubsub-is-clock")
     assert binding["role"] == "roles/iam.serviceAccountTokenCreator"
     assert binding["serviceAccountId"].rsplit("/", 1)[1].startswith("sk-local-ck@")
@@ -384,7 +382,7 @@ def test_pubsub_may_say_that_it_is_the_clock_before_it_pushes(local: Declaration
     assert "gcp:serviceaccount/iAMMember:IAMMember::pubsub-is-clock" in before(local, PUSH)
 
 
-def test_the_function_is_built_when_its_rights_have_spread(local: Declaration, example: Declaration) -> None:
+def test_the_function_is_built_after_its_rights_have_propagated(local: Declaration, example: Declaration) -> None:
     settled = "pulumi-python:dynamic/spotkeeper:Settled::settled"
     for declared, seconds in ((local, 0), (example, 120)):
         assert declared[settled].properties["seconds"] == seconds
@@ -393,7 +391,7 @@ def test_the_function_is_built_when_its_rights_have_spread(local: Declaration, e
         assert ours and ours <= before(declared, settled)
 
 
-def test_the_budget_names_who_pays_for_asking(example: Declaration) -> None:
+def test_the_budget_call_names_a_billing_project(example: Declaration) -> None:
     """With a person's credentials the Budget API answers 403 without a project of the call's own."""
     budget = example["gcp:billing/budget:Budget::budget"]
     provider = one(example, "pulumi:providers:gcp", budget.provider)
@@ -402,12 +400,12 @@ def test_the_budget_names_who_pays_for_asking(example: Declaration) -> None:
     assert others == {""}, "everything else goes by the default one"
 
 
-def test_only_the_nodes_identity_may_be_handed_out(local: Declaration) -> None:
+def test_only_the_machines_account_may_be_used(local: Declaration) -> None:
     users = [d for d in local.values() if d.properties.get("role") == "roles/iam.serviceAccountUser"]
     assert [d.properties["serviceAccountId"].rsplit("/", 1)[1].partition("@")[0] for d in users] == ["sk-local-vm"]
 
 
-def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(local: Declaration) -> None:
+def test_the_function_cannot_write_programs_or_declared_documents(local: Declaration) -> None:
     """It says which bundle agents become: one that it could write as well would be anybody's code on every machine."""
     objects = "projects/_/buckets/sk-local-local/objects"
     member = "gcp:storage/bucketIAMMember:BucketIAMMember"
@@ -424,7 +422,7 @@ def test_the_function_writes_nothing_that_a_machine_runs_or_that_people_declare(
         assert may(path), path
 
 
-def test_submitters_create_jobs_and_nothing_that_a_machine_runs(example: Declaration) -> None:
+def test_submitters_cannot_write_programs(example: Declaration) -> None:
     """``stack/pools.json`` names the bundle that agents run as root: who writes it owns every machine."""
     who, objects = "user:lee@acme.dev", "projects/_/buckets/sk-acme-train-demo/objects"
     held = [found.properties for found in example.values() if found.properties.get("member") == who]
@@ -449,7 +447,7 @@ def test_submitters_create_jobs_and_nothing_that_a_machine_runs(example: Declara
     assert not may("objectCreator", paths.record(job), "projects/_/buckets/other/objects")
 
 
-def test_machines_write_logs_checkpoints_and_outputs_only(local: Declaration) -> None:
+def test_machines_may_write_only_logs_checkpoints_and_outputs(local: Declaration) -> None:
     access = of(local, "gcp:storage/bucketIAMMember:BucketIAMMember")
     of_nodes = {d.name: d.properties for d in access if d.name.startswith("node-")}
     assert {name: p["role"].rsplit(".", 1)[1] for name, p in of_nodes.items()} == {
@@ -463,12 +461,12 @@ def test_machines_write_logs_checkpoints_and_outputs_only(local: Declaration) ->
         assert f"/{name.removeprefix('node-')}/" in properties["condition"]["expression"]
 
 
-def test_nobody_outside_may_call(local: Declaration) -> None:
+def test_only_invokers_may_call(local: Declaration) -> None:
     assert "allUsers" not in json.dumps([d.properties for d in local.values()], default=str)
     assert "allAuthenticatedUsers" not in json.dumps([d.properties for d in local.values()], default=str)
 
 
-def test_a_real_stack_tells_somebody(example: Declaration) -> None:
+def test_alerts_reach_the_configured_address(example: Declaration) -> None:
     metric = one(example, "gcp:logging/metric:Metric", "ticks")
     assert 'service_name="sk-demo" AND jsonPayload.event="tick"' in metric["filter"]
     policy = one(example, "gcp:monitoring/alertPolicy:AlertPolicy", "silence")
