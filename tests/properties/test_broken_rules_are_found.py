@@ -110,7 +110,7 @@ PATCHES: tuple[Patch, ...] = (
 
 
 @pytest.mark.parametrize("change", PATCHES, ids=lambda change: change.__name__)
-def test_it_notices(monkeypatch: pytest.MonkeyPatch, change: Patch) -> None:
+def test_the_search_notices_each_broken_rule(monkeypatch: pytest.MonkeyPatch, change: Patch) -> None:
     change(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):
         look(EXAMPLES)
@@ -149,11 +149,11 @@ def hung_member_with_a_disk() -> None:
 
 
 @pytest.mark.parametrize("story", [call_after_the_end, hung_member_with_a_disk], ids=lambda story: story.__name__)
-def test_a_long_story(story: Callable[[], None]) -> None:
+def test_a_long_random_story_keeps_the_rules(story: Callable[[], None]) -> None:
     story()
 
 
-def test_it_notices_that_nobody_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_notices_a_missing_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody_sweeps(monkeypatch)
     with pytest.raises(AssertionError, match="nothing left"):
         call_after_the_end()

@@ -101,7 +101,7 @@ FAILURES: tuple[Break, ...] = (down_function, down_bucket, down_cloud, throttled
 
 
 @pytest.mark.parametrize("fail", [*FAILURES, unanswered_zones], ids=lambda fail: fail.__name__)
-def test_it_fails_for_an_hour_and_training_goes_on(world: World, fail: Break) -> None:
+def test_training_continues_while_the_function_fails_for_an_hour(world: World, fail: Break) -> None:
     watch = Watch(world)
     fail(world)
     world.advance(HOUR)
@@ -114,7 +114,7 @@ def test_it_fails_for_an_hour_and_training_goes_on(world: World, fail: Break) ->
 
 
 @pytest.mark.parametrize("fail", [*FAILURES, unanswered_zones], ids=lambda fail: fail.__name__)
-def test_what_was_lost_meanwhile_is_repaired_by_the_first_healthy_tick(world: World, fail: Break) -> None:
+def test_the_first_healthy_tick_repairs_losses_of_an_outage(world: World, fail: Break) -> None:
     watch = Watch(world)
     fail(world)
     world.advance(60)
@@ -132,7 +132,7 @@ def test_what_was_lost_meanwhile_is_repaired_by_the_first_healthy_tick(world: Wo
 
 
 @pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
-def test_it_fails_in_the_middle_of_a_recovery(world: World, fail: Break) -> None:
+def test_the_function_may_fail_during_a_recovery(world: World, fail: Break) -> None:
     world.plane.preempt(world.plane.vms()[0], notice=False)
     world.advance(20)
     fail(world)
@@ -146,7 +146,7 @@ def test_it_fails_in_the_middle_of_a_recovery(world: World, fail: Break) -> None
 # -- unreachable beyond the lease
 
 
-def test_out_of_reach_beyond_the_lease_machines_save_and_power_off_and_the_job_is_resumed_later(world: World) -> None:
+def test_beyond_the_lease_machines_save_and_power_off(world: World) -> None:
     world.function_down = True
     world.advance(world.stack.lease_minutes * 60 - 60)
     assert all(guest.alive for guest in world.guests.values()) and len(world.guests) == 2
@@ -199,7 +199,7 @@ def test_old_code_and_new_code_interleave_in_the_middle_of_a_recovery(monkeypatc
 # -- older than the record's version
 
 
-def test_a_record_of_a_newer_version_is_left_alone_and_so_is_all_that_it_owns(world: World) -> None:
+def test_a_newer_records_job_is_left_alone(world: World) -> None:
     world.submit(JOBS[1])
     world.until(lambda: world.training(JOBS[1]), "the other job")
     watch = Watch(world)
@@ -232,7 +232,7 @@ def wrong(world: World, skew: float) -> None:
 
 
 @pytest.mark.parametrize("skew", [10.0, -10.0, 300.0, -300.0, 3 * HOUR, -3 * HOUR])
-def test_its_clock_is_wrong_and_no_member_and_no_disk_is_given_up(world: World, skew: float) -> None:
+def test_a_wrong_clock_gives_up_no_member_and_no_disk(world: World, skew: float) -> None:
     watch = Watch(world)
     wrong(world, skew)
     world.advance(1200)
@@ -243,7 +243,7 @@ def test_its_clock_is_wrong_and_no_member_and_no_disk_is_given_up(world: World, 
 
 
 @pytest.mark.parametrize("skew", [10.0, -10.0, 3 * HOUR, -3 * HOUR])
-def test_one_of_its_instances_has_a_wrong_clock_during_a_recovery(world: World, skew: float) -> None:
+def test_one_instance_may_have_a_wrong_clock_during_a_recovery(world: World, skew: float) -> None:
     clock = Still(time=world.time, skew=skew)
     world.instances[1] = type(world.instances[1])(clock, world.instances[1].cloud, world.instances[1].options)
     world.plane.preempt(world.plane.vms()[0], notice=False)

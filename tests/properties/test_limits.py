@@ -37,7 +37,7 @@ def limits(world: World) -> list[str]:
 # -- launches
 
 
-def test_a_rank_whose_machines_never_come_up_gets_so_many_and_no_more_within_an_hour() -> None:
+def test_a_nodes_launches_per_hour_are_limited() -> None:
     world = World(nodes=1, boot_s=NEVER)
     world.submit()
     world.run(HOUR - 10)
@@ -50,7 +50,7 @@ def test_a_rank_whose_machines_never_come_up_gets_so_many_and_no_more_within_an_
     assert world.record().reason == ""
 
 
-def test_a_job_gets_so_many_for_all_of_its_ranks() -> None:
+def test_a_jobs_launches_per_hour_are_limited() -> None:
     world = World(nodes=4, boot_s=NEVER)
     world.submit()
     world.run(HOUR - 10)
@@ -59,7 +59,7 @@ def test_a_job_gets_so_many_for_all_of_its_ranks() -> None:
     assert f"waiting: the job was given {limit} machines within an hour" in limits(world)
 
 
-def test_waiting_for_capacity_blows_no_fuse() -> None:
+def test_waiting_for_capacity_reaches_no_limit() -> None:
     world = World(nodes=1, policy="spot")
     for zone in ZONES:
         world.capacity[zone, Model.SPOT] = 0
@@ -71,7 +71,7 @@ def test_waiting_for_capacity_blows_no_fuse() -> None:
     world.until(world.training, 400)
 
 
-def test_a_rough_market_blows_no_fuse() -> None:
+def test_a_volatile_market_reaches_no_limit() -> None:
     """A loss every ten minutes, without notice: preemptions are what we are for."""
     world = World(nodes=2)
     world.submit()
@@ -86,7 +86,7 @@ def test_a_rough_market_blows_no_fuse() -> None:
 # -- the breaker
 
 
-def test_when_many_fall_silent_at_once_they_get_more_time_for_it_may_be_us() -> None:
+def test_many_simultaneously_silent_machines_get_more_time() -> None:
     world = World(nodes=5)
     world.submit()
     world.until(world.training)
@@ -104,7 +104,7 @@ def test_when_many_fall_silent_at_once_they_get_more_time_for_it_may_be_us() -> 
     assert world.events(Event.LOSS) == [] and world.training(), "they were heard again: nothing is lost"
 
 
-def test_who_stays_silent_is_replaced_after_that() -> None:
+def test_machines_that_stay_silent_are_replaced() -> None:
     world = World(nodes=3)
     world.submit()
     world.until(world.training)
@@ -116,7 +116,7 @@ def test_who_stays_silent_is_replaced_after_that() -> None:
     world.until(world.training, 600)
 
 
-def test_one_of_many_that_falls_silent_is_replaced_as_ever() -> None:
+def test_a_single_silent_machine_is_replaced_at_once() -> None:
     world = World(nodes=5)
     world.submit()
     world.until(world.training)
@@ -179,7 +179,7 @@ def test_a_job_that_has_spent_its_max_usd_saves_stops_and_holds_with_its_disks()
     assert world.t - since > 0.4 / (2 * price) * HOUR, "as much again"
 
 
-def test_that_hold_has_an_end() -> None:
+def test_a_spending_hold_ends_after_hold_days() -> None:
     world = World(nodes=1, max_usd=0.05, hold_days=0.1)
     world.submit()
     world.until(lambda: world.record().phase is Phase.HOLD, HOUR)

@@ -69,7 +69,7 @@ def test_every_verb_is_within_the_functions_rights(world: World) -> None:
 
 
 @pytest.mark.parametrize("verb", ["delete", "attach", "detach"])
-def test_a_namesake_is_left_alone(world: World, verb: str) -> None:
+def test_a_machine_with_the_same_name_and_another_id_is_left_alone(world: World, verb: str) -> None:
     """Another machine under the name of the one that was seen: there already, or between two calls, gone."""
     machine(world)
     done(world, CreateDisk(JOB, UID, 0, 1, "p", ZONE))
@@ -92,7 +92,7 @@ def call(world: World, method: str, path: str, body: object = None) -> tuple[int
     return answer.status, said["error"]["message"] if answer.status != 200 else ""
 
 
-def test_by_its_number_a_machine_meets_no_condition(world: World) -> None:
+def test_a_machine_addressed_by_number_meets_no_condition(world: World) -> None:
     uid = machine(world)
     for method, path, permission in (
         ("DELETE", f"zones/{ZONE}/instances/{uid}", "compute.instances.delete"),
@@ -102,7 +102,7 @@ def test_by_its_number_a_machine_meets_no_condition(world: World) -> None:
         assert call(world, method, path) == (403, f"Required '{permission}' permission")
 
 
-def test_what_pulumi_declared_is_out_of_reach(world: World) -> None:
+def test_declared_resources_are_out_of_the_functions_reach(world: World) -> None:
     for path in (f"zones/{ZONE}/instances/sk-demo-floor-s0", f"zones/{ZONE}/disks/sk-demo-floor-s0-data"):
         status, said = call(world, "DELETE", path)
         assert status == 403 and said.endswith(f"permission for 'projects/local/{path}'")

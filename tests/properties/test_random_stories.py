@@ -230,5 +230,5 @@ def look(examples: int) -> None:
     )
 
 
-def test_nothing_doubles_nothing_leaks_and_everything_converges() -> None:
+def test_random_stories_neither_double_nor_leak_and_converge() -> None:
     look(EXAMPLES)

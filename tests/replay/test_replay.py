@@ -67,7 +67,7 @@ def test_on_demand_is_always_there() -> None:
     assert (out.cost, out.finish_h) == (4.5, 4.5)
 
 
-def test_a_loss_is_told_at_the_tick_that_it_happens_and_costs_another_start() -> None:
+def test_a_loss_costs_another_start() -> None:
     script = Script(PolicyAnswer(("spot:z0",)))
     out = outcome(script, "11011111111111111111")
     assert [tick.event for tick in script.asked[:4]] == ["start", "tick", "preempted", "tick"]
@@ -86,14 +86,14 @@ def test_each_refusal_delays_the_launch_that_follows_and_a_move_costs_its_egress
     assert out.refusals == 1
 
 
-def test_a_probe_costs_where_it_finds_something_and_is_answered_at_the_next_tick() -> None:
+def test_a_successful_probe_costs_and_is_answered_at_the_next_tick() -> None:
     script = Script(PolicyAnswer((), ("z0", "z1", "z9")), PolicyAnswer(("od",)))
     out = outcome(script, "1" * 20, "0" * 20)
     assert script.asked[1].probed == {"z0": True, "z1": False}
     assert out.cost == pytest.approx(0.1 * 0.25 + 4.5)
 
 
-def test_what_is_left_out_stops_and_what_is_tried_in_vain_keeps_the_rest() -> None:
+def test_launches_not_named_stop_and_failed_attempts_keep_the_rest() -> None:
     script = Script(PolicyAnswer(("od",)), PolicyAnswer(("spot:z1", "keep")), PolicyAnswer())
     outcome(script, "1" * 20, "0" * 20)
     kinds = [tick.on.kind if tick.on else None for tick in script.asked[:4]]
@@ -150,7 +150,7 @@ def file(tmp_path: Path, *zones: dict[str, object], gap_seconds: float = 600) ->
     return path
 
 
-def test_a_gap_is_no_capacity_and_the_price_of_before(tmp_path: Path) -> None:
+def test_a_gap_is_no_capacity_at_the_last_price(tmp_path: Path) -> None:
     zone = {"zone": "us-east-1a", "capacity": [[2, 2], [None, 1], [2, 1]], "price": [None, 0.2, None, 0.3]}
     read_one = read(file(tmp_path, zone), ratio=0.4)
     assert read_one.up == (bytes([1, 1, 0, 1]),)
@@ -167,7 +167,7 @@ def test_a_gap_is_no_capacity_and_the_price_of_before(tmp_path: Path) -> None:
         ({"zone": "a", "capacity": ["many"]},),
     ],
 )
-def test_what_is_no_recording_is_refused_by_name(tmp_path: Path, zones: tuple[dict[str, object], ...]) -> None:
+def test_invalid_recordings_are_refused_by_name(tmp_path: Path, zones: tuple[dict[str, object], ...]) -> None:
     with pytest.raises(RecordingError, match=r"market\.json"):
         read(file(tmp_path, *zones))
 
@@ -179,12 +179,12 @@ def test_ticks_and_prices_of_another_unit_are_refused(tmp_path: Path, gap_second
 
 
 @pytest.mark.parametrize("price", [0.0, -0.3, None])
-def test_what_was_free_has_the_price_of_before(tmp_path: Path, price: float | None) -> None:
+def test_a_zero_price_counts_as_a_gap(tmp_path: Path, price: float | None) -> None:
     recording = read(file(tmp_path, {"zone": "a", "capacity": [1] * 4, "price": [price, 0.4, price, 0.5]}), ratio=0.2)
     assert recording.zones[0].price == (0.2, 0.4, 0.4, 0.5)
 
 
-def test_a_folder_without_recordings_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_recordings_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="no recording"):
         read_folder(tmp_path)
 

@@ -111,7 +111,7 @@ def test_hundreds_of_jobs_are_served_in_one_tick_from_one_listing() -> None:
     assert not cloud.calls
 
 
-def test_hundreds_of_jobs_that_all_want_machines_get_them_by_turns() -> None:
+def test_hundreds_of_jobs_get_machines_in_turn() -> None:
     """They meet at one document of grants; who loses a race there is served by the next tick at the latest."""
     _, store = site(JOBS)
     clock, cloud = Clock(), Cloud()
@@ -122,7 +122,7 @@ def test_hundreds_of_jobs_that_all_want_machines_get_them_by_turns() -> None:
     assert {action.job for action in cloud.calls} == {name(number) for number in range(JOBS)}
 
 
-def test_a_tick_without_time_leaves_whole_rounds_to_the_next_and_nobody_waits_for_ever() -> None:
+def test_rounds_without_time_are_left_to_the_next_tick() -> None:
     """Time passes with every look at the clock; a tick has enough of it for a third of the jobs."""
     _, store = site(30)
     clock, cloud = Clock(), Cloud()
@@ -146,7 +146,7 @@ def test_a_tick_without_time_leaves_whole_rounds_to_the_next_and_nobody_waits_fo
     assert min(served.values()) >= 4
 
 
-def test_a_job_whose_name_nobody_knows_is_buried_though_its_id_is_no_name() -> None:
+def test_an_ended_job_without_a_name_is_cleaned_up() -> None:
     """An id stands for the name then; one that begins with a digit made every tick fail from there on."""
     _, store = site(1)
     for job in ("2hxst234", "ghxst234"):

@@ -121,7 +121,7 @@ class Generator:
         return json.dumps(body).encode()
 
 
-def test_generated_bodies(site: Site) -> None:
+def test_generated_bodies_are_refused_or_valid(site: Site) -> None:
     site.put_back()
     generator, bodies, spent = Generator(site, SEED), Bodies(), []
     handle = site.app.handle

@@ -97,7 +97,7 @@ def processes_with_secrets() -> list[str]:
     return found
 
 
-def test_nothing_that_was_planted_is_written_down(stage: Stage, tmp_path: Path) -> None:
+def test_no_planted_secret_appears_anywhere(stage: Stage, tmp_path: Path) -> None:
     up, go = tmp_path / "up", tmp_path / "go"
     spec, source = script(tmp_path, "canary", JOB, env={"PLANTED": VARIABLE, "UP": str(up), "GO": str(go)})
     (function,) = stage.cloud.status().functions
@@ -116,7 +116,7 @@ def test_nothing_that_was_planted_is_written_down(stage: Stage, tmp_path: Path) 
         assert logs and b'"status"' in logs, "the function's log was among them"
 
 
-def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+def test_the_search_finds_a_planted_secret(tmp_path: Path) -> None:
     (tmp_path / "serial").mkdir()
     (tmp_path / "serial" / "x.log").write_text(f"env PLANTED={VARIABLE}")
     (tmp_path / "state").write_text("Bearer eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJ4In0.sig")

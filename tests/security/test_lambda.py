@@ -84,21 +84,21 @@ def aws() -> Iterator[AwsSite]:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_instance_is_the_rank_that_the_record_gives_it(aws: AwsSite, packed: bool) -> None:
+def test_an_instance_has_the_node_in_the_record(aws: AwsSite, packed: bool) -> None:
     me = aws.members[0]
     status, reply = aws.call("/v1/sync", sync(me.boot, job=JOB), GOOD_IAM, packed=packed)
     assert (status, reply["role"], reply["node"], reply["attempt"]) == (200, "member", 0, me.attempt)
     assert aws.looks == 0, "the record knew it"
 
 
-def test_without_a_job_a_listing_tells_its_name_once(aws: AwsSite) -> None:
+def test_without_a_job_one_listing_gives_the_name(aws: AwsSite) -> None:
     for _ in range(3):
         status, reply = aws.call("/v1/sync", sync(aws.members[0].boot), GOOD_IAM)
         assert (status, reply["job"], reply["node"]) == (200, JOB, 0)
     assert aws.looks == 1
 
 
-def test_one_look_makes_the_whole_gang_known(aws: AwsSite) -> None:
+def test_one_listing_identifies_the_whole_gang(aws: AwsSite) -> None:
     """Nodes that start together ask together: a look for each of them, two seconds apart, took minutes."""
     whole = aws.cloud.listing
     ids = {vm.uid: f"i-{n:017x}" for n, vm in enumerate(whole.vms) if vm.job and vm.uid != INSTANCE}
@@ -112,7 +112,7 @@ def test_one_look_makes_the_whole_gang_known(aws: AwsSite) -> None:
     assert aws.looks == 1
 
 
-def test_a_node_that_nobody_knows_does_not_make_us_list_for_every_question(aws: AwsSite) -> None:
+def test_an_unknown_machine_does_not_cause_a_listing_per_request(aws: AwsSite) -> None:
     other = "i-0fedcba9876543210"
     iam = replace(
         GOOD_IAM,
@@ -125,7 +125,7 @@ def test_a_node_that_nobody_knows_does_not_make_us_list_for_every_question(aws: 
     assert aws.looks == 1 and aws.store.facts == aws.rest.fields["facts"]
 
 
-def test_nobody_else_speaks_for_it(aws: AwsSite) -> None:
+def test_no_other_caller_can_act_as_the_machine(aws: AwsSite) -> None:
     operator = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/ann")
     for iam in (None, operator, replace(GOOD_IAM, account_id="999999999999")):
         assert aws.call("/v1/sync", sync(aws.members[0].boot, job=JOB), iam) == (401, {"error": "unauthorized"})
@@ -133,7 +133,7 @@ def test_nobody_else_speaks_for_it(aws: AwsSite) -> None:
     assert aws.call("/v1/sync", sync(), None, **headers)[0] == 401, "no header says who speaks"
 
 
-def test_operators_poke_and_nodes_do_not(aws: AwsSite) -> None:
+def test_only_operators_may_notify(aws: AwsSite) -> None:
     operator = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/ann")
     for path in (f"/v1/notify/{JOB}", "/v1/tick"):
         assert aws.call(path, b"{}", operator)[0] == 200
@@ -145,7 +145,7 @@ def test_operators_poke_and_nodes_do_not(aws: AwsSite) -> None:
 @pytest.mark.parametrize(
     ("body", "status"), [(b" " * 16_385, 413), (b"x" * 1_000_000, 413), (b"{", 400), (b'{"boot":"b","boot":"b"}', 400)]
 )
-def test_the_same_envelope(aws: AwsSite, body: bytes, status: int) -> None:
+def test_http_and_lambda_answer_alike(aws: AwsSite, body: bytes, status: int) -> None:
     assert aws.call("/v1/sync", body, GOOD_IAM)[0] == status
     assert aws.store.facts == aws.rest.fields["facts"]
 
@@ -160,7 +160,7 @@ def test_the_same_envelope(aws: AwsSite, body: bytes, status: int) -> None:
         {"requestContext": {"http": {"method": "POST", "path": "/v1/sync"}}, "headers": []},
     ],
 )
-def test_an_event_of_another_form_is_refused_in_the_same_shape(aws: AwsSite, event: dict[str, Any]) -> None:
+def test_an_invalid_event_is_refused_alike(aws: AwsSite, event: dict[str, Any]) -> None:
     answered = aws.lambda_app.event(event)
     assert (answered["statusCode"], answered["body"]) == (400, '{"error":"invalid"}')
 
@@ -170,7 +170,7 @@ def warned(uid: str, **more: Any) -> dict[str, Any]:
 
 
 class TestHints:
-    def test_an_interruption_is_a_round_of_its_job(self, aws: AwsSite) -> None:
+    def test_an_interruption_starts_a_round_of_its_job(self, aws: AwsSite) -> None:
         assert aws.lambda_app.event(warned(INSTANCE)) == {"jobs": 1, "failed": 0, "busy": False}
         assert aws.store.records == aws.rest.fields["records"], "the listing says that nothing happened"
 
@@ -193,14 +193,14 @@ class TestHints:
             {"source": 1},
         ],
     )
-    def test_anything_else_is_nothing(self, aws: AwsSite, event: dict[str, Any]) -> None:
+    def test_other_events_are_ignored(self, aws: AwsSite, event: dict[str, Any]) -> None:
         assert aws.lambda_app.event(event) == {"jobs": 0, "failed": 0, "busy": False}
         aws.store.quarantined.clear()
         assert not aws.cloud.asked and aws.store.records == aws.rest.fields["records"]
 
 
 class TestNames:
-    def test_only_one_listed_machine_whose_name_is_its_labels(self, aws: AwsSite) -> None:
+    def test_only_a_consistently_labelled_machine_is_identified(self, aws: AwsSite) -> None:
         whole = aws.cloud.listing
         mine = next(vm for vm in whole.vms if vm.uid == INSTANCE)
         assert auth_aws.nodes_of(whole, "t")[INSTANCE] == Speaker(INSTANCE, mine.name, mine.zone)
@@ -209,7 +209,7 @@ class TestNames:
         assert auth_aws.nodes_of(Listing((mine, mine), ()), "t") == {}
         assert INSTANCE not in auth_aws.nodes_of(whole, "other")
 
-    def test_the_body_is_cut_where_ours_ends(self) -> None:
+    def test_the_body_limit_is_the_functions(self) -> None:
         event = UrlEvent(_context(), {}, "x" * 100_000)
         made = request_of(event)
         assert made.content_length == 100_000 and len(made.stream.read()) == 16_385

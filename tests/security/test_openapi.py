@@ -44,7 +44,7 @@ def token_for(site: Site, path: str) -> str:
 
 @schema.parametrize()
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_conforms(case: schemathesis.Case, site: Site, app: Any) -> None:
+def test_every_answer_conforms_to_the_file(case: schemathesis.Case, site: Site, app: Any) -> None:
     """Status, content type and shape of every answer are those of the file; what does not fit is refused."""
     authorized = {"Authorization": token_for(site, case.path)}
     response = case.call(app=app, headers=authorized, base_url="http://function.example")

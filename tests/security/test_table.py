@@ -10,7 +10,7 @@ from tests.security.tally import TALLY
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.area}: {row.name}")
-def test_class(site: Site, row: Row) -> None:
+def test_each_class_of_bad_input_is_refused(site: Site, row: Row) -> None:
     site.put_back()
     name, labels = f"{row.area}: {row.name}", []
     TALLY.failed.append(name)
@@ -25,7 +25,7 @@ def test_class(site: Site, row: Row) -> None:
     TALLY.classes[name] = len(labels)
 
 
-def test_the_table_is_whole() -> None:
+def test_every_class_of_bad_input_is_tested() -> None:
     assert len({(row.area, row.name) for row in TABLE}) == len(TABLE) == 99
     assert len({row.area for row in TABLE}) == 10
     assert sum(row.least for row in TABLE) >= 2216

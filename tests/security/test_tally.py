@@ -21,14 +21,14 @@ CLASSES = {"store: one": 3, "store: two": 4}
         (Tally(bodies=Bodies(5)), "0 of 2 classes, 5 of 100000 bodies"),
     ],
 )
-def test_a_part_does_not_stand_where_the_whole_stood(tmp_path: Path, tally: Tally, said: str) -> None:
+def test_a_partial_run_does_not_replace_a_whole_one(tmp_path: Path, tally: Tally, said: str) -> None:
     file = tmp_path / "security.json"
     file.write_text("whole")
     assert said in tally.write(2, file)
     assert file.read_text() == "whole"
 
 
-def test_what_several_processes_counted_is_one_run() -> None:
+def test_several_processes_counts_are_one_run() -> None:
     whole = Tally()
     for part in (Tally({"store: one": 3}), Tally({}, ["store: two"], Bodies(7, taken=7, median_ms=0.5)), Tally()):
         whole.add(part.told())

@@ -41,7 +41,7 @@ def why(scenario: Scenario, interfere: Callable[[World], None], **more: object) 
 
 
 @each
-def test_a_story_ends_well_and_so_it_does_where_the_function_dies(scenario: Scenario) -> None:
+def test_a_story_ends_well_with_and_without_a_kill(scenario: Scenario) -> None:
     """At one of its effects, another for each story; in every third one it freezes there instead."""
     points, number = effects(well(scenario)), SCENARIOS.index(scenario)
     stop = freeze if number % 3 == 2 else kill
@@ -55,26 +55,26 @@ def test_there_are_as_many_points_as_on_compute_engine() -> None:
 
 @whole
 @each
-def test_killed_at_every_effect(scenario: Scenario) -> None:
+def test_a_function_killed_at_every_effect_recovers(scenario: Scenario) -> None:
     assert {at: told for at in effects(well(scenario)) if (told := why(scenario, kill(at)))} == {}
 
 
 @whole
 @each
-def test_frozen_at_every_effect_and_going_on_with_a_stale_view(scenario: Scenario) -> None:
+def test_a_function_frozen_at_every_effect_recovers(scenario: Scenario) -> None:
     assert {at: told for at in effects(well(scenario)) if (told := why(scenario, freeze(at)))} == {}
 
 
 @whole
 @each
-def test_every_request_in_turn_is_missed(scenario: Scenario) -> None:
+def test_every_request_may_be_lost(scenario: Scenario) -> None:
     requests = range(well(scenario).requests)
     assert {number: told for number in requests if (told := why(scenario, lose(number)))} == {}
 
 
 @whole
 @each
-def test_every_look_in_turn_shows_an_old_listing(scenario: Scenario) -> None:
+def test_every_listing_may_be_stale(scenario: Scenario) -> None:
     seen = {}
     for look in range(well(scenario).looks):
         for versions in (1, 2, 3):
@@ -102,7 +102,7 @@ def _born_dead(play: Play) -> None:
 BORN_DEAD = Scenario("born dead", _born_dead, lambda play: play.on, fresh=True)
 
 
-def test_a_token_whose_machine_is_dead_costs_an_attempt_and_no_more() -> None:
+def test_a_dead_token_costs_one_attempt() -> None:
     """Rule 7: EC2 gives that machine for as long as a day."""
 
     def refused(world: World) -> None:
@@ -112,7 +112,7 @@ def test_a_token_whose_machine_is_dead_costs_an_attempt_and_no_more() -> None:
     assert why(BORN_DEAD, refused) == "", "or says that it was terminated"
 
 
-def test_calls_that_are_refused_lost_and_throttled_only_take_time() -> None:
+def test_refused_lost_and_throttled_calls_only_cost_time() -> None:
     def trouble(world: World) -> None:
         cloud = world.cloud
         assert isinstance(cloud, Ec2Cloud)
@@ -133,14 +133,14 @@ def test_calls_that_are_refused_lost_and_throttled_only_take_time() -> None:
 # -- what is broken is seen
 
 
-def test_a_dead_token_taken_for_a_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_token_taken_for_a_machine_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that never says hello is given up after eight minutes instead of at once."""
     assert perform(BORN_DEAD, on=on_ec2).took_s < BOOT_S
     monkeypatch.setattr(Ec2Verbs, "_launched", lambda self, made, ends: (ResultKind.ACCEPTED, made.instance_id))
     assert perform(BORN_DEAD, on=on_ec2).took_s > BOOT_S
 
 
-def test_launches_without_a_token_of_their_own_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_with_a_shared_token_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch whose answer is lost, twice, is asked for again: without its token that is another machine."""
     start = SCENARIOS[0]
     launched: list[int] = []
@@ -163,7 +163,7 @@ def test_launches_without_a_token_of_their_own_are_seen(monkeypatch: pytest.Monk
     assert launched[0] == 2 < launched[1]
 
 
-def test_a_terminated_machine_taken_for_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminated_machine_taken_for_a_live_one_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     real = schema.to_vm
 
     def to_vm(item: InstanceIn, *more: object, **named: object) -> object:

@@ -72,7 +72,7 @@ def sliced(scenario: Scenario) -> list[int | None]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_the_ledger_is_the_bill_wherever_the_function_is_killed(scenario: Scenario) -> None:
+def test_the_ledger_equals_the_bill_wherever_the_function_is_killed(scenario: Scenario) -> None:
     for at in sliced(scenario):
         found = books(scenario, at)
         assert found.billed > 0
@@ -95,7 +95,7 @@ def test_every_machine_and_every_paid_second_is_in_the_account(scenario: Scenari
 
 
 @pytest.mark.parametrize("name", ["notice", "silent loss", "master loss", "user crash", "zone move"])
-def test_the_steps_that_are_done_again_are_told_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_steps_are_counted_correctly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reckoned from reports a minute apart; the simulated gang knows them exactly."""
     real = Gang.progress
 
@@ -123,7 +123,7 @@ def test_the_steps_that_are_done_again_are_told_as_they_were(name: str, monkeypa
 
 
 @pytest.mark.parametrize("name", ["notice", "silent loss", "two losses"])
-def test_on_ec2_every_machine_is_paid_once_and_by_ec2s_own_times(name: str) -> None:
+def test_on_ec2_every_machine_is_paid_once_by_ec2s_times(name: str) -> None:
     """EC2 tells when a machine was ordered, seconds before it runs, and when a call or the market ended it, seconds
     before it is off: the look that finds it gone, a tick later where the function was killed, makes no difference.
     """
@@ -144,7 +144,7 @@ def test_on_ec2_every_machine_is_paid_once_and_by_ec2s_own_times(name: str) -> N
             assert -30.0 <= end - one.end <= 0.0, (at, one.vm.name)
 
 
-def test_without_the_clouds_own_times_the_ledger_is_off() -> None:
+def test_without_the_clouds_times_the_ledger_is_inexact() -> None:
     """What the looks alone tell: a machine's end as late as it was looked for. Else the test above could not fail."""
     scenario = next(one for one in SCENARIOS if one.name == "silent loss")
     found = books(scenario)

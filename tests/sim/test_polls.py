@@ -61,7 +61,7 @@ def test_polls_within_half_a_second_share_one_read(world: World) -> None:
     assert reply.doc is not None and reply.doc.ver == record.ver
 
 
-def test_an_agent_never_hears_of_an_older_document_than_it_has_had(world: World) -> None:
+def test_an_agent_never_receives_an_older_document(world: World) -> None:
     behind, ahead = Process(world.function), Process(world.function)
     agent, peer = world.jobs[JOB].agents
     poll(world, behind, peer)
@@ -75,7 +75,7 @@ def test_an_agent_never_hears_of_an_older_document_than_it_has_had(world: World)
     assert again is not None and again.ver == record.ver, "and newer from there on for everybody"
 
 
-def test_a_process_answers_from_its_own_round_at_once(world: World) -> None:
+def test_a_process_answers_with_its_own_rounds_result(world: World) -> None:
     process, agent = Process(world.function), world.jobs[JOB].agents[0]
     poll(world, process, agent)
     record = rewrite(world)
@@ -85,7 +85,7 @@ def test_a_process_answers_from_its_own_round_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("at", [0.2, 0.4])
-def test_a_round_that_falls_due_is_begun_though_its_time_was_read_before(world: World, at: float) -> None:
+def test_a_due_round_starts_despite_a_cached_time(world: World, at: float) -> None:
     process, agent = Process(world.function), world.jobs[JOB].agents[0]
     world.store.leases[JOB] = ("", 0.0, world.engine.t + 0.3)
     poll(world, process, agent, pending=True)
@@ -95,7 +95,7 @@ def test_a_round_that_falls_due_is_begun_though_its_time_was_read_before(world: 
     assert world.function.counts["list"] - before == (1 if at > 0.3 else 0)
 
 
-def test_a_round_that_another_process_has_made_is_not_made_again(world: World) -> None:
+def test_another_processs_round_is_not_repeated(world: World) -> None:
     process, agent = Process(world.function), world.jobs[JOB].agents[0]
     world.store.leases[JOB] = ("", 0.0, world.engine.t + 0.3)
     poll(world, process, agent, pending=True)
@@ -106,7 +106,7 @@ def test_a_round_that_another_process_has_made_is_not_made_again(world: World) -
     assert world.function.counts["list"] == before
 
 
-def test_reports_of_a_large_gang_that_comes_together_share_rounds() -> None:
+def test_reports_of_a_large_gang_share_rounds() -> None:
     world = World(stack=small_stack(16), look_s=0.4, seed=2)
     job = world.submit(JOB, nodes=16)
     assert world.until(lambda: job.training)

@@ -20,7 +20,7 @@ SLICE = [(seed, 1, 3.0) for seed in range(6)] + [(seed, 8, 1.0) for seed in rang
 
 
 @pytest.mark.parametrize(("seed", "nodes", "days"), SLICE)
-def test_days_on_a_recorded_market_break_nothing_and_leave_nothing(seed: int, nodes: int, days: float) -> None:
+def test_days_on_a_recorded_market_break_no_rule(seed: int, nodes: int, days: float) -> None:
     done = run(seed, nodes, days)
     assert done.violations == ()
     assert done.left_over == ()
@@ -29,7 +29,7 @@ def test_days_on_a_recorded_market_break_nothing_and_leave_nothing(seed: int, no
     assert done.trained > 0.5
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
+def test_the_same_seed_gives_the_same_story() -> None:
     first, second = run(11, 2, 1.5), run(11, 2, 1.5)
     assert first == second
     assert first.recoveries
@@ -37,7 +37,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
 
 
 @pytest.mark.parametrize("notice_s", [120.0, 0.0, -1.0])
-def test_skipped_ticks_would_have_done_nothing(notice_s: float) -> None:
+def test_skipped_ticks_have_no_effect(notice_s: float) -> None:
     """With every tick made, the ledger is the same to the last entry."""
     told = []
     for skip in (True, False):
@@ -55,12 +55,12 @@ def test_skipped_ticks_would_have_done_nothing(notice_s: float) -> None:
     assert told[0] == told[1]
 
 
-def test_a_soak_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_detects_broken_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_delete_disks", lambda draft: iter(()))
     assert any("disk" in left for left in run(1, 2, 0.5).left_over)
 
 
-def test_a_soak_sees_a_healthy_member_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_detects_a_healthy_member_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(self: Queries, node: int, slot: Slot) -> bool:
         """An unanswered zone taken as empty."""
         vm = self.vm(node, slot)
@@ -70,14 +70,14 @@ def test_a_soak_sees_a_healthy_member_given_up(monkeypatch: pytest.MonkeyPatch) 
     assert any("S4" in what for seed in range(4) for what in run(seed, 2, 1.0).violations)
 
 
-def test_the_plan_has_all_days_and_every_size() -> None:
+def test_the_soaks_plan_covers_all_days_and_sizes() -> None:
     plan = soak.plan(10_000, 1)
     assert round(sum(days for _, _, days in plan)) == 10_000
     assert {nodes for _, nodes, _ in plan} == {1, 8, 64}
     assert len({seed for seed, _, _ in plan}) == len(plan)
 
 
-def test_the_report_has_what_was_promised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_soaks_report_has_the_promised_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(soak, "SHARES", {1: 0.9, 2: 0.1})
     monkeypatch.setattr(soak, "RUN_DAYS", {1: 1.0, 2: 0.3})
     monkeypatch.setattr(soak, "REPORT", tmp_path / "soak.json")

@@ -59,7 +59,7 @@ def test_with_a_deadline_it_waits_while_there_is_time_and_says_until_when() -> N
     assert 25 * 60 < begun < 45 * 60, "with 80 min for 30 of work, it leaves room for a start that fails"
 
 
-def test_the_ledger_says_why_each_machine_was_bought() -> None:
+def test_the_ledger_has_the_reason_for_each_machine() -> None:
     world = submitted(work="30m", deadline="45m")
     world.until(lambda: ON_DEMAND in models(world), 900)
     (*_, intent) = world.events(Event.INTENT)
@@ -73,12 +73,12 @@ def test_max_wait_is_how_long_on_demand_waits() -> None:
     world.until(lambda: ON_DEMAND in models(world), 200)
 
 
-def test_what_comes_first_ends_the_wait() -> None:
+def test_the_earlier_limit_ends_the_wait() -> None:
     world = submitted(max_wait="5m", work="30m", deadline="20h")
     world.until(lambda: ON_DEMAND in models(world), 500)
 
 
-def test_spot_that_comes_back_meanwhile_is_taken() -> None:
+def test_returning_spot_is_taken() -> None:
     world = submitted(work="30m", deadline="5h")
     world.run(400)
     world.capacity.clear()
@@ -86,7 +86,7 @@ def test_spot_that_comes_back_meanwhile_is_taken() -> None:
     assert models(world) == [SPOT]
 
 
-def test_spot_dearer_than_max_price_is_none() -> None:
+def test_spot_above_max_price_is_no_offer() -> None:
     world = World(nodes=1, max_price=0.305)
     world.capacity["z-a", SPOT] = 0
     world.submit()
@@ -126,7 +126,7 @@ def spots(*market: OfferHistory) -> list[str]:
     return [zone for zone, model in chosen(job(), market=market) if model is SPOT]
 
 
-def test_the_clouds_own_guess_decides_where_nothing_was_seen_and_not_against_what_was() -> None:
+def test_the_clouds_estimate_counts_only_without_observations() -> None:
     """Against its other guesses: a cloud that guesses low everywhere says nothing. No guess is unknown."""
     assert spots(guessed("z-a", 0.1), guessed("z-b", 0.9)) == ["b", "c", "a"]
     assert spots(*(guessed(zone, 0.1) for zone in ZONES)) == ["a", "b", "c"]
@@ -136,7 +136,7 @@ def test_the_clouds_own_guess_decides_where_nothing_was_seen_and_not_against_wha
     assert spots(proven, guessed("z-b", 0.9))[0] == "a"
 
 
-def test_until_it_has_begun_once_a_start_takes_what_is_taken_for_one_and_then_what_it_took() -> None:
+def test_a_starts_duration_is_assumed_until_it_is_measured() -> None:
     """The longer a start, the more a loss costs, and the less a cheaper zone that is likelier to die is worth."""
     market = [replace(guessed("z-a", 0.1), boot_s=60.0), guessed("z-b", 0.9)]
 
@@ -151,14 +151,14 @@ def test_until_it_has_begun_once_a_start_takes_what_is_taken_for_one_and_then_wh
     assert chosen(job(deadline="20h"), work=late, market=tuple(market), begin_s=20.0)[0][1] is SPOT
 
 
-def test_guesses_of_other_machine_types_are_no_measure() -> None:
+def test_estimates_are_compared_only_within_a_pool() -> None:
     low = [guessed(zone, 0.1) for zone in ZONES]
     others = [replace(guessed(zone, 0.9), pool="other") for zone in ZONES]
     found = select(job(), stack(), Need(NOW, on_demand_left=9, market=(*low, *others))).choices
     assert found and not any("estimate" in choice.why for choice in found)
 
 
-def test_what_a_guess_weighs_is_said_and_is_a_half_to_twice_the_losses() -> None:
+def test_an_estimate_changes_the_losses_by_at_most_a_factor_of_two() -> None:
     def why(*market: OfferHistory) -> str:
         asked = Need(now=NOW, models=(SPOT,), market=market)
         return next(one.why for one in select(job(), stack(), asked).choices if one.offer.zone == "z-a")
@@ -181,7 +181,7 @@ def test_on_demand_comes_before_spot_that_is_not_worth_its_start() -> None:
     assert order[-1][1] is SPOT
 
 
-def test_on_demand_is_left_for_a_zone_that_lasts_and_not_for_one_that_dies() -> None:
+def test_on_demand_is_left_only_for_a_lasting_zone() -> None:
     bad = tuple(replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES)
     assert chosen(job(), models=(SPOT,), runs=DEMAND, market=bad) == []
     assert chosen(job(), models=(SPOT,), runs=DEMAND, market=(stormy("z-a"), steady("z-b")))[0] == ("b", SPOT)
@@ -193,7 +193,7 @@ def test_on_demand_is_not_left_when_the_deadline_is_near() -> None:
     assert chosen(job(deadline="20h"), work=late)[0][1] is ON_DEMAND
 
 
-def test_policy_on_demand_never_waits_and_spot_never_buys_another() -> None:
+def test_policy_on_demand_never_waits_and_spot_buys_only_spot() -> None:
     ample = Work(left_h=10.0, slack_h=50.0, planned_h=50.0)
     assert {model for _, model in chosen(job(policy="on-demand", deadline="9d"), work=ample)} == {ON_DEMAND}
     assert {model for _, model in chosen(job(policy="spot", deadline="9d"), work=ample)} == {SPOT}
@@ -209,20 +209,20 @@ def test_a_pool_without_spot_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("policy", ["balanced", "shuffle"])
-def test_a_wait_since_a_time_to_come_is_no_longer_than_max_wait(policy: str) -> None:
+def test_a_wait_with_a_future_start_is_at_most_max_wait(policy: str) -> None:
     """A clock that jumped back."""
     found = select(job(policy=policy), stack(), Need(NOW, on_demand_left=9, max_wait_s=600.0, since=NOW + 9e6))
     assert {choice.offer.model for choice in found.choices} == {SPOT}
     assert found.until is not None and (policy == "shuffle" or found.until <= NOW + 600.0)
 
 
-def test_looks_from_a_time_to_come_and_from_long_ago_harm_nothing() -> None:
+def test_probes_dated_in_the_future_or_long_ago_are_ignored() -> None:
     ahead = OfferHistory("pool", "z-a", SPOT, watch=Watch("z-a", True, NOW_H + 50, NOW_H + 40, 1.0, 1.0, 5.0, 5.0))
     old = OfferHistory("pool", "z-b", SPOT, watch=Watch("z-b", False, NOW_H - 999, 0.0, 3.0, 2.0, 9.0, 4.0))
     assert len(chosen(job(), market=(ahead, old))) == 6
 
 
-def test_what_is_left_is_told_by_steps_and_their_time() -> None:
+def test_the_work_left_follows_from_steps_and_their_time() -> None:
     progress = Progress(gen=1, step=40, at=0.0, step_s=2.0, total_steps=100)
     assert _left_s(progress, 3.0) == 360.0
     assert _left_s(replace(progress, total_steps=None), 1.0) is None
@@ -241,7 +241,7 @@ def late_od(world: World) -> float:
 
 
 @pytest.mark.parametrize("deadline_min", range(44, 64, 3))
-def test_a_spot_machine_that_never_comes_up_costs_no_deadline(deadline_min: int) -> None:
+def test_a_spot_machine_that_never_boots_misses_no_deadline(deadline_min: int) -> None:
     """It is waited for until its boot deadline: twenty minutes here, and nobody has seen such a machine boot."""
     world = World(
         nodes=1, the_stack=replace(stack(), boot_deadline_s=1200), work="20m", deadline=f"{deadline_min}m", boot_s=20.0
@@ -267,7 +267,7 @@ def mute(world: World) -> None:
 
 
 @pytest.mark.parametrize("usd", [math.nan, -0.1, math.inf])
-def test_a_price_that_is_none_is_no_offer(usd: float) -> None:
+def test_an_offer_needs_a_price(usd: float) -> None:
     seen = OfferHistory("pool", ZONES[0], SPOT, price=usd)
     found = select(JobSpec("job", ("train.py",)), stack(), Need(NOW, market=(seen,), on_demand_left=9))
     assert (ZONES[0], SPOT) not in {(choice.offer.zone, choice.offer.model) for choice in found.choices}
@@ -288,19 +288,19 @@ def runs_spot(market: tuple[OfferHistory, ...], **more: object) -> tuple[list[st
     return [choice.offer.zone[-1] for choice in found.choices], found.leaves
 
 
-def test_spot_that_runs_is_left_for_much_cheaper_spot_alone() -> None:
+def test_running_spot_is_left_only_for_much_cheaper_spot() -> None:
     assert runs_spot(priced(0.3, 0.29, 0.31)) == ([], False)
     assert runs_spot(priced(0.9, 0.2, 0.3)) == (["b", "c"], False)
     late = Work(left_h=10.0, slack_h=0.2)
     assert runs_spot(priced(0.9, 0.2, 0.3), work=late) == ([], False), "no time for another start"
 
 
-def test_spot_that_costs_more_than_on_demand_is_left_for_anything() -> None:
+def test_spot_above_the_on_demand_price_is_left_for_any_offer() -> None:
     assert runs_spot(priced(1.4, 1.2, 1.3)) == ([], True)
     assert runs_spot(priced(1.4, 0.3, 1.3)) == (["b"], True)
 
 
-def test_the_way_to_another_zone_counts() -> None:
+def test_the_cost_of_a_move_counts() -> None:
     """An hour of work is left: what it takes to bring the disks there decides."""
     market, short = priced(0.9, 0.6, 0.95), Work(left_h=1.0, slack_h=None)
     assert runs_spot(market, work=short) == (["b"], False)
@@ -308,7 +308,7 @@ def test_the_way_to_another_zone_counts() -> None:
     assert runs_spot(market, work=short, move_costs={"z-b": MoveCost(60.0, usd=0.5)}) == ([], False)
 
 
-def test_the_boot_of_machines_that_are_there_counts_no_more() -> None:
+def test_booted_machines_cost_no_boot() -> None:
     market = tuple(replace(seen, boot_s=600.0) for seen in priced(0.9, 0.6, 0.95))
     short: dict[str, object] = {"models": (SPOT,), "runs": DEMAND, "market": market, "begin_s": 60.0}
     short["work"] = Work(left_h=0.8, slack_h=None)
@@ -316,14 +316,14 @@ def test_the_boot_of_machines_that_are_there_counts_no_more() -> None:
     assert chosen(job(), **short, there=frozenset({"pool/z-b/spot"})) == [("b", SPOT)]
 
 
-def test_zones_that_nobody_looked_at_for_half_an_hour_are_worth_a_look_from_on_demand() -> None:
+def test_on_demand_probes_zones_without_recent_observations() -> None:
     bad = [replace(stormy(zone, 60.0), boot_s=900.0) for zone in ZONES]
     old = replace(bad[1], watch=replace(bad[1].watch, seen_h=NOW_H - 0.6, since_h=NOW_H - 0.7))
     found = select(job(), stack(), Need(NOW, models=(SPOT,), market=(bad[0], old, bad[2]), runs=DEMAND))
     assert [offer.zone for offer in found.probe] == ["z-b"] and found.choices == ()
 
 
-def test_spot_that_has_cost_more_than_it_was_worth_is_on_demand_to_the_end() -> None:
+def test_too_expensive_spot_ends_on_demand() -> None:
     lost = Work(left_h=40.0, slack_h=None, done_h=8.0, excess_h=9.0)
     assert chosen(job(), work=lost)[0][1] is ON_DEMAND
     assert chosen(job(), work=replace_work(lost, 1.0))[0][1] is SPOT

@@ -23,16 +23,16 @@ def broken(seeds: Iterable[int]) -> list[str]:
     return out
 
 
-def test_no_deadline_is_missed_and_what_spot_loses_is_bounded() -> None:
+def test_no_deadline_is_missed_and_spots_extra_cost_is_bounded() -> None:
     assert broken(range(QUICK)) == []
 
 
 @pytest.mark.matrix
-def test_and_so_it_is_in_many_more() -> None:
+def test_many_more_hostile_markets() -> None:
     assert broken(range(QUICK, STORIES)) == []
 
 
-def test_the_stories_take_machines_away_and_raise_prices() -> None:
+def test_the_hostile_markets_preempt_and_raise_prices() -> None:
     """Else nothing of this could fail."""
     told = [story(seed) for seed in range(60)]
     assert sum(done.preemptions for _, done, _ in told) > 100

@@ -72,7 +72,7 @@ def test_launches_losses_and_returns_are_noted_by_machine_and_hour() -> None:
     assert offer.launched_at >= offer.lost_at > 0 and offer.refused_at == 0
 
 
-def test_refusals_of_one_job_cool_the_offer_for_another() -> None:
+def test_one_jobs_refusals_make_the_offer_cold_for_others() -> None:
     world = World(nodes=1)
     world.capacity["z-a", Model.SPOT] = 0
     trained(world)
@@ -82,7 +82,7 @@ def test_refusals_of_one_job_cool_the_offer_for_another() -> None:
     assert other is not None and other.zone != "z-a", "the cheapest was refused to the other job a moment ago"
 
 
-def test_a_refusal_for_good_is_no_word_of_the_market() -> None:
+def test_a_permanent_refusal_is_no_observation() -> None:
     entries = [
         Entry(world_t, f"refused.r0.a{n}", Event.REFUSED, 0, 0, n, POOL, "z-a", Model.SPOT, cause=cause)
         for n, (world_t, cause) in enumerate([(10.0, "permanent"), (20.0, "quota"), (15.0, "capacity")])
@@ -103,7 +103,7 @@ def test_static_nodes_and_second_boots_are_no_launches() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rounds_that_crash_and_are_repeated_note_everything_once(seed: int) -> None:
+def test_repeated_rounds_store_each_observation_once(seed: int) -> None:
     """What is under ``market/`` is what the ledger tells, whatever was cut off."""
     world = World(nodes=2, seed=seed, lost_answers=0.1)
     world.crash_rate = 0.1
@@ -123,7 +123,7 @@ def test_rounds_that_crash_and_are_repeated_note_everything_once(seed: int) -> N
     assert set(noted) == set(ledger)
 
 
-def test_a_market_that_cannot_be_written_stops_nothing_and_is_caught_up_on() -> None:
+def test_an_unwritable_market_stops_nothing_and_is_completed_later() -> None:
     world = World(nodes=1)
     real, fails = world.memory.add_observations, [True]
 
@@ -140,7 +140,7 @@ def test_a_market_that_cannot_be_written_stops_nothing_and_is_caught_up_on() -> 
     assert (f"{JOB}-n0-a1", Event.ADMITTED, "start") in told(world)
 
 
-def test_a_writer_does_not_read_the_market_again_for_what_it_has_written() -> None:
+def test_a_writer_remembers_written_observations() -> None:
     store, writer = MemoryStore(), LedgerWriter()
     entry = Entry(10.0, "admitted.r0.a1", Event.ADMITTED, 0, 0, 1, POOL, "z-a", Model.SPOT)
     calls: list[object] = []
@@ -163,7 +163,7 @@ def test_an_intent_carries_the_observed_price_and_the_cheapest_zone_is_still_cho
 
 
 @pytest.mark.parametrize("answer", [None, ()])
-def test_unknown_prices_leave_the_catalogues(answer: tuple[PriceRun, ...] | None) -> None:
+def test_without_prices_the_list_prices_are_used(answer: tuple[PriceRun, ...] | None) -> None:
     world = World(nodes=1)
     if answer is not None:
         world.prices[POOL] = answer
@@ -179,7 +179,7 @@ def test_spot_that_costs_as_much_as_on_demand_is_not_bought(usd: float) -> None:
     assert {entry.model for entry in world.events(Event.INTENT)} == {Model.ON_DEMAND}
 
 
-def test_a_pool_is_asked_for_once_an_hour_whatever_comes_of_it() -> None:
+def test_prices_are_requested_hourly_whatever_the_answer() -> None:
     for answer in (None, (PriceRun(0.0, 0.2),)):
         world = World(nodes=1)
         if answer:
@@ -192,7 +192,7 @@ def test_a_pool_is_asked_for_once_an_hour_whatever_comes_of_it() -> None:
         assert world.t - start > 2 * HOUR_S
 
 
-def test_of_two_who_would_ask_only_one_does() -> None:
+def test_one_of_two_processes_requests_prices() -> None:
     store, world = MemoryStore(), World(nodes=1)
     ends = time.monotonic() + 60.0
     assert market._ask(store, world, POOL, None, 10.0, ends) is not None
@@ -200,7 +200,7 @@ def test_of_two_who_would_ask_only_one_does() -> None:
     assert world.price_questions == 1
 
 
-def test_old_prices_stay_for_the_past_and_choose_nothing_after_a_day() -> None:
+def test_prices_older_than_a_day_choose_nothing() -> None:
     store, world = MemoryStore(), World(nodes=1)
     pools = stack().pools
     world.prices[POOL] = (PriceRun(100.0, 0.2), PriceRun(200.0, 0.25))
@@ -232,7 +232,7 @@ def test_an_unreadable_market_is_unknown() -> None:
     trained(world)
 
 
-def test_a_tick_looks_once_for_all_jobs() -> None:
+def test_a_tick_reads_the_market_once_for_all_jobs() -> None:
     world = trained(World(nodes=1))
     for job in ("wxyz2345", "stuv2345"):
         world.submit(job)
@@ -263,7 +263,7 @@ def asked(script: object, pool: str = "gpu") -> tuple[tuple[PriceRun, ...] | Non
         return open_gce(GCE_STACK, Clock(), google.endpoint).price_history(pool, 2.0), google
 
 
-def test_the_question_is_googles_and_of_the_stacks_region() -> None:
+def test_the_price_request_is_valid_for_the_stacks_region() -> None:
     discovery.validate_request(f"compute.{ADVICE}", price_question("g2-standard-4"))
     body = answer(("1970-01-01T00:10:00Z", "1", 250000000), ("1970-01-01T00:00:10+00:00", "0", 500000000))
     runs, google = asked(body)
@@ -293,11 +293,11 @@ REFUSED = {"error": {"code": 400, "message": "no", "errors": [{"message": "no", 
         answer(("yesterday", "1", 0)),
     ],
 )
-def test_whatever_is_no_price_is_unknown_and_never_zero(script: object) -> None:
+def test_invalid_prices_are_unknown_and_never_zero(script: object) -> None:
     assert asked(script)[0] is None
 
 
-def test_machines_whose_price_the_cloud_cannot_tell_are_not_asked_for() -> None:
+def test_types_without_prices_are_not_requested() -> None:
     for machine in ("n1-standard-8", "n2-custom-4-8192"):
         pools = (replace(GCE_STACK.pools[0], machine_type=machine),)
         with serve() as google:
@@ -307,7 +307,7 @@ def test_machines_whose_price_the_cloud_cannot_tell_are_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("drip", [True, False])
-def test_a_cloud_that_does_not_answer_is_left_at_the_deadline(drip: bool) -> None:
+def test_a_silent_cloud_is_abandoned_at_the_deadline(drip: bool) -> None:
     with silent_server(drip) as endpoint:
         assert open_gce(GCE_STACK, Clock(), endpoint).price_history("gpu", 0.2) is None
 
@@ -363,7 +363,7 @@ def test_lives_have_a_beginning_an_end_and_a_fate() -> None:
     assert [(life.began, life.fate) for life in lives(without_its_launch)] == [(None, Fate.UNANNOUNCED)]
 
 
-def test_a_machine_that_was_refused_or_never_joined_had_no_life() -> None:
+def test_refused_or_unjoined_machines_have_no_life() -> None:
     refused = Observation("j-n0-a1", Event.REFUSED, 1.0, "z-a", Model.SPOT, "capacity")
     never = Observation("j-n0-a2", L, 2.0, "z-a", Model.SPOT, "never joined")
     gone = Observation("j-n0-a3", G, 3.0)
@@ -391,7 +391,7 @@ def told_off(world: World, node: int) -> None:
     world.member(node).dies_at = None
 
 
-def test_a_notice_withdrawn_a_notice_and_a_loss_and_a_silent_loss() -> None:
+def test_fates_of_noticed_and_silently_lost_machines() -> None:
     world = trained(World(nodes=3))
     world.run(70)
     world.preempt(0, notice_s=100.0)
@@ -434,7 +434,7 @@ def test_only_spot_machines_are_preempted() -> None:
     assert count(world) == Preemptions(0, 0)
 
 
-def test_the_spend_fuse_counts_the_price_of_the_market() -> None:
+def test_the_spending_limit_counts_market_prices() -> None:
     """At the stack's 0.30 an hour it would blow after 40 minutes, at the market's 0.60 it does after 20."""
     world = World(nodes=1, max_usd=0.2)
     world.prices[POOL] = (PriceRun(0.0, 0.6),)

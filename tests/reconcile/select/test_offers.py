@@ -50,7 +50,7 @@ def test_a_fallback_prefers_on_demand() -> None:
     assert order(spec(), need(zone="z-b", fallback=True)) == [("b", ON_DEMAND), ("b", SPOT)]
 
 
-def test_on_demand_says_what_it_was_bought_for() -> None:
+def test_an_on_demand_offer_states_its_reason() -> None:
     def why(the_spec: JobSpec, the_need: Need) -> str:
         return next(one.why for one in select(the_spec, stack(), the_need).choices if one.offer.model is ON_DEMAND)
 
@@ -59,12 +59,12 @@ def test_on_demand_says_what_it_was_bought_for() -> None:
     assert why(spec(), need(fallback=True)).endswith(": on-demand fallback")
 
 
-def test_what_was_refused_to_this_need_is_left_out() -> None:
+def test_offers_refused_to_this_need_are_left_out() -> None:
     assert order(spec(), need(zone="z-a", refused=frozenset({"pool/z-a/spot"}))) == [("a", ON_DEMAND)]
 
 
 @pytest.mark.parametrize(("ago", "cold"), [(10.0, True), (179.0, True), (181.0, False)])
-def test_what_was_refused_to_others_is_cold_for_three_minutes(ago: float, cold: bool) -> None:
+def test_offers_refused_to_others_are_cold_for_three_minutes(ago: float, cold: bool) -> None:
     seen = (OfferHistory("pool", "z-a", SPOT, refused_at=NOW - ago),)
     found = order(spec(), need(market=seen))
     assert (found[-1] == ("a", SPOT)) is cold
@@ -77,7 +77,7 @@ def test_on_demand_comes_before_cold_spot() -> None:
 
 
 @pytest.mark.parametrize("price", [1.0, 1.7])
-def test_never_at_or_above_the_on_demand_price(price: float) -> None:
+def test_no_spot_at_or_above_the_on_demand_price(price: float) -> None:
     seen = (OfferHistory("pool", "z-a", SPOT, price=price),)
     assert ("a", SPOT) not in order(spec(), need(market=seen))
 
@@ -87,7 +87,7 @@ def test_an_observed_price_beats_the_stack_file() -> None:
     assert order(spec(), need(market=seen))[0] == ("c", SPOT)
 
 
-def test_policies_by_name() -> None:
+def test_the_order_of_each_policy() -> None:
     assert {model for _, model in order(spec(policy="spot"), need())} == {SPOT}
     assert {model for _, model in order(spec(policy="on-demand"), need())} == {ON_DEMAND}
 
@@ -104,7 +104,7 @@ def test_on_demand_needs_permission_of_job_and_pool() -> None:
     assert {model for _, model in order(spec(), need(), stack(max_on_demand=0))} == {SPOT}
 
 
-def test_of_several_machine_types_the_cheapest_comes_first_whatever_the_others_discounts() -> None:
+def test_the_cheapest_machine_type_comes_first() -> None:
     """Nobody knows how much more of the job the dear one does; what it saves of its own price says nothing of that."""
     big = PoolState("big", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=88.0, spot=10.0)})
     near = PoolState("near", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=1.1, spot=0.32)})
@@ -122,7 +122,7 @@ def test_of_several_machine_types_the_cheapest_comes_first_whatever_the_others_d
     assert bought(refused=dry) == last
 
 
-def test_a_machine_that_is_not_in_the_zone_makes_none_there_dear() -> None:
+def test_a_type_missing_in_the_zone_changes_no_offer_there() -> None:
     """A gang whose disks are where only the dearer machines are would wait for spot that is there."""
     near = PoolState("near", "spot", "t4", ("z-b",), 1, 4, 4, 10, "pd", {"z-b": Price(on_demand=0.2, spot=0.1)})
     both = replace(stack(), pools=(*stack().pools, near))
@@ -130,7 +130,7 @@ def test_a_machine_that_is_not_in_the_zone_makes_none_there_dear() -> None:
     assert select(spec(), both, need(zone="z-a", work=work)).choices[0].offer.key() == "pool/z-a/spot"
 
 
-def test_only_the_jobs_pools() -> None:
+def test_only_the_jobs_pools_are_offered() -> None:
     two = stack()
     other = PoolState("big", "spot", "m", ("z-a",), 8, 4, 4, 10, "pd", {"z-a": Price(on_demand=9.0, spot=3.0)})
     two = replace(two, pools=(*two.pools, other))

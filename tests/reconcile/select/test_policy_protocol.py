@@ -40,12 +40,12 @@ def test_only_hello_and_ticks_are_answered() -> None:
     assert errors == ""
 
 
-def test_what_runs_is_kept() -> None:
+def test_the_running_launch_is_kept() -> None:
     on = {"kind": "spot", "zone": "z1", "age_h": 0.3, "pending_h": 0.0}
     assert talk(START, {**TICK, "on": on, "event": "tick"})[0] == [{"try": ["keep"], "probe": []}]
 
 
-def test_without_time_it_is_on_demand() -> None:
+def test_without_slack_the_answer_is_on_demand() -> None:
     assert talk(START, {**TICK, "time_left_h": 47.9})[0] == [{"try": ["od"], "probe": []}]
 
 
@@ -54,7 +54,7 @@ def test_without_a_deadline_the_horizon_counts() -> None:
     assert talk(soft, {**TICK, "time_left_h": None})[0][0]["try"][-1].startswith("spot:")  # type: ignore[index]
 
 
-def test_fields_that_are_new_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert len(talk({**START, "more": 1}, {**TICK, "more": {"x": []}})[0]) == 1
 
 
@@ -79,7 +79,7 @@ def test_a_zone_without_a_price_is_not_tried() -> None:
         json.dumps({**TICK, "on": {"kind": "boat", "zone": "z1", "age_h": 0, "pending_h": 0}}).encode(),
     ],
 )
-def test_a_tick_that_makes_no_sense_gets_an_answer_that_is_safe_anywhere(line: bytes) -> None:
+def test_an_invalid_tick_gets_the_safe_answer(line: bytes) -> None:
     answers, errors = talk(START, line, TICK)
     assert answers[0] == {"try": ["keep", "od"], "probe": []}
     assert len(answers) == 2
@@ -94,7 +94,7 @@ def test_a_tick_before_any_start_is_answered_too() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"[1", b'{"type":"boat"}', b"\xff\xfe", b"{" * 100_000])
-def test_other_nonsense_gets_no_answer_and_ends_nothing(line: bytes) -> None:
+def test_other_invalid_lines_get_no_answer(line: bytes) -> None:
     assert len(talk(line, START, TICK)[0]) == 1
 
 
@@ -104,7 +104,7 @@ def test_a_clock_that_jumps_back_harms_nothing() -> None:
     assert errors == ""
 
 
-def test_the_conversation_in_the_docs_is_one() -> None:
+def test_the_documented_conversation_is_valid() -> None:
     """Whoever judges the rule copies it from there: each question is understood, and answered as it says."""
     text = (Path(__file__).parents[3] / "docs" / "selection.md").read_text().partition("\n```\n")[2].partition("```")[0]
     said = [line.split(" ", 1) for line in text.splitlines()]
@@ -120,26 +120,26 @@ def test_any_hello_is_answered(word: object) -> None:
     assert talk({"type": "hello", "protocol": word})[0] == [{"type": "ready", "name": "spotkeeper"}]
 
 
-def test_a_start_that_makes_no_sense_leaves_no_case() -> None:
+def test_an_invalid_start_discards_the_case() -> None:
     """Its ticks must not be played by the terms of the case before."""
     bad = {**START, "job": {**JOB, "work_h": None}}
     assert talk(START, bad, TICK)[0] == [{"try": ["keep", "od"], "probe": []}]
 
 
-def test_a_broken_start_is_not_taken_for_a_tick() -> None:
+def test_an_unparsable_start_is_no_tick() -> None:
     """An answer too many, and all that follow are answers to something else."""
     bad = {**START, "home": 7, "zones": [{**ZONES[0], "id": "tick"}]}
     assert len(talk(bad, START, TICK)[0]) == 1
 
 
-def test_looks_may_be_booleans_and_a_price_may_be_missing() -> None:
+def test_probe_results_may_be_booleans_and_prices_missing() -> None:
     looks = [{**place, "history": [[hour, bool(up)] for hour, up in place["history"]]} for place in ZONES]  # type: ignore[attr-defined]
     answers, errors = talk({**START, "zones": looks}, {**TICK, "tried": {}, "spot_price": {"z0": None, "z1": 0.3}})
     assert errors == ""
     assert answers[0]["try"] == ["spot:z1"]
 
 
-def test_spot_above_the_price_of_on_demand_is_not_begun_and_not_kept() -> None:
+def test_spot_above_the_on_demand_price_is_neither_started_nor_kept() -> None:
     dear = {"z0": 1.08, "z1": 1.6}
     assert talk(START, {**TICK, "spot_price": dear})[0][0]["try"] == []
     on = {"kind": "spot", "zone": "z1", "age_h": 3.0, "pending_h": 0.0}
@@ -156,7 +156,7 @@ def test_spot_above_the_price_of_on_demand_is_not_begun_and_not_kept() -> None:
         {"work_h": 0.0}, {"on_demand_price": 0.0}, {"attempt_h": 1e300}, {"move_price": -5.0}, {"horizon_h": 0.0},
     ],
 )  # fmt: skip
-def test_terms_at_their_ends_are_answered(terms: dict[str, float]) -> None:
+def test_extreme_terms_are_answered(terms: dict[str, float]) -> None:
     answers, _ = talk({**START, "job": {**JOB, **terms}}, TICK, {**TICK, "time_left_h": -3.0}, {**TICK, "left_h": 0.0})
     assert len(answers) == 3
     assert all({"try", "probe"} == set(answer) for answer in answers)

@@ -48,7 +48,7 @@ def asked(job: JobState, *zones: SpotZone, rule: Rule = RULE) -> Plan:
 # -- lives
 
 
-def test_an_older_zone_lives_longer_and_a_worse_one_shorter() -> None:
+def test_expected_life_grows_with_age_and_falls_with_hazard() -> None:
     young, old = (expected(SHAPE, age, 1.0, 0.2, 40.0) for age in (0.1, 8.0))
     assert old.hours > 3 * young.hours
     assert expected(SHAPE, 8.0, 4.0, 0.2, 40.0).hours < old.hours / 2
@@ -61,7 +61,7 @@ def test_no_life_is_longer_than_the_work_that_is_left() -> None:
     assert life.work_h == pytest.approx(3.0)
 
 
-def test_losses_are_counted_where_somebody_watched() -> None:
+def test_losses_count_only_while_a_machine_ran() -> None:
     track = seen((0.0, True), (1.0, True), (2.0, False), (3.0, False), (4.0, True))
     assert (track.losses, track.up, track.since_h) == (1, True, 3.5)
     far = seen((0.0, True), (9.0, False))
@@ -84,13 +84,13 @@ def test_on_demand_follows_where_slack_runs_short() -> None:
     assert says(replace(JOB, slack_h=5.0), zone()) == ["spot:a", "on-demand"]
 
 
-def test_the_last_moment_is_on_demand_alone() -> None:
+def test_at_the_last_moment_only_on_demand_is_proposed() -> None:
     told = asked(replace(JOB, slack_h=0.4), zone())
     assert [step.go for step in told.steps] == [Go.ON_DEMAND]
     assert "deadline" in told.why
 
 
-def test_a_zone_that_dies_young_is_no_offer() -> None:
+def test_a_zone_with_a_short_expected_life_is_no_offer() -> None:
     flaps = seen(*((-20 + n / 2, n % 2 == 0) for n in range(40)))
     assert says(replace(JOB, restart_h=0.5), zone("a", 0.5, flaps)) == []
     assert says(replace(JOB, restart_h=0.02), zone("a", 0.5, flaps)) == ["spot:a"]
@@ -102,7 +102,7 @@ def test_the_steadier_zone_goes_first_and_price_decides_between_equals() -> None
     assert says(JOB, zone("a", 0.32), zone("b", 0.3)) == ["spot:b", "spot:a"]
 
 
-def test_leaving_on_demand_must_pay_both_ways() -> None:
+def test_leaving_on_demand_must_pay_for_the_return() -> None:
     runs = replace(JOB, running=Go.ON_DEMAND, restart_h=0.33)
     fresh = seen((-2.2, True), (-2.1, False), (-0.2, True), (-0.15, False), (-0.1, True))
     assert says(runs, zone("a", 0.3, fresh)) == ["keep"]
@@ -110,19 +110,19 @@ def test_leaving_on_demand_must_pay_both_ways() -> None:
     assert says(replace(runs, slack_h=1.0), zone()) == ["keep"]  # no time for it
 
 
-def test_zones_that_nobody_looked_at_lately_are_probed_from_on_demand() -> None:
+def test_on_demand_probes_zones_that_were_not_tried_lately() -> None:
     runs = replace(JOB, running=Go.ON_DEMAND, slack_h=1.5)
     assert asked(runs, zone(), zone("b", track=seen((-0.2, False)))).probe == ("a",)
 
 
-def test_a_dear_zone_is_left_for_a_cheap_one_that_lasts() -> None:
+def test_an_expensive_zone_is_left_for_a_cheap_lasting_one() -> None:
     runs = replace(JOB, running=Go.SPOT, zone="dear")
     assert says(runs, zone("dear", 0.85), zone("a", 0.2)) == ["spot:a", "keep"]
     assert says(runs, zone("dear", 0.32), zone("a", 0.3)) == ["keep"]
     assert says(replace(runs, slack_h=1.0), zone("dear", 0.85), zone("a", 0.2)) == ["keep"]
 
 
-def test_spot_that_has_cost_more_than_it_was_worth_is_over() -> None:
+def test_too_expensive_spot_is_given_up() -> None:
     """Its loss is bounded: a share of the work, a restart, and the start that goes beyond it."""
     lost = replace(JOB, done_h=8.0, excess_h=RULE.hope * 48.0 + 0.21)
     assert says(lost, zone()) == ["on-demand"]
@@ -131,13 +131,13 @@ def test_spot_that_has_cost_more_than_it_was_worth_is_over() -> None:
     assert says(replace(lost, excess_h=RULE.hope * 48.0), zone()) == ["spot:a"]
 
 
-def test_a_zone_that_vanished_is_stayed_in_and_no_zone_means_on_demand_in_time() -> None:
+def test_without_zones_the_plan_is_on_demand_in_time() -> None:
     assert says(replace(JOB, running=Go.SPOT, zone="gone"), zone()) == ["keep"]
     assert says(JOB) == []
     assert says(replace(JOB, slack_h=3.0)) == ["on-demand"]
 
 
-def test_rare_spot_is_not_waited_for_where_waiting_costs() -> None:
+def test_rare_spot_is_not_waited_for_if_waiting_costs() -> None:
     soft = replace(JOB, delay_price=0.1, slack_h=90.0)
     rare = seen(*((-float(h), h == 24) for h in range(48, 0, -1)))
     assert says(soft, zone("a", 0.3, rare))[-1:] == ["on-demand"]

@@ -40,7 +40,7 @@ def watch(past: MarketPast, observations: tuple[Observation, ...], at_h: float) 
     return zone_history.now(past, observations, (HOUR + at_h) * HOUR_S)[0]["z-a"]
 
 
-def test_a_life_is_watched_from_its_beginning_to_its_loss() -> None:
+def test_a_life_counts_from_launch_to_loss() -> None:
     found = watch(MarketPast("pool", HOUR), LIFE, 8.0)
     assert found.losses == 1
     assert found.up is True and found.seen_h == HOUR + 8.0
@@ -48,7 +48,7 @@ def test_a_life_is_watched_from_its_beginning_to_its_loss() -> None:
     assert found.exposure > 2.0
 
 
-def test_a_machine_that_a_job_gave_up_is_no_loss() -> None:
+def test_a_released_machine_is_no_loss() -> None:
     given = (LIFE[0], observation("m1", Event.GONE, 3.0))
     found = watch(MarketPast("pool", HOUR), given, 3.5)
     assert (found.losses, found.up) == (0, True)
@@ -56,14 +56,14 @@ def test_a_machine_that_a_job_gave_up_is_no_loss() -> None:
     assert watch(MarketPast("pool", HOUR), crashed, 3.5).losses == 0
 
 
-def test_a_notice_is_the_markets_word_already() -> None:
+def test_a_notice_counts_as_a_loss() -> None:
     warned = (LIFE[0], observation("m1", Event.NOTICE, 3.0))
     assert watch(MarketPast("pool", HOUR), warned, 3.001).losses == 1
     lost = (*warned, observation("m1", Event.LOSS, 3.03, cause="notice"))
     assert watch(MarketPast("pool", HOUR), lost, 3.1).losses == 1, "once"
 
 
-def test_folding_loses_nothing_that_a_choice_needs() -> None:
+def test_folding_changes_no_choice() -> None:
     whole = watch(MarketPast("pool", HOUR), LIFE, 8.0)
     folded = zone_history.fold(MarketPast("pool", HOUR), LIFE, HOUR + 6)
     later = tuple(one for one in LIFE if one.at >= (HOUR + 6) * HOUR_S)
@@ -74,12 +74,12 @@ def test_folding_loses_nothing_that_a_choice_needs() -> None:
     assert zone_history.fold(folded, LIFE, HOUR + 6) is folded
 
 
-def test_a_machine_whose_end_nobody_told_is_forgotten() -> None:
+def test_a_machine_without_a_reported_end_is_forgotten() -> None:
     folded = zone_history.fold(MarketPast("pool", HOUR), LIFE[:1], HOUR + 300)
     assert folded.alive == ()
 
 
-def test_a_look_folds_hours_that_are_over_once_and_reads_one_object() -> None:
+def test_past_hours_are_folded_once_into_one_object() -> None:
     world = World(nodes=1)
     store, the_stack = world.memory, world.stack
     for one in LIFE:
@@ -97,7 +97,7 @@ def test_a_look_folds_hours_that_are_over_once_and_reads_one_object() -> None:
     assert _watch(market.read(store, world, the_stack, at)).since_h == first.since_h
 
 
-def test_many_pools_are_folded_a_few_at_a_look_and_read_at_once() -> None:
+def test_many_pools_are_folded_a_few_at_a_time() -> None:
     names = tuple(f"p{number}" for number in range(market.FOLDS + 5))
     store, asked = MemoryStore(stack()), 0
     real = store.get_all
@@ -117,7 +117,7 @@ def _watch(seen: tuple[OfferHistory, ...]) -> Watch:
     return found
 
 
-def test_a_zone_that_vanished_from_the_pool_is_passed_over() -> None:
+def test_a_removed_zone_is_ignored() -> None:
     store, world = MemoryStore(stack()), World(nodes=1)
     gone = observation("m1", Event.ADMITTED, 9.0, zone="z-old")
     store.add_observations("pool", HOUR + 9, (gone,))
@@ -132,7 +132,7 @@ def test_an_empty_history_chooses_by_price() -> None:
 # -- a market that turns
 
 
-def test_a_recorded_turn_changes_the_choice_within_minutes() -> None:
+def test_a_change_of_the_market_changes_the_choice_within_minutes() -> None:
     """us-east4-a, October 2025: hours of calm, then it comes and goes. The other zone is dearer, and stays."""
     recording = read(SHIPPED / "gcp-2025-10-h100.json")
     names = [zone.name for zone in recording.zones]
@@ -173,7 +173,7 @@ def best(observations: list[Observation], tick: int) -> str:
     return found.choices[0].offer.zone
 
 
-def test_what_a_clock_wrote_that_had_jumped_ahead_hides_nothing() -> None:
+def test_observations_from_a_clock_ahead_hide_nothing() -> None:
     world = World(nodes=1)
     hour, now = int(world.t // HOUR_S), world.t
     store = world.memory
@@ -186,7 +186,7 @@ def test_what_a_clock_wrote_that_had_jumped_ahead_hides_nothing() -> None:
     assert kept.hour <= hour, "and it was made anew"
 
 
-def test_prices_of_a_time_to_come_are_asked_for_again_and_choose_nothing() -> None:
+def test_future_prices_are_requested_again_and_ignored() -> None:
     world = World(nodes=1)
     ahead = Prices("pool", asked=world.t + 9e7, told=world.t + 9e7, runs=(PriceRun(world.t - 10.0, 0.01),))
     assert ahead.now(world.t) is None
@@ -195,7 +195,7 @@ def test_prices_of_a_time_to_come_are_asked_for_again_and_choose_nothing() -> No
     assert world.price_questions == 1
 
 
-def test_a_poisoned_past_breaks_no_choice() -> None:
+def test_an_invalid_history_breaks_no_choice() -> None:
     watch = Watch("z-a", True, 499_999.0, 499_000.0, losses=-9.0, exposure=-2.0, observed_h=-1.0, up_h=-1.0)
     seen = OfferHistory("pool", "z-a", SPOT, watch=watch)
     found = select(JobSpec("job", ("x",)), stack(), Need(500_000.0 * HOUR_S, market=(seen,), on_demand_left=1))

@@ -48,12 +48,12 @@ def agent(verifier: Verifier, header: str | None) -> Speaker:
     return verifier.agent(header, ids.NODES, "p")
 
 
-def test_a_vm_is_who_google_says(verifier: Verifier) -> None:
+def test_a_vm_is_identified_by_its_token(verifier: Verifier) -> None:
     assert agent(verifier, bearer()) == Speaker(ids.UID, ids.VM, ids.ZONE)
 
 
 @pytest.mark.parametrize("issued_by", ["https://accounts.google.com", "accounts.google.com"])
-def test_google_signs_with_both_names(verifier: Verifier, issued_by: str) -> None:
+def test_both_issuer_names_are_accepted(verifier: Verifier, issued_by: str) -> None:
     agent(verifier, bearer(claims(iss=issued_by)))
 
 
@@ -286,14 +286,14 @@ WHY = {case: why for why, cases in REASONS.items() for case in cases}
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_refused(verifier: Verifier, case: str) -> None:
+def test_invalid_tokens_are_refused(verifier: Verifier, case: str) -> None:
     header = BAD[case]() if callable(BAD[case]) else BAD[case]
     with pytest.raises(AuthError) as refusal:
         agent(verifier, header)
     assert str(refusal.value) == WHY[case], "refused for what it says, not for how it was made"
 
 
-def test_the_table_is_long_enough() -> None:
+def test_the_table_of_invalid_tokens_is_long() -> None:
     assert len(BAD) >= 60
 
 
@@ -310,7 +310,7 @@ def test_times_are_virtual_and_skewed_by_a_minute(verifier: Verifier, clock: At,
 
 
 @pytest.mark.parametrize(("audience", "email"), [("", ids.NODES), (ids.AUDIENCE, "")])
-def test_an_unset_expectation_matches_nobody(issuer: ids.Issuer, clock: At, audience: str, email: str) -> None:
+def test_an_unset_expectation_matches_no_token(issuer: ids.Issuer, clock: At, audience: str, email: str) -> None:
     verifier = Verifier(KeySet(issuer.url), clock, audience)
     with pytest.raises(AuthError):
         verifier.agent(bearer(claims(aud=audience, email=email)), email, "p")
@@ -319,10 +319,10 @@ def test_an_unset_expectation_matches_nobody(issuer: ids.Issuer, clock: At, audi
 class TestInvokers:
     MAILS = frozenset({ids.CLOCK_MAIL, "ann@example.com"})
 
-    def test_by_e_mail(self, verifier: Verifier) -> None:
+    def test_invokers_are_identified_by_email(self, verifier: Verifier) -> None:
         assert verifier.invoker(bearer(claims(email=ids.CLOCK_MAIL, google=None)), self.MAILS) == Caller(ids.CLOCK_MAIL)
 
-    def test_gclouds_audience_is_a_persons(self, verifier: Verifier) -> None:
+    def test_gclouds_audience_is_accepted_for_people(self, verifier: Verifier) -> None:
         token = bearer(claims(email="ann@example.com", aud=auth.GCLOUD_AUDIENCE, google=None))
         assert verifier.invoker(token, self.MAILS).email == "ann@example.com"
 
@@ -336,12 +336,12 @@ class TestInvokers:
             {"email_verified": False},
         ],
     )
-    def test_nobody_else(self, verifier: Verifier, changes: dict[str, Any]) -> None:
+    def test_other_callers_are_refused(self, verifier: Verifier, changes: dict[str, Any]) -> None:
         token = bearer(claims(**({"email": ids.CLOCK_MAIL, "google": None} | changes)))
         with pytest.raises(AuthError):
             verifier.invoker(token, self.MAILS)
 
-    def test_nobody_at_all_where_none_is_named(self, verifier: Verifier) -> None:
+    def test_without_invokers_every_caller_is_refused(self, verifier: Verifier) -> None:
         with pytest.raises(AuthError):
             verifier.invoker(bearer(claims(email=ids.CLOCK_MAIL)), frozenset())
 
@@ -353,7 +353,7 @@ class TestInvokers:
     def behind(self, issuer: ids.Issuer, clock: At) -> Verifier:
         return Verifier(KeySet(issuer.url), clock, ids.AUDIENCE, behind_iam=True)
 
-    def test_a_stripped_token_counts_behind_cloud_run_only_and_for_hints_only(
+    def test_a_token_without_signature_counts_only_as_a_hint_behind_cloud_run(
         self, behind: Verifier, verifier: Verifier
     ) -> None:
         for refused in (verifier.invoker, verifier.hint, behind.invoker):
@@ -366,7 +366,7 @@ class TestInvokers:
             with pytest.raises(AuthError):
                 behind.hint(self.stripped(**wrong), self.MAILS)
 
-    def test_no_marker_counts_once_the_platform_is_seen_to_check_nobody(self, behind: Verifier) -> None:
+    def test_after_an_unchecked_token_no_marker_counts(self, behind: Verifier) -> None:
         """Opened to all, Cloud Run spoils no token: the schedule's next one shows it; later ones are refused."""
         whole = bearer(claims(email=ids.CLOCK_MAIL, google=None))
         assert behind.hint(whole, self.MAILS, platform=whole).verified, "an operator's two tokens show nothing"
@@ -375,7 +375,7 @@ class TestInvokers:
         with pytest.raises(AuthError, match="removed"):
             behind.hint(self.stripped(), self.MAILS)
 
-    def test_a_forged_whole_token_does_not_shut_the_schedule_out(self, behind: Verifier) -> None:
+    def test_a_forged_token_does_not_lock_out_the_schedule(self, behind: Verifier) -> None:
         forged = "Bearer " + jwt.encode(claims(email=ids.CLOCK_MAIL), ids.key("evil"), "RS256", headers={"kid": "one"})
         for token in (forged, bearer(claims(email="eve@example.com", google=None))):
             with pytest.raises(AuthError):
@@ -384,7 +384,7 @@ class TestInvokers:
 
 
 class TestKeySet:
-    def test_fetched_once_for_an_hour(
+    def test_keys_are_fetched_once_an_hour(
         self, issuer: ids.Issuer, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for _ in range(3):
@@ -412,7 +412,7 @@ class TestKeySet:
                 agent(verifier, bearer(kid=f"made-up-{number}"))
         assert issuer.fetched == 2
 
-    def test_a_revoked_key_is_gone_after_the_next_fetch(
+    def test_a_revoked_key_is_refused_after_the_next_fetch(
         self, issuer: ids.Issuer, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         agent(verifier, bearer())
@@ -434,7 +434,7 @@ class TestKeySet:
         with pytest.raises(KeysUnavailableError):
             agent(verifier, bearer())
 
-    def test_an_outage_is_not_asked_about_by_every_request(
+    def test_failed_fetches_are_not_repeated_by_every_request(
         self, issuer: ids.Issuer, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         issuer.raw = (503, b"")
@@ -451,7 +451,7 @@ class TestKeySet:
         "raw",
         [(200, b"<html>"), (200, b'{"keys": 1}'), (200, b"\xff"), (200, b"x" * 300_000), (302, b""), (500, b"")],
     )
-    def test_what_is_no_key_set_proves_nobody(
+    def test_an_invalid_key_set_is_refused(
         self, issuer: ids.Issuer, verifier: Verifier, raw: tuple[int, bytes]
     ) -> None:
         issuer.raw = raw
@@ -471,18 +471,18 @@ class TestKeySet:
             lambda: ids.public_jwk("small", bits=1024, kid="one"),
         ],
     )
-    def test_keys_of_another_kind_are_passed_over(self, issuer: ids.Issuer, verifier: Verifier, jwk: Any) -> None:
+    def test_other_kinds_of_keys_are_ignored(self, issuer: ids.Issuer, verifier: Verifier, jwk: Any) -> None:
         issuer.keys[:] = [jwk()]
         with pytest.raises(AuthError, match="unknown key"):
             agent(verifier, bearer())
 
-    def test_a_set_is_bounded(self, issuer: ids.Issuer, verifier: Verifier) -> None:
+    def test_the_size_of_a_key_set_is_bounded(self, issuer: ids.Issuer, verifier: Verifier) -> None:
         issuer.keys[:0] = [ids.public_jwk("one", kid=f"k{number}") for number in range(auth.MAX_KEYS)]
         with pytest.raises(AuthError, match="unknown key"):
             agent(verifier, bearer())
 
     @pytest.mark.parametrize("url", ["", "http://keys.example/x", "ftp://x/y", "https://", "file:///etc/passwd"])
-    def test_keys_come_by_tls_or_from_this_machine(self, url: str) -> None:
+    def test_keys_are_fetched_by_https_or_from_loopback(self, url: str) -> None:
         with pytest.raises(ValueError, match="SPOTKEEPER_JWKS"):
             KeySet(url)
 
@@ -506,9 +506,7 @@ class Slow(KeySet):
 
 
 class TestSlowKeySet:
-    def test_while_one_request_fetches_the_others_are_served_from_what_is_known(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_during_a_fetch_other_requests_use_known_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = Slow()
         known = keys.key("one")
         monkeypatch.setattr(auth, "KEYS_FRESH_S", -1.0)
@@ -524,7 +522,7 @@ class TestSlowKeySet:
             assert fetching.result(60) is not None
         assert keys.calls == 2
 
-    def test_a_key_that_is_not_known_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_key_is_waited_for_a_limited_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = Slow()
         keys.answer.clear()
         monkeypatch.setattr(auth, "WAIT_S", 0.01)
@@ -543,9 +541,7 @@ class TestSlowKeySet:
             assert fetching.result(60) is not None
         assert keys.calls == 1, "all of them have one answer"
 
-    def test_keys_are_fetched_anew_before_they_are_too_old_and_a_failure_harms_nobody_until_then(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_keys_are_renewed_before_they_expire(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = Slow()
         keys.key("one")
         keys.status = 503

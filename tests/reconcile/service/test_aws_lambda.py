@@ -201,7 +201,7 @@ def begin(world: World, nodes: int = 2, **more: Any) -> None:
     world.run(60)
 
 
-def test_a_gang_from_its_first_tick_to_its_end_leaves_nothing(on_s3: World) -> None:
+def test_a_whole_job_on_lambda_leaves_nothing(on_s3: World) -> None:
     world = on_s3
     _the_handler_itself()
     begin(world)
@@ -246,7 +246,7 @@ def test_a_tick_that_succeeds_ends_with_a_line_that_the_alarm_counts(
     assert ticks() == before + 1, "no round could be made"
 
 
-def test_the_events_of_a_machine_that_has_ended_bring_a_round(world: World) -> None:
+def test_events_of_an_ended_machine_start_a_round(world: World) -> None:
     """By then no listing shows it: it is asked for by its id."""
     begin(world)
     lost = world.member(0).instance
@@ -275,7 +275,7 @@ def test_events_are_hints(
     assert told == [f"event of {known.id}: {kind}"], "ours are written down, for whoever asks whether one arrived"
 
 
-def test_where_there_is_no_spot_it_waits_or_buys_as_it_may(world: World) -> None:
+def test_without_spot_the_job_waits_or_buys_on_demand(world: World) -> None:
     world.site.market.capacity = lambda zone, spot: 0 if spot else None
     begin(world)
     world.run(300)
@@ -283,7 +283,7 @@ def test_where_there_is_no_spot_it_waits_or_buys_as_it_may(world: World) -> None
     assert {slot.model for node in world.record().nodes if (slot := node.cur)} == {Model.ON_DEMAND}
 
 
-def test_nobody_but_a_node_of_the_stack_is_heard(world: World) -> None:
+def test_only_machines_of_the_stack_may_sync(world: World) -> None:
     begin(world)
     machine = world.member(0)
     event = machine.event([{"kind": "exit", "gen": 1, "value": "0"}])
@@ -296,9 +296,7 @@ def test_nobody_but_a_node_of_the_stack_is_heard(world: World) -> None:
     assert world.app.event(event)["statusCode"] == 401
 
 
-def test_a_stack_that_makes_no_sense_is_an_alarm_and_a_failed_tick(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_stack_raises_an_alarm_and_fails_the_tick(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.store.put(paths.STACK, b"{")
     with pytest.raises(CorruptError):
         world.tick()

@@ -128,7 +128,7 @@ HELLO = b'{"boot":"b-1","facts":[{"kind":"hello"}]}'
 
 
 class TestStory:
-    def test_a_job_starts(self, site: Site, app: HttpApp) -> None:
+    def test_a_job_starts_over_http(self, site: Site, app: HttpApp) -> None:
         """Tick: a machine. Hello: admitted, its disk attached, a generation. Then only reads."""
         status, ticked = ask(app, "POST", "/v1/tick", b"{}", clock_token())
         assert (status, ticked) == (200, {"jobs": 1, "failed": 0, "busy": False})
@@ -151,7 +151,7 @@ class TestStory:
         assert (status, again["role"]) == (200, "member") and "doc" not in again
         assert len(site.google.asked) == before, "a sync without news only reads"
 
-    def test_a_stranger_of_the_stack_is_unknown(self, app: HttpApp) -> None:
+    def test_an_unknown_machines_role_is_unknown(self, app: HttpApp) -> None:
         assert sync(app, HELLO, vm_token("sk-demo-zzzz9999-n0000-a1"))[1]["role"] == "unknown"
         assert sync(app, HELLO, vm_token("some-vm"))[1]["role"] == "unknown"
 
@@ -161,7 +161,7 @@ class TestStory:
         (hello,) = site.runtime.store.list_static_hellos()
         assert (hello.machine, hello.uid, hello.boot) == ("sk-demo-floor-s0", "77", "b-1")
 
-    def test_a_static_node_asks_which_of_its_jobs_are_over(
+    def test_a_static_machine_learns_which_old_jobs_are_over(
         self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store, token = site.runtime.store, vm_token("sk-demo-floor-s0", "77")
@@ -174,7 +174,7 @@ class TestStory:
             patch.setattr(type(site.runtime.store), "read_record", None)
             assert sync(app, Sync("b-1"), token)[0] == 200, "who asks nothing costs nothing"
 
-    def test_the_body_never_says_who_speaks(self, site: Site, app: HttpApp) -> None:
+    def test_the_body_cannot_name_the_machine(self, site: Site, app: HttpApp) -> None:
         """A VM of another job names ours: it is told of its own job only."""
         status, reply = sync(app, Sync("b-1", job=JOB), vm_token("sk-demo-zzzz9999-n0000-a1"))
         assert (status, reply["role"]) == (200, "unknown") and "job" not in reply
@@ -197,13 +197,13 @@ def preempted(name: str) -> bytes:
 
 
 class TestEvents:
-    def test_a_preemption_is_a_hint_where_to_look(self, site: Site, app: HttpApp) -> None:
+    def test_a_preemption_event_starts_a_round(self, site: Site, app: HttpApp) -> None:
         status, answer = ask(app, "POST", "/v1/event", preempted(f"sk-demo-{JOB}-n0000-a1"), clock_token())
         assert (status, answer["jobs"]) == (200, 1)
         assert len(site.cloud.vms) == 1, "a round was made"
 
     @pytest.mark.parametrize("name", ["other-vm", f"sk-prod-{JOB}-n0000-a1", "", "../../x"])
-    def test_other_machines_are_no_news(self, site: Site, app: HttpApp, name: str) -> None:
+    def test_events_of_other_machines_are_ignored(self, site: Site, app: HttpApp, name: str) -> None:
         assert ask(app, "POST", "/v1/event", preempted(name), clock_token())[1]["jobs"] == 0
         assert site.google.asked == []
 
@@ -211,11 +211,11 @@ class TestEvents:
         "body",
         [b"{}", b"[]", b"x", b"\xff", push(b"\xff\xfe"), push(b"[]"), b'{"message":{"data":"!!"}}', push(b"[" * 9000)],
     )
-    def test_what_makes_no_sense_is_set_aside_and_not_sent_again(self, site: Site, app: HttpApp, body: bytes) -> None:
+    def test_invalid_pushes_are_acknowledged(self, site: Site, app: HttpApp, body: bytes) -> None:
         assert ask(app, "POST", "/v1/event", body, clock_token())[0] == 200
         assert len(site.runtime.store.list("quarantine/")) == 1
 
-    def test_the_name_is_all_that_is_read(self) -> None:
+    def test_only_the_machines_name_is_read_from_an_event(self) -> None:
         assert job_of_event(preempted(f"sk-demo-{JOB}-n0000-a1"), "demo", "p") == JOB
         assert job_of_event(preempted(f"sk-demo-{JOB}-n0000-a1"), "demo", "q") is None
         with pytest.raises(BodyError):
@@ -227,25 +227,25 @@ class TestIdentity:
     @pytest.mark.parametrize(
         "token", [None, "", "Bearer x", "Bearer a.b.c", lambda: ids.bearer(now_claims(aud="https://other.example"))]
     )
-    def test_nothing_happens_without_one(self, site: Site, app: HttpApp, path: str, token: Any) -> None:
+    def test_without_a_token_nothing_happens(self, site: Site, app: HttpApp, path: str, token: Any) -> None:
         sent = token() if callable(token) else token
         before = site.runtime.store.list("")
         assert ask(app, "POST", path, HELLO, sent) == (401, {"error": "unauthorized"})
         assert site.runtime.store.list("") == before and site.google.asked == []
 
-    def test_an_agent_may_not_ask_for_rounds_nor_the_schedule_speak_for_a_machine(self, app: HttpApp) -> None:
+    def test_agents_and_invokers_may_only_call_their_own_paths(self, app: HttpApp) -> None:
         assert ask(app, "POST", "/v1/tick", b"{}", vm_token())[0] == 401
         assert ask(app, "POST", f"/v1/notify/{JOB}", b"{}", vm_token())[0] == 401
         assert sync(app, HELLO, clock_token())[0] == 401
 
-    def test_bodies_are_not_read_before(self, app: HttpApp) -> None:
+    def test_bodies_are_read_only_after_authentication(self, app: HttpApp) -> None:
         assert ask(app, "POST", "/v1/sync", b"{" * 5000, "Bearer a.b.c")[0] == 401
 
-    def test_a_stack_that_names_no_identity_believes_nobody(self, site: Site, app: HttpApp) -> None:
+    def test_without_node_identity_no_agent_is_accepted(self, site: Site, app: HttpApp) -> None:
         site.runtime.store.put(paths.STACK, msgspec.json.encode(STACK))
         assert sync(app, HELLO, ids.bearer(now_claims(email=""))) == (503, {"error": "unavailable"})
 
-    def test_keys_that_cannot_be_had_are_an_outage_and_no_refusal(self, site: Site, tmp_path: Path) -> None:
+    def test_missing_keys_are_an_outage_and_no_refusal(self, site: Site, tmp_path: Path) -> None:
         app = HttpApp(Runtime(replace(site.settings, jwks="http://127.0.0.1:1/x")))
         assert sync(app, HELLO) == (503, {"error": "unavailable"})
 
@@ -309,11 +309,11 @@ class TestEnvelope:
         assert ask(app, "POST", path, b'{"a":1}', clock_token())[0] == 400
         assert ask(app, "POST", path, b"", clock_token())[0] == 200
 
-    def test_too_large(self, app: HttpApp) -> None:
+    def test_too_large_bodies_are_refused(self, app: HttpApp) -> None:
         assert sync(app, b"{" + b" " * 16_384 + b"}") == (413, {"error": "too_large"})
         assert ask(app, "POST", "/v1/sync", b" " * 10_000_000, "Bearer a.b.c")[0] == 413
 
-    def test_too_large_in_chunks_that_tell_no_length(self, app: HttpApp) -> None:
+    def test_too_large_chunked_bodies_are_refused(self, app: HttpApp) -> None:
         body = io.BytesIO(b'{"boot":"b-1"}' + b" " * 20_000)
         headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked", "Authorization": vm_token()}
         environ = EnvironBuilder("/v1/sync", method="POST", headers=headers, input_stream=body).get_environ()
@@ -323,11 +323,11 @@ class TestEnvelope:
         assert body.tell() < 20_000
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
-    def test_only_json(self, app: HttpApp, kind: str) -> None:
+    def test_only_json_is_accepted(self, app: HttpApp, kind: str) -> None:
         assert ask(app, "POST", "/v1/sync", HELLO, vm_token(), Content_Type=kind)[0] == 415
 
     @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity, gzip"])
-    def test_nothing_is_unpacked(self, app: HttpApp, encoding: str) -> None:
+    def test_compressed_bodies_are_refused(self, app: HttpApp, encoding: str) -> None:
         assert ask(app, "POST", "/v1/sync", HELLO, vm_token(), Content_Encoding=encoding)[0] == 415
 
     @pytest.mark.parametrize(
@@ -344,26 +344,26 @@ class TestEnvelope:
             "/v1/x",
         ],
     )
-    def test_other_paths(self, app: HttpApp, path: str) -> None:
+    def test_unknown_paths_get_404(self, app: HttpApp, path: str) -> None:
         assert ask(app, "POST", path, b"{}", clock_token()) == (404, {"error": "not_found"})
 
     @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "PATCH"])
-    def test_other_methods(self, app: HttpApp, method: str) -> None:
+    def test_other_methods_get_405(self, app: HttpApp, method: str) -> None:
         assert ask(app, method, "/v1/sync", b"", vm_token())[0] == 405
 
-    def test_health_says_nothing_else(self, app: HttpApp) -> None:
+    def test_health_answers_only_ok(self, app: HttpApp) -> None:
         assert ask(app, "GET", "/v1/health") == (200, {"ok": True})
         assert ask(app, "POST", "/v1/health", b"{}")[0] == 405
 
     def test_every_refusal_has_a_status(self) -> None:
         assert set(STATUS) == set(Refusal)
 
-    def test_a_good_body_passes(self) -> None:
+    def test_a_valid_body_passes(self) -> None:
         assert parse(HELLO, Sync).boot == "b-1"
 
 
 class TestTrouble:
-    def test_a_bucket_that_does_not_answer(self, app: HttpApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_silent_bucket_gets_503(self, app: HttpApp, monkeypatch: pytest.MonkeyPatch) -> None:
         def down(*_: object) -> None:
             raise StoreError("jobs/secret-name: down")
 
@@ -376,7 +376,7 @@ class TestTrouble:
         status, ticked = ask(app, "POST", "/v1/tick", b"{}", clock_token())
         assert status in (200, 503), ticked
 
-    def test_a_bug_is_told_to_the_log_only(
+    def test_a_bugs_message_is_only_in_the_log(
         self, app: HttpApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def bug(*_: object) -> None:
@@ -387,11 +387,11 @@ class TestTrouble:
             assert sync(app, HELLO) == (500, {"error": "internal"})
         assert "secret detail" in caplog.text
 
-    def test_no_stack_yet(self, site: Site, app: HttpApp) -> None:
+    def test_without_a_stack_requests_get_503(self, site: Site, app: HttpApp) -> None:
         site.runtime.store.delete(paths.STACK)
         assert sync(app, HELLO) == (503, {"error": "unavailable"})
 
-    def test_the_bucket_of_another_stack(self, site: Site, app: HttpApp) -> None:
+    def test_another_stacks_bucket_is_refused(self, site: Site, app: HttpApp) -> None:
         other = msgspec.structs.replace(STACK, stack="prod", node_identity=ids.NODES)
         site.runtime.store.put(paths.STACK, msgspec.json.encode(other))
         assert sync(app, HELLO)[0] == 500
@@ -415,14 +415,14 @@ class TestTrouble:
         assert over.perform(DeleteDisk("d", "z"), 20).kind is ResultKind.THROTTLED
 
     @pytest.mark.parametrize("path", ["/v1/tick", f"/v1/notify/{JOB}"])
-    def test_a_request_whose_time_is_up_asks_the_cloud_nothing(
+    def test_an_expired_request_makes_no_cloud_call(
         self, site: Site, app: HttpApp, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rounds_module, "REQUEST_S", 0.0)
         assert ask(app, "POST", path, b"{}", clock_token())[0] == (503 if path == "/v1/tick" else 200)
         assert site.google.asked == []
 
-    def test_all_changes_of_a_process_wait_their_turn_at_one_gate(
+    def test_all_changes_of_a_process_share_one_rate_limit(
         self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gates: set[int] = set()
@@ -440,7 +440,7 @@ class TestTrouble:
         assert site.cloud.vms == {}
         assert len(gates) == 1
 
-    def test_calls_get_what_is_left_of_the_request(self) -> None:
+    def test_calls_get_the_requests_remaining_time(self) -> None:
         class Noting:
             given = 0.0
 
@@ -460,7 +460,7 @@ class TestTrouble:
 
 
 class TestFlights:
-    def test_one_at_a_time_and_nobody_is_forgotten(self) -> None:
+    def test_one_round_at_a_time_handles_every_request(self) -> None:
         flights = Flights()
         entered, leave = threading.Event(), threading.Event()
         done: list[int] = []
@@ -480,7 +480,7 @@ class TestFlights:
             assert first.result(10) == 2, "once more for all fifty who came meanwhile"
         assert flights.run("a", work, lambda _: True) == 3
 
-    def test_who_was_covered_costs_nothing(self) -> None:
+    def test_a_covered_request_causes_no_round(self) -> None:
         flights = Flights()
         runs: list[None] = []
 
@@ -493,7 +493,7 @@ class TestFlights:
         assert flights.run("a", work, lambda _: True) == 1
         assert len(runs) == 1
 
-    def test_an_error_frees_the_way(self) -> None:
+    def test_an_error_lets_the_next_round_run(self) -> None:
         flights = Flights()
 
         def fail() -> int:
@@ -503,7 +503,7 @@ class TestFlights:
             with pytest.raises(StoreError):
                 flights.run("a", fail, lambda _: True)
 
-    def test_who_leaves_takes_nobody_elses_turn_away(self) -> None:
+    def test_a_leaving_request_blocks_no_other(self) -> None:
         """Another round begins between the last look of the one before and its return."""
 
         class Slow(Flights):
@@ -563,16 +563,16 @@ class TestLogs:
             assert piece not in line
         assert "before" in line
 
-    def test_passwords_in_addresses(self) -> None:
+    def test_passwords_in_urls_are_removed(self) -> None:
         assert "hunter2" not in redact("http://bob:hunter2@host/x")
 
     @pytest.mark.parametrize("text", ["a\nb", "a\r\n{}", "\x1b[31mred", "a\u2028b", "a\0b"])
-    def test_one_line_of_plain_characters(self, text: str) -> None:
+    def test_a_log_line_is_one_ascii_line(self, text: str) -> None:
         line = self.line(text)
         assert line.isascii() and line.isprintable()
         assert json.loads(line)["message"] == text
 
-    def test_only_known_fields_and_bounded(self) -> None:
+    def test_log_fields_are_listed_and_bounded(self) -> None:
         line = json.loads(self.line("m" * 10_000, job=JOB, url="x", status=200))
         assert set(line) == {"severity", "message", "job", "status"} and len(line["message"]) == 500
 
@@ -599,7 +599,7 @@ class TestSettings:
         "K_SERVICE": "f",
     }
 
-    def test_read(self) -> None:
+    def test_settings_are_read(self) -> None:
         settings = settings_from_env(self.FULL)
         assert (settings.stack, settings.bucket, settings.audience) == ("demo", "gs://b", "https://f")
         assert settings.invokers == {"a@x", "b@x"} and settings.behind_iam
@@ -607,11 +607,11 @@ class TestSettings:
         assert settings.issuer == "https://accounts.google.com"
 
     @pytest.mark.parametrize("name", ["SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"])
-    def test_missing(self, name: str) -> None:
+    def test_missing_settings_are_named(self, name: str) -> None:
         with pytest.raises(SettingsError, match=name):
             settings_from_env({key: value for key, value in self.FULL.items() if key != name})
 
-    def test_a_wrong_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_wrong_clock_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPOTKEEPER_CLOCK", "1:2")
         with pytest.raises(SettingsError, match="SPOTKEEPER_CLOCK"):
             settings_from_env(self.FULL)
@@ -676,7 +676,7 @@ def served(site: Site, tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict
         log.close()
 
 
-def test_functions_framework_serves_it(site: Site, served: Any) -> None:
+def test_functions_framework_serves_the_app(site: Site, served: Any) -> None:
     assert served("POST", "/v1/tick", b"{}")[0] == 401
     assert served("POST", "/v1/tick", b"{}", clock_token()) == (200, {"jobs": 1, "failed": 0, "busy": False})
     (name,) = site.cloud.vms
@@ -706,7 +706,7 @@ class Cycle:
         self.itself = self
 
 
-def test_cycles_are_searched_for_between_requests(app: HttpApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_collected_between_requests(app: HttpApp, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function's own thresholds put a whole search off for hours."""
     gc.disable()
     try:
@@ -723,7 +723,7 @@ def test_cycles_are_searched_for_between_requests(app: HttpApp, monkeypatch: pyt
 class TestTickNote:
     """What of a tick the bucket and the log are told: the command reads the one, the clouds' alerts the other."""
 
-    def test_ticks_that_fail_are_noted_with_the_reason_until_one_succeeds(
+    def test_failing_ticks_are_noted_with_the_reason(
         self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
@@ -746,7 +746,7 @@ class TestTickNote:
     @pytest.mark.parametrize(
         "error", [UnavailableError("stack/allocation: locked"), OSError(24, "Too many open files")]
     )
-    def test_what_a_tick_died_of_is_noted(
+    def test_a_raised_error_of_a_tick_is_noted(
         self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         def dies(_deadline: object) -> None:
@@ -757,7 +757,7 @@ class TestTickNote:
         note = read_note(site.runtime.store)
         assert note is not None and str(error) == note.reason
 
-    def test_a_bucket_that_takes_no_note_changes_nothing(
+    def test_an_unwritable_note_changes_nothing(
         self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*_: object) -> None:

@@ -50,12 +50,12 @@ def test_machines_of_all_pools_count_together_and_static_nodes_do_not(cap: int |
         (2.0, "pool", Model.ON_DEMAND, True),
     ],
 )
-def test_a_machine_counts_with_what_its_pool_costs_at_most(cap: float, pool: str, model: Model, room: bool) -> None:
+def test_a_machine_counts_at_its_pools_highest_price(cap: float, pool: str, model: Model, room: bool) -> None:
     held = granted("slot:pool", "slot:other/on-demand", "machine:floor-0")
     assert held.room(two_pools(max_usd_hour=cap), offer(pool, model)) is room
 
 
-def test_what_fits_exactly_is_not_refused_for_a_rounding() -> None:
+def test_an_exact_fit_is_not_refused_by_rounding() -> None:
     spot = {zone: Price(on_demand=3.0, spot=1.2) for zone in stack().pools[0].zones}
     pools: tuple[PoolState, ...] = (replace(stack().pools[0], prices=spot),)
     name = pools[0].name
@@ -74,7 +74,7 @@ def test_a_second_job_waits_for_the_stacks_cap_and_says_so() -> None:
     assert len(world.dynamic()) <= 3
 
 
-def test_a_record_that_was_submitted_with_machines_of_its_own_gets_none_past_the_caps() -> None:
+def test_a_forged_record_gets_no_machines_beyond_the_caps() -> None:
     """Whoever submits creates the record, with whatever is in it; grants are the function's alone."""
     world = World(nodes=5, the_stack=stack(max_machines=1, max_on_demand=0), policy="spot")
     claimed = Slot(1, SlotState.INTENT, "pool", "z-a", Model.SPOT, world.t)

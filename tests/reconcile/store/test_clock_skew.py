@@ -68,7 +68,7 @@ def written(at: float, until: float, hold_ends: float) -> Record:
     )
 
 
-def test_what_happened_later_than_now_happened_now_and_plans_are_as_far_away_as_they_were(
+def test_future_times_count_as_now_and_plans_keep_their_distance(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ahead = 5 * HOUR_S
@@ -87,7 +87,7 @@ NO_STAMP = {
 }
 
 
-def test_a_number_of_the_record_is_a_stamp_by_our_clock_or_is_known_to_be_none() -> None:
+def test_every_number_of_the_record_is_classified_as_time_or_not() -> None:
     """A new one is written down here, or as `Past` or `Until`."""
     assert set(plain_floats(inspect.type_info(Record))) == NO_STAMP
 
@@ -112,13 +112,13 @@ def test_clocks_that_differ_by_seconds_are_believed(caplog: pytest.LogCaptureFix
     assert not caplog.messages
 
 
-def test_a_plan_of_long_before_is_not_put_off() -> None:
+def test_a_past_plan_is_not_postponed() -> None:
     record = replace(written(NOW - 50.0, NOW + 30.0, NOW), roll_at=NOW + HOUR_S)
     corrected = believed(record, NOW)
     assert (corrected.fallback_until, corrected.hold_until, corrected.gen_since) == (NOW, NOW, NOW - 50.0)
 
 
-def test_a_lease_until_far_from_now_is_nobodys() -> None:
+def test_a_lease_far_in_the_future_is_free() -> None:
     store, world = MemoryStore(), World()
     world.ahead = HOUR_S
     assert Lease(store, JOB, world, None).take()
@@ -128,7 +128,7 @@ def test_a_lease_until_far_from_now_is_nobodys() -> None:
 
 @pytest.mark.parametrize("ahead", [600.0, 3 * HOUR_S, 50 * HOUR_S])
 @pytest.mark.parametrize("refuses", ["z-a", "all"])
-def test_an_offer_refused_by_a_clock_ahead_is_asked_again_when_it_would_have_been(ahead: float, refuses: str) -> None:
+def test_a_refusal_from_a_clock_ahead_expires_in_time(ahead: float, refuses: str) -> None:
     world = World(nodes=2, pools=("pool",), policy="spot")
     zones = ("z-a",) if refuses == "z-a" else ("z-a", "z-b", "z-c")
     for zone in zones:
@@ -144,7 +144,7 @@ def test_an_offer_refused_by_a_clock_ahead_is_asked_again_when_it_would_have_bee
 
 @pytest.mark.parametrize("ahead", [300.0, 2 * HOUR_S, 50 * HOUR_S])
 @pytest.mark.parametrize("begins", range(5, 150, 12))
-def test_whenever_a_clock_jumps_for_five_seconds_the_job_goes_on(ahead: float, begins: int) -> None:
+def test_a_clock_that_jumps_for_five_seconds_stops_no_job(ahead: float, begins: int) -> None:
     """A machine is lost meanwhile; without the jump this takes 250 s."""
     world = World(nodes=2, steps=150)
     world.submit()

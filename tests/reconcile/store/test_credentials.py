@@ -70,9 +70,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_profile_of_aws_reaches_its_bucket_in_its_region(
-    there: Seen, nobody: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_aws_profile_gives_keys_and_region(there: Seen, nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (nobody / "config").write_text("[profile team]\nregion = eu-west-1\n")
     (nobody / "credentials").write_text("[team]\naws_access_key_id = AKIATEAM\naws_secret_access_key = x\n")
     monkeypatch.setenv("AWS_PROFILE", "team")
@@ -89,7 +87,7 @@ def test_a_profile_of_aws_reaches_its_bucket_in_its_region(
     [("", "not logged in: `aws sso login`"), (SSO + SESSION, "Error loading SSO Token"), (SSO, "sso-session")],
     ids=["nothing", "a session that has ended", "half a configuration"],
 )
-def test_who_is_not_logged_in_is_told_before_anything_is_asked(nobody: Path, config: str, told: str) -> None:
+def test_a_missing_login_is_reported_before_any_request(nobody: Path, config: str, told: str) -> None:
     (nobody / "config").write_text(config)
     with pytest.raises(credentials.LoginError) as caught:
         open_bucket("s3://b", "http://127.0.0.1:9")
@@ -97,13 +95,13 @@ def test_who_is_not_logged_in_is_told_before_anything_is_asked(nobody: Path, con
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_LAMBDA_FUNCTION_NAME"])
-def test_keys_of_the_environment_and_the_functions_own_are_obstores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstore_finds_environment_and_machine_keys_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "x")
     assert credentials.s3() == (None, None)
 
 
 @pytest.mark.parametrize("kind", ["service_account", "authorized_user", "", None])
-def test_googles_files_that_obstore_reads_are_left_to_it(nobody: Path, kind: str | None) -> None:
+def test_obstore_reads_googles_service_account_files_itself(nobody: Path, kind: str | None) -> None:
     assert credentials.gcs() is None
     (nobody / "gcloud").mkdir()
     file = nobody / "gcloud" / "application_default_credentials.json"
@@ -147,7 +145,7 @@ def test_a_pipelines_credentials_of_google_are_exchanged_for_a_token(
         open_bucket("gs://b")
 
 
-def test_without_the_clouds_library_obstore_does_what_it_can(monkeypatch: pytest.MonkeyPatch, nobody: Path) -> None:
+def test_without_the_clouds_library_obstore_is_used(monkeypatch: pytest.MonkeyPatch, nobody: Path) -> None:
     for name in ("botocore.session", "botocore.exceptions", "google.auth"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     file = nobody / "x.json"

@@ -94,7 +94,7 @@ def held(bucket: Objects, key: str) -> tuple[bytes, str] | None:
 
 
 class TestObjects:
-    def test_a_version_that_is_known_is_not_sent_again(self, objects: Callable[[], Objects]) -> None:
+    def test_a_known_version_is_not_sent_again(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
         assert bucket.refresh("a", Blob(b"", "1", "1")) is None
         bucket.create("a", b"one")
@@ -161,7 +161,7 @@ class TestObjects:
         finally:
             gc.enable()
 
-    def test_a_folder_is_listed_whole_and_alone(self, objects: Callable[[], Objects]) -> None:
+    def test_only_the_folder_is_listed_completely(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
         wanted = sorted(f"f/{number:04d}" for number in range(30))
         for key in [*wanted, "f", "f-2/a", "fa/a", "e/a"]:
@@ -171,7 +171,7 @@ class TestObjects:
         assert len(bucket.list("")) == 34
         assert [blob and blob.data for blob in bucket.get_many([*wanted[:3], "none"])] == [b"x", b"x", b"x", None]
 
-    def test_what_was_written_last_in_a_folder(self, objects: Callable[[], Objects]) -> None:
+    def test_the_newest_keys_of_a_folder(self, objects: Callable[[], Objects]) -> None:
         """Stores of clouds tell it to the second: of what was written in one, any may be first."""
         bucket = objects()
         for key in ("f/b", "f/a", "f/c", "g/a"):
@@ -191,7 +191,7 @@ class TestObjects:
         assert bucket.list("f/", "9.") == [f"f/9.x{n}" for n in range(10)]
         assert bucket.list("f/", "99.") == []
 
-    def test_many_are_deleted_and_the_others_stay(self, objects: Callable[[], Objects]) -> None:
+    def test_only_the_named_objects_are_deleted(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
         for number in range(5):
             bucket.create(f"f/{number}", b"")
@@ -213,7 +213,7 @@ class TestObjects:
         final = objects().get("n")
         assert final is not None and int(final.data) == 40
 
-    def test_one_creator_wins(self, objects: Callable[[], Objects]) -> None:
+    def test_one_of_several_creators_wins(self, objects: Callable[[], Objects]) -> None:
         gate = threading.Barrier(8)
 
         def create(number: int) -> bool:
@@ -231,13 +231,13 @@ class TestObjects:
     @pytest.mark.parametrize(
         "key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".", "a b", "a%2f", "a\n", "é", "x" * 901, "a?b"]
     )
-    def test_odd_keys_never_reach_the_store(self, objects: Callable[[], Objects], key: str) -> None:
+    def test_invalid_keys_are_refused(self, objects: Callable[[], Objects], key: str) -> None:
         bucket = objects()
         for verb in (bucket.get, bucket.delete, lambda k: bucket.put(k, b""), lambda k: bucket.create(k, b"")):
             with pytest.raises(BadKeyError):
                 verb(key)
 
-    def test_half_a_folder_is_no_prefix(self, objects: Callable[[], Objects]) -> None:
+    def test_a_prefix_is_a_whole_folder(self, objects: Callable[[], Objects]) -> None:
         with pytest.raises(BadKeyError):
             objects().list("jobs/a")
 
@@ -260,7 +260,7 @@ def increment_in_process(path: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["logs", "ckpt", "out", "source"])
-def test_what_machines_may_write_is_no_document_wherever_it_lies(store: Store, written: str) -> None:
+def test_objects_that_machines_may_write_are_never_documents(store: Store, written: str) -> None:
     """Their right to ``jobs/*/logs/*`` is also one to ``jobs/<job>/facts/x/logs/<whatever another node might say>``."""
     said = Fact("6666666666666666666", "boot-1", 1, 1, 1, Kind.EXIT, "0")
     store.put(f"{paths.facts(JOB)}x/{written}/{said.key()}", b"")
@@ -273,7 +273,7 @@ def test_what_machines_may_write_is_no_document_wherever_it_lies(store: Store, w
     assert store.put_fact(JOB, said) and store.list_facts(JOB) == (said,)
 
 
-def test_a_gangs_facts_are_not_deleted_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand of them took most of a round's minute."""
     together = threading.Barrier(DELETES, timeout=20)
     monkeypatch.setattr(ObstoreObjects, "delete", lambda self, key: together.wait())
@@ -308,7 +308,7 @@ def test_sqlite_new_file_is_opened_by_many_threads(tmp_path: Path) -> None:
         assert len(set(pool.map(first_touch, range(8)))) == 8
 
 
-def test_sqlite_a_key_made_again_never_meets_an_old_tag(tmp_path: Path) -> None:
+def test_sqlite_never_reuses_a_tag(tmp_path: Path) -> None:
     bucket = SqliteObjects(tmp_path / "b.db")
     old = bucket.create("a", b"1")
     bucket.delete("a")
@@ -317,14 +317,16 @@ def test_sqlite_a_key_made_again_never_meets_an_old_tag(tmp_path: Path) -> None:
         bucket.replace("a", b"2", old)
 
 
-def test_sqlite_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+def test_sqlite_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "b.db"
     path.write_bytes(b"this is no database at all, not even a small one" * 10)
     with pytest.raises(BucketRefusedError, match=r"b\.db"):
         SqliteObjects(path).get("a")
 
 
-def test_missing_bucket_and_dead_server_are_told_apart(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bucket_and_a_dead_server_are_distinguished(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises((BucketRefusedError, UnavailableError, ConflictError)):
@@ -333,7 +335,7 @@ def test_missing_bucket_and_dead_server_are_told_apart(s3_endpoint: str, monkeyp
         open_bucket("s3://b", "http://127.0.0.1:1").get("a")
 
 
-def test_a_create_that_meets_a_delete_under_way_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_create_during_a_delete_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 refuses it with 409, and obstore reports that as an object that exists."""
     for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
@@ -393,14 +395,14 @@ class TestStore:
         with pytest.raises(BadKeyError):
             store.put_fact(JOB, Fact("../..", "b", 0, 0, 0, Kind.HELLO))
 
-    def test_asks_by_time(self, store: Store) -> None:
+    def test_requests_are_ordered_by_time(self, store: Store) -> None:
         late, early = JobRequest("a1", RequestKind.CANCEL, 9.0), JobRequest("z1", RequestKind.PAUSE, 2.0)
         assert store.put_request(JOB, late) and store.put_request(JOB, early) and not store.put_request(JOB, early)
         assert store.list_requests(JOB) == (early, late)
         store.delete_request(JOB, "z1")
         assert store.list_requests(JOB) == (late,)
 
-    def test_an_ask_that_makes_no_sense_stops_nothing(self, store: Store) -> None:
+    def test_an_unreadable_request_stops_nothing(self, store: Store) -> None:
         good = JobRequest("a1", RequestKind.CANCEL, 9.0)
         store.put_request(JOB, good)
         store.put(paths.requests(JOB) + "bad", b'{"id":"bad","kind":"explode","at":1}')
@@ -408,7 +410,7 @@ class TestStore:
         (aside,) = store.list("quarantine/")
         assert b"explode" in (store.get(aside) or b"")
 
-    def test_active_and_names_and_tombs(self, store: Store) -> None:
+    def test_active_markers_names_and_tombstones(self, store: Store) -> None:
         store.set_active(JOB)
         store.set_active(JOB)
         assert store.active_jobs() == (JOB,)
@@ -485,7 +487,7 @@ class TestStore:
         store.put(paths.DRAIN, b"")
         assert store.draining()
 
-    def test_static_hellos_of_an_older_boot_go(self, store: Store) -> None:
+    def test_static_hellos_of_older_boots_are_deleted(self, store: Store) -> None:
         first = StaticHello("sk-s-p-s0", "77", "boot-1", "us-x1-a", 1.0)
         other = StaticHello("sk-s-p-s1", "78", "boot-9", "us-x1-a", 1.0)
         newer = StaticHello("sk-s-p-s0", "77", "boot-2", "us-x1-a", 2.0)
@@ -515,7 +517,7 @@ class TestStore:
         held = store.read_prices(("gpu", "cpu"))
         assert {pool: one.value for pool, one in held.items()} == {"gpu": Prices("gpu", 6.0)}
 
-    def test_a_market_that_makes_no_sense_is_unknown_and_written_anew(self, store: Store) -> None:
+    def test_an_unreadable_market_is_unknown_and_replaced(self, store: Store) -> None:
         store.put(paths.market_hour("gpu", 1), b"[]")
         store.put(paths.prices("gpu"), b'{"pool": 3}')
         assert store.read_observations(("gpu",), (1,)) == {"gpu": ()}
@@ -585,7 +587,7 @@ class Unsteady:
         return self.inner.replace(key, data, tag) if self.lose else new
 
 
-def test_a_lost_answer_to_our_own_write_is_a_win(tmp_path: Path) -> None:
+def test_a_lost_answer_to_an_own_write_is_recognised(tmp_path: Path) -> None:
     objects = Unsteady(SqliteObjects(tmp_path / "b.db"))
     store = Store(objects)
     objects.lose = True
@@ -610,7 +612,7 @@ def nodes(count: int) -> Record:
     return record(nodes=tuple(Node(top=1, cur=each, zone="z-a") for each in named), members=tuple(range(count)))
 
 
-def test_a_large_record_is_packed_and_a_small_one_can_be_read_by_people(tmp_path: Path) -> None:
+def test_only_large_records_are_compressed(tmp_path: Path) -> None:
     objects = SqliteObjects(tmp_path / "b.db")
     store = Store(objects)
     for count in (3, 10_000):
@@ -624,14 +626,14 @@ def test_a_large_record_is_packed_and_a_small_one_can_be_read_by_people(tmp_path
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, -1, -5])
-def test_a_packed_record_that_is_cut_short_is_corrupt(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_compressed_record_is_corrupt(tmp_path: Path, cut: int) -> None:
     objects = SqliteObjects(tmp_path / "b.db")
     objects.put(paths.record(JOB), encode_versioned(nodes(1000))[:cut])
     with pytest.raises(CorruptError):
         Store(objects).read_record(JOB)
 
 
-def test_a_document_that_unpacks_to_too_much_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(SqliteObjects(tmp_path / "b.db"))
     store.put(paths.record(JOB), zlib.compress(encode_versioned(record()) + b" " * 10_000))
     assert store.read_record(JOB).value == record()
@@ -661,9 +663,7 @@ def test_a_record_is_decoded_once_a_version_and_never_served_stale(
     assert len(reader.read_record(JOB).value.nodes) == 2
 
 
-def test_a_document_that_is_forgotten_while_it_is_asked_about_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_evicted_during_a_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(SqliteObjects(tmp_path / "b.db"))
     assert store.create_record(record())
     first = store.read_record(JOB)
@@ -677,7 +677,7 @@ def test_a_document_that_is_forgotten_while_it_is_asked_about_is_read_again(
     assert store.read_record(JOB) == first
 
 
-def test_google_sends_a_version_that_is_known_no_second_time_and_gets_no_token_over_plain_http() -> None:
+def test_gcs_sends_known_versions_only_once_and_gets_no_token_over_http() -> None:
     with gcs.serve() as google:
         bucket = open_bucket("gs://sk-bucket", google.endpoint)
         known = Blob(b"", bucket.create("a", b"one"), "")
@@ -693,7 +693,7 @@ def test_google_sends_a_version_that_is_known_no_second_time_and_gets_no_token_o
         assert google.tokens == {""}
 
 
-def test_documents_that_are_forgotten_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_documents_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "KEPT_BYTES", 1000)
     store = Store(SqliteObjects(tmp_path / "b.db"))
     jobs = [f"abcd234{n}" for n in range(8)]
@@ -732,7 +732,7 @@ def test_every_path_is_a_key() -> None:
         assert check_key(path) == path
 
 
-def test_a_stored_job_says_no_more_than_its_file(tmp_path: Path) -> None:
+def test_a_stored_job_omits_defaults(tmp_path: Path) -> None:
     """A function that is older than the shell that submits refuses fields that it does not know."""
     store = Store(SqliteObjects(tmp_path / "b.sqlite"))
     spec = JobSpec("first", ("train.py",), nodes=Nodes(1, 2), checkpoint=Checkpoint(keep=7), seed=3)

@@ -47,13 +47,13 @@ def test_four_machines_of_one_gpu_are_slower_than_one_of_four_by_their_network()
     assert apart > together
 
 
-def test_what_was_measured_comes_back_on_its_own_shape() -> None:
+def test_a_measured_step_is_unchanged_on_its_own_shape() -> None:
     step = MeasuredStep(10.0, FOUR_MACHINES, 0.5)
     assert step_s(step, FOUR_MACHINES) == pytest.approx(10.0)
     assert step_s(MeasuredStep(4.0, ONE), GangShape("unheard-of", 2, 1)) == 2.0  # of what nobody knows all are alike
 
 
-def test_a_step_that_is_shorter_than_its_gradients_comes_back_too_and_says_so() -> None:
+def test_a_step_shorter_than_its_gradients_is_unchanged_with_a_note() -> None:
     step = MeasuredStep(2.4, FOUR_MACHINES, 1.0)  # 4.8 s, they say
     assert step_s(step, FOUR_MACHINES) == pytest.approx(2.4) == network_s(step, FOUR_MACHINES)
     assert step_s(step, ONE_MACHINE) == pytest.approx(reduce_s(ONE_MACHINE, 1.0) / 2)
@@ -70,14 +70,14 @@ def test_a_faster_accelerator_does_the_arithmetic_faster() -> None:
     ) == pytest.approx(3120 / 989)
 
 
-def test_of_each_pool_as_many_machines_as_make_the_job_s_processes() -> None:
+def test_each_pool_has_enough_machines_for_the_jobs_processes() -> None:
     pools = pool("singles", "g5.xlarge", 1), pool("fours", "g5.12xlarge", 4), pool("few", "g5.xlarge", 1, most=2)
     fits, out = shapes(pools, FOUR_MACHINES, "singles", ())
     assert fits == [("singles", FOUR_MACHINES), ("fours", ONE_MACHINE)]
     assert out == ["few: the job needs 4 machines, and the pool has 2"]
 
 
-def test_what_a_job_measured_replaces_the_vendors_table() -> None:
+def test_a_measured_bandwidth_replaces_the_vendors() -> None:
     singles = pool("singles", "g5.xlarge", 1)
     here, there = (Network("g5.xlarge", zone, gbit, 0.0) for zone, gbit in ((singles.zones[0], 1.25), ("far", 0.1)))
     ((_, found),), _ = shapes([singles], GangShape("g5.xlarge", 4, 1, 1.25), "singles", (here, there))
@@ -88,14 +88,14 @@ def test_what_a_job_measured_replaces_the_vendors_table() -> None:
     )
 
 
-def test_a_network_that_is_not_in_the_table_is_said() -> None:
+def test_an_unknown_network_is_noted() -> None:
     lines = assumed(MeasuredStep(1.0, ONE, 1.0), [GangShape("unheard-of", 2, 1), FOUR_MACHINES])
     assert any("10 Gbit/s of unheard-of" in line for line in lines)
     assert any("g5.xlarge 2.5 Gbit/s" in line for line in lines)
     assert any(line.startswith("accelerators") for line in lines)
 
 
-def test_what_links_accelerators_of_a_machine_is_said_where_gradients_go_over_it() -> None:
+def test_intra_machine_links_are_noted_if_used() -> None:
     found = [ONE_MACHINE, GangShape("p3.8xlarge", 1, 4), GangShape("p3.16xlarge", 1, 8), GangShape("unheard-of", 1, 2)]
     links = "g5.12xlarge 32 GB/s, p3.16xlarge 150 GB/s, p3.8xlarge 100 GB/s, unheard-of 16 GB/s (an estimate)"
     assert f"inside a machine: {links}" in assumed(MeasuredStep(1.0, ONE, 1.0), found)
@@ -103,7 +103,7 @@ def test_what_links_accelerators_of_a_machine_is_said_where_gradients_go_over_it
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_both_orders_are_whole_on_a_narrow_terminal(width: int) -> None:
+def test_both_tables_keep_their_order_on_a_narrow_terminal(width: int) -> None:
     """Each keeps the band of what it is sorted by; what has no room is named, and assumptions stand in."""
     cost, time = Band(900.0, 1234.5, 1500.0), Band(40.0, 50.0, 61.0)
     course = Outlook(cost, time, Band(0.0, 1.0, 2.0), Band(0.5, 0.6, 1.0), late=0.02)
@@ -137,7 +137,7 @@ def test_families_of_both_clouds(machine_type: str, name: str) -> None:
         ("p5.4xlarge", 100.0),
     ],
 )
-def test_sizes_between_the_usual_ones_have_the_network_that_their_cloud_says(machine_type: str, gbit_s: float) -> None:
+def test_every_machine_size_has_its_vendors_network(machine_type: str, gbit_s: float) -> None:
     """DescribeInstanceTypes (baseline), and Compute Engine's page of GPU machine types."""
     shape = GangShape(machine_type, 2, 1)
     assert shape.known
@@ -145,7 +145,7 @@ def test_sizes_between_the_usual_ones_have_the_network_that_their_cloud_says(mac
     assert shape.tflops is not None
 
 
-def test_shapes_that_cost_more_than_the_job_may_are_seen() -> None:
+def test_shapes_over_budget_are_marked() -> None:
     course = Outlook(
         Band(9.0, 9.5, 10.0), Band(1.0, 1.0, 1.0), Band(0.0, 0.0, 0.0), Band(1.0, 1.0, 1.0), over_budget=0.4
     )

@@ -60,7 +60,7 @@ def one(job: Task, *zones: str) -> Any:
 # -- bands
 
 
-def test_a_band_is_the_shortest_that_holds_enough_of_every_market_alike() -> None:
+def test_a_band_is_the_shortest_with_enough_weight() -> None:
     values = Values(tuple((float(value), 0.1) for value in (*range(9), 100)), 0.8)
     found = band(values)
     assert (found.low, found.mid) == (0.0, pytest.approx(13.6))
@@ -85,13 +85,13 @@ def test_a_band_needs_outcomes() -> None:
 # -- the replayed rule
 
 
-def test_spot_that_never_goes_costs_its_start_and_its_work() -> None:
+def test_uninterrupted_spot_costs_its_start_and_work() -> None:
     out = one(task(nodes=3), "1" * 30, "1" * 30)
     assert (out.preemptions, out.on_demand_h) == (0, 0)
     assert cost_usd(task(nodes=3), out) == pytest.approx(3 * (6.0 + RESTART_H))
 
 
-def test_where_spot_is_rare_the_job_is_on_demand_and_as_dear() -> None:
+def test_with_rare_spot_the_job_runs_on_demand() -> None:
     rare = Recording("c", "m", 0.1, 1, (RecordedZone("r1-0", "r1", (0,) * 150 + (1,) * 10, (0.25,) * 160),))
     (out,) = outcomes(task(zones=1), RecordingPart("x", rare), 1)
     assert out.spot_h == 0
@@ -114,7 +114,7 @@ def test_spot_above_the_job_s_max_price_is_not_bought() -> None:
     assert one(task(max_price=0.5), "1" * 30, "1" * 30).spot_h == 0
 
 
-def test_a_deadline_is_held_where_on_demand_is_to_be_had() -> None:
+def test_on_demand_meets_the_deadline() -> None:
     library = Library(parts(read_folder(SHIPPED)))
     made = forecast(task(deadline_h=9.0), library)
     assert made.expected.late == 0.0
@@ -130,7 +130,7 @@ def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> Non
 
 
 @pytest.mark.parametrize(("policy", "on_demand"), [("spot", 100), ("balanced", 0)])
-def test_who_may_not_be_on_demand_is_told_what_its_column_is_for(policy: str, on_demand: int, library: Library) -> None:
+def test_the_on_demand_column_is_explained_if_it_is_not_allowed(policy: str, on_demand: int, library: Library) -> None:
     job = task(on_demand=on_demand, deadline_h=8.0, policy=policy)
     (line,) = [line for line in forecast(job, library).assumptions if line.startswith("on-demand: ")]
     assert line.endswith("so none is bought; its column shows the cost for comparison")
@@ -149,13 +149,13 @@ def test_on_demand_waits_for_max_wait(max_wait: str | None, waited_h: float) -> 
     assert (out.waited_h, out.spot_h) == (waited_h, 0.0)
 
 
-def test_a_fallback_ends_where_spot_has_come_back() -> None:
+def test_a_fallback_ends_when_spot_returns() -> None:
     out = begun(task(zones=1, work_h=20.0), "0" * 8 + "1" * 72)
     assert 4.0 <= out.on_demand_h <= 6.0
     assert out.spot_h > 10.0
 
 
-def test_a_gang_on_demand_finds_spot_in_another_zone_by_a_look_and_stays_where_none_is() -> None:
+def test_a_gang_on_demand_finds_spot_in_another_zone_by_a_probe() -> None:
     """It moves to the other zone long before spot comes back to its own; the look is billed."""
     out = one_at_first(task(work_h=20.0), "1" * 6 + "0" * 74, "0" * 6 + "1" * 74)
     assert out.on_demand_h <= 2.0 and out.spot_h > 18.0
@@ -176,7 +176,7 @@ def library() -> Library:
     return Library(parts(read_folder(SHIPPED)))
 
 
-def test_a_forecast_says_what_it_expects_beside_on_demand_and_what_it_assumes(library: Library) -> None:
+def test_a_forecast_shows_expectation_on_demand_and_assumptions(library: Library) -> None:
     made = forecast(task(nodes=3, max_usd=1.0), library, ("prices: of a test",))
     ours, whole = made.expected, made.on_demand
     assert whole.usd == Band(*[3 * 4.0 * (6.0 + RESTART_H)] * 3)
@@ -195,7 +195,7 @@ def test_the_same_job_has_the_same_forecast(library: Library) -> None:
     assert forecast(task(), library) == forecast(task(), library)
 
 
-def test_jobs_of_months_are_begun_less_often(library: Library) -> None:
+def test_long_jobs_are_replayed_less_often(library: Library) -> None:
     assert replays(task(work_h=2000.0), library) < replays(task(work_h=10.0), library)
 
 
@@ -204,7 +204,7 @@ def test_a_library_without_spot_is_refused() -> None:
         forecast(task(), Library(()))
 
 
-def test_bands_hold_most_of_what_comes_to_pass_in_regions_that_were_left_out(library: Library) -> None:
+def test_bands_cover_left_out_regions(library: Library) -> None:
     """The whole of it, on more markets, is measured by bench/market/forecast.py."""
     jobs = task(zones=1, work_h=12.0), task(on_demand=0, work_h=12.0)
     shares = []
@@ -217,7 +217,7 @@ def test_bands_hold_most_of_what_comes_to_pass_in_regions_that_were_left_out(lib
     assert 0.65 < mean(shares) < 0.95
 
 
-def test_markdown_lets_no_name_be_more_than_text(library: Library) -> None:
+def test_markdown_shows_names_only_as_text(library: Library) -> None:
     made = replace(forecast(task(work_h=1.0), library), job="x`](http://a)|@all")
     text = markdown(made)
     assert "`x'](http://a)¦@all`" in text
@@ -227,7 +227,7 @@ def test_markdown_lets_no_name_be_more_than_text(library: Library) -> None:
 # -- what is replayed
 
 
-def test_regions_in_which_spot_never_was_are_no_parts() -> None:
+def test_regions_without_spot_are_left_out() -> None:
     assert parts([part("0" * 50, "0" * 50).recording]) == ()
     assert [found.name for found in parts([part("0" * 50, "1" * 50).recording])] == ["c.m r1"]
 
@@ -254,7 +254,7 @@ def observation(machine: str, event: Event, hour: float, zone: str = "r1-a", cau
     return Observation(machine, event, (1000 + hour) * HOUR_S, zone, Model.SPOT, cause)
 
 
-def test_own_history_is_what_machines_lived_through() -> None:
+def test_own_history_follows_from_machines_lives() -> None:
     told = (
         observation("a", Event.ADMITTED, 0.0),
         observation("a", Event.LOSS, 60.0, cause="loss"),
@@ -272,6 +272,6 @@ def test_own_history_is_what_machines_lived_through() -> None:
 
 
 @pytest.mark.parametrize("hours", [0.0, 10.0])
-def test_a_short_history_says_nothing(hours: float) -> None:
+def test_a_short_history_is_ignored(hours: float) -> None:
     told = (observation("a", Event.ADMITTED, 0.0), observation("a", Event.GONE, hours)) if hours else ()
     assert own_recording("burst", "r1", told) is None

@@ -16,7 +16,7 @@ from tests.report.ledgers import (
 )
 
 
-def test_a_machine_that_is_given_back_has_its_name() -> None:
+def test_a_released_machine_is_named() -> None:
     gone = (
         entry(Event.GONE, 5.0, 1, 1, detail="slot:workers"),
         entry(Event.GONE, 5.0, 1, 2, detail="machine:sk-prod-s0"),
@@ -38,7 +38,7 @@ def test_a_machine_that_is_given_back_has_its_name() -> None:
         ("silence", "all nodes stop (silence)"),
     ],
 )
-def test_nobody_saves_for_what_nobody_announced(cause: str, text: str) -> None:
+def test_an_unannounced_loss_shows_no_save(cause: str, text: str) -> None:
     assert describe(entry(Event.STOP, 1.0, cause=cause)) == text
 
 

@@ -24,7 +24,7 @@ from tests.report.ledgers import (
 )
 
 
-def test_a_failed_job_that_holds_says_what_it_costs_and_both_ways_out() -> None:
+def test_a_failed_job_on_hold_shows_its_cost_and_both_commands() -> None:
     up = [entry(Event.ADMITTED, 60.0, node, 1, pool="workers", model=Model.SPOT) for node in (0, 1)]
     again = entry(Event.ADMITTED, 90.0, 1, 2, pool="workers", model=Model.ON_DEMAND)
     static = entry(Event.ADMITTED, 60.0, 2, 1, pool="always", model=Model.STATIC)
@@ -45,7 +45,7 @@ def test_a_failed_job_that_holds_says_what_it_costs_and_both_ways_out() -> None:
     assert msgspec.json.decode(msgspec.json.encode(view), type=JobView) == view
 
 
-def test_a_job_held_for_its_money_names_both_ways_to_more() -> None:
+def test_a_job_held_by_max_usd_names_both_remedies() -> None:
     record = held(Hold.SPEND, reason="max_usd: $5.00 is spent", hold_ends=HOUR * 25)
     lines = printed(status(job_view(record, None, (), STACK, now=HOUR))).splitlines()
     assert "on hold (max_usd: $5.00 is spent)" in lines[0]
@@ -58,7 +58,7 @@ def test_a_job_held_for_its_money_names_both_ways_to_more() -> None:
     ]
 
 
-def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_named_once() -> None:
+def test_an_unavailable_checkpoint_names_go_back_once() -> None:
     progress = Progress(gen=3, step=50, at=1.0, commit_gen=3, commit_step=48)
     remedy = "spotkeeper resume first --go-back"
     why = f"no available machine has the newest checkpoint, 3-48. To continue without it: {remedy}"
@@ -70,7 +70,7 @@ def test_where_the_newest_checkpoint_cannot_be_had_the_command_that_helps_is_nam
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_a_disk_that_outlives_its_job_is_named_wherever_the_job_is(local: bool) -> None:
+def test_kept_disks_of_an_ended_job_are_named(local: bool) -> None:
     done = entry(Event.DONE, 2 * HOUR, cause="succeeded", detail=f"but {disks_kept(['sk-prod-abcdefgh-n0000-d0'])}")
     over = a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nodes=(Node(),), members=(), keep_disks=True)
     view = job_view(over, None, (done,), STACK, now=9 * HOUR, site=Site(local=local))
@@ -82,7 +82,7 @@ def test_a_disk_that_outlives_its_job_is_named_wherever_the_job_is(local: bool) 
     assert job_view(over, None, (entry(Event.DONE, 1.0),), STACK, now=9 * HOUR).disks_kept == ""
 
 
-def test_other_holds_are_waited_for() -> None:
+def test_other_holds_name_their_wait() -> None:
     """A pause and a refusal end by themselves or were requested; a resume that is on its way ends the hold."""
     assert not job_view(held(Hold.PAUSE), None, (), STACK, now=1.0).stands()
     cloud = job_view(held(Hold.CLOUD, hold_until=61.0), None, (), STACK, now=1.0)

@@ -37,7 +37,7 @@ def test_the_newest_checkpoint_has_its_step_beside_the_job_s(commit: int | None,
     assert ("step 50/200 (checkpoint: 1)" in text) == (commit == 1)
 
 
-def test_a_job_whose_output_is_on_its_way_says_so_and_one_that_left_some_how_to_have_it() -> None:
+def test_an_upload_is_shown_and_then_the_download_command() -> None:
     progress = Progress(gen=3, step=300, at=100.0, step_s=1.0, total_steps=300, uploading_s=65.0)
     view = job_view(a_record(gen=3), progress, (), STACK, now=1000.0)
     assert view.uploading_s == 65.0 and "uploading its output to the bucket" in printed(status(view))
@@ -48,7 +48,7 @@ def test_a_job_whose_output_is_on_its_way_says_so_and_one_that_left_some_how_to_
     assert f"output: 2 files, 4.1 MB; fetch it: spotkeeper download {over.name}" in printed(status(left))
 
 
-def test_a_job_that_trains_and_tells_of_no_new_step_says_for_how_long() -> None:
+def test_a_job_without_a_new_step_shows_for_how_long() -> None:
     progress = Progress(gen=3, step=50, at=1000.0, step_s=2.0, samples_per_s=9.0)
 
     def look(now: float, scale: float = 1.0, **over: object) -> JobView:
@@ -64,7 +64,7 @@ def test_a_job_that_trains_and_tells_of_no_new_step_says_for_how_long() -> None:
         assert (view.no_new_step_s, view.samples_per_s) == (None, None), "nothing trains, so nothing has a rate"
 
 
-def test_on_a_clock_of_its_own_it_is_said_what_is_of_which_clock() -> None:
+def test_on_a_scaled_clock_durations_are_marked() -> None:
     progress = Progress(gen=3, step=50, at=590.0, samples_per_s=9.0)
     view = job_view(a_record(), progress, (), STACK, now=600.0, site=Site(20.0, local=True))
     assert "9 samples/s (real time)" in training_line(view)
@@ -87,7 +87,7 @@ def test_on_a_clock_of_its_own_it_is_said_what_is_of_which_clock() -> None:
         ({"phase": Phase.DONE, "outcome": Outcome.CANCELLED}, 586, 600, "last reported: step 586/600", "586"),
     ],
 )
-def test_the_last_report_of_a_job_that_is_over_is_not_taken_for_its_end(
+def test_an_ended_jobs_last_report_is_marked_as_such(
     over: dict[str, object], step: int, total: int | None, line: str, cell: str
 ) -> None:
     view = job_view(

@@ -32,20 +32,20 @@ def test_recoveries_from_losses() -> None:
     assert (two.cause, two.nodes) == ("loss of 2", (1, 2))
 
 
-def test_a_loss_that_was_announced_is_no_surprise() -> None:
+def test_an_announced_loss_is_one_recovery() -> None:
     ledger = (generation(100.0, 1), entry(Event.NOTICE, 400.0, 1, 1), *lost(1, cause="notice")[1:])
     (one,) = recoveries(ledger, now=600.0)
     assert (one.cause, one.announced, one.seconds) == ("notice", True, 150.0)
 
 
-def test_what_interrupts_nothing_is_no_recovery() -> None:
+def test_a_change_without_interruption_is_no_recovery() -> None:
     withdrawn = (entry(Event.NOTICE, 200.0, 0, 1), entry(Event.REPRIEVE, 210.0, 0, 1))
     standby = entry(Event.LOSS, 300.0, 0, 2, cause="standby")
     assert recoveries((generation(100.0, 1), *withdrawn, standby), now=400.0) == ()
     assert recoveries((intent(0.0, 0, 1), generation(100.0, 1)), now=400.0) == ()
 
 
-def test_a_recovery_that_goes_on_has_no_end() -> None:
+def test_a_running_recovery_has_no_end() -> None:
     (one,) = recoveries(lost(1)[:-1], now=560.0)
     assert (one.seconds, one.stopped_s, one.gen) == (None, 60.0, 1)
 
@@ -58,7 +58,7 @@ def test_a_crash_and_a_swap_have_their_causes() -> None:
     assert told == [("crash", 10.0, False, (0,)), ("swap", 10.0, True, ())], "whose code failed is said"
 
 
-def test_a_crash_has_no_part_in_a_swap_that_is_under_way() -> None:
+def test_a_crash_is_separate_from_a_running_swap() -> None:
     """It stood still since its process ended, which the roll call is about; the machine that boots is the swap's."""
     swap = intent(200.0, 0, 2, cause="swap to spot")
     rolled = entry(Event.ROLL, 210.0, cause="exit")
@@ -70,7 +70,7 @@ def test_a_crash_has_no_part_in_a_swap_that_is_under_way() -> None:
     assert (two.cause, two.seconds, two.boot_s, two.replacement) == ("swap", 8.0, 147.0, Model.SPOT)
 
 
-def test_a_swap_that_is_withdrawn_is_told_as_such() -> None:
+def test_a_withdrawn_swap_is_shown_as_withdrawn() -> None:
     """All saved and stopped, the successor was lost, and the same machines went on: nothing was replaced."""
     stop = (
         intent(200.0, 0, 2, cause="swap"),
@@ -88,7 +88,7 @@ def test_a_swap_that_is_withdrawn_is_told_as_such() -> None:
     assert recoveries((generation(100.0, 1), *refused), now=500.0) == ()
 
 
-def test_a_machine_that_comes_later_replaces_nothing_before_it_is_there() -> None:
+def test_a_later_machine_belongs_to_no_earlier_recovery() -> None:
     """An elastic job went on smaller, and grew when the machine was up."""
     lost_one = (entry(Event.LOSS, 200.0, 1, 1, cause="loss"), entry(Event.STOP, 200.0, cause="loss"))
     grown = (entry(Event.ADMITTED, 400.0, 1, 2), entry(Event.STOP, 400.0, cause="grow"), generation(410.0, 3))
@@ -107,7 +107,7 @@ def test_a_pause_is_no_recovery_but_a_loss_beside_it_is() -> None:
     assert (one.cause, one.announced) == ("loss", False)
 
 
-def test_the_days_that_a_failed_job_held_are_no_recovery() -> None:
+def test_the_time_on_hold_is_no_recovery() -> None:
     crash = entry(Event.CRASH, 200.0, 0, cause="crash")
     failed = entry(Event.HOLD, 200.0, 0, cause="failure")
     story = (generation(100.0, 1), crash, failed, entry(Event.RESUME, 9e5, cause="resume"), generation(9e5 + 60, 2))

@@ -40,7 +40,7 @@ def test_the_states_of_machines() -> None:
     assert states(stopping)[:2] == [(0, "saving"), (1, "saving")]
 
 
-def test_a_warning_stands_until_that_very_rank_saves_again() -> None:
+def test_a_warning_lasts_until_that_node_saves_again() -> None:
     def told(*entries: Entry) -> list[str]:
         return [line.partition(":")[0] for line in job_view(a_record(), None, entries, STACK, now=99.0).warnings]
 
@@ -57,7 +57,7 @@ def test_a_warning_stands_until_that_very_rank_saves_again() -> None:
     assert told(of(Event.FULL, 10.0, 0, gen=2)) == [], "a new generation begins anew"
 
 
-def test_a_job_that_is_over_has_no_waiting_ranks_and_no_clock() -> None:
+def test_an_ended_job_has_no_waiting_nodes() -> None:
     over = a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nodes=(Node(), Node()), members=())
     view = job_view(over, None, NOTICED, STACK, now=99 * HOUR)
     assert view.nodes == ()
@@ -74,7 +74,7 @@ def test_the_view_carries_progress_money_and_recoveries() -> None:
     assert msgspec.json.decode(msgspec.json.encode(view), type=JobView) == view
 
 
-def test_a_rank_that_waits_says_for_what_and_nothing_of_capacity() -> None:
+def test_a_waiting_node_shows_its_reason() -> None:
     waits = entry(Event.REFUSED, 5.0, 1, cause="wait", detail="waiting for static machine n1: it alone has it")
     assert describe(waits) == "node 1: waiting for static machine n1: it alone has it"
     refused = entry(Event.REFUSED, 5.0, 1, 2, cause="capacity", zone=A, model=Model.SPOT, detail="none left")
@@ -87,7 +87,7 @@ def test_node_states_are_all_drawn() -> None:
     assert set(_NODE_STYLE) == set(NodeState)
 
 
-def test_a_job_that_nobody_has_touched_says_so_and_one_that_somebody_has_does_not() -> None:
+def test_only_a_job_without_any_round_shows_a_warning() -> None:
     fresh = Record("abcdefgh", "u", "first", "", 0.0, nodes=(Node(), Node()))
     assert not job_view(fresh, None, (), STACK, 599.0).warnings
     (line,) = job_view(fresh, None, (), STACK, 720.0).warnings
@@ -96,7 +96,7 @@ def test_a_job_that_nobody_has_touched_says_so_and_one_that_somebody_has_does_no
     assert "0/2" in printed(job_table([job_view(fresh, None, (), STACK, 720.0)]))
 
 
-def test_status_says_why_each_machine_is_what_it_is() -> None:
+def test_status_shows_why_each_machine_was_chosen() -> None:
     """What was chosen alike is one line; of on-demand fallback, what brought it about and when it ends."""
     spot = "33% of on-demand, expected to last 9.1 h"
     ledger = (

@@ -35,7 +35,7 @@ def parts(ledger: tuple[Entry, ...], now: float = NOW) -> dict[tuple[int, WorkPa
     return {key: seconds for key, seconds in out.items() if seconds}
 
 
-def test_every_second_of_a_noticed_machine_and_its_successor() -> None:
+def test_every_second_of_a_noticed_machine_and_its_replacement_is_counted() -> None:
     """Make before break: the old machine trains on while the new one boots, and stands still for 10 s only."""
     assert parts(NOTICED) == {
         (1, WorkPart.BOOTING, "start"): 60.0,
@@ -89,7 +89,7 @@ def test_steps_that_are_done_again_are_lost_by_every_member() -> None:
     assert "30 steps done twice" in printed(account_text.report(job_view(a_record(), None, ledger, STACK, NOW), whole))
 
 
-def test_a_machine_that_never_joined_is_paid_named_and_said() -> None:
+def test_a_machine_that_never_joined_is_paid_and_named() -> None:
     never = entry(Event.LOSS, 500.0, 0, 1, cause="never joined", detail="no hello in time", started=20.0)
     ledger = (
         intent(0.0, 0, 1),
@@ -109,7 +109,7 @@ def test_a_machine_that_never_joined_is_paid_named_and_said() -> None:
     assert "training was never interrupted; 1 machine never joined" in text
 
 
-def test_a_machine_that_ran_and_that_nobody_heard_of_is_paid_by_the_clouds_own_word() -> None:
+def test_a_machine_without_a_hello_is_paid_by_the_clouds_times() -> None:
     """It was given up while it booted, so no event but its end tells of it."""
     silent = (intent(0.0, 0, 1), entry(Event.GONE, 200.0, 0, 1))
     assert told(silent).money.spent == 0.0
@@ -118,7 +118,7 @@ def test_a_machine_that_ran_and_that_nobody_heard_of_is_paid_by_the_clouds_own_w
     assert told(ran).attempts[0].ended == "given up"
 
 
-def test_billing_ends_when_the_cloud_says_and_not_when_it_was_looked_at() -> None:
+def test_billing_ends_at_the_clouds_time() -> None:
     exact = tuple(
         replace(one, ended=HOUR + 100.0) if one.event is Event.GONE and one.attempt == 1 else one for one in NOTICED
     )
@@ -134,7 +134,7 @@ PROBED = (  # beside one that trains
 )
 
 
-def test_a_machine_that_probed_another_zone_is_paid_and_is_nobody_s_replacement() -> None:
+def test_a_probe_is_paid_and_no_replacement() -> None:
     """It boots beside one that trains, says that spot is there, and goes; what follows is no doing of its."""
     ledger = (
         *PROBED,
@@ -161,7 +161,7 @@ def test_a_machine_that_probed_another_zone_is_paid_and_is_nobody_s_replacement(
     assert "node 0: probing another zone with a spot machine in us-central1-a at $1.00/h" in texts
 
 
-def test_a_machine_that_looked_and_that_the_gang_moved_to_trains_like_any_other() -> None:
+def test_a_probe_that_became_a_member_counts_as_training() -> None:
     ledger = (
         *PROBED,
         entry(Event.MOVE, 1060.0, cause="cheaper"),
@@ -190,14 +190,14 @@ def test_a_machine_that_looked_and_that_the_gang_moved_to_trains_like_any_other(
     assert "goes" not in event_lines(ledger, 0.0)[4].text, "whether it does nobody knows yet"
 
 
-def test_what_the_cloud_refused_says_so_and_costs_nothing() -> None:
+def test_a_refused_machine_is_marked_and_costs_nothing() -> None:
     ledger = (intent(0.0, 0, 1), entry(Event.REFUSED, 30.0, 0, 1, cause="capacity"))
     found = told(ledger)
     assert (found.refused, found.attempts[0].ended, found.attempts[0].usd) == (1, "refused: capacity", 0.0)
     assert found.goodput is None
 
 
-def test_a_machine_that_was_given_back_for_a_move_or_a_hold_says_so() -> None:
+def test_a_released_machine_has_the_cause_move_or_hold() -> None:
     """And one of before that, or after it, does not."""
     ran = (intent(100.0, 0, 1), entry(Event.ADMITTED, 200.0, 0, 1), entry(Event.GONE, 900.0, 0, 1))
     assert told(ran).attempts[0].ended == "released"
@@ -206,7 +206,7 @@ def test_a_machine_that_was_given_back_for_a_move_or_a_hold_says_so() -> None:
         assert told((*ran, entry(event, 50.0, cause=cause))).attempts[0].ended == "released"
 
 
-def test_an_end_in_whole_seconds_is_not_before_what_brought_it_about() -> None:
+def test_an_end_is_not_before_its_cause() -> None:
     """EC2's times have no fractions: the call that ends a machine comes milliseconds after the word for it."""
     ran = (intent(100.0, 0, 1), entry(Event.ADMITTED, 200.0, 0, 1), entry(Event.GONE, 960.0, 0, 1, ended=900.0))
     assert told((*ran, entry(Event.HOLD, 900.6, cause="spend"))).attempts[0].ended == "hold: spend"
@@ -232,7 +232,7 @@ def by_month() -> Totals:
     return totals([told(ada, now), told(bob, now)], now)
 
 
-def test_sums_by_user_and_month_add_up() -> None:
+def test_totals_by_user_and_month_add_up() -> None:
     found = by_month()
     assert [(row.key, round(row.usd, 6)) for row in found.users] == [("ada", 1.0), (UNKNOWN_USER, 2.0)]
     assert [(row.key, round(row.usd, 6), row.jobs) for row in found.months] == [
@@ -278,7 +278,7 @@ def test_no_field_of_a_csv_is_a_formula(name: str) -> None:
     assert row["name"].isprintable()
 
 
-def test_csv_has_every_machine_and_no_formula() -> None:
+def test_csv_has_every_machine() -> None:
     bad = replace(told(NOTICED), name="=cmd()")
     rows = list(csv.DictReader(io.StringIO(account_text.attempts_csv(bad))))
     assert [(row["node"], row["attempt"], row["model"], row["name"]) for row in rows] == [
@@ -292,7 +292,7 @@ def test_csv_has_every_machine_and_no_formula() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_tables_fit_what_a_terminal_has(width: int) -> None:
+def test_tables_fit_the_terminal(width: int) -> None:
     from rich.console import Console
 
     console = Console(width=width, record=True, file=io.StringIO())

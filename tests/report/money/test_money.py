@@ -43,7 +43,7 @@ def test_money_of_a_noticed_machine() -> None:
     assert found.saved_percent == pytest.approx(100 * (1 - found.spent / found.on_demand_only))
 
 
-def test_boots_and_standstills_make_no_machine_dearer_than_on_demand() -> None:
+def test_boots_and_standstills_are_in_both_costs() -> None:
     """A storm: machines that boot and are taken, a static node that waits beside them. All of it at a third."""
     static = intent(0.0, 1, 1, price=3.0, model=Model.STATIC)
     storm = [part for n in range(1, 9) for part in (intent(300.0 * n, 0, n), entry(Event.LOSS, 300.0 * n + 250, 0, n))]
@@ -60,7 +60,7 @@ def test_boots_and_standstills_make_no_machine_dearer_than_on_demand() -> None:
     )
 
 
-def test_a_spot_price_of_a_pool_that_is_gone_is_no_on_demand_price() -> None:
+def test_a_removed_pools_spot_price_is_no_on_demand_price() -> None:
     """The pool was renamed under a job: the machine it had there does not make on-demand as cheap as spot."""
     renamed = tuple(
         msgspec.structs.replace(one, pool="gone") if one.event is Event.INTENT and one.attempt == 1 else one
@@ -69,12 +69,12 @@ def test_a_spot_price_of_a_pool_that_is_gone_is_no_on_demand_price() -> None:
     assert money(renamed, STACK, now=9 * HOUR) == money(NOTICED, STACK, now=9 * HOUR)
 
 
-def test_what_still_runs_is_paid_until_now() -> None:
+def test_running_machines_are_paid_until_now() -> None:
     found = money((intent(0.0, 0, 1), entry(Event.ADMITTED, 60.0, 0, 1)), STACK, now=HOUR)
     assert found.spent == pytest.approx(1.0)
 
 
-def test_what_the_cloud_refused_costs_nothing() -> None:
+def test_refused_machines_cost_nothing() -> None:
     ledger = (intent(0.0, 0, 1), entry(Event.REFUSED, 30.0, 0, 1), intent(31.0, 0, 2, price=3.0, model=Model.ON_DEMAND))
     assert money(ledger, STACK, now=31.0 + HOUR).spent == pytest.approx(3.0)
     assert spent_on(Model.SPOT, ledger, now=31.0 + HOUR) == 0.0
@@ -95,20 +95,20 @@ def test_an_event_that_was_written_twice_counts_once() -> None:
     assert money((*NOTICED, twin), STACK, 9 * HOUR) == money(NOTICED, STACK, 9 * HOUR)
 
 
-def test_on_demand_only_uses_the_list_price_of_what_was_had() -> None:
+def test_on_demand_only_uses_list_prices() -> None:
     static = intent(0.0, 0, 1, price=2.5, model=Model.STATIC)
     found = money((static, entry(Event.ADMITTED, 1.0, 0, 1)), STACK, now=HOUR)
     assert (found.spent, found.on_demand_only) == (pytest.approx(2.5), pytest.approx(3.0))
     assert money((static, entry(Event.ADMITTED, 1.0, 0, 1)), None, now=HOUR).on_demand_only == pytest.approx(2.5)
 
 
-def test_nothing_known_is_nothing_spent() -> None:
+def test_an_empty_ledger_costs_nothing() -> None:
     found = money((), STACK, now=HOUR)
     assert (found.spent, found.on_demand_only, found.saved_percent) == (0.0, 0.0, None)
 
 
 @pytest.mark.parametrize("now", [50.0, 100.0, 699.0])
-def test_nothing_is_said_of_savings_before_a_job_has_trained_for_a_while(now: float) -> None:
+def test_no_saving_is_shown_at_first(now: float) -> None:
     """A machine that never joined is paid for beside the one that trains: at first that is all there is to compare."""
     ledger = (intent(0.0, 0, 1, price=9.0), *(one for one in NOTICED if one.at <= now))
     view = job_view(a_record(), None, ledger, STACK, now)
@@ -119,7 +119,7 @@ def test_nothing_is_said_of_savings_before_a_job_has_trained_for_a_while(now: fl
     assert "too early to estimate the saving" in printed(status(view))
 
 
-def test_savings_are_said_once_it_has_trained_for_ten_minutes_or_ended() -> None:
+def test_savings_are_shown_after_ten_minutes_or_at_the_end() -> None:
     begun = tuple(one for one in NOTICED if one.at <= 100.0)
     assert money(begun, STACK, 700.0).saved_percent is not None
     assert money((*begun, entry(Event.STOP, 400.0)), STACK, 9 * HOUR).saved_percent is None, "it stands still"
@@ -145,7 +145,7 @@ def test_spans_are_sets_of_moments(one: list[tuple[float, float]], two: list[tup
     assert cells(minus(one, two)) == cells(one) - cells(two)
 
 
-def test_of_events_of_one_moment_causes_come_first() -> None:
+def test_simultaneous_events_are_ordered_by_cause() -> None:
     ledger = (generation(5.0, 2), intent(5.0, 1, 2), entry(Event.STOP, 5.0), entry(Event.LOSS, 5.0, 1, 1))
     assert [one.event.value for one in first_of_each(ledger)] == ["loss", "stop", "generation", "intent"]
 

@@ -72,12 +72,12 @@ def comment(found: Preview, agreed: bool = False, cost: StackCost = COST, before
 # --- what would be lost -----------------------------------------------------------------------
 
 
-def test_every_captured_preview_is_judged_here() -> None:
+def test_every_captured_preview_is_tested() -> None:
     assert {path.stem for path in PREVIEWS.glob("*.json")} == {*LOST, *FAILED, *CLEAR}
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_data_that_would_be_lost_is_refused_unless_somebody_agreed(name: str) -> None:
+def test_a_loss_of_data_is_refused_without_consent(name: str) -> None:
     found = read(captured(name))
     assert {change.name: change.op for change in found.lost()} == LOST[name]
     assert judge(found, agreed=False) is Verdict.REFUSED
@@ -89,13 +89,13 @@ def test_data_that_would_be_lost_is_refused_unless_somebody_agreed(name: str) ->
 
 
 @pytest.mark.parametrize("name", CLEAR)
-def test_what_loses_nothing_is_clear(name: str) -> None:
+def test_a_harmless_change_is_clear(name: str) -> None:
     found = read(captured(name))
     assert not found.lost() and judge(found, agreed=False) is Verdict.CLEAR
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_a_preview_that_failed_is_never_clear_whoever_agreed(name: str) -> None:
+def test_a_failed_preview_is_never_clear(name: str) -> None:
     found = read(captured(name))
     assert judge(found, agreed=True) is Verdict.FAILED
     said = comment(found, agreed=True)
@@ -118,14 +118,14 @@ def test_resources_are_counted_as_pulumi_counts_them() -> None:
         assert counts | stack | {"same": found.same} == {"same": 0} | told, name
 
 
-def test_a_retained_disk_that_leaves_the_stack_stays_and_says_that_it_bills() -> None:
+def test_a_retained_disk_is_noted_as_billed() -> None:
     found = read(captured("retained-removed"))
     (disk,) = [change for change in found.changes if change.type == DISK]
     assert (disk.op, disk.data) == (Op.KEEP, "") and "bills" in disk.warning
     assert "1 deleted, 1 left in the cloud" in comment(found)
 
 
-def test_protection_that_ends_is_told_though_pulumi_says_that_nothing_changes() -> None:
+def test_lost_protection_is_reported() -> None:
     (disk,) = read(captured("unprotect")).changes
     assert "its protection ends" in disk.warning and "its protection ends" in comment(read(captured("unprotect")))
     retained = {"retainOnDelete": True}
@@ -145,18 +145,18 @@ def test_a_static_node_that_is_replaced_stops_what_trains_on_it() -> None:
 
 @pytest.mark.parametrize("kind", sorted(preview.HOLDS_DATA))
 @pytest.mark.parametrize("op", ["delete", "replace", "create-replacement", "delete-replaced", "discard-replaced"])
-def test_no_kind_of_data_and_no_word_of_the_engine_for_its_end_is_missed(kind: str, op: str) -> None:
+def test_every_type_with_data_and_every_operation_is_covered(kind: str, op: str) -> None:
     assert foreseen(step(op, kind, "it", {"inputs": {}})).lost()
 
 
-def test_the_halves_of_a_replacement_are_one_change_in_whatever_order() -> None:
+def test_both_steps_of_a_replacement_are_one_change() -> None:
     halves = [step(op, DISK, "d", {}, {}) for op in ("create-replacement", "replace", "delete-replaced")]
     for order in (halves, halves[::-1]):
         (change,) = foreseen(*order).changes
         assert change.op is Op.REPLACE and change.data
 
 
-def test_the_end_of_the_drain_or_of_a_job_that_goes_with_its_file_is_a_loss() -> None:
+def test_deleting_the_drain_or_a_cancelled_job_is_a_loss() -> None:
     drain, job = "pulumi-python:dynamic:Resource", preview.JOB
     assert foreseen(step("delete", drain, "drain", {})).lost()
     assert foreseen(step("replace", drain, "drain", {}, {})).lost(), "half of a replacement would empty a live stack"
@@ -195,7 +195,7 @@ EXPIRES = {"id": "old", "status": "Enabled", "expiration": {"days": 7}}
         ("update", AWS_RULES, "rules", [], [{preview.SIGNATURE: "1b47061264138c4ac30d75fd1eb44270"}], True),
     ],
 )
-def test_a_rule_that_deletes_what_is_in_a_bucket_is_a_loss_though_the_bucket_stays(
+def test_a_new_lifecycle_rule_that_deletes_objects_is_a_loss(
     op: str, kind: str, key: str, old: list[Any] | None, new: list[Any], lost: bool
 ) -> None:
     before = None if old is None else {"inputs": {key: old}}
@@ -208,20 +208,20 @@ def test_a_rule_that_deletes_what_is_in_a_bucket_is_a_loss_though_the_bucket_sta
 
 
 @pytest.mark.parametrize("end", [{}, {"changeSummary": {}}, {"changeSummary": {"same": 2}, "maybeCorrupt": True}])
-def test_a_preview_that_was_cut_off_is_never_clear(end: dict[str, Any]) -> None:
+def test_a_truncated_preview_is_never_clear(end: dict[str, Any]) -> None:
     """Deletions come last: what the engine had said until then is no word about them."""
     found = read({"config": {}, "steps": [step("same", DISK, "data", {}, {})], **end})
     assert judge(found, agreed=True) is Verdict.FAILED and "ends before its summary" in comment(found)
 
 
-def test_a_word_that_no_engine_says_today_is_shown_and_not_passed_over() -> None:
+def test_an_unknown_operation_is_shown() -> None:
     (change,) = foreseen(step("annihilate", DISK, "d", {})).changes
     assert "check it yourself" in change.warning and "annihilate" in comment(Preview((change,), 0, ()))
     assert change.data, "of data it might be the worst"
     assert not foreseen(step("annihilate", "gcp:pubsub/topic:Topic", "t", {})).lost()
 
 
-def test_a_bucket_that_an_alias_gives_another_type_is_still_a_bucket() -> None:
+def test_a_bucket_with_an_alias_is_recognised() -> None:
     moved = step("replace", "aws:s3/other:Other", "bucket", {}, {"type": "aws:s3/other:Other"})
     moved["oldState"]["type"] = AWS_BUCKET
     assert foreseen(moved).lost()
@@ -239,7 +239,7 @@ def test_a_bucket_that_an_alias_gives_another_type_is_still_a_bucket() -> None:
         (b'{"sequence": 1}\n{"sequence": 2}', "unset PULUMI_ENABLE_STREAMING_JSON_PREVIEW"),
     ],
 )
-def test_what_is_no_preview_is_not_taken_for_one_that_changes_nothing(text: bytes, told: str) -> None:
+def test_text_that_is_no_preview_is_an_error(text: bytes, told: str) -> None:
     with pytest.raises(PreviewError, match=told):
         preview.read(text)
 
@@ -251,7 +251,7 @@ HOSTILE = (
 )
 
 
-def test_names_and_messages_from_a_branch_stay_text() -> None:
+def test_names_and_messages_of_a_branch_are_escaped() -> None:
     steps = [
         step("delete", DISK, HOSTILE, {}),
         step("update", HOSTILE, "n", {}, {}, diffReasons=[HOSTILE], detailedDiff={HOSTILE: {}}),
@@ -283,13 +283,13 @@ def _outside_code(text: str) -> str:
     return "\n".join(kept)
 
 
-def test_code_cannot_be_closed_from_within() -> None:
+def test_code_spans_cannot_be_closed() -> None:
     assert code("a`b|c") == "`a'b¦c`" and code("") == "" and code("\n") == ""
     assert code("x" * 500, 10) == "`xxxxxxx...`"
     assert block("a\n````\nb").splitlines()[0] == "`````text"
 
 
-def test_no_value_gets_into_a_comment_but_sizes_places_and_kinds() -> None:
+def test_a_comment_contains_only_harmless_values() -> None:
     secret = "hunter2-" + "s3cret"
     spread: dict[str, Any] = {
         "password": secret,
@@ -315,14 +315,14 @@ def test_no_value_gets_into_a_comment_but_sizes_places_and_kinds() -> None:
         assert secret not in msgspec.json.encode(Review("prod", Verdict.CLEAR, found, COST)).decode()
 
 
-def test_what_looks_like_a_secret_in_an_engines_message_is_taken_out() -> None:
+def test_secrets_in_engine_messages_are_redacted() -> None:
     token = "ya29." + "a0AfH6SMBx"
     found = read({"config": {}, "diagnostics": [{"severity": "error", "message": f"error: 401 with Bearer {token}"}]})
     assert token not in comment(found) and "401" in comment(found)
 
 
 @pytest.mark.parametrize("stacks", [1, 3, 8])
-def test_of_a_huge_change_what_was_found_and_what_it_costs_is_shown_and_the_list_is_cut(stacks: int) -> None:
+def test_a_huge_change_keeps_findings_and_cost(stacks: int) -> None:
     """In as much of one comment as each of so many stacks has."""
     many = [step("create", "gcp:compute/route:Route", f"route-{i}-é{'x' * 50}", None, {}) for i in range(3000)]
     found = foreseen(step("delete", DISK, "the-data", {}), *many)
@@ -338,7 +338,7 @@ def test_of_a_huge_change_what_was_found_and_what_it_costs_is_shown_and_the_list
     assert whole.count("| `compute.Route` |") == 3000 and "left out" not in whole
 
 
-def test_a_hundred_findings_and_pools_leave_room_for_each_other() -> None:
+def test_many_findings_and_pools_share_the_comment() -> None:
     losses = [step("delete", DISK, f"disk-{i}-{'x' * 180}", {}) for i in range(3000)]
     found = foreseen(*losses)
     pools = [pool(f"pool-{i}") for i in range(500)]
@@ -352,7 +352,7 @@ def test_a_hundred_findings_and_pools_leave_room_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("stacks", [1, 5, 20])
-def test_what_an_engine_that_gave_up_says_is_no_more_than_its_share(stacks: int) -> None:
+def test_engine_errors_are_shortened_to_their_share(stacks: int) -> None:
     found = read({"config": {}, "diagnostics": [{"severity": "error", "message": "ü" * 50_000}]})
     room = review.COMMENT_BYTES // stacks
     text = markdown(Review("prod", Verdict.FAILED, found, COST), room=room)
@@ -363,7 +363,7 @@ def test_what_an_engine_that_gave_up_says_is_no_more_than_its_share(stacks: int)
 # --- what it costs ----------------------------------------------------------------------------
 
 
-def test_a_pool_costs_from_all_on_spot_to_as_many_on_demand_as_may_be() -> None:
+def test_a_pools_cost_ranges_from_all_spot_to_most_on_demand() -> None:
     (cost,) = COST.pools
     disks = 100 * 0.17 + 50 * 0.1
     assert (cost.machines, cost.on_demand_machines, cost.disks) == (4, 1, pytest.approx(disks))
@@ -374,7 +374,7 @@ def test_a_pool_costs_from_all_on_spot_to_as_many_on_demand_as_may_be() -> None:
     assert COST.always == Range(0.0, 0.0) and COST.month == cost.month and COST.machines == 4
 
 
-def test_a_static_pool_bills_day_and_night() -> None:
+def test_a_static_pool_costs_the_whole_month() -> None:
     floor = pool("floor", kind="static", zones=("us-central1-a",), max_machines=2, max_on_demand=0)
     cost = stack_cost([floor, pool()], {"floor": BOOT, "burst": BOOT})
     assert cost.always is not None and cost.always.least == pytest.approx(2 * (4.0 * 730 + 22.0))
@@ -383,7 +383,7 @@ def test_a_static_pool_bills_day_and_night() -> None:
     assert "| `floor` `a2-highgpu-1g` | 2, around the clock |  | $4.00 | $5,884.00 |" in text
 
 
-def test_what_bounds_all_pools_together_bounds_the_month() -> None:
+def test_the_stacks_limits_bound_the_monthly_cost() -> None:
     capped = stack_cost([pool()], {"burst": BOOT}, machines=3, usd_per_hour=5.0)
     assert capped.machines == 3
     assert capped.month is not None and capped.month.most == pytest.approx(5.0 * 730 + 4 * 22.0)
@@ -404,14 +404,14 @@ def test_what_bounds_all_pools_together_bounds_the_month() -> None:
         ({"disk_usd_gb_month": None}, "pd-ssd"),
     ],
 )
-def test_a_price_that_nobody_knows_is_no_zero(changes: dict[str, Any], thing: str) -> None:
+def test_an_unknown_price_is_not_zero(changes: dict[str, Any], thing: str) -> None:
     cost = stack_cost([pool(**changes)], {"burst": BOOT})
     assert cost.month is None and cost.pools[0].month is None and thing in cost.pools[0].unknown
     text = comment(read(captured("same")), cost=cost)
     assert "unknown" in text and f"Unknown prices: `{thing}`" in text
 
 
-def test_a_comment_says_what_it_was_and_what_is_new_or_gone() -> None:
+def test_a_comment_shows_previous_new_and_removed_values() -> None:
     before = stack_cost([pool(max_machines=2), pool("old")], {"burst": BOOT, "old": BOOT})
     now = stack_cost([pool(), pool("fresh")], {"burst": BOOT, "fresh": BOOT})
     text = comment(read(captured("resize")), cost=now, before=before)
@@ -420,11 +420,11 @@ def test_a_comment_says_what_it_was_and_what_is_new_or_gone() -> None:
     assert "Dynamic machines at once, at most: 8, was 6" in text
 
 
-def test_the_comment_is_found_again_by_its_stack() -> None:
+def test_the_comments_marker_names_its_stack() -> None:
     assert comment(read(captured("same"))).startswith(review.marker("prod") + "\n")
     assert review.marker("prod") != review.marker("prod-eu")
 
 
-def test_a_change_that_names_nothing_is_no_change() -> None:
+def test_an_update_without_differences_is_no_change() -> None:
     assert Change(Op.UPDATE, "a:b/c:D", "n") == Change(Op.UPDATE, "a:b/c:D", "n", (), "", "")
     assert comment(read(captured("same"))).splitlines()[1] == "### Stack `prod`: nothing changes"

@@ -21,7 +21,7 @@ from tests.report.ledgers import (
 LONG = '  File "/srv/' + "a-long-folder/" * 12 + 'train.py", line 7, in <module>'
 
 
-def test_what_is_printed_fits_and_says_what_matters() -> None:
+def test_the_output_fits_the_terminal() -> None:
     view = job_view(a_record(), Progress(gen=3, step=7, at=1.0, loss=0.5), NOTICED, STACK, 600.0, ("boom [bold]",))
     text = printed(live(view))
     for word in (
@@ -40,7 +40,7 @@ def test_what_is_printed_fits_and_says_what_matters() -> None:
     assert "first" in printed(job_table([view]))
 
 
-def test_a_job_that_says_how_long_it_is_shows_how_far_it_came() -> None:
+def test_a_job_with_known_steps_shows_a_progress_bar() -> None:
     progress = Progress(gen=3, step=306, at=1.0, total_steps=1000, step_s=1.5)
     view = job_view(a_record(), progress, (), STACK, 600.0)
     for show in (status, live):
@@ -49,7 +49,7 @@ def test_a_job_that_says_how_long_it_is_shows_how_far_it_came() -> None:
     assert "of the steps" not in printed(status(unknown)), "nothing is guessed"
 
 
-def test_a_reason_of_any_length_is_whole_in_the_live_view() -> None:
+def test_long_reasons_wrap_in_the_live_view() -> None:
     reason = "waiting for static machine rack-7, which alone has the newest checkpoint " * 3
     view = job_view(a_record(reason=reason.strip()), None, NOTICED, STACK, 600.0)
     console = Console(width=60, color_system=None)
@@ -58,7 +58,7 @@ def test_a_reason_of_any_length_is_whole_in_the_live_view() -> None:
     assert reason.strip() in " ".join(capture.get().replace("│", " ").split())
 
 
-def test_the_lines_of_a_log_are_printed_as_they_are() -> None:
+def test_log_lines_are_printed_unchanged() -> None:
     """A path that is broken, or stands in a box, cannot be copied."""
     view = job_view(held(), None, (), STACK, 600.0, (LONG, "boom"))
     console = Console(width=80, color_system=None)
@@ -68,14 +68,14 @@ def test_the_lines_of_a_log_are_printed_as_they_are() -> None:
     assert max(len(line) for line in capture.get().splitlines() if line != LONG) <= 80
 
 
-def test_the_live_view_keeps_its_box_and_leaves_the_log_to_its_end() -> None:
+def test_the_live_view_shows_the_log_below_its_box() -> None:
     between = job_view(a_record(stop=True), None, (), STACK, 600.0, (LONG, "boom"))
     text = printed(live(between))
     assert "boom" in text and 'File "/srv/' in text and max(len(line) for line in text.splitlines()) <= 110
     assert "boom" not in printed(live(job_view(held(), None, (), STACK, 600.0, (LONG, "boom"))))
 
 
-def test_a_long_event_goes_on_below_its_text_and_not_below_its_time() -> None:
+def test_a_long_event_wraps_below_its_text() -> None:
     long = entry(Event.NOTICE, 61.0, 0, 1, detail="word " * 30)
     console = Console(width=60, color_system=None)
     with console.capture() as capture:

@@ -26,9 +26,7 @@ from tests.report.ledgers import (
 
 @pytest.mark.parametrize("width", [56, 60, 76, 110])
 @pytest.mark.parametrize("show", [status, live])
-def test_machines_on_a_narrow_terminal_lose_columns_but_no_word(
-    show: Callable[[JobView], RenderableType], width: int
-) -> None:
+def test_narrow_tables_drop_columns_and_cut_no_word(show: Callable[[JobView], RenderableType], width: int) -> None:
     view = job_view(a_record(), None, NOTICED, STACK, 600.0)
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
@@ -48,7 +46,7 @@ def test_machines_on_a_narrow_terminal_lose_columns_but_no_word(
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
-def test_names_that_are_copied_into_a_command_are_whole_on_any_terminal(width: int) -> None:
+def test_names_are_never_cut(width: int) -> None:
     name = "sk-local-abcdefgh-n0000-a11"
     vm = VmView(name, "1", A, "spot", "a3-highgpu-1g", "RUNNING", "127.173.0.4", {}, "", 2.5, notice_until=1.0)
     disk = DiskView(name, A, 50, "READY", (name,), {})
@@ -68,7 +66,7 @@ def test_names_that_are_copied_into_a_command_are_whole_on_any_terminal(width: i
 
 
 @pytest.mark.parametrize("width", [40, 80, 110, 160, 300])
-def test_a_long_reason_takes_no_name_and_no_number_away(width: int) -> None:
+def test_long_reasons_cut_neither_names_nor_numbers(width: int) -> None:
     reason = "waiting for static machine rack-7: it alone has the newest checkpoint (generation 3, step 1200) " * 2
     progress = Progress(gen=3, step=123456, at=1.0, loss=2.1130)
     waits = job_view(a_record(reason=reason.strip(), name="a-job-with-a-name"), progress, NOTICED, STACK, 600.0)

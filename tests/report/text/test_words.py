@@ -22,30 +22,30 @@ LOSSES = {2.113: "2.1130", -0.5: "-0.5000", 0.0: "0.0000", 0.0123456: "0.01235",
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_small_loss_is_not_shown_as_none(loss: float) -> None:
+def test_a_small_loss_keeps_its_digits(loss: float) -> None:
     assert loss_word(loss) == LOSSES[loss]
 
 
 @pytest.mark.parametrize(
     ("amount", "text"), [(0.01234, "$0.01"), (1.0, "$1.00"), (9.151, "$9.15"), (-1234.5, "-$1,234.50")]
 )
-def test_money_is_rounded_to_what_matters(amount: float, text: str) -> None:
+def test_money_is_rounded_to_cents(amount: float, text: str) -> None:
     assert usd(amount) == text
 
 
 @pytest.mark.parametrize(("percent", "text"), [(70.6, "71 % saved"), (-0.4, "0 % saved"), (-9.2, "9 % more")])
-def test_what_was_not_saved_is_said_so(percent: float, text: str) -> None:
+def test_higher_costs_are_shown_as_more(percent: float, text: str) -> None:
     assert saved(percent) == text
 
 
 @pytest.mark.parametrize(
     ("number", "noun", "text"), [(1, "crash", "1 crash"), (2, "crash", "2 crashes"), (0, "VM", "0 VMs")]
 )
-def test_one_and_many(number: int, noun: str, text: str) -> None:
+def test_counts_are_singular_or_plural(number: int, noun: str, text: str) -> None:
     assert count(number, noun) == text
 
 
-def test_what_was_not_saved_reads_alike_in_the_table() -> None:
+def test_higher_costs_read_alike_in_the_table() -> None:
     dear = (intent(0.0, 0, 1, price=3.3), *NOTICED[1:4], entry(Event.END, HOUR + 5))
     view = job_view(a_record(), None, dear, STACK, now=2 * HOUR)
     assert saved(view.money.saved_percent or 0.0) == "10 % more"
