@@ -24,7 +24,7 @@ def test_reports_within_two_seconds_cost_two_rounds(nodes: int) -> None:
     assert outcome.seconds <= COVERED_S
 
 
-def test_a_dead_holder_of_the_lease_is_missed_within_seconds() -> None:
+def test_a_dead_rounds_lease_expires_within_seconds() -> None:
     """Three in ten rounds end in the middle, with all the requests of their process."""
     outcomes = [Burst(30, deaths=0.3, seed=seed).run() for seed in range(40)]
     deaths = [outcome.killed for outcome in outcomes]
@@ -36,7 +36,7 @@ def test_a_dead_holder_of_the_lease_is_missed_within_seconds() -> None:
     assert statistics.median(outcome.seconds for outcome in outcomes) <= COVERED_S
 
 
-def test_reports_that_come_for_minutes_hold_no_request_and_are_covered() -> None:
+def test_minutes_of_reports_extend_no_request_and_are_handled() -> None:
     """Several a second: somebody is new whenever the holder of the lease looks."""
     outcome = Burst(size(600, 2400), spread_s=120.0).run()
     assert outcome.covered

@@ -94,21 +94,21 @@ def test_twelve_stories_have_so_many_points(capsys: pytest.CaptureFixture[str]) 
 
 
 @each
-def test_killed_at_every_effect(scenario: Scenario) -> None:
+def test_a_function_killed_at_every_effect_recovers(scenario: Scenario) -> None:
     points = some(scenario, effects(well(scenario)), 0)
     why = {at: told.why for at in points if (told := perform(scenario, kill(at))).why}
     assert why == {}
 
 
 @each
-def test_frozen_at_every_effect_and_going_on_with_a_stale_view(scenario: Scenario) -> None:
+def test_a_function_frozen_at_every_effect_recovers(scenario: Scenario) -> None:
     points = some(scenario, effects(well(scenario)), 1)
     why = {at: told.why for at in points if (told := perform(scenario, freeze(at))).why}
     assert why == {}
 
 
 @each
-def test_every_request_in_turn_is_missed(scenario: Scenario) -> None:
+def test_every_request_may_be_lost(scenario: Scenario) -> None:
     requests = well(scenario).requests
     assert requests >= 5
     missed = some(scenario, [*range(requests)], 2)
@@ -117,7 +117,7 @@ def test_every_request_in_turn_is_missed(scenario: Scenario) -> None:
 
 
 @each
-def test_every_look_in_turn_shows_an_old_listing(scenario: Scenario) -> None:
+def test_every_listing_may_be_stale(scenario: Scenario) -> None:
     """A look taken after the record was read is to show what was there then (rule 3). One that does not may cost a
     healthy machine and a save's interval; never two members, two writers, a deleted member, or anything left."""
     looks = well(scenario).looks
@@ -135,7 +135,7 @@ def test_every_look_in_turn_shows_an_old_listing(scenario: Scenario) -> None:
 
 
 @each
-def test_killed_while_its_lease_is_renewed(scenario: Scenario) -> None:
+def test_a_function_killed_while_renewing_its_lease_recovers(scenario: Scenario) -> None:
     """Every seventh effect, another of them in each story; the function takes over within seconds, not after 75."""
     undisturbed = perform(scenario, shipped=True)
     assert undisturbed.why == ""
@@ -149,7 +149,7 @@ def test_killed_while_its_lease_is_renewed(scenario: Scenario) -> None:
 
 
 @each
-def test_frozen_while_its_lease_is_renewed(scenario: Scenario) -> None:
+def test_a_function_frozen_while_renewing_its_lease_recovers(scenario: Scenario) -> None:
     """Its thread stands still too: another takes the lease over, and meets it when it goes on."""
     points = effects(perform(scenario, shipped=True))
     first = (SCENARIOS.index(scenario) + 3) % SLICE
@@ -157,7 +157,7 @@ def test_frozen_while_its_lease_is_renewed(scenario: Scenario) -> None:
     assert why == {}
 
 
-def test_a_dead_holder_of_a_renewed_lease_is_missed_within_seconds() -> None:
+def test_a_dead_rounds_renewed_lease_expires_within_seconds() -> None:
     """With the long lease the same story takes more than a minute longer, where the process dies in its rounds."""
     scenario = next(s for s in SCENARIOS if s.name == "notice")
     undisturbed = perform(scenario, shipped=True)
@@ -169,7 +169,7 @@ def test_a_dead_holder_of_a_renewed_lease_is_missed_within_seconds() -> None:
 
 
 @pytest.mark.parametrize("name", ["notice", "resize", "user crash"])
-def test_a_word_whose_round_died_before_it_began_is_not_left_to_the_tick(name: str) -> None:
+def test_a_fact_of_a_died_round_is_handled_before_the_tick(name: str) -> None:
     """Whatever it is, nobody is due to look: its agent had no answer, and says so."""
     scenario = next(s for s in SCENARIOS if s.name == name)
     undisturbed = perform(scenario, shipped=True)
@@ -197,22 +197,22 @@ def broken(name: str, points: int = 400) -> str:
     return told.why
 
 
-def test_a_name_that_nobody_gives_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreleased_name_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tick, "_retire", lambda *_: None)
     assert "name" in broken("success")
 
 
-def test_a_disk_that_nobody_deletes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undeleted_disk_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_delete_disks", lambda draft: iter(()))
     assert "left over" in broken("zone move")
 
 
-def test_a_save_that_is_cut_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_save_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draft, "halted", lambda self: True)
     assert "steps were done again" in broken("zone move")
 
 
-def test_a_member_given_up_without_a_fact_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_given_up_without_a_fact_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     real = slots._cur
 
     def cur(draft: Draft, index: int) -> None:
