@@ -31,11 +31,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_preempted_is_as_left_alone(tmp_path: Path, case: Case) -> None:
+def test_a_preempted_run_equals_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
     assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
 
 
-def test_after_its_end_only_what_follows_is_done_again(tmp_path: Path) -> None:
+def test_after_the_trainings_end_only_later_code_runs_again(tmp_path: Path) -> None:
     left, said = restarted_after_its_end(tmp_path / "again", SCRIPT, Case())
     assert left == left_alone(tmp_path / "alone", SCRIPT, Case())
     assert "nothing left to do" in said

@@ -25,7 +25,7 @@ from spotkeeper.train.agent_link.control import (
 )
 
 
-def test_both_sides_see_each_other(tmp_path: Path) -> None:
+def test_agent_and_job_see_each_others_words(tmp_path: Path) -> None:
     agent = Control.create(tmp_path / "ctl")
     job = Control.open(tmp_path / "ctl")
     assert (job.requested, job.request_number, job.commit, job.loss, job.restored) == (
@@ -51,7 +51,7 @@ def test_both_sides_see_each_other(tmp_path: Path) -> None:
     assert (agent.loss, agent.fault, agent.answered, agent.restored) == (3.5, Fault.DISK_FULL, 2, Commit(3, 8))
 
 
-def test_every_word_has_its_own_place(tmp_path: Path) -> None:
+def test_every_word_has_its_own_offset(tmp_path: Path) -> None:
     control = Control.create(tmp_path / "ctl")
     floats = ("step_s", "save_s", "stall_s", "loss", "samples_per_s", "interval_s")
     whole = ("total_steps", "answered", "pid")
@@ -73,7 +73,7 @@ def test_create_wipes_what_an_older_generation_left(tmp_path: Path) -> None:
     ("content", "message"),
     [(None, "no control file"), (b"", "0 bytes, want 256"), (b"x" * SIZE, "different versions")],
 )
-def test_open_refuses_what_is_no_control_file(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_open_refuses_other_files(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / "ctl").write_bytes(content)
     with pytest.raises(ControlError, match=message):
@@ -101,7 +101,7 @@ SPOILT = {empties: "0 bytes, not 256", deletes: "is gone", replaces: "is gone", 
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_whatever_a_job_does_to_the_file_its_agent_can_go_on(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_an_agent_survives_any_damage_to_the_control_file(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     """An emptied one was SIGBUS; and no number that stands there may come to an error, or hold up a stop for ever."""
     agent = Control.create(tmp_path / "ctl")
     assert agent.trouble() == ""
@@ -117,7 +117,7 @@ def test_whatever_a_job_does_to_the_file_its_agent_can_go_on(tmp_path: Path, spo
     agent.close()
 
 
-def test_an_agent_finds_what_the_one_before_it_asked(tmp_path: Path) -> None:
+def test_a_new_agent_reads_the_previous_agents_request(tmp_path: Path) -> None:
     with Control.create(tmp_path / "ctl") as before:
         before.request(AgentRequest.SAVE_STOP, 5.0)
     with Control.hold(tmp_path / "ctl") as after, Control.open(tmp_path / "ctl") as job:
@@ -130,7 +130,7 @@ def test_an_agent_finds_what_the_one_before_it_asked(tmp_path: Path) -> None:
         assert after.request(AgentRequest.SAVE_STOP, 4.0) == job.request_number == 2
 
 
-def test_the_agents_look_never_shows_half_a_number(tmp_path: Path) -> None:
+def test_the_agent_never_reads_half_a_number(tmp_path: Path) -> None:
     """The job writes in its mapping while the agent reads, and the kernel promises nobody a whole word."""
     with Control.create(tmp_path / "ctl") as agent, Control.open(tmp_path / "ctl") as job:
         low, high = Commit(1, 0x0F_FFFF_FFFF), Commit(0xFFFF, 0)
@@ -150,7 +150,7 @@ def test_the_agents_look_never_shows_half_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commit", [Commit(0, 0), Commit(1, 2), Commit(2**23, 2**40 - 1)])
-def test_commits_survive_the_word_and_the_text(tmp_path: Path, commit: Commit) -> None:
+def test_commits_round_trip_as_word_and_text(tmp_path: Path, commit: Commit) -> None:
     with Control.create(tmp_path / "ctl") as control:
         control.committed(commit)
         assert control.commit == commit
@@ -179,13 +179,13 @@ def test_result_round_trip(tmp_path: Path, commit: Commit | None) -> None:
         *('{"outcome": "done", "gen": 1, "step": 1, "commit": "12"}',),
     ],
 )
-def test_a_broken_result_is_no_result(tmp_path: Path, text: str) -> None:
+def test_an_invalid_result_counts_as_missing(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     assert read_result(tmp_path) is None
 
 
 @pytest.mark.parametrize("module", ["spotkeeper", "spotkeeper.train", "spotkeeper.train.agent_link.control"])
-def test_the_agent_can_import_this_without_torch(module: str) -> None:
+def test_the_control_file_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'numpy', 'msgspec'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 

@@ -43,7 +43,7 @@ def limit(folder: Path, version: int, **changed: str) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("group", ["/job", "/job/inner"])
-def test_a_groups_limit_and_those_above_it_are_kept(groups: Path, version: int, group: str) -> None:
+def test_memory_limits_of_all_control_groups_count(groups: Path, version: int, group: str) -> None:
     within(groups, group, version)
     limit(groups / "job", version)
     assert durable.memory_refusal(86 * MB) == "", "64 MB stay free"
@@ -51,7 +51,7 @@ def test_a_groups_limit_and_those_above_it_are_kept(groups: Path, version: int, 
     assert refused.startswith(f"87 MB more are needed, and the memory limit of control group {groups}/job leaves 86 MB")
 
 
-def test_a_group_without_a_limit_leaves_what_the_machine_has(groups: Path) -> None:
+def test_without_a_limit_the_machines_memory_counts(groups: Path) -> None:
     within(groups, "/job", 2)
     limit(groups / "job", 2, max="max")
     assert durable.memory_refusal(4000 * MB) == ""

@@ -37,7 +37,7 @@ def round_trip(state: RunState) -> RunState:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_every_kind_of_tensor(name: str) -> None:
+def test_every_kind_of_tensor_round_trips(name: str) -> None:
     tensor = TENSORS[name]
     back = round_trip(RunState({"a": tensor}, [tensor], ()))
     for found in (back.model["a"], back.rest[0]):  # type: ignore[index]
@@ -46,7 +46,7 @@ def test_every_kind_of_tensor(name: str) -> None:
         assert torch.equal(*plain)
 
 
-def test_what_is_not_a_tensor_comes_back_as_it_was() -> None:
+def test_values_other_than_tensors_round_trip() -> None:
     rest = {"lr": 1e-3, "betas": (0.9, 0.99), "order": collections.OrderedDict(b=1, a=2), "none": None}
     back = round_trip(RunState(None, rest, (b"one", b"", b"three")))
     assert (back.model, back.rest, back.local) == (None, rest, (b"one", b"", b"three"))
@@ -60,13 +60,13 @@ def test_tied_tensors_are_written_once() -> None:
     assert twice == once < other
 
 
-def test_two_that_only_share_memory_are_two() -> None:
+def test_tensors_that_only_share_memory_are_stored_twice() -> None:
     base = torch.arange(10.0)
     back: Any = round_trip(RunState({"head": base[:5], "tail": base[5:], "all": base}, None, ())).model
     assert [part.tolist() for part in back.values()] == [base[:5].tolist(), base[5:].tolist(), base.tolist()]
 
 
-def test_the_rest_does_not_look_into_the_image() -> None:
+def test_only_the_models_tensors_are_views_of_the_image() -> None:
     """An optimizer keeps the tensors it loads; the memory is staged into again."""
     image = Image(RunState({"a": torch.ones(4)}, {"m": torch.ones(4)}, ()))
     memory = memoryview(bytearray(image.size))
@@ -77,7 +77,7 @@ def test_the_rest_does_not_look_into_the_image() -> None:
     assert back.model["a"].tolist() == [0.0] * 4, "the model's are copied by load_state_dict"
 
 
-def test_a_model_loads_what_was_saved_of_another_of_its_kind() -> None:
+def test_a_model_loads_another_models_state() -> None:
     model, other = (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)) for _ in range(2))
     model(torch.randn(8, 3))
     back: Any = round_trip(RunState(model.state_dict(), None, ())).model
@@ -86,7 +86,7 @@ def test_a_model_loads_what_was_saved_of_another_of_its_kind() -> None:
     assert [part.tolist() for part in other.state_dict().values()] == [p.tolist() for p in model.state_dict().values()]
 
 
-def test_small_parts_travel_as_bytes() -> None:
+def test_small_parts_are_sent_as_bytes() -> None:
     part: Any = {"rng": torch.get_rng_state(), "buffers": {"mean": torch.randn(3)}, "scaler": None, "n": 3}
     back = unpack(pack(part))
     assert back["n"] == 3 and back["scaler"] is None
@@ -95,7 +95,7 @@ def test_small_parts_travel_as_bytes() -> None:
 
 
 @pytest.mark.parametrize("state", [0, 1, PAGE - 1, PAGE, PAGE + 1])
-def test_files_begin_on_a_page(state: int) -> None:
+def test_files_begin_on_page_boundaries(state: int) -> None:
     first, second = lay_out(state, 10)
     assert first.offset == 0 and second.offset % PAGE == 0
     assert second.offset >= state
@@ -108,6 +108,6 @@ def test_files_begin_on_a_page(state: int) -> None:
         (torch.empty(3, device="meta"), "meta"),
     ],
 )
-def test_what_cannot_be_saved_is_refused(tensor: torch.Tensor, kind: str) -> None:
+def test_tensors_that_cannot_be_saved_are_refused(tensor: torch.Tensor, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"cannot save a {kind} tensor of shape \(3"):
         Image(RunState({"a": tensor}, None, ()))

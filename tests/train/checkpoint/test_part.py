@@ -40,7 +40,7 @@ def publish(client: Client, written: PartWritten) -> None:
     assert isinstance(client.wait(20), SaveDurable)
 
 
-def test_a_part_is_no_checkpoint_until_all_others_are_known_to_be_there(client: Client, tmp_path: Path) -> None:
+def test_a_part_is_no_checkpoint_until_all_parts_are_known(client: Client, tmp_path: Path) -> None:
     written = write(client, Commit(1, 5))
     assert (store.complete(tmp_path), store.partial(tmp_path)) == ([], [Commit(1, 5)])
     newest = store.newest(tmp_path)
@@ -62,7 +62,7 @@ def test_a_part_outlives_the_end_of_its_generation(client: Client, tmp_path: Pat
     assert isinstance(client.wait(20), SaveDurable), "the next generation may still complete it"
 
 
-def test_a_damaged_part_is_put_aside(client: Client, tmp_path: Path) -> None:
+def test_a_damaged_part_is_quarantined(client: Client, tmp_path: Path) -> None:
     write(client, Commit(1, 5))
     (tmp_path / "1-5" / "__0_0.distcp").write_bytes(b"short")
     (moved,) = client.hello(tmp_path, 2, 2).quarantined
@@ -72,7 +72,7 @@ def test_a_damaged_part_is_put_aside(client: Client, tmp_path: Path) -> None:
     assert isinstance(failed, SaveFailed) and "was not finished" in failed.why
 
 
-def test_commit_is_only_of_the_files_that_are_there(client: Client, tmp_path: Path) -> None:
+def test_commit_lists_only_written_files(client: Client, tmp_path: Path) -> None:
     written = write(client, Commit(1, 5))
     client.publish(replace(written.manifest, files=THEIRS))
     failed = client.wait(20)
@@ -80,9 +80,7 @@ def test_commit_is_only_of_the_files_that_are_there(client: Client, tmp_path: Pa
     assert store.complete(tmp_path) == []
 
 
-def test_of_parts_without_a_commit_the_newest_stays_and_no_complete_one_goes_for_them(
-    client: Client, tmp_path: Path
-) -> None:
+def test_of_parts_without_commit_only_the_newest_is_kept(client: Client, tmp_path: Path) -> None:
     publish(client, write(client, Commit(1, 1)))
     write(client, Commit(1, 2))
     write(client, Commit(1, 3))

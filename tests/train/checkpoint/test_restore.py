@@ -54,7 +54,7 @@ class Peer:
             landed(view[at : at + 4096])
 
 
-def test_a_whole_copy_is_taken() -> None:
+def test_an_intact_copy_is_restored() -> None:
     restored, skipped = restore(Peer(lambda *_: None), None, None, None)
     assert restored is not None and not skipped
     assert restored.source == "rank 1" and restored.manifest.commit == Commit(1, 5)
@@ -73,7 +73,7 @@ def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int) -
         restore(Peer(flip), None, None, None)
 
 
-def test_a_copy_comes_whole_though_this_nodes_saver_has_gone(tmp_path: Path) -> None:
+def test_a_copy_is_received_without_a_saver(tmp_path: Path) -> None:
     saver = start_saver(tmp_path / "saver")
     trainer = client.Client.connect(tmp_path / "saver")
     hello = trainer.hello(tmp_path / "ckpt", 2, 2)

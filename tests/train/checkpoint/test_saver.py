@@ -63,7 +63,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
         client.close()
 
 
-def test_a_save_is_durable_and_its_hashes_are_of_the_bytes(client: Client, tmp_path: Path) -> None:
+def test_a_save_is_durable_and_hashed(client: Client, tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     assert client.hello(folder, 1, 2).staged is None
     sums = stage(client, Commit(1, 5))
@@ -77,7 +77,7 @@ def test_a_save_is_durable_and_its_hashes_are_of_the_bytes(client: Client, tmp_p
     assert (folder / store.LATEST).read_text() == "1-5\n"
 
 
-def test_the_oldest_go_and_the_minimum_stays(client: Client, tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_down_to_keep(client: Client, tmp_path: Path) -> None:
     client.hello(tmp_path / "ckpt", 1, 2)
     for step in (1, 2, 3, 4):
         stage(client, Commit(1, step))
@@ -86,7 +86,7 @@ def test_the_oldest_go_and_the_minimum_stays(client: Client, tmp_path: Path) -> 
     assert store.complete(tmp_path / "ckpt") == [Commit(1, 4), Commit(1, 3)]
 
 
-def test_a_damaged_newest_does_not_cost_a_good_older_one(tmp_path: Path, client: Client) -> None:
+def test_a_damaged_newest_checkpoint_displaces_no_older_one(tmp_path: Path, client: Client) -> None:
     folder = tmp_path / "ckpt"
     client.hello(folder, 1, 2)
     for step in (1, 2):
@@ -110,7 +110,7 @@ def test_an_older_generation_never_starts(client: Client, tmp_path: Path) -> Non
     assert store.scan(folder) == []
 
 
-def test_what_an_older_writer_staged_is_refused_once_a_newer_has_spoken(client: Client, tmp_path: Path) -> None:
+def test_an_older_writer_is_refused_after_a_newer_hello(client: Client, tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     client.hello(folder, 3, 2)
     client.memory(1 << 16)
@@ -137,7 +137,7 @@ def test_a_disk_with_a_newer_generation_is_not_written(client: Client, tmp_path:
     assert isinstance(event, SaveFailed) and event.fault is Fault.FENCED and "7-1" in event.why
 
 
-def test_a_save_outlives_its_trainer_and_the_next_one_finds_it_in_memory(tmp_path: Path) -> None:
+def test_a_save_outlives_its_trainer_and_stays_in_memory(tmp_path: Path) -> None:
     with served(tmp_path) as (path, _):
         first = Client.connect(path)
         first.hello(tmp_path / "ckpt", 1, 2)
@@ -162,7 +162,7 @@ def test_memory_that_was_staged_into_counts_as_empty(client: Client, tmp_path: P
     assert client.hello(tmp_path / "ckpt", 2, 2).staged is None
 
 
-def test_no_second_save_before_the_first_is_durable(client: Client, tmp_path: Path) -> None:
+def test_a_second_save_waits_for_the_first(client: Client, tmp_path: Path) -> None:
     client.hello(tmp_path / "ckpt", 1, 2)
     stage(client, Commit(1, 1), 8 << 20)
     with pytest.raises(SaverError, match="1-1 is not durable yet"):
@@ -170,7 +170,7 @@ def test_no_second_save_before_the_first_is_durable(client: Client, tmp_path: Pa
     assert isinstance(client.wait(10), SaveDurable)
 
 
-def test_sigterm_finishes_what_was_staged(tmp_path: Path) -> None:
+def test_sigterm_finishes_a_staged_save(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
         client = Client.connect(path)
         client.hello(tmp_path / "ckpt", 1, 2)
@@ -180,7 +180,7 @@ def test_sigterm_finishes_what_was_staged(tmp_path: Path) -> None:
     assert store.newest(tmp_path / "ckpt").commit == Commit(1, 1)
 
 
-def test_a_private_saver_ends_with_its_trainer_and_after_the_save(tmp_path: Path) -> None:
+def test_a_private_saver_ends_after_its_trainers_last_save(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -201,7 +201,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert store.newest(tmp_path / "ckpt").commit == Commit(0, 3)
 
 
-def test_a_lost_saver_is_told(tmp_path: Path) -> None:
+def test_a_lost_saver_is_reported(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
         client = Client.connect(path)
         client.hello(tmp_path / "ckpt", 1, 2)
@@ -214,12 +214,12 @@ def test_a_lost_saver_is_told(tmp_path: Path) -> None:
         assert client.pending is None
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_connecting_without_a_saver_fails(tmp_path: Path) -> None:
     with pytest.raises(SaverError, match="no saver at"):
         Client.connect(tmp_path / "saver", timeout_s=0.05)
 
 
-def test_a_path_longer_than_a_unix_address(tmp_path: Path) -> None:
+def test_a_long_socket_path_is_usable(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     with served(deep) as (path, _):
@@ -229,7 +229,7 @@ def test_a_path_longer_than_a_unix_address(tmp_path: Path) -> None:
         client.close()
 
 
-def test_one_saver_a_socket_and_a_dead_ones_socket_is_taken_over(tmp_path: Path) -> None:
+def test_a_socket_has_one_saver_and_a_dead_ones_is_reused(tmp_path: Path) -> None:
     with served(tmp_path) as (path, _):
         Client.connect(path).close()
         with pytest.raises(FileExistsError):
@@ -238,7 +238,7 @@ def test_one_saver_a_socket_and_a_dead_ones_socket_is_taken_over(tmp_path: Path)
         Client.connect(path).close()
 
 
-def test_it_is_small_and_needs_no_site_packages(tmp_path: Path) -> None:
+def test_the_saver_is_small_and_needs_no_site_packages(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
         Client.connect(path).close()
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -256,7 +256,7 @@ def _small_disk(root: Path) -> bool:
     return done.returncode == 0
 
 
-def test_a_full_disk_is_told_at_once_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_at_once_and_keeps_the_older_checkpoint(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     if not _small_disk(disk):
         pytest.skip("needs the right to mount; the next test needs none")
@@ -277,7 +277,7 @@ def test_a_full_disk_is_told_at_once_and_the_older_checkpoint_stays(tmp_path: Pa
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
+def test_an_exceeded_quota_counts_as_a_full_disk(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
         client = Client.connect(path)
         client.hello(tmp_path / "ckpt", 1, 2)
@@ -295,9 +295,7 @@ def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["mkdir", "pwrite", "fsync", "replace", "scandir"])
 @pytest.mark.parametrize("number", ["EIO", "EROFS"])
-def test_a_write_error_is_told_the_saver_lives_the_older_stays_and_the_next_save_is_tried(
-    tmp_path: Path, call: str, number: str
-) -> None:
+def test_after_a_write_error_the_next_save_is_tried(tmp_path: Path, call: str, number: str) -> None:
     flag = tmp_path / "flag"
     wrapper = (str(Path(__file__).with_name("failing_saver.py")), call, number, str(flag))
     with served(tmp_path, wrapper=wrapper) as (path, process):
@@ -322,7 +320,7 @@ def test_a_write_error_is_told_the_saver_lives_the_older_stays_and_the_next_save
         client.close()
 
 
-def test_a_disk_that_cannot_be_written_at_the_greeting_is_told_and_greeted_again(tmp_path: Path) -> None:
+def test_an_unwritable_disk_at_hello_is_reported_and_retried(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     flag.touch()
     wrapper = (str(Path(__file__).with_name("failing_saver.py")), "mkdir", "EROFS", str(flag))
@@ -357,7 +355,7 @@ else:
 
 
 @pytest.mark.parametrize("asks", ["asked", "unasked"])
-def test_a_memory_limit_costs_a_save_and_never_the_trainer(tmp_path: Path, asks: str) -> None:
+def test_a_memory_limit_fails_a_save_and_never_the_trainer(tmp_path: Path, asks: str) -> None:
     """What a control group allows is asked first, for the kernel answers with a kill; and that hits the saver."""
     if why := no_memory_group():
         pytest.skip(why)
@@ -378,7 +376,7 @@ def test_a_memory_limit_costs_a_save_and_never_the_trainer(tmp_path: Path, asks:
         assert done.stdout == f"{int(signal.SIGKILL)}\n", "the saver, though it is the smaller one"
 
 
-def test_a_full_dev_shm_keeps_no_state_from_being_saved(tmp_path: Path) -> None:
+def test_a_full_dev_shm_prevents_no_save(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
@@ -441,7 +439,7 @@ GARBAGE = (
 )
 
 
-def test_garbage_ends_its_own_connection_and_no_other(client: Client, tmp_path: Path) -> None:
+def test_an_invalid_packet_ends_only_its_connection(client: Client, tmp_path: Path) -> None:
     """A saver that ended would take the staged state, and the save in hand, with it."""
     folder = tmp_path / "ckpt"
     client.hello(folder, 1, 2)
@@ -469,7 +467,7 @@ def test_garbage_ends_its_own_connection_and_no_other(client: Client, tmp_path: 
     assert store.complete(tmp_path / "other") == []
 
 
-def test_the_socket_is_for_the_agents_user_and_the_jobs_group_only(tmp_path: Path) -> None:
+def test_only_the_agents_user_and_the_jobs_group_may_connect(tmp_path: Path) -> None:
     with contextlib.closing(protocol.listen(tmp_path / "s")) as sock:
         assert sock.type == socket.SOCK_SEQPACKET
         assert (tmp_path / "s").stat().st_mode & 0o007 == 0

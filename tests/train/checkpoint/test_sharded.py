@@ -48,7 +48,7 @@ def taken_up(life: Life) -> list[dict[str, Any]]:
     return told
 
 
-def test_each_machine_has_its_ranks_parts_and_knows_all_files(two: tuple[Path, str]) -> None:
+def test_each_machine_has_its_parts_and_lists_all_files(two: tuple[Path, str]) -> None:
     for node, other in ((0, 1), (1, 0)):
         folder = two[0] / f"node{node}"
         manifest = store.read(folder, NEWEST)
@@ -57,16 +57,14 @@ def test_each_machine_has_its_ranks_parts_and_knows_all_files(two: tuple[Path, s
         assert {file.name for file in manifest.others} == {f"__{other}_0.distcp", f"skeleton.{other}.pkl"}
 
 
-def test_one_rank_takes_up_what_two_have_written(one: tuple[Path, str], tmp_path: Path) -> None:
+def test_one_rank_restores_the_state_of_two(one: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(one[0], tmp_path / "ckpt")
     (told,) = taken_up(Life(1, 1, tmp_path / "ckpt", tmp_path / "out"))
     assert (told["step"], told["state"]) == (SAVED, one[1])
     assert "2 ranks then, 1 now: reseeded" in told["log"]
 
 
-def test_a_machine_without_a_disk_and_disks_that_came_to_others_are_served_by_peers(
-    two: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_peers_send_parts_to_machines_without_them(two: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(two[0] / "node0", tmp_path / "ckpt/node2")
     shutil.copytree(two[0] / "node1", tmp_path / "ckpt/node0")
     third = taken_up(Life(3, 3, tmp_path / "ckpt", tmp_path / "third"))
@@ -79,9 +77,7 @@ def test_a_machine_without_a_disk_and_disks_that_came_to_others_are_served_by_pe
     assert "resumed from 0-3 (rank 1)" in swapped[0]["log"]
 
 
-def test_killed_between_the_parts_and_their_commit_it_is_complete_all_the_same(
-    two: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_kill_between_parts_and_commit_leaves_a_complete_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(two[0], tmp_path / "ckpt")
     for number, lacking in enumerate(((0, 1), (1,))):  # nobody was told to publish, or one of them
         for node in lacking:
@@ -113,7 +109,7 @@ def _uncommit(folder: Path) -> None:
     ],
     ids=["own", "swapped", "one folder", "fewer", "blank peers", "missing", "parts of two saves"],
 )
-def test_who_answers_for_which_part(
+def test_the_reader_of_each_part(
     claims: dict[int, _Claim], world: int, source: tuple[int, ...] | None, lacking: list[int]
 ) -> None:
     found = _sources(claims, world)
@@ -121,14 +117,12 @@ def test_who_answers_for_which_part(
     assert source is None or found[0] == source
 
 
-def test_a_part_that_is_missing_is_told_and_nothing_begins_anew_without_a_word(
-    two: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_missing_part_is_an_error(two: tuple[Path, str], tmp_path: Path) -> None:
     (told,) = live(Life(1, 1, shutil.copytree(two[0] / "node0", tmp_path / "ckpt"), tmp_path / "out"))
     assert "checkpoint 0-3 was complete, and the part of rank 1 is on none of these machines" in told["error"]
 
 
-def test_a_damaged_part_costs_all_the_same_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_damaged_part_makes_all_ranks_use_the_older_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(two[0], tmp_path / "ckpt")
     older = max(commit for commit in store.complete(tmp_path / "ckpt/node0") if commit < NEWEST)
     path = tmp_path / "ckpt/node1" / str(NEWEST) / "__1_0.distcp"
@@ -144,7 +138,7 @@ def test_a_damaged_part_costs_all_the_same_checkpoint(two: tuple[Path, str], tmp
         assert store.damaged(folder, older) == [NEWEST], "put aside on both"
 
 
-def test_torchs_own_tools_read_it(two: tuple[Path, str], tmp_path: Path) -> None:
+def test_torchs_own_tools_read_the_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
     for node in (0, 1):
         shutil.copytree(two[0] / f"node{node}" / str(NEWEST), tmp_path / "all", dirs_exist_ok=True)
     dcp_to_torch_save(tmp_path / "all", tmp_path / "all.pt")
@@ -162,7 +156,7 @@ def test_torchs_own_tools_read_it(two: tuple[Path, str], tmp_path: Path) -> None
     assert digest([{name: param.detach() for name, param in plain.named_parameters()}]) == digest([state[0]])
 
 
-def test_under_the_agent_a_killed_gang_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_under_the_agent_a_killed_gang_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Two machines with their savers: the one rank is killed once a save is complete, in the middle of the run."""
     job = Job(tmp_path / "out", kind="fsdp", events=(Event(3, 1, "save"), Event(6, 1, "kill")))
     with Gang(tmp_path / "gang", job, nodes=2, env={"SPOTKEEPER_REPLICATED": "0"}) as gang:

@@ -33,7 +33,7 @@ def make(folder: Path, commit: Commit) -> Path:
     return home
 
 
-def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+def test_a_manifest_round_trips(tmp_path: Path) -> None:
     make(tmp_path, Commit(3, 14))
     manifest = store.read(tmp_path, Commit(3, 14))
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
@@ -47,7 +47,7 @@ def test_newest_is_by_generation_then_step(tmp_path: Path) -> None:
     assert store.newest(tmp_path).skipped == ()
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert store.newest(tmp_path / "never-made").commit is None
     (tmp_path / "quarantine").mkdir()
     (tmp_path / "latest").write_text("1-1\n")
@@ -87,7 +87,7 @@ def test_a_damaged_newest_is_skipped_with_its_reason(tmp_path: Path, damage: str
     assert newest.skipped[0].name in ("2-10", "2-11")
 
 
-def test_what_was_whole_once_and_is_no_more_is_known_here_or_put_aside(tmp_path: Path) -> None:
+def test_checkpoints_damaged_later_are_reported(tmp_path: Path) -> None:
     """Not what was never finished: nobody counts on that."""
     make(tmp_path, Commit(1, 5))
     assert store.damaged(tmp_path, Commit(1, 5)) == []
@@ -102,9 +102,7 @@ def test_what_was_whole_once_and_is_no_more_is_known_here_or_put_aside(tmp_path:
     assert store.damaged(tmp_path / "none", None) == []
 
 
-def test_a_folder_that_the_disk_cannot_read_any_more_is_skipped_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended every generation at its start, and kept the agent from mounting the disk."""
     make(tmp_path, Commit(1, 5))
     make(tmp_path, Commit(2, 10))
@@ -124,7 +122,7 @@ def test_a_folder_that_the_disk_cannot_read_any_more_is_skipped_like_any_other(
     assert [each.name for each in store.quarantine_incomplete(tmp_path)] == ["2-10"]
 
 
-def test_every_flipped_bit_of_commit_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_commit_is_detected(tmp_path: Path) -> None:
     home = make(tmp_path, Commit(2, 10))
     good = (home / COMMIT).read_bytes()
     whole = store.read(tmp_path, Commit(2, 10))
@@ -135,7 +133,7 @@ def test_every_flipped_bit_of_commit_is_noticed(tmp_path: Path) -> None:
         (home / COMMIT).write_bytes(good)
 
 
-def test_sizes_are_enough_for_a_report_but_not_for_a_load(tmp_path: Path) -> None:
+def test_a_report_checks_sizes_and_a_load_checks_hashes(tmp_path: Path) -> None:
     make(tmp_path, Commit(1, 5))
     flip(make(tmp_path, Commit(1, 6)) / STATE, 3)
     assert store.newest(tmp_path, hashes=False).commit == Commit(1, 6)
@@ -145,7 +143,7 @@ def test_sizes_are_enough_for_a_report_but_not_for_a_load(tmp_path: Path) -> Non
         store.read_into(tmp_path, manifest, STATE, memoryview(bytearray(manifest.files[0].bytes)))
 
 
-def test_a_write_that_the_disk_takes_in_part_is_a_full_disk_and_no_commit(tmp_path: Path) -> None:
+def test_a_partial_write_is_a_full_disk_without_commit(tmp_path: Path) -> None:
     """A disk that fills up, like this limit, takes the first bytes without a word: half a COMMIT was published."""
     make(tmp_path, Commit(1, 5))
     code = (
@@ -160,7 +158,7 @@ def test_a_write_that_the_disk_takes_in_part_is_a_full_disk_and_no_commit(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["007-5", "7-05", "\u00b2-1", "\u0667-1", "7-5 ", "-7-5", "7--5", "+7-5", "7_0-5"])
-def test_a_name_that_is_not_ours_is_no_checkpoint(tmp_path: Path, name: str) -> None:
+def test_folders_with_other_names_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     """``007-5`` was taken for ``7-5``, which could then not be moved away: no generation could save there again."""
     (tmp_path / name).mkdir()
     make(tmp_path, Commit(1, 5))
@@ -176,7 +174,7 @@ def test_quarantine_keeps_the_last_few(tmp_path: Path) -> None:
     assert store.empty_quarantine(tmp_path) and not store.empty_quarantine(tmp_path)
 
 
-def test_the_agent_asks_without_torch(tmp_path: Path) -> None:
+def test_the_agent_reads_the_folder_without_torch(tmp_path: Path) -> None:
     make(tmp_path, Commit(4, 2))
     code = (
         "import sys; from spotkeeper.train.checkpoint import client, store; "
@@ -187,7 +185,7 @@ def test_the_agent_asks_without_torch(tmp_path: Path) -> None:
     assert done.stdout == "4-2\n"
 
 
-def test_a_removal_that_was_cut_off_is_no_checkpoint_that_was_never_finished(tmp_path: Path) -> None:
+def test_an_interrupted_deletion_is_no_unfinished_checkpoint(tmp_path: Path) -> None:
     """A saver killed in the middle of dropping an old one left a folder without COMMIT, and the next one said so."""
     for step in (1, 2, 3):
         make(tmp_path, Commit(1, step))

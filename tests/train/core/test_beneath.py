@@ -54,7 +54,7 @@ def test_no_name_leads_outside(base: Path, name: str) -> None:
             use()
 
 
-def test_a_file_is_read_up_to_its_bound(base: Path) -> None:
+def test_a_read_is_bounded(base: Path) -> None:
     (base / "file").write_bytes(b"x" * 100)
     assert beneath.read(base, "file", 100) == b"x" * 100
     with pytest.raises(OSError, match="has more than 99 bytes"):
@@ -62,7 +62,7 @@ def test_a_file_is_read_up_to_its_bound(base: Path) -> None:
     assert beneath.tail(base, "file", 10) == (b"x" * 10, 90)
 
 
-def test_a_replacement_takes_the_place_of_a_link_and_leaves_what_it_led_to(base: Path) -> None:
+def test_replacing_a_link_leaves_its_target(base: Path) -> None:
     (base / "file").symlink_to(base.parent / "ours/file")
     beneath.replace(base, "file", b"new", 0o600)
     assert (base / "file").read_bytes() == b"new" and not (base / "file").is_symlink()
@@ -75,7 +75,7 @@ def test_a_replacement_takes_the_place_of_a_link_and_leaves_what_it_led_to(base:
         beneath.rename(base, "file", "away/file")
 
 
-def test_a_tree_is_deleted_and_nothing_that_its_links_lead_to(base: Path) -> None:
+def test_deleting_a_tree_follows_no_link(base: Path) -> None:
     (base / "sub/away").symlink_to(base.parent / "ours")
     (base / "away").symlink_to(base.parent / "ours")
     assert beneath.remove(base, "sub") and beneath.remove(base, "away") and beneath.remove(base, "never-there")
@@ -85,7 +85,7 @@ def test_a_tree_is_deleted_and_nothing_that_its_links_lead_to(base: Path) -> Non
     assert (base.parent / "ours/sub/file").read_text() == "secret"
 
 
-def test_a_tree_deeper_than_python_recurses_is_deleted_and_walked_so_far(base: Path) -> None:
+def test_a_tree_deeper_than_the_recursion_limit_is_deleted(base: Path) -> None:
     """It ended the agent with a RecursionError, again and again."""
     fd = os.open(base, os.O_RDONLY)
     for _ in range(3000):
@@ -100,7 +100,7 @@ def test_a_tree_deeper_than_python_recurses_is_deleted_and_walked_so_far(base: P
     assert not (base / "d").exists()
 
 
-def test_a_walk_tells_names_below_the_base_follows_no_link_and_ends(base: Path) -> None:
+def test_a_walk_follows_no_link_and_is_bounded(base: Path) -> None:
     (base / "sub/away").symlink_to(base.parent / "ours")
     for number in range(30):
         (base / f"sub/{number:02}").touch()

@@ -30,21 +30,21 @@ def test_every_sample_counts_once_whatever_the_world(batch: int, micro: int, wor
 
 
 @given(**COUNTS)
-def test_ranks_differ_by_one_micro_batch_at_most_and_each_has_one(batch: int, micro: int, world: int) -> None:
+def test_ranks_differ_by_at_most_one_micro_batch(batch: int, micro: int, world: int) -> None:
     ranks = [micro_batches(batch, micro, rank, world) for rank in range(world)]
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
     for mine in ranks:
         assert [micro_batch.last for micro_batch in mine] == [False] * (len(mine) - 1) + [True]
 
 
-def test_a_rank_without_a_micro_batch_takes_part_in_anothers() -> None:
+def test_a_rank_without_a_micro_batch_gets_a_copy_of_weight_0() -> None:
     assert micro_batches(6, 3, 1, 4) == (MicroBatch(1, range(3, 6), 3, True),)
     assert micro_batches(6, 3, 3, 4) == (MicroBatch(1, range(3, 6), 0, True),)
     assert micro_batches(6, 3, 3, 4)[0].scale(6, 4) == 0.0
 
 
 @pytest.mark.parametrize("world", [1, 3, 7, 49])
-def test_one_micro_batch_a_rank_is_plain_ddp(world: int) -> None:
+def test_one_micro_batch_per_rank_equals_plain_ddp(world: int) -> None:
     """Scaled by exactly 1.0, and the slices that a fixed world has."""
     for rank in range(world):
         (micro_batch,) = micro_batches(4 * world, 4, rank, world)
@@ -52,7 +52,7 @@ def test_one_micro_batch_a_rank_is_plain_ddp(world: int) -> None:
         assert (micro_batch,) == even(4 * world, rank, world)
 
 
-def test_the_global_batch_is_what_was_asked_for_or_the_largest_worlds() -> None:
+def test_the_global_batch_is_given_or_that_of_the_largest_world() -> None:
     assert MicroPlan(20, 4).batch_of(3) == 20
     assert MicroPlan(None, 4).batch_of(3) == 12
 
@@ -99,7 +99,7 @@ def test_micro_batches_go_by_measured_speed(count: int, costs: tuple[float, ...]
     assert shares(count, costs) == plan
 
 
-def test_no_other_split_in_whole_micro_batches_is_done_sooner() -> None:
+def test_the_split_is_optimal() -> None:
     chance = random.Random(4)  # noqa: S311
     for _ in range(200):
         costs = tuple(chance.choice((1.0, 1.5, 2.0, 3.0)) for _ in range(3))
@@ -114,7 +114,7 @@ def test_no_other_split_in_whole_micro_batches_is_done_sooner() -> None:
 
 
 @pytest.mark.parametrize("costs", [(1.0, 1.0, 2.0), (4.0, 1.0, 2.0), (0.0, 1.0, 1.0)])
-def test_the_global_batch_is_the_same_whoever_trains_on_it(costs: tuple[float, ...]) -> None:
+def test_the_global_batch_is_independent_of_the_split(costs: tuple[float, ...]) -> None:
     mine = [micro_batches(20, 3, rank, 3, costs) for rank in range(3)]
     places = [place for own in mine for micro_batch in own if micro_batch.samples for place in micro_batch.places]
     assert places == list(range(20))
@@ -122,7 +122,7 @@ def test_the_global_batch_is_the_same_whoever_trains_on_it(costs: tuple[float, .
     assert all(own[-1].last and not any(micro_batch.last for micro_batch in own[:-1]) for own in mine)
 
 
-def test_what_each_machine_needed_is_agreed() -> None:
+def test_measured_times_are_exchanged() -> None:
     class Three(SoloGang):
         world = 3
 

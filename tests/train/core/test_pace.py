@@ -10,7 +10,7 @@ from spotkeeper.train.checkpoint.writer import LONGEST_S, SHORTEST_S, SavePace, 
 
 
 @pytest.mark.parametrize(("stall_s", "life_s"), [(0.5, 2700.0), (0.05, 21600.0), (2.0, 600.0)])
-def test_young_is_the_cheapest_interval(stall_s: float, life_s: float) -> None:
+def test_youngs_interval_is_the_cheapest(stall_s: float, life_s: float) -> None:
     """Cost per second of an interval: its save's stall, and half of it lost at each loss."""
 
     def cost(interval_s: float) -> float:
@@ -21,7 +21,7 @@ def test_young_is_the_cheapest_interval(stall_s: float, life_s: float) -> None:
     assert best == pytest.approx(math.sqrt(2 * stall_s * life_s))
 
 
-def test_young_has_bounds() -> None:
+def test_youngs_interval_is_bounded() -> None:
     assert young(1e-6, 60.0) == SHORTEST_S
     assert young(60.0, 1e9) == LONGEST_S
     assert young(0.01, 60.0, save_s=5.0) == 20.0, "the saver rests three quarters of the time"
@@ -41,7 +41,7 @@ def test_the_first_save_is_due_at_once_and_sets_the_rest() -> None:
     assert pace.due(101.0 + 52.0)
 
 
-def test_what_was_asked_for_is_kept() -> None:
+def test_a_fixed_interval_is_kept() -> None:
     pace = SavePace(2700.0, fixed_s=7.0, stalls=_deque(0.5))
     assert not pace.due(6.9) and pace.due(7.0)
 

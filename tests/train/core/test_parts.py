@@ -64,7 +64,7 @@ def test_state_is_the_same_whether_or_not_the_model_or_a_part_of_it_is_compiled(
     assert all(bool((tensor == 7).all()) for tensor in tensors) and len(tensors) == 23
 
 
-def test_several_optimizers_by_name_are_taken_in_their_order() -> None:
+def test_several_named_optimizers_keep_their_order() -> None:
     model = body()
     named = {"first": torch.optim.SGD(model[0].parameters(), lr=1.0), "second": torch.optim.Adam(model[1].parameters())}
     assert Attached.of(model, named, None, {}).optimizers == tuple(named.values())
@@ -72,7 +72,7 @@ def test_several_optimizers_by_name_are_taken_in_their_order() -> None:
         Attached.of(model, {"first": "sgd"}, None, {})
 
 
-def test_fsdp_of_the_old_kind_is_refused_with_what_to_use() -> None:
+def test_fsdp1_is_refused_and_names_fully_shard() -> None:
     model = body()
     model[0]._fsdp_wrapped_module = nn.Identity()  # as FullyShardedDataParallel has it
     with pytest.raises(PartError, match=r"fully_shard\(model\)"):
@@ -96,7 +96,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_checkpoint_of_the_other_kind_is_refused(sharded: nn.Module, handlers: None, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_other_strategy_is_refused(sharded: nn.Module, handlers: None, tmp_path: Path) -> None:
     attach, plain = spotkeeper.attach, body()
     assert attach(sharded, checkpoint_dir=tmp_path / "sharded").save() == Commit(0, 0)
     assert attach(plain, checkpoint_dir=tmp_path / "plain").save() == Commit(0, 0)
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_the_other_kind_is_refused(sharded: nn.Module, handlers:
         attach(sharded, checkpoint_dir=tmp_path / "plain")
 
 
-def test_a_sharded_model_wants_a_job_of_sharded_state_and_one_size(
+def test_a_sharded_model_needs_a_sharded_job_of_fixed_size(
     sharded: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer = torch.optim.AdamW(sharded.parameters())

@@ -80,11 +80,11 @@ class Evil:
         random.getstate(),
     ],
 )
-def test_plain_values_come_back_as_they_were(value: object) -> None:
+def test_plain_values_round_trip(value: object) -> None:
     assert pickling.loads(pickling.dumps(value), "here") == value
 
 
-def test_arrays_and_generators_come_back_as_they_were() -> None:
+def test_arrays_and_generators_round_trip() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     table, words, one, two = pickling.loads(
         pickling.dumps(
@@ -117,7 +117,7 @@ def test_arrays_and_generators_come_back_as_they_were() -> None:
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_every_kind_of_array_comes_back_as_it_was(array: Any) -> None:
+def test_every_kind_of_array_round_trips(array: Any) -> None:
     read = pickling.loads(pickling.dumps(array), "here")
     assert read.dtype == array.dtype and read.shape == array.shape
     assert repr(read.tolist()) == repr(array.tolist())
@@ -129,7 +129,7 @@ def test_every_kind_of_array_comes_back_as_it_was(array: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
-def test_every_generator_of_numpy_goes_on_where_it_was(kind: str) -> None:
+def test_every_numpy_generator_continues(kind: str) -> None:
     bits = getattr(np.random, kind)(7)
     made = (np.random.Generator(bits), np.random.RandomState(getattr(np.random, kind)(8)), np.random.SeedSequence(9))
     made[0].normal(size=5), made[0].integers(9, dtype="u4"), made[1].normal(size=5), made[2].spawn(2)
@@ -161,7 +161,7 @@ def test_numpy_data_without_a_plain_description_is_refused_when_it_is_saved() ->
             pickling.dumps(value)
 
 
-def test_placements_come_back_and_are_never_made_without_their_values() -> None:
+def test_placements_round_trip_and_need_their_values() -> None:
     """Of some torch versions they are C++ objects, and a new one looks into memory that nothing has filled."""
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
@@ -245,7 +245,7 @@ def attributes_set_on(module: str, name: str, attribute: str) -> bytes:
     ],
     ids=["pointers", "offset", "own-pointers", "own-offset", "size", "array-state", "class", "function", "constant"],
 )
-def test_no_pickle_reaches_foreign_memory_or_what_the_process_shares(tmp_path: Path, text: bytes) -> None:
+def test_no_pickle_reaches_foreign_memory_or_shared_objects(tmp_path: Path, text: bytes) -> None:
     """In a process of its own: a segmentation fault must not end the tests."""
     (tmp_path / "skeleton.pkl").write_bytes(text)
     script = "\n".join(
@@ -268,7 +268,7 @@ def test_no_pickle_reaches_foreign_memory_or_what_the_process_shares(tmp_path: P
     assert (ended.returncode, ended.stdout[:8]) == (0, "refused:"), ended.stdout + ended.stderr
 
 
-def test_what_could_not_be_read_again_is_refused_when_it_is_saved() -> None:
+def test_unloadable_values_are_refused_at_the_save() -> None:
     """After a week nobody can help it; the message names the type and what to write."""
     for value, name in ((Mine(1), "Mine"), (Kind.BEST, "Kind"), (torch.nn.ReLU, "ReLU"), (os.system, "system")):
         with pytest.raises(StateTypeError, match=rf"cannot save .*{name}.*add_safe_globals\(\[{name}\]\)"):
@@ -300,12 +300,12 @@ def test_a_pickle_that_names_a_function_runs_nothing(tmp_path: Path, protocol: i
         b"cspotkeeper.train.store\nshutil\n.",
     ],
 )
-def test_no_way_round_by_attributes_or_by_names_in_known_modules(text: bytes) -> None:
+def test_attributes_and_nested_names_do_not_evade_the_allowlist(text: bytes) -> None:
     with pytest.raises((StateTypeError, pickle.UnpicklingError)):
         pickling.loads(text, "here")
 
 
-def test_a_checkpoint_that_somebody_else_has_written_is_refused_with_its_file(tmp_path: Path) -> None:
+def test_a_forged_checkpoint_is_refused_with_its_file(tmp_path: Path) -> None:
     """The hashes are right: a process that can write a skeleton can also write its COMMIT."""
     image = Image(RunState({}, {}, (checkpoint.pack({}),)))
     memory = bytearray(image.size)
@@ -323,7 +323,7 @@ def test_a_checkpoint_that_somebody_else_has_written_is_refused_with_its_file(tm
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_pickle_is_read_but_through_the_list() -> None:
+def test_every_pickle_is_read_with_the_allowlist() -> None:
     """Neither checkpoints, nor what ranks, trainers and savers say to each other."""
     folder = Path(store.__file__).parents[2]
     found = [

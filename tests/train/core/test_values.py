@@ -77,7 +77,7 @@ def _life(folder: Path, kind: str, stop: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_it_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
+def test_attached_values_continue(tmp_path: Path, kind: str) -> None:
     whole = _life(tmp_path / "whole", kind, stop=0)
     for stop in (3, 7):
         with pytest.raises(SystemExit):
@@ -88,7 +88,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "python", "PCG64", "MT19937", "RandomState"])
-def test_another_number_of_ranks_draws_another_stream_each(kind: str) -> None:
+def test_another_number_of_ranks_reseeds_generators(kind: str) -> None:
     make, use = MAKE[kind]
     streams = []
     for where in ((1, 0), (1, 1), (1, 1)):
@@ -120,6 +120,6 @@ def _owner(own: Any) -> Any:
         (7, r"attach\(part=\): int has no state_dict\(\)"),
     ],
 )
-def test_what_cannot_be_saved_is_named(part: Any, message: str) -> None:
+def test_unsaveable_values_are_named(part: Any, message: str) -> None:
     with pytest.raises(PartError, match=message):
         Attached.of(None, None, None, {"part": part})

@@ -44,7 +44,7 @@ def test_a_save_has_fifty_points_in_each_process(surveyed: dict[Victim, list[str
 
 
 @pytest.mark.parametrize(("world", "slot", "what", "how"), SLICE)
-def test_the_newest_complete_one_loads(
+def test_after_any_kill_the_newest_complete_checkpoint_loads(
     tmp_path: Path, surveyed: dict[Victim, list[str]], world: int, slot: str, what: str, how: str
 ) -> None:
     names = surveyed[Victim(what, 0)]
@@ -53,13 +53,15 @@ def test_the_newest_complete_one_loads(
     assert outcome.where, "somebody died"
 
 
-def test_killed_between_commit_and_the_answer(tmp_path: Path, surveyed: dict[Victim, list[str]]) -> None:
+def test_a_kill_between_commit_and_answer_is_survived(tmp_path: Path, surveyed: dict[Victim, list[str]]) -> None:
     point = surveyed[Victim("saver", 0)].index("answer") + 1
     assert _crash(tmp_path, Cell(1, "last", Victim("saver", 0), point)).loaded == "new"
 
 
 @pytest.mark.parametrize("what", ["ENOSPC", "EIO+", SHORT])
-def test_a_failing_disk(tmp_path: Path, surveyed: dict[Victim, list[str]], what: str) -> None:
+def test_a_failing_disk_leaves_older_checkpoints_complete(
+    tmp_path: Path, surveyed: dict[Victim, list[str]], what: str
+) -> None:
     assert what in FAULTS
     victim = Victim("saver", 0)
     point = surveyed[victim].index("pwrite, half") + 1
@@ -74,13 +76,15 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("file", flips.FILES)
-def test_a_flipped_byte(tmp_path: Path, two_checkpoints: Path, file: str) -> None:
+def test_a_flipped_byte_is_detected(tmp_path: Path, two_checkpoints: Path, file: str) -> None:
     flip = flips.Flip(1, file, "middle", everywhere=True)
     assert flips.try_flip(two_checkpoints, tmp_path / "flipped", flip) == []
 
 
 @pytest.mark.parametrize("name", ["pwrite", "replace", "answer"])
-def test_two_generations_at_once(tmp_path: Path, surveyed: dict[Victim, list[str]], name: str) -> None:
+def test_two_generations_at_once_leave_a_complete_checkpoint(
+    tmp_path: Path, surveyed: dict[Victim, list[str]], name: str
+) -> None:
     point = surveyed[Victim("saver", 0)].index(name) + 1
     assert rivals.meet(tmp_path / "rivals", point) == []
 
@@ -90,7 +94,7 @@ def test_two_generations_and_one_saver(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not fiu.installed(), reason=fiu.MISSING)
-def test_an_error_of_the_c_library(tmp_path: Path) -> None:
+def test_an_error_of_any_system_call_is_survived(tmp_path: Path) -> None:
     for number, fault in enumerate(fiu.FAULTS):
         assert fiu.hurt(tmp_path / str(number), fault) == [], fault
 
@@ -117,7 +121,7 @@ REFUSALS = (
 
 
 @pytest.mark.parametrize(("world", "victim", "call", "what", "lifted"), REFUSALS)
-def test_a_save_that_is_refused_something_stops_no_training(
+def test_a_failed_save_stops_no_training(
     tmp_path: Path, refusable: dict[str, list[str]], world: int, victim: str, call: str, what: str, lifted: bool
 ) -> None:
     if why := refusals.missing(what):
@@ -127,7 +131,7 @@ def test_a_save_that_is_refused_something_stops_no_training(
     assert refusals.refuse(tmp_path / "gang", cell) == []
 
 
-def test_what_was_tried_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_crash_test_records_its_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "OUT", tmp_path / "out" / "crash.json")
     row = matrix.Row("a row", tried=1, planned=2)
     row.found["loads older"] += 1

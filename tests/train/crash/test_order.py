@@ -66,7 +66,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_commit_follows_the_bytes_and_is_on_disk_before_anybody_hears_of_it(tmp_path: Path, part: bool) -> None:
+def test_commit_is_written_after_the_bytes_and_before_the_report(tmp_path: Path, part: bool) -> None:
     folder, commit = tmp_path / "ckpt", Commit(1, 2)
     folder.mkdir()
     buffer = durable.Buffer()

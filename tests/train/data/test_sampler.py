@@ -70,7 +70,7 @@ def test_the_last_batch_is_filled_up_or_dropped() -> None:
 
 
 @pytest.mark.parametrize("start", range(6))
-def test_it_goes_on_from_any_position(start: int) -> None:
+def test_the_order_continues_from_any_position(start: int) -> None:
     order = SampleOrder(50, 10, seed=1, shuffle=True)
     assert seats(2, order, start=start) == seats(5, order)[start:]
 
@@ -82,7 +82,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("epoch_start", [(0, 0), (1, 2)])
-def test_samples_draw_by_their_place(workers: int, epoch_start: tuple[int, int]) -> None:
+def test_random_draws_of_samples_depend_on_their_place(workers: int, epoch_start: tuple[int, int]) -> None:
     """Augmentation does not depend on the worker that loads a sample or on the samples loaded before it."""
     loader = DataLoader(Noise(), 4, shuffle=True, num_workers=workers)
     rebuilt, batches, _ = rebuild(loader, 7, None, 0, 1)
@@ -95,7 +95,7 @@ def test_samples_draw_by_their_place(workers: int, epoch_start: tuple[int, int])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loading_leaves_the_trainings_random_state_alone(workers: int) -> None:
+def test_loading_does_not_change_the_trainings_random_state(workers: int) -> None:
     rebuilt, _, _ = rebuild(DataLoader(Noise(), 4, shuffle=True, num_workers=workers), 7, None, 0, 1)
     numpy.random.seed(3)
     before = [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
@@ -103,7 +103,7 @@ def test_loading_leaves_the_trainings_random_state_alone(workers: int) -> None:
     assert [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()] == before
 
 
-def test_what_the_user_chose_is_kept() -> None:
+def test_the_loaders_other_settings_are_kept() -> None:
     def collate(items: list[Any]) -> list[Any]:
         return ["mine", *items]
 
@@ -182,7 +182,7 @@ class Parts(SequentialSampler):
         (lambda: iter([1, 2]), "can be iterated only once"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused_with_a_reason(loader: Any, message: str) -> None:
+def test_loaders_that_cannot_resume_are_refused_with_a_reason(loader: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_feed(loader(), DataPosition(), None, SoloGang(), 0)
 
@@ -251,7 +251,7 @@ def resume(make: Any, stop: int) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("stop", [1, 4, 9, 10, 11, 19])
 @pytest.mark.parametrize("make", [lambda: [*range(10)], Counting, lambda: DataLoader(Counting(), None), Stream])
-def test_a_loader_without_indices_goes_on_where_it_was(make: Any, stop: int) -> None:
+def test_a_loader_without_indices_continues(make: Any, stop: int) -> None:
     alone, got = resume(make, stop)
     assert len(alone) == 20
     assert got == alone
@@ -264,7 +264,7 @@ def test_without_indices_the_number_of_ranks_is_fixed() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stateful_loader_over_data_without_a_state_is_at_its_place_after_several_resumes(workers: int) -> None:
+def test_a_stateful_loader_without_data_state_resumes_correctly(workers: int) -> None:
     """Its own count of what it has skipped is wrong from the second one on."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     position, local, got = DataPosition(), None, []

@@ -24,11 +24,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_a_stopped_run_ends_with_the_bits_of_one_left_alone(outcomes: dict[str, Outcome], name: str) -> None:
+def test_a_stopped_run_equals_an_undisturbed_one(outcomes: dict[str, Outcome], name: str) -> None:
     assert outcomes[name].fault() == ""
 
 
-def test_the_slice_is_of_the_whole() -> None:
+def test_the_quick_slice_is_part_of_the_matrix() -> None:
     assert set(SLICE) < set(FEATURES)
 
 

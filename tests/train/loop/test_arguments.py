@@ -67,7 +67,7 @@ def attach(width: int = 3, **more: Any) -> spotkeeper.Run:
         ((3,), {}, "run.steps(loader, 3) does not say what 3 counts: write run.steps(loader, epochs=3) or"),
     ],
 )
-def test_a_length_that_is_none_is_named(positional: tuple[Any, ...], named: dict[str, Any], said: str) -> None:
+def test_an_invalid_length_is_named(positional: tuple[Any, ...], named: dict[str, Any], said: str) -> None:
     run = attach()
     with pytest.raises(CallError) as error:
         next(run.steps([torch.ones(2)], *positional, **named))
@@ -90,7 +90,7 @@ def test_a_second_run_before_the_first_has_a_loop_is_refused() -> None:
     attach(checkpoint_dir="elsewhere")
 
 
-def test_another_model_is_told_by_folder_tensor_and_shapes() -> None:
+def test_another_models_checkpoint_is_refused_with_tensor_and_shapes() -> None:
     for _ in attach(width=3, checkpoint_dir="here").steps([torch.ones(2)]):
         pass
     with pytest.raises(AttachError) as error:
@@ -102,7 +102,7 @@ def test_another_model_is_told_by_folder_tensor_and_shapes() -> None:
     assert "and 0 more" not in text and "To train this one: move here away" in text
 
 
-def test_other_names_are_told() -> None:
+def test_other_parts_names_are_refused() -> None:
     for _ in attach(checkpoint_dir="here").steps([torch.ones(2)]):
         pass
     model = nn.Linear(2, 3)
@@ -115,7 +115,7 @@ def script(text: str, *argv: str, **env: str) -> Ended:
     return run_script(Path.cwd(), "train.py", *argv, **env)
 
 
-def test_a_second_run_with_other_arguments_does_not_pass_for_another_training() -> None:
+def test_a_finished_run_with_other_arguments_is_refused() -> None:
     assert script(SCRIPT, "0.1").returncode == 0
     other = script(SCRIPT, "0.5")
     assert other.returncode == 1
@@ -128,13 +128,13 @@ def test_a_second_run_with_other_arguments_does_not_pass_for_another_training() 
 
 
 @pytest.mark.parametrize("ending", ["raise SystemExit(0)", "1 / 0"])
-def test_a_run_that_never_loops_is_told_at_its_end(ending: str) -> None:
+def test_a_run_without_a_loop_is_warned_about_at_its_end(ending: str) -> None:
     text = SCRIPT[: SCRIPT.index("for batch")].replace("run = ", "") + ending
     done = script(text, "0.1")
     assert ("never looped over run.steps()" in done.stderr) == (ending != "1 / 0")
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_an_uncreatable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AttachError, match=r"attach\(checkpoint_dir=\): .*/file/x cannot be created or written"):
         lock(tmp_path / "file" / "x")
@@ -150,7 +150,7 @@ for x in run.steps([torch.ones(1000)] * 2, epochs=1):
 """
 
 
-def test_a_limit_of_files_is_not_told_as_memory(tmp_path: Path) -> None:
+def test_a_file_limit_is_not_reported_as_memory(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(LARGE)
     done = run_script(tmp_path, "large.py")
     assert done.returncode == 0, done.stderr

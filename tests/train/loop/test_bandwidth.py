@@ -40,12 +40,12 @@ def test_one_machine_has_no_network_to_measure(tmp_path: Path) -> None:
         ({"SPOTKEEPER_FABRIC": "tcpxo"}, "add NCCL_FASTRAK_IFNAME=eth1,"),
     ],
 )
-def test_a_variable_without_which_nccl_takes_plain_tcp_is_named(environ: dict[str, str], told: str) -> None:
+def test_a_missing_nccl_variable_is_named(environ: dict[str, str], told: str) -> None:
     found = missing_variable(environ)
     assert (told in found) if told else found == ""
 
 
-def test_ranks_that_disagree_measure_nothing_and_go_on(tmp_path: Path) -> None:
+def test_ranks_that_disagree_measure_nothing(tmp_path: Path) -> None:
     """One rank has a device, or a switch, that the other lacks: it must not wait in a collective of its own."""
     job = Job(steps=2, out=tmp_path / "out")
     with Gang(tmp_path / "gang", job, nodes=2, before=_only_the_first) as machines:

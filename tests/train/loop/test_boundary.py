@@ -81,7 +81,7 @@ def nothing(_: int) -> StepAction:
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
-def test_one_ranks_wish_is_all_ranks_deed_at_one_step(who: int) -> None:
+def test_one_ranks_view_becomes_all_ranks_action(who: int) -> None:
     views = [nothing] * 3
     views[who] = lambda step: StepAction.SAVE if step == 3 else StepAction.NOTHING
     answers, _ = play(views, 8)
@@ -89,19 +89,19 @@ def test_one_ranks_wish_is_all_ranks_deed_at_one_step(who: int) -> None:
     assert [step for step, call in enumerate(answers[0]) if call is StepAction.SAVE] == [4], "after the next step"
 
 
-def test_a_busy_saver_anywhere_holds_back_a_save() -> None:
+def test_a_busy_saver_on_any_rank_delays_a_save() -> None:
     answers, _ = play([lambda _: StepAction.SAVE, lambda step: StepAction.BUSY if step < 5 else StepAction.NOTHING], 10)
     assert answers[0] == answers[1]
     assert answers[0].index(StepAction.SAVE) == 6
 
 
-def test_a_save_that_begins_now_asks_for_no_second_one() -> None:
+def test_a_save_that_begins_causes_no_second_one() -> None:
     """Within the step that is answered with SAVE the old wish still stands; the saver is busy only after it."""
     answers, _ = play([lambda step: StepAction.SAVE if step <= 1 else StepAction.BUSY] * 2, 6)
     assert [step for step, call in enumerate(answers[0]) if call is StepAction.SAVE] == [1]
 
 
-def test_a_stop_beats_all_and_ends_it() -> None:
+def test_a_stop_overrides_all_other_actions() -> None:
     answers, link = play(
         [lambda _: StepAction.BUSY, lambda step: StepAction.STOP if step == 2 else StepAction.SAVE], 10
     )
@@ -110,7 +110,7 @@ def test_a_stop_beats_all_and_ends_it() -> None:
     assert link.rounds == 3, "nothing is left under way"
 
 
-def test_fast_steps_agree_less_often_by_an_agreed_number() -> None:
+def test_fast_steps_agree_less_often() -> None:
     step_s = 0.01
     answers, link = play([nothing, lambda step: StepAction.STOP if step >= 50 else StepAction.NOTHING], 200, step_s)
     assert answers[0] == answers[1]
@@ -119,6 +119,6 @@ def test_fast_steps_agree_less_often_by_an_agreed_number() -> None:
     assert link.rounds <= len(answers[0]) / often + 3
 
 
-def test_alone_there_is_nobody_to_ask() -> None:
+def test_a_single_rank_needs_no_exchange() -> None:
     answers, link = play([lambda step: StepAction.SAVE if step == 1 else StepAction.NOTHING], 3)
     assert answers == [[StepAction.NOTHING, StepAction.SAVE, StepAction.NOTHING]] and link.rounds == 0

@@ -60,7 +60,7 @@ def flat(part: Any) -> Any:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_lies_on_a_device_goes_on_bitwise(tmp_path: Path, device: str) -> None:
+def test_state_on_a_device_resumes_bitwise(tmp_path: Path, device: str) -> None:
     train(device, tmp_path / "stopped", STOPS)
     again = train(device, tmp_path / "stopped", STEPS)
     assert flat(again) == flat(train(device, tmp_path / "alone", STEPS))

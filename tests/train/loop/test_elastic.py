@@ -59,7 +59,7 @@ def apart(one: list[float], other: list[float]) -> float:
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_world_has_the_same_curve(fixed: Any, split: str, world: int, record_property: Any) -> None:
+def test_every_world_has_the_same_loss_curve(fixed: Any, split: str, world: int, record_property: Any) -> None:
     one = curve(fixed(split, 1))
     difference = apart(one, curve(fixed(split, world)))
     record_property("difference", difference)
@@ -70,7 +70,7 @@ def test_every_world_has_the_same_curve(fixed: Any, split: str, world: int, reco
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_world_that_changes_has_the_same_curve(tmp_path: Path, fixed: Any, split: str, seed: int) -> None:
+def test_a_changing_world_has_the_same_loss_curve(tmp_path: Path, fixed: Any, split: str, seed: int) -> None:
     """Stopped at random steps, and started again with another number of ranks."""
     chance = random.Random(seed)  # noqa: S311
     worlds = chance.sample([1, 2, 3, 4], 4)
@@ -99,7 +99,7 @@ def test_a_constant_world_stays_bitwise(tmp_path: Path, fixed: Any, split: str, 
     assert curve(out) == curve(fixed(split, world))
 
 
-def test_a_script_with_its_own_step_is_told(tmp_path: Path) -> None:
+def test_a_script_with_its_own_step_is_refused(tmp_path: Path) -> None:
     """Where the job file says that the size may change, and the script does not care."""
     out = tmp_path / "out"
     plain = (SCRIPT, str(out), "--plain")
@@ -111,7 +111,7 @@ def test_a_script_with_its_own_step_is_told(tmp_path: Path) -> None:
         assert [ended.code for ended in gang.run(2)] == [0, 0], gang.log(0, 2)
 
 
-def test_ranks_that_want_different_batches_are_told(tmp_path: Path) -> None:
+def test_ranks_with_different_batches_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Gang(tmp_path, Job(out), nodes=2, script=script(out, "uneven"), before=_odd_one) as gang:
         assert all(ended.code for ended in gang.run(1))
@@ -138,9 +138,7 @@ def test_sharded_or_bare_models_are_refused(tmp_path: Path) -> None:
         assert "static_graph=True) cannot accumulate gradients" in gang.log(0, 1)
 
 
-def test_machines_of_different_speeds_split_the_batch_and_the_curve_is_that_of_a_fixed_world(
-    tmp_path: Path, fixed: Any
-) -> None:
+def test_uneven_splits_keep_the_loss_curve(tmp_path: Path, fixed: Any) -> None:
     """Speeds 1, 1 and 0.5: of seven micro-batches three, three and one."""
     out = tmp_path / "out"
     with Gang(tmp_path, Job(out), nodes=3, script=script(out, "uneven"), before=_mixed) as gang:

@@ -40,7 +40,7 @@ def windows(verdict: LagVerdict, *rows: list[WindowTimes], mine: int = 2) -> lis
 # -- the verdict
 
 
-def test_five_windows_in_a_row_make_a_straggler_and_five_take_it_back() -> None:
+def test_five_slow_windows_make_a_straggler_and_five_normal_ones_end_it() -> None:
     slow, well = told(1.0, 1.1, 1.6, 0.9), told(1.0, 1.1, 1.2, 0.9)
     verdict = LagVerdict()
     assert windows(verdict, *[slow] * 4, well, *[slow] * 4) == [0.0] * 9
@@ -74,9 +74,7 @@ def test_a_machine_is_as_slow_as_its_slowest_rank() -> None:
         ),  # slow, and was given fewer
     ],
 )
-def test_who_has_more_samples_or_was_given_fewer_is_no_straggler(
-    row: list[WindowTimes], rank: int, ratio: float
-) -> None:
+def test_more_or_fewer_samples_make_no_straggler(row: list[WindowTimes], rank: int, ratio: float) -> None:
     assert ratio_of(row, rank) == pytest.approx(ratio)
 
 
@@ -97,7 +95,7 @@ class Many(SoloGang):
         return lambda: [values, (own / self.times, sample / self.times, step), (own / self.times, sample, step)]
 
 
-def test_a_slow_machine_says_so_in_its_control_file_and_steps_are_not_disturbed() -> None:
+def test_a_slow_machine_writes_its_lag_without_disturbing_steps() -> None:
     with Control.private() as control:
         gang = Many(1.5)
         lag = LagMonitor(gang, [0], control)
@@ -114,7 +112,7 @@ def test_a_slow_machine_says_so_in_its_control_file_and_steps_are_not_disturbed(
         lag.drain()
 
 
-def test_alone_nothing_is_told() -> None:
+def test_a_single_machine_reports_no_lag() -> None:
     class Quiet(SoloGang):
         def share(self, values: tuple[float, ...]):  # type: ignore[no-untyped-def]
             raise AssertionError
@@ -128,7 +126,7 @@ def test_alone_nothing_is_told() -> None:
 # -- what a machine remembers
 
 
-def test_a_machine_remembers_what_it_needed_in_the_generation_before(tmp_path: Path) -> None:
+def test_a_machine_reads_its_times_of_the_previous_generation(tmp_path: Path) -> None:
     assert remembered(None) == 0.0
     for gen, needed in ((3, 0.5), (9, 0.02), (10, 0.0), (12, 0.7)):
         (tmp_path / str(gen)).mkdir()
@@ -157,7 +155,7 @@ class Waits(nn.Module):
         first.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(wait))  # its gradient comes last
 
 
-def test_own_time_ends_where_the_waiting_begins() -> None:
+def test_own_time_ends_before_the_all_reduce() -> None:
     clock = [100.0]
     ddp = Waits(clock, wait_s=30.0)
     watch = Stopwatch(ddp, now=lambda: clock[0])  # type: ignore[arg-type]
@@ -175,7 +173,7 @@ def test_own_time_ends_where_the_waiting_begins() -> None:
     assert taken == [pytest.approx(31.0)] * 4
 
 
-def test_steps_are_sampled_and_one_without_a_gradient_is_not_taken() -> None:
+def test_steps_without_a_gradient_are_not_measured() -> None:
     clock = [0.0]
     ddp = Waits(clock, wait_s=0.0)
     watch = Stopwatch(ddp, now=lambda: clock[0])  # type: ignore[arg-type]
@@ -190,7 +188,7 @@ def test_steps_are_sampled_and_one_without_a_gradient_is_not_taken() -> None:
     assert Stopwatch(None).end() is None
 
 
-def test_it_costs_a_thousandth_of_a_step_at_the_most() -> None:
+def test_measuring_costs_at_most_a_thousandth_of_a_step() -> None:
     """By the count of what it does, not by a clock: two looks at the time and one callback for each sample."""
     looks = [0]
 

@@ -42,7 +42,7 @@ class _References(dict[tuple[str, int], dict[int, str]]):
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_stopped_by_the_flag(tmp_path: Path, references: Any, case: str, world: int) -> None:
+def test_a_requested_stop_resumes_bitwise(tmp_path: Path, references: Any, case: str, world: int) -> None:
     job = Job(tmp_path / "out", **CASES[case], events=(Event(4, 0, "stop"),))
     with Gang(tmp_path, job, nodes=world) as gang:
         stopped = gang.run(1)
@@ -57,7 +57,7 @@ def test_stopped_by_the_flag(tmp_path: Path, references: Any, case: str, world: 
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_rank_killed_and_an_older_checkpoint(tmp_path: Path, references: Any, world: int) -> None:
+def test_a_killed_rank_resumes_from_the_checkpoint(tmp_path: Path, references: Any, world: int) -> None:
     events = (Event(2, world - 1, "save"), Event(4, world - 1, "kill"))
     job = Job(tmp_path / "out", events=events)
     with Gang(tmp_path, job, nodes=world) as gang:
@@ -88,7 +88,7 @@ def test_a_blank_master_gets_its_state_from_a_peer(tmp_path: Path, references: A
     assert finals(job) == references["conv", 3]
 
 
-def test_without_the_replay_three_ranks_differ(tmp_path: Path, references: Any) -> None:
+def test_without_the_recorded_gradient_order_three_ranks_differ(tmp_path: Path, references: Any) -> None:
     """The reason for gradorder.py; should DDP change, this test says that it is no longer needed."""
     job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),), **CASES["tied-accumulated"])
     with Gang(tmp_path, job, nodes=3, before=skip_replay) as gang:
@@ -108,7 +108,7 @@ def test_two_ranks_on_a_node_share_its_disk(tmp_path: Path) -> None:
     assert finals(job) == alone
 
 
-def test_a_damaged_copy_is_replaced_by_a_peers(tmp_path: Path, references: Any) -> None:
+def test_a_damaged_copy_is_replaced_by_a_peers_copy(tmp_path: Path, references: Any) -> None:
     job = Job(tmp_path / "out", events=(Event(3, 0, "stop"),))
     with Gang(tmp_path, job, nodes=3) as gang:
         commit = gang.run(1)[0].result.commit
@@ -123,7 +123,7 @@ def test_a_damaged_copy_is_replaced_by_a_peers(tmp_path: Path, references: Any) 
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_no_peer_has_it_whole_so_all_use_the_older(tmp_path: Path, references: Any, torn: bool) -> None:
+def test_without_an_intact_copy_all_use_the_older_checkpoint(tmp_path: Path, references: Any, torn: bool) -> None:
     job = Job(tmp_path / "out", events=(Event(2, 0, "save"), Event(6, 0, "stop")))
     with Gang(tmp_path, job, nodes=1) as gang:
         newest = gang.run(1)[0].result.commit
@@ -139,7 +139,7 @@ def test_no_peer_has_it_whole_so_all_use_the_older(tmp_path: Path, references: A
     assert finals(job) == references["conv", 1]
 
 
-def test_more_ranks_go_on_from_one(tmp_path: Path) -> None:
+def test_more_ranks_resume_from_one(tmp_path: Path) -> None:
     job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),))
     with Gang(tmp_path / "gang", job, nodes=2) as gang:
         gang.nodes = 1
@@ -149,7 +149,7 @@ def test_more_ranks_go_on_from_one(tmp_path: Path) -> None:
         assert ", 1 rank then, 2 now: reseeded" in gang.log(0, 2)
 
 
-def test_fewer_ranks_go_on_with_the_same_batches(tmp_path: Path) -> None:
+def test_fewer_ranks_resume_with_the_same_batches(tmp_path: Path) -> None:
     """Every global batch has the same samples, whichever ranks train on them; only their division changes."""
     job = Job(tmp_path / "out", events=(Event(4, 0, "stop"),), seen=tmp_path / "seen")
     run_to_end(tmp_path / "alone", Job(Path(), seen=tmp_path / "expected"), nodes=3)
@@ -164,7 +164,7 @@ def test_fewer_ranks_go_on_with_the_same_batches(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(expected)
 
 
-def test_the_example(tmp_path: Path) -> None:
+def test_the_example_resumes_bitwise(tmp_path: Path) -> None:
     """examples/gpt on three nodes: stopped by an agent, and ended with the weights of a run left alone."""
     train = Path(__file__).parents[3] / "examples/gpt/train.py"
     small = ("--dim", "32", "--layers", "1", "--text-bytes", "100000", "--steps", "40")

@@ -118,7 +118,7 @@ def at(step: int, do: Callable[[], object]) -> Callable[[Run, Things], object]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("step", [1, 8, 15])
-def test_a_signal_saves_and_stops_and_the_next_start_goes_on(number: int, step: int) -> None:
+def test_a_signal_saves_and_stops_and_the_next_start_resumes(number: int, step: int) -> None:
     expected = alone(2)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -179,7 +179,7 @@ print(1 / {divisor}, float(loss))
         (False, 1, 1, ""),
     ],
 )
-def test_a_failure_after_the_loop_is_told_as_one(before: bool, inside: int, divisor: int, said: str) -> None:
+def test_a_failure_after_the_loop_is_reported_as_such(before: bool, inside: int, divisor: int, said: str) -> None:
     """A variable of the loop's is not there where a restart had nothing left to do: a NameError, and retries gone."""
     script = Path("train.py")
     if before:
@@ -194,7 +194,7 @@ def test_a_failure_after_the_loop_is_told_as_one(before: bool, inside: int, divi
     assert before == ("NameError" in done.stderr)
 
 
-def test_more_epochs_may_be_asked_for_later() -> None:
+def test_a_later_run_may_request_more_epochs() -> None:
     expected = alone(3)
     generation(lambda *_: None, epochs=1, checkpoint_dir="here")
     things, _ = generation(lambda *_: None, epochs=3, checkpoint_dir="here")
@@ -272,7 +272,7 @@ def stopping(where: str, at: int = 0, *, kill: bool = False) -> Callable[[Run, s
         ([stopping("2 second step", 45)], 1),
     ],
 )
-def test_epochs_that_are_done_are_not_done_again(
+def test_finished_epochs_are_not_repeated(
     stops: list[Callable[[Run, str], object]], told: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *expected, every = rounds("alone", lambda *_: None)
@@ -285,7 +285,7 @@ def test_epochs_that_are_done_are_not_done_again(
     assert capsys.readouterr().err.count("a loop over run.steps() ended before the checkpoint") == told
 
 
-def test_code_between_loops_that_runs_again_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_code_between_loops_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     *expected, _ = rounds("alone", lambda *_: None, plain=True)
     with pytest.raises(SystemExit):
         rounds("here", stopping("2 first step", 35), plain=True)
@@ -294,7 +294,7 @@ def test_code_between_loops_that_runs_again_is_told(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("put the loops into run.epochs(n), which skips it") == 1
 
 
-def test_more_epochs_may_be_asked_for_later_and_a_run_that_is_done_only_ends() -> None:
+def test_a_later_run_of_epochs_may_request_more_or_just_ends() -> None:
     def some(folder: str, count: int) -> tuple[list[int], Any]:
         things, seen = Things(), []
         run = things.attach(checkpoint_dir=folder)
@@ -335,7 +335,7 @@ def test_epochs_left_by_break_are_over() -> None:
     assert seen == every[20:]
 
 
-def test_a_second_run_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     things = Things()
     run = things.attach(checkpoint_dir=tmp_path / "here")  # the folder is locked as long as the run lives
     code = (
@@ -349,7 +349,7 @@ def test_a_second_run_is_kept_out(tmp_path: Path) -> None:
     del run
 
 
-def test_a_batch_that_only_accumulates_is_no_place_to_stop() -> None:
+def test_an_accumulating_batch_is_no_boundary() -> None:
     things = Things()
     run = things.attach()
     with pytest.raises(SystemExit):
@@ -364,7 +364,7 @@ def test_a_batch_that_only_accumulates_is_no_place_to_stop() -> None:
     assert store.newest(run._settings.folder or "").commit == Commit(0, 2)
 
 
-def test_saving_by_hand() -> None:
+def test_an_explicit_save() -> None:
     saved: list[Any] = []
     things = Things()
     run = things.attach(checkpoint_dir="there")
@@ -377,7 +377,7 @@ def test_saving_by_hand() -> None:
 
 
 @pytest.mark.parametrize("step", [5, 8])  # in the middle of an epoch, and at its end
-def test_a_save_by_hand_counts_the_batch_that_was_stepped_on(step: int) -> None:
+def test_an_explicit_save_includes_the_current_step(step: int) -> None:
     """Else the next start trains on it twice."""
     expected = alone(2)
     things = Things()
@@ -421,9 +421,7 @@ def test_a_stop_by_the_agent(agent: Control, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "total"), [(1, 16), (4, 4), (3, 5)])
-def test_where_a_run_will_end_is_told_in_steps_though_the_script_adds_up_gradients(
-    agent: Control, every: int, total: int
-) -> None:
+def test_total_steps_account_for_gradient_accumulation(agent: Control, every: int, total: int) -> None:
     things = Things()
     told = []
     for number, (x, y) in enumerate(things.attach().steps(things.loader, epochs=2), start=1):
@@ -434,7 +432,7 @@ def test_where_a_run_will_end_is_told_in_steps_though_the_script_adds_up_gradien
     assert set(told[every:]) == {total} and agent.total_steps == agent.step == total
 
 
-def test_epochs_tell_where_the_whole_run_ends(agent: Control) -> None:
+def test_epochs_give_the_runs_total_steps(agent: Control) -> None:
     things = Things()
     run, told = things.attach(), []
     for _epoch in run.epochs(5):
@@ -448,7 +446,7 @@ def test_epochs_tell_where_the_whole_run_ends(agent: Control) -> None:
         things.train(batch)
 
 
-def test_epochs_of_several_loops_are_counted_once_one_was_seen_whole(agent: Control) -> None:
+def test_total_steps_of_several_loops_are_known_after_a_whole_epoch(agent: Control) -> None:
     things = Things()
     run, told = things.attach(), []
     for _epoch in run.epochs(3):
@@ -460,7 +458,7 @@ def test_epochs_of_several_loops_are_counted_once_one_was_seen_whole(agent: Cont
     assert set(told[32:]) == {96} and agent.step == 96
 
 
-def test_a_resumed_run_tells_its_end_too(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_reports_its_total_steps(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     for gen, stop in (("5", 11), ("6", 0)):
         monkeypatch.setenv("SPOTKEEPER_GEN", gen)
         things = Things()
@@ -478,7 +476,7 @@ def test_a_resumed_run_tells_its_end_too(agent: Control, monkeypatch: pytest.Mon
     assert agent.step == 32
 
 
-def test_what_follows_epochs_that_were_left_early_is_no_training(agent: Control) -> None:
+def test_code_after_a_left_epoch_is_no_training(agent: Control) -> None:
     things = Things()
     run = things.attach()
     for _epoch in run.epochs(5):
@@ -488,7 +486,7 @@ def test_what_follows_epochs_that_were_left_early_is_no_training(agent: Control)
     assert agent.state is RunPhase.FINISHING, "else an evaluation here counts as a step that hangs"
 
 
-def test_a_run_folder_that_takes_nothing_makes_no_crash_of_a_stop(
+def test_an_unwritable_run_folder_does_not_turn_a_stop_into_a_crash(
     agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def full(*_: object) -> None:
@@ -508,7 +506,7 @@ def test_a_second_run_in_one_job_is_refused(agent: Control) -> None:
         Things().attach()
 
 
-def test_what_follows_a_loop_that_was_left_is_no_step(agent: Control) -> None:
+def test_code_after_a_left_loop_is_no_step(agent: Control) -> None:
     """Early stopping: a long evaluation counted as a step that hangs."""
     things = Things()
     for number, batch in enumerate(things.attach().steps(things.loader, epochs=2)):
@@ -518,7 +516,7 @@ def test_what_follows_a_loop_that_was_left_is_no_step(agent: Control) -> None:
     assert agent.state is RunPhase.FINISHING
 
 
-def test_a_wish_for_what_is_durable_already_is_answered(agent: Control) -> None:
+def test_a_save_request_for_a_durable_step_is_answered(agent: Control) -> None:
     def check(run: Run, _: Things) -> None:
         if run.steps_done == 3:
             run.save()
@@ -529,7 +527,7 @@ def test_a_wish_for_what_is_durable_already_is_answered(agent: Control) -> None:
     generation(check)
 
 
-def test_a_wish_to_save_is_answered_while_training_goes_on(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_request_is_answered_during_training(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "1000")
     answered: list[int] = []
 
@@ -568,7 +566,7 @@ def test_a_node_without_its_disk_writes_nothing(
     assert not (tmp_path / "ckpt").exists() and not (tmp_path / ".spotkeeper").exists()
 
 
-def test_a_disk_that_comes_late_is_written_to_from_the_next_save_on(
+def test_a_late_disk_is_used_from_the_next_save(
     agent: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("SPOTKEEPER_CKPT")
@@ -588,7 +586,7 @@ def test_a_disk_that_comes_late_is_written_to_from_the_next_save_on(
     assert store.complete(tmp_path / "ckpt") == [Commit(5, 5)]
 
 
-def test_training_goes_on_when_saves_fail(
+def test_training_continues_when_saves_fail(
     agent: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     """A full disk is the saver's to find (test_saver); here a file stands where the checkpoint must go."""
@@ -626,7 +624,7 @@ def test_a_last_save_that_failed_is_tried_again_at_the_end(agent: Control, tmp_p
 
 
 @pytest.mark.parametrize("held", ["memory", "disk"])
-def test_a_saver_lost_while_the_state_is_restored_costs_no_start(
+def test_a_saver_lost_during_a_restore_costs_no_start(
     agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, held: str
 ) -> None:
     """After its greeting, before its memory is used: the whole generation ended as a crash of the script."""
@@ -650,7 +648,7 @@ def test_a_saver_lost_while_the_state_is_restored_costs_no_start(
     assert agent.fault is Fault.SAVER_LOST and "saver lost" in capsys.readouterr().err
 
 
-def test_a_lost_saver_is_told_and_a_new_one_used(agent: Control, tmp_path: Path, capsys: Any) -> None:
+def test_a_lost_saver_is_reported_and_replaced(agent: Control, tmp_path: Path, capsys: Any) -> None:
     processes: list[Any] = []
 
     def check(run: Run, _: Things) -> None:
@@ -685,7 +683,7 @@ def test_an_older_generation_does_not_start(agent: Control, tmp_path: Path) -> N
 # ------------------------------------------------------------------- what is said about mistakes
 
 
-def test_other_parts_than_those_saved() -> None:
+def test_other_parts_than_saved_are_refused() -> None:
     generation(lambda *_: None, checkpoint_dir="here")
     things = Things()
     with pytest.raises(ValueError, match=r"the checkpoint has 'ema', attach\(\) has not"):
@@ -703,12 +701,12 @@ def test_other_parts_than_those_saved() -> None:
         ({"scaler": 3}, r"attach\(scaler=\): int has no state_dict"),
     ],
 )
-def test_parts_without_state(parts: dict[str, Any], message: str) -> None:
+def test_parts_without_state_are_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         spotkeeper.attach(**parts)
 
 
-def test_ranks_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(RuntimeError, match=r"call torch.distributed.init_process_group\(\) before"):
         spotkeeper.attach(nn.Linear(1, 1))
@@ -751,9 +749,7 @@ def _gone(path: Path) -> None:
     raise AssertionError("the saver lives on")
 
 
-def test_what_is_to_be_kept_goes_where_the_agent_says_or_to_a_local_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_goes_to_the_agents_or_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     local = RunSettings.from_env({}).output
     assert local == tmp_path / "output" and not local.exists(), "a script that leaves nothing makes no folder"

@@ -174,7 +174,7 @@ def alone(script: Script, number: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("to", [alone, group, everybody])
-def test_it_saves_ends_and_goes_on_with_the_same_bits(
+def test_a_signalled_run_resumes_bit_for_bit(
     tmp_path: Path, whole: str, to: Callable[[Script, int], None], number: int
 ) -> None:
     with life(tmp_path, real=to is group and number == signal.SIGTERM) as script:
@@ -190,7 +190,7 @@ def test_it_saves_ends_and_goes_on_with_the_same_bits(
         assert script.until("end") == whole
 
 
-def test_twice_in_one_life_and_in_the_next(tmp_path: Path, whole: str) -> None:
+def test_signals_work_in_two_loops_and_after_a_resume(tmp_path: Path, whole: str) -> None:
     """As schedulers repeat it: the second SIGTERM changes nothing, and each life is stopped."""
     for step in (7, 30):
         with life(tmp_path) as script:
@@ -226,7 +226,7 @@ STUCK = SCRIPT.replace("return torch.full", "index == 63 and time.sleep(600)\n  
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_stuck_holds_nobody_up(tmp_path: Path, number: int) -> None:
+def test_a_stuck_loader_worker_blocks_no_stop(tmp_path: Path, number: int) -> None:
     with life(tmp_path, STUCK) as script:
         script.until("step 1")
         workers = descendants(script.pid)
@@ -263,7 +263,7 @@ VALIDATING = SCRIPT.replace(
 )
 
 
-def test_a_loader_that_the_run_never_sees_lives_through_it_too(tmp_path: Path, whole: str) -> None:
+def test_other_loaders_workers_survive_the_signal(tmp_path: Path, whole: str) -> None:
     with life(tmp_path, VALIDATING) as script:
         script.until("validating")
         everybody(script, signal.SIGTERM)
@@ -274,7 +274,7 @@ def test_a_loader_that_the_run_never_sees_lives_through_it_too(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_of_other_start_methods_live_through_it_too(tmp_path: Path, whole: str, method: str) -> None:
+def test_workers_of_other_start_methods_survive_the_signal(tmp_path: Path, whole: str, method: str) -> None:
     text = SCRIPT.replace(
         "num_workers=2", f"num_workers=1, multiprocessing_context={method!r}, persistent_workers=True"
     )
@@ -296,7 +296,7 @@ AFTER = (
 )
 
 
-def test_after_the_loop_signals_mean_what_they_did_before(tmp_path: Path, whole: str) -> None:
+def test_after_the_loop_signals_have_their_former_handlers(tmp_path: Path, whole: str) -> None:
     with life(tmp_path, AFTER) as script:
         assert script.until("end") == whole
         script.until("after")
@@ -348,7 +348,7 @@ SILENT = """
         (20, "pass", 20, ""),  # and none is needed
     ],
 )
-def test_a_saver_that_does_nothing_holds_up_no_stop(
+def test_a_hanging_saver_blocks_no_stop(
     tmp_path: Path, whole: str, save: int, then: str, newest: int, says: str
 ) -> None:
     """Real stops: what it was given up for is said, and what it had saved is gone on from."""

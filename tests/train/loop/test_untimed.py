@@ -14,9 +14,7 @@ from tests.train.loop.test_run import Things, agent, laptop
 __all__ = ["agent", "laptop"]
 
 
-def test_an_evaluation_in_the_loop_is_seen_and_counts_for_no_step(
-    agent: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_untimed_evaluation_counts_in_no_step_time(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     late_s, steady = 0.0, time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: steady() + late_s)
     things = Things()
@@ -33,14 +31,14 @@ def test_an_evaluation_in_the_loop_is_seen_and_counts_for_no_step(
     assert 0.0 < agent.step_s < 500.0
 
 
-def test_it_ends_with_its_block_however_that_ends(tmp_path: Path) -> None:
+def test_an_untimed_section_ends_with_its_block(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), control.untimed_section(tmp_path, 1):
         assert control.in_untimed_section(tmp_path)
         _ = 1 / 0
     assert not control.in_untimed_section(tmp_path)
 
 
-def test_nobody_watches_a_laptop(tmp_path: Path) -> None:
+def test_untimed_has_no_effect_without_an_agent(tmp_path: Path) -> None:
     with control.untimed_section(None, 0):
         pass
     run = Things().attach()

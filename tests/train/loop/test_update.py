@@ -72,7 +72,7 @@ def cut(micro: int, scaler: Any = None, clip: Any = None, **more: Any) -> tuple[
 
 @pytest.mark.parametrize("micro", [1, 3, 5, 8, 11])
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_any_cut_is_the_whole_batch(micro: int, clip: float | None) -> None:
+def test_any_cut_into_micro_batches_gives_the_same_gradient(micro: int, clip: float | None) -> None:
     script, run, over = cut(micro, clip=clip, global_batch=8)
     each = -(-8 // micro)
     assert over == ([False] * (each - 1) + [True]) * 4
@@ -80,11 +80,11 @@ def test_any_cut_is_the_whole_batch(micro: int, clip: float | None) -> None:
     torch.testing.assert_close(script.weights(), plain(clip), rtol=0, atol=1e-14)
 
 
-def test_without_a_global_batch_both_lines_are_the_usual_ones_to_the_bit() -> None:
+def test_without_a_global_batch_backward_and_step_equal_plain_ones() -> None:
     assert cut(8)[0].weights().tolist() == plain().tolist()
 
 
-def test_what_is_called_before_the_step_sees_whole_gradients() -> None:
+def test_clip_sees_complete_gradients() -> None:
     norms: list[float] = []
 
     def clip(script: Script) -> Callable[[], object]:
@@ -132,9 +132,7 @@ def test_the_loss_is_that_of_the_global_batch() -> None:
 
 
 @pytest.mark.parametrize("job", [False, True])
-def test_a_step_of_the_scripts_own_is_refused_before_it_changes_anything(
-    job: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_optimizer_step_is_refused_before_any_change(job: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the script says that its world may change, or the job file does."""
     if job:
         monkeypatch.setenv("SPOTKEEPER_MAX_WORLD", "3")
@@ -148,14 +146,14 @@ def test_a_step_of_the_scripts_own_is_refused_before_it_changes_anything(
     assert script.weights().tolist() == before.tolist()
 
 
-def test_in_a_fixed_world_the_scripts_own_lines_stay_its_own() -> None:
+def test_in_a_fixed_world_own_optimizer_steps_are_allowed() -> None:
     script = Script(4)
     for batch in script.attach().steps(script.loader):
         script.loss(batch).backward()
         script.optimizer.step()
 
 
-def test_a_batch_that_is_left_out_is_told_instead_of_waited_for() -> None:
+def test_a_skipped_batch_is_an_error_and_no_deadlock() -> None:
     script = Script(4)
     with pytest.raises(RuntimeError, match=r"run.backward\(loss\) was not called for a batch"):
         for _ in script.attach(global_batch=8, checkpoint_dir="a").steps(script.loader):
@@ -166,7 +164,7 @@ def test_a_batch_that_is_left_out_is_told_instead_of_waited_for() -> None:
             run.backward(script.loss(batch))
 
 
-def test_out_of_turn() -> None:
+def test_calls_out_of_order_are_refused() -> None:
     script = Script(4)
     run = script.attach(global_batch=8)
     with pytest.raises(RuntimeError, match="inside the loop"):
@@ -182,7 +180,7 @@ def test_out_of_turn() -> None:
             run.step()
 
 
-def test_what_a_changing_world_cannot_have_is_refused() -> None:
+def test_objects_unfit_for_a_changing_world_are_refused() -> None:
     script = Script(4)
     with pytest.raises(ValueError, match="want at least 1 sample"):
         script.attach(global_batch=0)
@@ -193,7 +191,7 @@ def test_what_a_changing_world_cannot_have_is_refused() -> None:
         next(iter(run.steps(DataLoader(Endless(), 4))))
 
 
-def test_a_job_that_may_change_its_size_takes_the_batch_of_its_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_elastic_job_uses_its_largest_worlds_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTKEEPER_MAX_WORLD", "3")
     script = Script(4)
     run = script.attach()
