@@ -23,12 +23,12 @@ def test_times_of_all_clouds_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-09-18", "2026-09-18T08:22:00", "2026-13-18T08:22:00Z"])
-def test_what_is_no_such_time_is_refused(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         from_rfc3339(text)
 
 
-def test_a_scaled_clock_survives_its_way_through_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaled_clock_round_trips_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(1000.0, 5000.0, 60.0)
     monkeypatch.setenv("SPOTKEEPER_CLOCK", clock.to_env())
     assert Clock.from_env() == clock
@@ -36,7 +36,7 @@ def test_a_scaled_clock_survives_its_way_through_an_environment(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", ["1:2", "1:2:x", "1:2:0", "1:2:-3"])
-def test_a_clock_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_invalid_clock_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("SPOTKEEPER_CLOCK", text)
     with pytest.raises(ValueError, match="SPOTKEEPER_CLOCK"):
         Clock.from_env()

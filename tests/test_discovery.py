@@ -9,7 +9,7 @@ from tests import discovery
 INSERT = "compute.instances.insert"
 
 
-def test_a_right_body_passes() -> None:
+def test_a_valid_body_passes() -> None:
     discovery.validate_request(INSERT, {"name": "a", "labels": {"sk-stack": "s"}, "scheduling": {"preemptible": True}})
     discovery.validate_response(INSERT, {"name": "op", "status": "RUNNING", "targetId": "123", "progress": 0})
     discovery.validate_query(INSERT, {"requestId": "x", "sourceInstanceTemplate": "global/instanceTemplates/t"})

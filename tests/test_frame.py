@@ -25,7 +25,7 @@ def canonical(name: str) -> str:
 
 
 @pytest.mark.parametrize(("lock", "least"), [(LOCK, 50), (PACK, 10)], ids=["the program's", "the policy pack's"])
-def test_a_lock_has_a_hash_for_everything_and_no_address(lock: str, least: int) -> None:
+def test_a_lock_has_hashes_and_no_address(lock: str, least: int) -> None:
     entries = re.split(r"\n(?=\S)", lock.strip())
     assert len(entries) > least
     for entry in entries:
@@ -36,7 +36,7 @@ def test_a_lock_has_a_hash_for_everything_and_no_address(lock: str, least: int) 
     assert "--find-links" not in lock
 
 
-def test_the_policy_packs_environment_has_the_programs_versions_but_where_protobuf_forbids_it() -> None:
+def test_the_policy_packs_versions_equal_the_programs_except_for_protobuf() -> None:
     """What judges a stack reads what the program's own Pulumi wrote."""
     ours, theirs = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE)) for lock in (LOCK, PACK))
     differ = {name for name, version in theirs.items() if ours.get(name, version) != version}
@@ -134,7 +134,7 @@ def test_a_benchmark_that_fails_does_not_disappear(runner: ModuleType, tmp_path:
     assert "RuntimeError: no" in figures[0]["against"]
 
 
-def test_measuring_one_keeps_the_others(runner: ModuleType, tmp_path: Path) -> None:
+def test_measuring_one_figure_keeps_the_others(runner: ModuleType, tmp_path: Path) -> None:
     benchmark(tmp_path, "one", GOOD.format(name="one.s", value=1, holds=True))
     benchmark(tmp_path, "two", GOOD.format(name="two.s", value=1, holds=True))
     out = tmp_path / "results.json"
@@ -144,7 +144,7 @@ def test_measuring_one_keeps_the_others(runner: ModuleType, tmp_path: Path) -> N
     assert {f["name"]: f["value"] for f in json.loads(out.read_text())["figures"]} == {"one.s": 1, "two.s": 9}
 
 
-def test_the_check_fails_with_what_failed_and_ends_with_pytests_summary(tmp_path: Path) -> None:
+def test_the_check_ends_with_pytests_summary_and_fails_if_a_test_fails(tmp_path: Path) -> None:
     """``.ci/run`` in a copy whose ``make`` is made up: lint fails, the tests still run and come last."""
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())

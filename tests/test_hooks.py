@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_commit_that_ci_would_pass_is_made(checkout: Path) -> None:
+def test_a_commit_that_ci_would_accept_is_made(checkout: Path) -> None:
     done = git(checkout, "commit", "-m", "a" * 72)
     assert done.returncode == 0, done.stderr + done.stdout
 
@@ -50,7 +50,7 @@ def test_a_commit_that_ci_would_pass_is_made(checkout: Path) -> None:
     [("import os\n", "F401"), ('NUMBER: int = "1"\n', "Incompatible types")],
     ids=["lint", "types"],
 )
-def test_what_ci_would_refuse_is_refused(checkout: Path, text: str, says: str) -> None:
+def test_a_commit_that_ci_would_refuse_is_refused(checkout: Path, text: str, says: str) -> None:
     (checkout / "spotkeeper" / "one.py").write_text(text)
     done = git(checkout, "commit", "--all", "-m", "Change a number")
     assert done.returncode != 0 and says in done.stdout + done.stderr

@@ -83,11 +83,11 @@ def test_nothing_imports_the_command() -> None:
     assert not found
 
 
-def test_there_is_no_circle() -> None:
+def test_imports_have_no_circle() -> None:
     assert graph.circles() == []
 
 
-def test_no_folder_is_long() -> None:
+def test_no_folder_has_too_many_files() -> None:
     found = collections.Counter(path.parent.relative_to(graph.ROOT).as_posix() for path in graph.files())
     assert {folder: count for folder, count in found.items() if count > FILES} == {}
 

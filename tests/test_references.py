@@ -61,7 +61,7 @@ def test_every_property_that_the_code_names_is_stated() -> None:
     assert [(name, word) for name, word in named if word not in known] == []
 
 
-def test_a_rule_means_on_the_page_what_the_search_takes_away() -> None:
+def test_the_pages_rules_are_those_of_the_search() -> None:
     """Each rule's last column is the mutant that breaks it; the search shows that it does."""
     rows = re.findall(r"^\| (\d) \|.*\| `([^`|]+)` \|$", PROTOCOL, re.MULTILINE)
     assert [f"rule {number}: {mutant}" for number, mutant in rows] == [mutant.name for mutant in RULES]
@@ -92,14 +92,14 @@ def files_of(word: str) -> tuple[Path, ...]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_file_that_a_page_names_is_there(page: str) -> None:
+def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     words = [word for word in re.findall(r"`([\w./-]+)`", text) if "/" in word or word.endswith(".py")]
     assert [word for word in words if not files_of(word) and word.split("/")[0] not in (*STORED, ".spotkeeper")] == []
 
 
 @pytest.mark.parametrize("page", ["architecture", "protocol"])
-def test_every_function_named_beside_a_file_is_in_it(page: str) -> None:
+def test_every_function_named_beside_a_file_exists(page: str) -> None:
     """``file`` ``function``, ``function``; of several files before them, each has them."""
     text = (ROOT / f"docs/{page}.md").read_text("utf-8")
     named = [
@@ -118,7 +118,7 @@ def _has(paths: tuple[Path, ...], name: str) -> bool:
     return any(set(name.split(".")) <= defined(path) for path in paths)
 
 
-def test_every_file_that_a_docstring_names_is_there() -> None:
+def test_every_file_that_a_docstring_names_exists() -> None:
     """After a move, a name that stayed behind leads nowhere."""
     known = {path.name for path in (*graph.files(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py"))}
     named = [(name, word) for name, text in sources("spotkeeper", "agent", "infra") for word in FILE.findall(text)]

@@ -49,7 +49,7 @@ def reasons() -> list[str]:
 
 
 @pytest.mark.parametrize("line", warnings())
-def test_every_line_that_warns_is_on_the_page(line: str) -> None:
+def test_every_warning_of_the_log_is_on_the_page(line: str) -> None:
     assert line in QUOTED, f'docs/troubleshooting.md, "Log lines": say what `{line}` means and what to do'
 
 
@@ -69,7 +69,7 @@ def test_every_writer_of_the_quarantine_is_on_the_page(writer: str) -> None:
     assert f"| `{writer}` |" in PAGE.partition("## Quarantine")[2]
 
 
-def test_the_page_tells_no_line_that_nobody_writes() -> None:
+def test_the_page_lists_only_existing_log_lines() -> None:
     table = PAGE.partition("| Line of the log |")[2].partition("## Quarantine")[0]
     firsts = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     assert {said for first in firsts for said in re.findall(r"`([^`]+)`", first)} == set(warnings())

@@ -57,7 +57,7 @@ def options(words: tuple[str, ...]) -> set[str]:
 AWS = [words for words in commands("aws") if " ".join(words[:3]) not in OF_THE_CLI and len(words) > 2]
 
 
-def test_there_are_commands_to_judge() -> None:
+def test_the_pages_contain_commands() -> None:
     assert len(AWS) >= 12 and {words[1] for words in AWS} >= {"ec2", "iam", "kms", "s3api", "service-quotas", "ce"}
 
 
@@ -71,7 +71,7 @@ def test_an_aws_command_has_these_options(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", [words for words in AWS if "--filters" in words], ids=lambda words: words[2])
-def test_a_filter_is_one_that_the_operation_knows(words: tuple[str, ...]) -> None:
+def test_filters_exist_in_the_operation(words: tuple[str, ...]) -> None:
     operations = {xform_name(name, "-"): name for name in model(words[1]).operation_names}
     filters = model(words[1]).operation_model(operations[words[2]]).input_shape.members["Filters"]
     known = {re.sub(r"<[^>]+>", "", name) for name in re.findall(r"<p>\s*<code>(.*?)</code>", filters.documentation)}
@@ -81,7 +81,7 @@ def test_a_filter_is_one_that_the_operation_knows(words: tuple[str, ...]) -> Non
             assert any(each.startswith(name) if name.endswith(":") else each == name for each in known), (name, known)
 
 
-def test_the_experiment_that_interrupts_a_machine_is_one_that_fis_takes() -> None:
+def test_the_fis_experiment_is_valid() -> None:
     page = (ROOT / "docs" / "day-two.md").read_text("utf-8")
     written = page[page.index('{"description": "spotkeeper drill"') :].partition("\n\n")[0]
     operation = model("fis").operation_model("CreateExperimentTemplate")
@@ -89,7 +89,7 @@ def test_the_experiment_that_interrupts_a_machine_is_one_that_fis_takes() -> Non
     assert not report.has_errors(), report.generate_report()
 
 
-def test_the_functions_address_is_followed_by_a_path_of_its_own() -> None:
+def test_the_pages_use_existing_paths_of_the_function() -> None:
     """The output has no slash at its end, on either cloud."""
     page = (ROOT / "docs" / "first-live-hour.md").read_text("utf-8")
     after = re.findall(r"\$\(pulumi stack output reconcileUrl[^)]*\)(\S*)", page)

@@ -48,7 +48,7 @@ def scripts(job: dict[str, Any]) -> str:
     return "\n".join(str(step.get("run", "")) for step in job["steps"])
 
 
-def test_there_is_a_workflow_for_each_thing_that_is_promised() -> None:
+def test_every_promised_workflow_exists() -> None:
     assert NAMES == ["drift", "drill", "nightly", "preview", "test", "up"]
 
 
@@ -98,7 +98,7 @@ def test_one_action_is_one_commit_everywhere() -> None:
 
 
 @pytest.mark.parametrize(("name", "key", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
-def test_each_job_has_its_own_rights_and_an_end(name: str, key: str, job: dict[str, Any]) -> None:
+def test_each_workflow_job_has_permissions_and_a_timeout(name: str, key: str, job: dict[str, Any]) -> None:
     assert read(name)["permissions"] == {}
     assert job["timeout-minutes"] <= 60
     rights = dict(job["permissions"])
@@ -111,7 +111,7 @@ def test_each_job_has_its_own_rights_and_an_end(name: str, key: str, job: dict[s
             assert step["with"]["persist-credentials"] is False
 
 
-def test_no_workflow_needs_a_stored_secret_or_an_account_but_the_clouds() -> None:
+def test_no_workflow_needs_stored_secrets() -> None:
     for file in (*FILES, *ACTIONS):
         text = file.read_text()
         assert "secrets." not in text and "PULUMI_ACCESS_TOKEN" not in text and "pull_request_target" not in text
@@ -145,7 +145,7 @@ def test_data_is_guarded_before_every_up_and_on_every_pull_request() -> None:
     assert labels.count(LABEL) >= 4 and LABEL in (ROOT / "docs" / "pull-requests.md").read_text()
 
 
-def test_nothing_is_written_into_a_checkout_that_a_job_by_git_may_send_along() -> None:
+def test_no_workflow_writes_files_into_a_jobs_source() -> None:
     """What lies there is part of the job: its content would differ in every run, and an `up` be refused."""
     for name in ("preview", "up", "drift"):
         for job in read(name)["jobs"].values():
@@ -156,7 +156,7 @@ def test_nothing_is_written_into_a_checkout_that_a_job_by_git_may_send_along() -
             assert all(each.startswith(('"$RUNNER_TEMP/', '"$GITHUB_')) for each in targets), (name, targets)
 
 
-def test_the_rules_see_the_whole_stack() -> None:
+def test_rules_are_checked_on_the_whole_stack() -> None:
     """A preview tells what changes alone, unless it is asked for the rest."""
     lines = [line for _, _, job in jobs() for line in scripts(job).splitlines() if "pulumi preview" in line]
     assert len(lines) == 4
@@ -164,7 +164,7 @@ def test_the_rules_see_the_whole_stack() -> None:
         assert ("--show-sames" in line) == ("--refresh" not in line), line
 
 
-def test_the_check_that_is_required_is_begun_on_every_pull_request_and_there_is_one() -> None:
+def test_the_required_check_runs_on_every_pull_request() -> None:
     """GitHub waits for ever for a required check that a filter of paths left out, and takes one that was skipped for
     passed: from a fork, to which no variables are given, it must begin without them."""
     preview = read("preview")
@@ -204,7 +204,7 @@ AT = "2026-11-22T10:0{}:00Z"
         pytest.param([1], [], "false", id="no label"),
     ],
 )
-def test_a_label_holds_for_the_commit_that_it_was_given_for(
+def test_a_label_counts_only_for_its_commit(
     tmp_path: Path, came: list[int], events: list[tuple[str, str, int]], given: str
 ) -> None:
     """It stays when others are pushed, and would agree to what nobody has read."""
@@ -233,7 +233,7 @@ def test_a_label_holds_for_the_commit_that_it_was_given_for(
     assert (done.returncode, done.stdout.strip()) == (0, given), done
 
 
-def test_every_use_of_a_label_asks_for_which_commit_it_was_given() -> None:
+def test_every_use_of_a_label_checks_its_commit() -> None:
     preview, review = read("preview"), read("up")["jobs"]["review"]
     (checkout, _) = preview["jobs"]["labels"]["steps"]
     assert checkout["with"]["ref"] == "${{ github.event.pull_request.base.sha }}", "a branch may have another script"
@@ -278,7 +278,7 @@ SHIPPED, PROD = ["Pulumi.local.yaml", "Pulumi.example-gcp.yaml", "stack.schema.j
         ("skipped", ["README.md"], [PROD], "false", 3001, False),
     ],
 )
-def test_a_change_of_a_fork_that_nobody_previewed_does_not_pass(
+def test_an_unpreviewed_change_of_a_fork_fails(
     tmp_path: Path, result: str, files: list[str], stacks: list[str], labeled: str, count: int, passes: bool
 ) -> None:
     tool("jq")
@@ -302,38 +302,38 @@ def test_a_change_of_a_fork_that_nobody_previewed_does_not_pass(
         assert result != "skipped" or ("sets the label allow-no-preview" in done.stdout and "branch" in done.stdout)
 
 
-def test_what_up_ignores_is_what_needs_no_preview() -> None:
+def test_files_ignored_by_up_need_no_preview() -> None:
     ignored = set(read("up")[True]["push"]["paths-ignore"])
     assert ignored == {"docs/**", "tests/**", "bench/**", "*.md"}
     of_stacks = read("preview")["jobs"]["verdict"]["steps"][0]["env"]["OF_STACKS"]
     assert 'test("^(docs|tests|bench)/|^[^/]+[.]md$") | not' in of_stacks
 
 
-def test_a_job_file_may_not_lie_where_nobody_looks() -> None:
+def test_a_job_file_must_be_in_a_watched_folder() -> None:
     ignored = {path.removesuffix("/**") for path in read("up")[True]["push"]["paths-ignore"]} - {"*.md"}
     assert ignored == set(UNWATCHED)
 
 
-def test_a_job_that_lies_anywhere_is_submitted_by_the_up_of_its_change() -> None:
+def test_a_changed_job_file_anywhere_starts_an_up() -> None:
     push = read("up")[True]["push"]
     assert "paths" not in push
     examples = {"jobs/vit.yaml", "train/job.yaml", "train/src/train.py", "examples/gpt/train.py", "Pulumi.yaml"}
     assert not [path for path in examples for ignored in push["paths-ignore"] if fnmatch(path, ignored)]
 
 
-def test_a_label_that_comes_or_goes_is_judged_anew() -> None:
+def test_a_changed_label_repeats_the_check() -> None:
     events = read("preview")[True]["pull_request"]["types"]  # YAML 1.1 reads `on` as yes
     assert {"labeled", "unlabeled", "synchronize", "opened"} <= set(events)
 
 
-def test_the_comment_is_found_by_the_mark_that_the_review_begins_with() -> None:
+def test_the_comment_is_found_by_the_reviews_marker() -> None:
     mark = re.search(r'startswith\("([^"]+)"\)', scripts(read("preview")["jobs"]["comment"]))
     assert mark is not None and marker("prod").startswith(mark[1])
     without = re.search(r'\|\| echo "(.+?)" > comment\.md', scripts(read("preview")["jobs"]["comment"]))
     assert without is not None and without[1].startswith(mark[1]), "a preview that failed whole leaves one too"
 
 
-def test_each_stack_has_its_share_of_one_comment_and_the_whole_is_in_its_jobs_summary() -> None:
+def test_each_stack_has_its_share_of_the_comment() -> None:
     for name, key, told in (("preview", "preview", "comment"), ("drift", "look", "tell")):
         (step,) = [each for each in read(name)["jobs"][key]["steps"] if "spotkeeper review" in str(each.get("run", ""))]
         assert step["env"]["STACKS"] == "${{ strategy.job-total }}", name
@@ -343,7 +343,7 @@ def test_each_stack_has_its_share_of_one_comment_and_the_whole_is_in_its_jobs_su
         assert int(re.search(r"head -c (\d+)", text)[1]) > COMMENT_BYTES + 500  # type: ignore[index]
 
 
-def test_the_work_is_done_by_commands_that_exist() -> None:
+def test_workflows_run_existing_commands() -> None:
     from spotkeeper.cli.main import app
 
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
@@ -354,7 +354,7 @@ def test_the_work_is_done_by_commands_that_exist() -> None:
             assert len(str(step.get("run", "")).splitlines()) <= 10, f"{name}.{key}: that much belongs into a command"
 
 
-def test_nothing_hides_the_end_of_a_command() -> None:
+def test_no_workflow_hides_an_exit_code() -> None:
     for name, key, job in jobs():
         for line in scripts(job).splitlines():
             assert not re.search(r"\b(spotkeeper|pulumi) .*(?<!\|)\|(?!\|)", line), f"{name}.{key}: no pipefail: {line}"

@@ -153,7 +153,7 @@ def test_resizing_a_pool_updates_one_object(world: World, project: Project) -> N
     assert [(step.op, step.name) for step in done.changed()] == [(OpType.UPDATE, "pools")]
 
 
-def test_a_new_image_changes_templates_and_touches_no_static_node(world: World, project: Project) -> None:
+def test_a_new_image_changes_templates_and_touches_no_static_machine(world: World, project: Project) -> None:
     image = {"gcp": "projects/acme-images/global/images/train-2027-01-01", "aws": "ami-0ddddddddddddddd1"}[world.cloud]
     before = len(project.log())
     done = project.with_(image=image).up()

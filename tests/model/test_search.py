@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("story", WORLDS, ids=lambda story: f"{story.cloud}: {story.name}")
-def test_every_state_is_safe_and_ends_well(story: Story) -> None:
+def test_every_state_is_safe_and_reaches_its_end(story: Story) -> None:
     found = search(story)
     assert found.why == "", "\n".join(found.way)
     assert found.whole
@@ -35,7 +35,7 @@ def test_every_state_is_safe_and_ends_well(story: Story) -> None:
 
 
 @pytest.mark.parametrize("mutant", SLICE, ids=lambda mutant: mutant.name)
-def test_a_rule_taken_away_is_found(mutant: Mutant) -> None:
+def test_every_removed_rule_is_detected(mutant: Mutant) -> None:
     number = MUTANTS.index(mutant)
     argv = [sys.executable, "-m", "tests.model.kill", str(number), "120"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ def test_a_rule_taken_away_is_found(mutant: Mutant) -> None:
     assert mutants.verdict(number, found), f"{found['why'] or 'alive'} after {found['states']} states"
 
 
-def test_every_row_of_what_broke_has_its_mutant() -> None:
+def test_every_recorded_failure_has_a_mutant() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
     assert len(mutants.BROKE) >= 19
     assert [m.name[:6] for m in mutants.RULES] == [f"rule {n}" for n in range(1, 10)]
@@ -77,7 +77,7 @@ def test_a_patch_that_fits_nowhere_is_refused() -> None:
     assert Finder(()).find_spec("spotkeeper.contract.allocation", None) is None
 
 
-def test_the_fast_search_takes_the_steps_of_the_machine() -> None:
+def test_the_fast_search_makes_the_same_steps() -> None:
     """The tables and columns must reach exactly what going step by step reaches."""
     story = Story("t", faults=1, requests=0, rounds=2, kinds=frozenset({"killed"}), zones=("a",), split=False, deaths=1)
     fast = Search(story)
@@ -96,7 +96,7 @@ def test_the_fast_search_takes_the_steps_of_the_machine() -> None:
         layer = coming
 
 
-def test_a_way_is_told_from_the_first_step_to_the_last() -> None:
+def test_a_counterexample_is_printed_step_by_step() -> None:
     story = Story("t", faults=0, requests=0, rounds=1, split=False)
     search_ = Search(story)
     search_.run()
@@ -106,7 +106,7 @@ def test_a_way_is_told_from_the_first_step_to_the_last() -> None:
     assert "looks" in way[0]
 
 
-def test_a_hang_that_all_answer_to_is_a_crash_and_one_that_takes_long_is_none() -> None:
+def test_an_answered_hang_is_a_crash_and_a_busy_one_is_not() -> None:
     """Else the worlds in which a job hangs would hold nothing of it."""
     one = Search(HANG._replace(nodes=1))
     assert one.run().whole
@@ -116,7 +116,7 @@ def test_a_hang_that_all_answer_to_is_a_crash_and_one_that_takes_long_is_none() 
 
 
 @pytest.mark.parametrize("cloud", ["gce", "ec2"])
-def test_what_a_round_forgets_it_does_not_decide_by(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_do_not_depend_on_forgotten_state(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every decision is made twice: from all that was read, and from what a round is known by."""
     shipped, doubted = Ground.future, set[Ref]()
 

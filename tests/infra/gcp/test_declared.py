@@ -130,7 +130,7 @@ def test_templates_have_names_and_no_data_disk(local: Declaration) -> None:
         assert template.properties["disks"][0]["autoDelete"] is True
 
 
-def test_the_static_node_trains_on_its_own_retained_disk(local: Declaration) -> None:
+def test_the_static_machine_trains_on_its_own_retained_disk(local: Declaration) -> None:
     node = one(local, INSTANCE, "sk-local-floor-s0")
     disk = one(local, "gcp:compute/disk:Disk", "sk-local-floor-s0-data")
     assert node["zone"] == disk["zone"] == "us-central1-a"

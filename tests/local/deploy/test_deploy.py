@@ -136,7 +136,7 @@ def test_a_new_image_creates_templates_before_deleting_the_old(cloud: Cloud, tmp
     assert "sk-local-floor-s0" not in {name for _, name in steps}, "the floor keeps what it booted from"
 
 
-def test_a_static_node_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_static_machine_takes_new_metadata_in_place(cloud: Cloud, tmp_path: Path) -> None:
     up(cloud, tmp_path)
     node = "/compute/v1/projects/local/zones/us-central1-a/instances/sk-local-floor-s0"
     before = len(cloud.changing())

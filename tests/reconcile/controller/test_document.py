@@ -130,7 +130,7 @@ def test_roles_of_dynamic_machines(who: Speaker, boot: str, role: Role, disk: in
     assert (answer.role, answer.disk) == (role, disk)
 
 
-def test_a_static_nodes_role_comes_from_its_grant() -> None:
+def test_a_static_machines_role_comes_from_its_grant() -> None:
     machine = Speaker("u2", NODE, "z-a")
     grant = Grant(JOB, 2, 4, f"machine:{NODE}")
     assert reply(record(), SPEC, STACK, machine, say(boot="b2"), grant).role is Role.MEMBER
@@ -381,7 +381,7 @@ def test_the_newest_commit_is_remembered_until_the_next_generation_has_one() -> 
     assert (stored.step, stored.commit_gen, stored.commit_step) == (6, 65, 3)
 
 
-def test_an_idle_static_node_says_hello_without_a_job() -> None:
+def test_an_idle_static_machine_says_hello_without_a_job() -> None:
     out = store()
     machine = Speaker("u2", NODE, "z-a")
     took = accept(out, STACK, machine, say(FactIn(Kind.HELLO), boot="b2"), 5.0)

@@ -549,7 +549,7 @@ def test_a_static_machine_serves_the_next_job_after_dropped() -> None:
     assert world.record().outcome is Outcome.SUCCEEDED
 
 
-def test_a_hung_static_node_does_not_keep_its_job_from_ending() -> None:
+def test_a_hung_static_machine_does_not_keep_its_job_from_ending() -> None:
     world = trained(World(nodes=2, steps=10**6, the_stack=stack(static=1)))
     static = world.member(1)
     assert static.agent
@@ -562,7 +562,7 @@ def test_a_hung_static_node_does_not_keep_its_job_from_ending() -> None:
     assert world.memory.allocation[0].grants == ()
 
 
-def test_a_lost_static_node_is_replaced_by_a_spot_machine() -> None:
+def test_a_lost_static_machine_is_replaced_by_a_spot_machine() -> None:
     world = trained(World(nodes=2, the_stack=stack(static=1)))
     world.run(30)
     world._remove(world.member(1))
@@ -586,7 +586,7 @@ def nodes_granted(world: World) -> list[str]:
     return [grant.resource for grant in world.memory.allocation[0].grants if grant.resource.startswith("machine:")]
 
 
-def test_a_static_node_that_was_removed_from_the_stack_leaves_no_grant() -> None:
+def test_a_static_machine_that_was_removed_from_the_stack_leaves_no_grant() -> None:
     world = trained(World(nodes=2, the_stack=stack(static=1)))
     assert nodes_granted(world)
     machine = machine_of(world)
@@ -614,7 +614,7 @@ def test_a_missing_but_declared_static_machine_keeps_its_grant_until_dropped() -
     assert not nodes_granted(world), "made anew, it has nothing of that attempt, and says so"
 
 
-def test_a_removed_static_node_keeps_its_grant_while_a_zone_is_silent() -> None:
+def test_a_removed_static_machine_keeps_its_grant_while_a_zone_is_silent() -> None:
     world = trained(World(nodes=2, the_stack=stack(static=1)))
     machine = machine_of(world)
     without_static(world)

@@ -92,7 +92,7 @@ def test_a_permanent_refusal_is_no_observation() -> None:
     assert (offer.refused_at, offer.quota_at, offer.denied_at) == (15.0, 20.0, 20.0)
 
 
-def test_static_nodes_and_second_boots_are_no_launches() -> None:
+def test_static_machines_and_second_boots_are_no_launches() -> None:
     base = Entry(10.0, "admitted.r0.a1", Event.ADMITTED, 0, 0, 1, POOL, "z-a", Model.SPOT)
     again = replace(base, id="admitted.r0.a1.b1", at=20.0)
     static = replace(base, id="admitted.r1.a1", node=1, model=Model.STATIC)

@@ -144,7 +144,7 @@ def test_every_choice_has_its_reason_in_one_line() -> None:
         assert "\n" not in choice.why
 
 
-def test_static_nodes_that_said_hello_in_the_right_zone() -> None:
+def test_static_machines_that_said_hello_in_the_right_zone() -> None:
     the_stack = stack(static=2)
     hello = StaticHello("sk-t-fix-s1", "u", "b", "z-a", NOW)
     assert [offer.machine for offer in static_offers(spec(), the_stack, (hello,), None)] == ["sk-t-fix-s1"]

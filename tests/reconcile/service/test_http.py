@@ -155,7 +155,7 @@ class TestStory:
         assert sync(app, HELLO, vm_token("sk-demo-zzzz9999-n0000-a1"))[1]["role"] == "unknown"
         assert sync(app, HELLO, vm_token("some-vm"))[1]["role"] == "unknown"
 
-    def test_a_static_node_without_a_job_is_idle(self, site: Site, app: HttpApp) -> None:
+    def test_a_static_machine_without_a_job_is_idle(self, site: Site, app: HttpApp) -> None:
         site.runtime.store.clear_active(JOB)
         assert sync(app, HELLO, vm_token("sk-demo-floor-s0", "77"))[1]["role"] == "idle"
         (hello,) = site.runtime.store.list_static_hellos()

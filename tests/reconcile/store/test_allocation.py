@@ -35,7 +35,7 @@ def granted(*resources: str) -> Tally:
 @pytest.mark.parametrize(
     ("cap", "room"), [(None, True), (2, False), (3, True)], ids=["no cap", "at the cap", "below the cap"]
 )
-def test_machines_of_all_pools_count_together_and_static_nodes_do_not(cap: int | None, room: bool) -> None:
+def test_machines_of_all_pools_count_together_and_static_machines_do_not(cap: int | None, room: bool) -> None:
     held = granted("slot:pool", "slot:other/on-demand", "machine:floor-0")
     assert held.room(two_pools(max_machines=cap), offer("pool")) is room
 

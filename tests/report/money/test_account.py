@@ -261,7 +261,7 @@ def test_a_clock_that_is_ahead_of_the_clouds_costs_no_minutes() -> None:
     assert machine.span(NOW) == (1001.0, 4601.0)
 
 
-def test_a_static_node_is_paid_from_its_grant() -> None:
+def test_a_static_machine_is_paid_from_its_grant() -> None:
     ledger = (
         replace(intent(1000.0, 0, 1), model=Model.STATIC),
         entry(Event.ADMITTED, 1060.0, 0, 1, started=5.0),

@@ -137,7 +137,7 @@ def test_lost_protection_is_reported() -> None:
     assert not foreseen(step("same", DISK, "d", {"protect": True}, {"protect": True})).changes
 
 
-def test_a_static_node_that_is_replaced_stops_what_trains_on_it() -> None:
+def test_a_static_machine_that_is_replaced_stops_what_trains_on_it() -> None:
     found = read(captured("image"))
     (machine,) = [change for change in found.changes if change.name == "sk-local-floor-s0"]
     assert machine.op is Op.REPLACE and "stops" in machine.warning

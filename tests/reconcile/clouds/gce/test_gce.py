@@ -399,7 +399,7 @@ class TestListing:
         assert {vm.node for vm in gce.list("demo").vms} == {7, 8}
         assert [asked.query.get("pageToken") for asked in google.of("instances.aggregatedList")] == [None, "t/2"]
 
-    def test_a_static_node_and_models(self, google: Google, gce: Gce) -> None:
+    def test_a_static_machine_and_models(self, google: Google, gce: Gce) -> None:
         machine = instance(
             name="sk-demo-floor-s0",
             labels={"sk-stack": "demo", "sk-pool": "floor", "team": "x"},

@@ -193,7 +193,7 @@ def test_go_back_keeps_an_available_newest_checkpoint() -> None:
     assert world.started[-1][1] == newest
 
 
-def test_a_gang_whose_newest_checkpoint_is_on_a_static_node_stays_in_its_zone() -> None:
+def test_a_gang_whose_newest_checkpoint_is_on_a_static_machine_stays_in_its_zone() -> None:
     world = trained(World(nodes=1, the_stack=stack(static=1)))
     machine = paused_without_its_node(world)
     world.request(RequestKind.RESUME)

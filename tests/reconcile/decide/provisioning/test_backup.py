@@ -161,7 +161,7 @@ def test_backups_leave_half_of_the_hours_launches_for_losses() -> None:
     assert len(made) <= Times().launches_node
 
 
-def test_a_static_node_has_no_backup() -> None:
+def test_a_static_machine_has_no_backup() -> None:
     world = World(the_stack=stack(static=1))
     machine = next(m for m in world.machines.values() if not m.vm.job)
     world.run(10)
