@@ -28,11 +28,16 @@ LINGER_S = 3.0  # for processes that end by themselves
 def main(target: str, argv: list[str]) -> int:
     began = time.monotonic()
     _prctl(SUBREAPER, 1)
+
+    def in_child() -> None:
+        _prctl(DEATH_SIGNAL, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would all tests
+
     pytest = subprocess.Popen(
         [sys.executable, "-m", "pytest", *argv],
         env=os.environ
         | {"PYTHONDONTWRITEBYTECODE": ""},  # rewriting every test's assertions takes half of a collection
-        preexec_fn=lambda: _prctl(DEATH_SIGNAL, signal.SIGKILL),  # noqa: PLW1509 - one thread
+        preexec_fn=in_child,  # noqa: PLW1509 - one thread
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells pytest too
 
@@ -48,7 +53,7 @@ def main(target: str, argv: list[str]) -> int:
     end_all()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     took = {"wall_s": round(time.monotonic() - began, 1), "processor_s": round(used.ru_utime + used.ru_stime, 1)}
-    print(f"{target}: {took['wall_s']:.0f} s, {took['processor_s']:.0f} s of processor", file=sys.stderr)
+    print(f"{target or 'tests'}: {took['wall_s']:.0f} s, {took['processor_s']:.0f} s of processor", file=sys.stderr)
     if code == 0 and target:
         note(target, took)
     return code

@@ -39,6 +39,7 @@ def test_no_process_of_a_test_stays(tmp_path: Path, cut: int | None) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509 - as a background job has it
     )
     if cut is not None:
         (tmp_path / "ready").open().close()
