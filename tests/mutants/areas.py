@@ -24,6 +24,8 @@ AREAS: dict[str, tuple[str, ...]] = {  # folders and files
 # Code that tests start in processes of its own, where coverage does not look: file, or folder -> tests.
 PROCESSES: dict[str, tuple[str, ...]] = {
     f"{TRAIN}/checkpoint": ("tests/train/checkpoint/test_saver.py", "tests/train/checkpoint/test_restore.py"),
+    f"{TRAIN}/checkpoint/sharded.py": ("tests/train/checkpoint/test_sharded.py",),
+    f"{TRAIN}/checkpoint/reshard.py": ("tests/train/checkpoint/test_sharded.py",),
     f"{TRAIN}/data/sampler.py": ("tests/train/data/test_sampler.py",),
     f"{AGENT}/host": ("tests/agent/host/test_roothelper.py", "tests/agent/systemd/test_systemd.py"),
     f"{AGENT}/agent": ("tests/agent/agent/test_upgrade.py", "tests/agent/agent/test_notices.py"),

@@ -164,3 +164,20 @@ def test_cases_are_drawn_the_same_every_time() -> None:
     first, again = ([(c.name, c.begins, c.home, c.terms) for c in draw(market, 3)] for _ in range(2))
     assert first == again
     assert [(c.name, c.begins, c.home, c.terms) for c in draw(market, 3, "other")] != first
+
+
+@pytest.mark.parametrize(
+    ("there", "better", "left"),
+    [
+        (0.5, -9.0, False),  # cheaper by exactly what is asked for: not by more
+        (0.4375, -9.0, True),
+        (0.4375, 9.0, False),  # but not worth so much more an hour
+    ],
+)
+def test_a_zone_is_left_only_for_one_that_is_cheaper_by_more_and_worth_more(
+    there: float, better: float, left: bool
+) -> None:
+    rule = Rule(cheaper_by=0.25, better=better)
+    job = replace(JOB, running=Go.SPOT, zone="a")
+    zones = (zone("a", 0.75), zone("b", there), zone("c", 0.25))
+    assert ("spot:b" in says(job, *zones, rule=rule)) is left
