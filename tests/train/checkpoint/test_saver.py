@@ -201,6 +201,32 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert store.newest(tmp_path / "ckpt").commit == Commit(0, 3)
 
 
+def test_closing_waits_for_a_private_saver(tmp_path: Path) -> None:
+    client = Client.private()
+    client.hello(tmp_path / "ckpt", 0, 2)
+    pid = client.pid
+    assert Path(f"/proc/{pid}").exists()
+    client.close()
+    assert client.pid == 0
+    assert not Path(f"/proc/{pid}").exists(), "reaped, so it is no zombie either"
+
+
+def test_a_fork_keeps_no_copy_of_the_connection_and_its_memory(client: Client, tmp_path: Path) -> None:
+    client.hello(tmp_path / "ckpt", 0, 2)
+    stage(client, Commit(0, 1))
+    kept = client.fd
+    assert kept >= 0
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            os.fstat(kept)
+            os._exit(2)
+        os._exit(0 if (client._sock.fileno(), client.fd) == (-1, -1) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert client.fd == kept
+    assert client.wait(20.0) is not None
+
+
 def test_a_lost_saver_is_reported(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
         client = Client.connect(path)
