@@ -207,13 +207,14 @@ def void(_: object) -> None:
 
 
 def planned(records: Reach, mutant: Mutant) -> tuple[list[str], int]:
-    """Return the tests that a mutant meets, within its budget, and how many are left out."""
+    """Return the tests that a mutant meets, and how many its budget leaves out: those of other folders first."""
     tests = records.tests(mutant.file, mutant.first, mutant.last)
-    spent, met = 0.0, 0
-    while met < len(tests) and spent + records.seconds[tests[met]] <= BUDGET_S:
-        spent += records.seconds[tests[met]]
-        met += 1
-    return tests[:met], len(tests) - met
+    spent, met = 0.0, set[str]()
+    for name in sorted(tests, key=lambda name: -areas.nearness(mutant.file, name)):
+        if spent + records.seconds[name] <= BUDGET_S:
+            spent += records.seconds[name]
+            met.add(name)
+    return [name for name in tests if name in met], len(tests) - len(met)
 
 
 def tried(lane: Lane, records: Reach, mutant: Mutant, tests: list[str], left_out: int) -> Json:

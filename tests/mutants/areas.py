@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 RECONCILE, AGENT, TRAIN = "spotkeeper/reconcile", "agent/spotkeeper_agent", "spotkeeper/train"
@@ -76,3 +77,10 @@ def tests(root: Path) -> list[str]:
 def by_hand(file: str) -> list[str]:
     places = (place for place in PROCESSES if file == place or file.startswith(place + "/"))
     return [test for place in places for test in PROCESSES[place]]
+
+
+def nearness(file: str, test: str) -> int:
+    """How many folders a test shares with a file: ``tests/`` mirrors the sources."""
+    mirror = file.replace("agent/spotkeeper_agent/", "agent/").removeprefix("spotkeeper/").split("/")
+    shared = (one == other for one, other in zip(mirror, test.removeprefix("tests/").split("/"), strict=False))
+    return len(list(itertools.takewhile(bool, shared)))

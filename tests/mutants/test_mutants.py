@@ -114,6 +114,14 @@ def test_lines_that_moved_are_found_again() -> None:
     assert reach.moves("\n".join(old), "\n".join(old[:3] + old[4:]))[4] == []
 
 
+def test_tests_of_the_same_folder_are_near() -> None:
+    near = areas.nearness
+    assert near("infra/gcp/function.py", "tests/infra/gcp/test_declared.py::test_a") == 2
+    assert near("spotkeeper/reconcile/decide/gang/requests.py", "tests/reconcile/decide/test_guards.py::test_a") == 2
+    assert near("agent/spotkeeper_agent/job/mirror.py", "tests/agent/job/test_mirror.py::test_a") == 2
+    assert near("spotkeeper/train/checkpoint/saver.py", "tests/infra/test_idle.py::test_a") == 0
+
+
 def test_every_area_and_every_list_names_files() -> None:
     for area in areas.AREAS:
         assert areas.sources(ROOT, [area])
