@@ -275,7 +275,7 @@ def extract(name: str, template: str) -> str:
 
 
 class _Evaluation:
-    """Recursive descent; it parses both sides of an operator, whatever the first side's value."""
+    """Evaluates a condition by recursive descent. It parses both sides of an operator, whatever the first side is."""
 
     def __init__(self, expression: str, name: str) -> None:
         self._expression, self._name = expression, name

@@ -28,11 +28,11 @@ DiskGb = Annotated[int, Meta(ge=1, le=65536)]
 
 
 class RequestPart(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """An object of a request."""
+    """The base of the objects in a request; an unknown field is an error."""
 
 
 class AnswerPart(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An object of an answer."""
+    """The base of the objects in an answer."""
 
 
 class Duration(RequestPart, frozen=True):

@@ -239,7 +239,7 @@ def to_vm(
     name, job = labels.get(NAME, ""), labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(labels, names.LABEL_NODE), label_number(labels, names.LABEL_ATTEMPT)
     if job and name != names.vm_name(stack, job, node, attempt):
-        log.warning("%s has this stack's labels for another machine: left alone", item.instance_id)
+        log.warning("%s has this stack's labels, but another machine's name: left alone", item.instance_id)
         return None
     status, address = item.status, item.private_ip_address
     if not addresses.holds(address):

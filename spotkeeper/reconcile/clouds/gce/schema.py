@@ -184,7 +184,7 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
     job = item.labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(item.labels, names.LABEL_NODE), label_number(item.labels, names.LABEL_ATTEMPT)
     if job and item.name != names.vm_name(stack, job, node, attempt):
-        log.warning("%s has this stack's labels for another machine: left alone", item.name)
+        log.warning("%s has this stack's labels, but another machine's name: left alone", item.name)
         return None
     spot = item.scheduling.provisioning_model == "SPOT"
     # An unknown status counts as neither running nor gone.

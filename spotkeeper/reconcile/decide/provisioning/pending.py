@@ -169,5 +169,5 @@ def give_back(draft: Draft) -> None:
         if draft.snapshot.spec is not None and draft.snapshot.spec.max_wait is not None:
             return
         until = min(until, at)
-    told = f"{count} machine{'s' * (count > 1)} that waited with it: released"
+    told = f"released {count} machine{'s' * (count > 1)} that had to wait for it"
     draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)
