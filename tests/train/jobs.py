@@ -29,6 +29,8 @@ import spotkeeper
 from spotkeeper.train.agent_link.control import NAME, AgentRequest, Commit, Control
 from spotkeeper.train.loop import boundary
 
+TRIES = 40  # at each step, of which some follow: a save may end between two steps only
+
 
 @dataclass(frozen=True)
 class Event:
@@ -162,9 +164,10 @@ def _happen(event: Event, run: spotkeeper.Run) -> None:
         return
     control = Control.open(Path(os.environ["SPOTKEEPER_RUN"]) / NAME)
     if event.what == "kill":
-        if (commit := control.commit) and commit >= Commit(1, 2):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.05)  # the run must not end before the save does
+        for _ in range(TRIES):
+            if (commit := control.commit) and commit >= Commit(1, 2):
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.05)  # the run must not end before the save does, on however busy a machine
     elif run.steps_done == event.step:
         control.request(AgentRequest.SAVE if event.what == "save" else AgentRequest.SAVE_STOP, time.time() + 60)
     control.close()
