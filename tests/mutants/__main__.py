@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants import areas, reach
-from tests.mutants.lane import Lane
+from tests.mutants.lane import Lane, copy_tree
 from tests.mutants.operators import Mutant, mutants
 from tests.mutants.reach import Reach, digest
 
@@ -54,15 +54,18 @@ def main() -> int:
     until = time.monotonic() + 60 * options.minutes
     if options.record:
         shutil.rmtree(RECORDS, ignore_errors=True)
-    files = areas.sources(ROOT, options.area)
-    everything = [mutant for file in files for mutant in mutants(file, (ROOT / file).read_text("utf-8"))]
-    samples = {seed: drawn(everything, seed, options.sample) for seed in options.seed}
-    print(f"{len(everything)} mutants in {len(files)} files", flush=True)
-    records = Reach(ROOT, RECORDS)
-    with lanes() as workers:
+    with lanes() as (tree, workers):
+        files = areas.sources(tree, options.area)
+        everything = [mutant for file in files for mutant in mutants(file, (tree / file).read_text("utf-8"))]
+        samples = {seed: drawn(everything, seed, options.sample) for seed in options.seed}
+        print(f"{len(everything)} mutants in {len(files)} files", flush=True)
+        records = Reach(tree, RECORDS)
         record(workers, records, until)
+        if left := records.outdated():
+            print(f"time is up: the next run records the other {len(left)} files of tests first")
+            return 0
         records.load()
-        known = Verdicts(records)
+        known = Verdicts(tree)
         try:
             run(workers, records, known, [one for sample in samples.values() for one in sample], until)
         finally:
@@ -78,14 +81,16 @@ def drawn(everything: list[Mutant], seed: int, size: int) -> list[Mutant]:
 
 
 @contextmanager
-def lanes() -> Iterator[list[Lane]]:
-    """Private copies of the tree, removed at the end with all of their processes."""
+def lanes() -> Iterator[tuple[Path, list[Lane]]]:
+    """A copy of the tree, which may change meanwhile, and workers with a copy each; all of it ends with the block."""
     folder = Path(tempfile.mkdtemp(prefix="mutants"))
     folder.chmod(0o755)  # some tests work as another user
     workers: list[Lane] = []
     try:
+        tree = folder / "tree"
+        copy_tree(ROOT, tree)
         workers += [Lane(ROOT, folder / str(number)) for number in range(LANES)]
-        yield workers
+        yield tree, workers
     finally:
         for lane in workers:
             lane.kill()
@@ -153,12 +158,13 @@ class Verdicts:
     no test has changed.
     """
 
-    def __init__(self, records: Reach) -> None:
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
         try:
             self.known: dict[str, Json] = json.loads(OUT.read_text())["verdicts"]
         except (OSError, ValueError, KeyError):
             self.known = {}
-        self._tests = digest(ROOT, areas.tests(ROOT))
+        self._tests = digest(tree, areas.tests(tree))
         rows = tomllib.loads(EQUIVALENT.read_text("utf-8")).get("equivalent", ())
         self.equivalent = {(row["file"], row["function"], row["diff"].strip()): row["reason"] for row in rows}
 
@@ -175,9 +181,9 @@ class Verdicts:
 
     def _valid(self, mutant: Mutant, by: str) -> str:
         test = by.partition("::")[0]
-        if by and (ROOT / test).is_file():
-            return digest(ROOT, [mutant.file, test])
-        return digest(ROOT, [mutant.file]) + self._tests
+        if by and (self._tree / test).is_file():
+            return digest(self._tree, [mutant.file, test])
+        return digest(self._tree, [mutant.file]) + self._tests
 
 
 def run(workers: list[Lane], records: Reach, known: Verdicts, sample: Iterable[Mutant], until: float) -> None:

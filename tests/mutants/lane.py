@@ -18,7 +18,7 @@ class Lane:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
         self._process: subprocess.Popen[bytes] | None = None
-        _copy(root, folder)
+        copy_tree(root, folder)
         _environment(root, folder)
 
     def start(self, files: list[str], *, record: bool) -> Json:
@@ -67,7 +67,8 @@ class Lane:
             self._process = None
 
 
-def _copy(root: Path, folder: Path) -> None:
+def copy_tree(root: Path, folder: Path) -> None:
+    """Copy what git tracks or does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
