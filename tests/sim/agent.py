@@ -13,7 +13,7 @@ from spotkeeper.contract.cloud import VmStatus
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import DocState, FactIn, Generation, Member, Role, Sync, SyncReply
 from spotkeeper.reconcile.controller.document import Speaker
-from spotkeeper_agent.core.sync import POLL_S, pending_s
+from spotkeeper_agent.core.sync import POLL_S, answer_s, pending_s
 from tests.sim.gang import SAVE_S, Gang
 from tests.sim.meter import POLL, polls_in
 
@@ -26,7 +26,6 @@ RETRY_S = (1.0, 5.0)
 MOUNT_S = 1.0
 LAUNCH_S = 0.6
 RESERVE_S = 8.0  # of a notice: to agree, hash, report
-ANSWER_S = 30.0  # then a request is given up
 
 
 class Agent:
@@ -56,7 +55,9 @@ class Agent:
         self._timer: Timer | None = None
         self.trying: float | None = None  # since when nobody has answered it
         self.again = False  # what it said last had no answer
+        self.pause_s = 0.0  # as it was told
         self._asked: float | None = None  # since when it waits for an answer
+        self._until = 0.0  # then it gives that request up
         self._launching = 0
         self.job.agents.append(self)
         if machine.notice is not None:
@@ -79,6 +80,8 @@ class Agent:
         now = self.world.engine.t
         if self._settled is not None:
             idle = polls_in(now - self.since) - polls_in(self._settled - self.since)
+            if self.pause_s:
+                idle = int((now - self.since) / self.pause_s) - int((self._settled - self.since) / self.pause_s)
             self.world.function.counts[POLL] += idle
         waits = self.alive and not self.hung and self.waits
         if waits and self._settled is None:
@@ -94,7 +97,7 @@ class Agent:
     def wake(self) -> None:
         """Something may be new: at its next turn."""
         now = self.world.engine.t
-        period = pending_s(now - self.since) if self.waits else POLL_S
+        period = max(self.pause_s, pending_s(now - self.since)) if self.waits else POLL_S
         turns = int(now / period - self.phase) + 1
         self.turn(max(now, (turns + self.phase) * period))
 
@@ -111,20 +114,20 @@ class Agent:
         if not self.alive or self.hung:
             return
         now = self.world.engine.t
-        if self._asked is not None and now < self._asked + ANSWER_S:
-            self.turn(self._asked + ANSWER_S)
+        if self._asked is not None and now < self._until:
+            self.turn(self._until)
             return
-        self._asked = now
-        self.trying = self.trying or now
-        self.turn(now + ANSWER_S)
-        guard = self._timer
         said = tuple(self.outbox)
-        job, again, self.again = self.job.id if self.node >= 0 else None, self.again, True
+        job = self.job.id if self.node >= 0 else None
+        body = Sync(self.boot, self.doc.ver if self.doc else 0, job, said, None, self.waits, again=self.again)
+        self._asked, self._until = now, now + answer_s(body)
+        self.trying = self.trying or now
+        self.turn(self._until)
+        guard = self._timer
+        self.again = self.again or bool(said) or self.waits
         self.settle()
         self.world.function.counts[POLL] -= self._settled is not None  # it is one of those: this one is simulated
-        answer = self.world.function.sync(
-            self.who, Sync(self.boot, self.doc.ver if self.doc else 0, job, said, None, self.waits, again=again)
-        )
+        answer = self.world.function.sync(self.who, body)
         if not self.alive or self.hung or self._asked != now:
             return  # an answer that comes when nobody waits for it any more
         self._asked = None
@@ -143,6 +146,9 @@ class Agent:
 
     def _obey(self, answer: SyncReply) -> None:
         self.role = answer.role
+        if answer.pause_s != self.pause_s:
+            self.settle()
+            self.pause_s = answer.pause_s
         if self.leaving:
             self._leave()
             return

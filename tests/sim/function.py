@@ -17,7 +17,7 @@ import msgspec
 
 from spotkeeper.contract.generation import Sync, SyncReply
 from spotkeeper.reconcile.controller.document import Speaker
-from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+from spotkeeper.reconcile.controller.reconcile_job import GATHER_S, RoundOptions
 from spotkeeper.reconcile.service.auth import Caller
 from spotkeeper.reconcile.service.http import HttpApp
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
@@ -228,6 +228,8 @@ class Function:
     # -- time that passes inside a request
 
     def sleep(self, seconds: float) -> None:
+        if seconds > GATHER_S:  # shorter waits are part of a round's second
+            self.counts["waited_s"] += round(seconds)
         self.nested(seconds)
 
     def nested(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from spotkeeper.reconcile.service.rounds import AGE_S
-from spotkeeper_agent.core.sync import POLL_S, pending_s
+from spotkeeper_agent.core.sync import LONGEST_S, PATIENCE, pending_s
 from tests.sim.engine import Engine
 from tests.sim.function import PROCESSES
 
@@ -110,6 +110,7 @@ class Meter:
         reads += reads_of(polls, self.engine.t - stood_from)
         asked = grown.get("request", 0) + polls
         usd = (writes + lists) * WRITE_USD + reads * READ_USD
+        usd += grown.get("waited_s", 0) * SECOND_USD
         usd += asked * (REQUEST_USD + OTHER_S * SECOND_USD) + grown.get("list", 0) * ROUND_S * SECOND_USD
         return Recovery(
             how=how,
@@ -157,12 +158,12 @@ READS = {
     "take_lease": 1,
 }
 POLL = "idle poll"
-SLOW_S = 200.0  # from then on a machine that waits polls every ``POLL_S``
+SLOW_S = LONGEST_S / PATIENCE  # from then on a machine that waits polls every ``LONGEST_S``
 
 
 def polls_in(seconds: float) -> int:
     """Of one machine that waits so long."""
-    return bisect(_polls(), seconds) + max(0, int((seconds - SLOW_S) / POLL_S))
+    return bisect(_polls(), seconds) + max(0, int((seconds - SLOW_S) / LONGEST_S))
 
 
 @cache

@@ -26,14 +26,19 @@ from spotkeeper_agent.core.log import Log
 POLL_S = 5.0  # virtual
 PENDING_S = 0.5  # virtual; first pause while a change is awaited
 PATIENCE = 0.05  # later pauses as a share of the time waited so far
+LONGEST_S = 15.0  # virtual; longest pause: a gang may wait ten minutes for its last machines
 # Lower limits: with a fast clock, polls would cost more than the training beside them.
 POLL_FLOOR_S = 0.5  # real
 PENDING_FLOOR_S = 0.1  # real
 PATH = "/v1/sync"
 CONNECT_S = 3.0
 ANSWER_S = 30.0  # a sync with new facts is answered after a round with its cloud calls
+# A poll is answered at once. Two lost answers must still leave time to answer a roll call (``Times.roll_s``, 30 s):
+# twice this and a pause of POLL_S, and the poll that brings the roll call.
+POLL_ANSWER_S = 6.0
 AT_ONCE = 32  # facts per request, the function's maximum
 MACHINE_FACTS = frozenset({Kind.NOTICE, Kind.REPRIEVE})
+ANSWERS = frozenset({Kind.HERE, Kind.STACKS})  # to a roll call
 
 
 def pending_s(waited: float) -> float:
@@ -42,7 +47,17 @@ def pending_s(waited: float) -> float:
     The interval grows with the wait, to save requests. After a minute of waiting it is 3 s, so the agent notices a
     change 1.5 s late on average.
     """
-    return min(POLL_S, max(PENDING_S, PATIENCE * waited))
+    return min(LONGEST_S, max(PENDING_S, PATIENCE * waited))
+
+
+def answer_s(body: Sync) -> float:
+    """Return how long to wait for the answer to this request, real seconds.
+
+    A repeated request (``again``) starts a round, so the agent waits for that round: giving up early each time, it
+    would never get an answer from a slow cloud.
+    """
+    quick = not body.again and all(fact.kind in ANSWERS for fact in body.facts)
+    return POLL_ANSWER_S if quick else ANSWER_S
 
 
 class SyncError(Exception):
@@ -74,7 +89,7 @@ class FunctionClient:
                 self._url + PATH,
                 data=said,
                 headers=self._metadata.prove(self._url, PATH, said),
-                timeout=(CONNECT_S, ANSWER_S),
+                timeout=(CONNECT_S, answer_s(body)),
             )
         except MetadataError as error:
             raise SyncError(str(error)) from None
@@ -194,6 +209,7 @@ class Syncer(threading.Thread):
         self._at_once = AT_ONCE
         self._again = bool(outbox.waiting())  # whether the last request got no answer, or may have got none
         self._old_jobs: tuple[str, ...] = ()
+        self._calm_s = 0.0  # the function's ``SyncReply.pause_s``
         self._stage: tuple[int, DocState] | None = None  # generation and state of the newest document
         self._awaited: tuple[object, float] | None = None  # the awaited change, and since when (virtual)
 
@@ -241,7 +257,11 @@ class Syncer(threading.Thread):
         what, now = (self._stage, want.job), self._clock.now()
         if self._awaited is None or self._awaited[0] != what:
             self._awaited = what, now
-        return max(self._clock.real_s(pending_s(now - self._awaited[1])), PENDING_FLOOR_S)
+        pause = pending_s(now - self._awaited[1])
+        pause = max(pause, self._calm_s)
+        if want.job is None:  # an idle static machine waits for days, and a job granted to it must not
+            pause = min(pause, POLL_S)
+        return max(self._clock.real_s(pause), PENDING_FLOOR_S)
 
     def _exchange(self) -> None:
         with self._lock:
@@ -255,7 +275,7 @@ class Syncer(threading.Thread):
             self._refused(str(error), body)
             return
         except SyncError as error:
-            self._again = True
+            self._again = self._again or bool(facts) or want.pending  # a lost poll of a member that trains told nothing
             self._log.once("sync", "sync.trouble", error=str(error))
             with self._lock:
                 if self._want.progress is None:
@@ -266,6 +286,7 @@ class Syncer(threading.Thread):
         self._outbox.delivered(facts)
         self._answered(old_jobs)
         self._go_on()
+        self._calm_s = min(reply.pause_s, LONGEST_S)
         if reply.doc is not None:
             self._stage = reply.doc.gen, reply.doc.state
         self._post(Answered(reply, old_jobs))

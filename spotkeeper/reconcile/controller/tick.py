@@ -24,6 +24,7 @@ from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller import alarm
 from spotkeeper.reconcile.controller.cleanup import bury, withdraw
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
+from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
@@ -86,11 +87,32 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
     jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
     results = [result for result in _at_once(one, jobs, options) if result is not None]
+    if silent := _await_answers(results, clock, options):
+        before = dict.fromkeys(silent)  # what was read before the wait is too old
+        results += [result for result in _at_once(one, silent, options) if result is not None]
     if late:
         log.warning("%d of %d jobs wait for the next tick: this one has no time left", len(late), len(jobs))
     _retire(store, clock, active, before, failed)
     trouble = _trouble(stack, listing, jobs, failed)
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late), trouble)
+
+
+def _await_answers(results: Iterable[RoundResult], clock: Now, options: RoundOptions) -> list[str]:
+    """Wait for the end of roll calls of one-machine jobs, if this tick has the time; return these jobs.
+
+    A gang's members start the next round with their polls. A lone member that is silent starts none, and the next tick
+    would come up to a minute later.
+    """
+    times = options.times or Times().scaled(clock.scale)
+    now, ends = clock.now(), {}
+    for record in (result.record for result in results):
+        if record is not None and record.roll is not None and len(record.members) == 1:
+            ends[record.job] = record.roll.since + times.roll_s + 1.0
+    wait_s = {job: (end - now) / clock.scale for job, end in ends.items() if now < end < now + TICK_EVERY_S}
+    silent = {job: pause for job, pause in wait_s.items() if pause + BEGIN_S < options.deadline.left()}
+    if silent:
+        options.sleep(max(silent.values()))
+    return sorted(silent)
 
 
 def _trouble(stack: StackState, listing: Listing, jobs: list[str], failed: Mapping[str, str]) -> str:

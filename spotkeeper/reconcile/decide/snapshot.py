@@ -49,8 +49,7 @@ class Times(Struct, frozen=True):
     save_s: float = 20.0  # assumed duration of a save until one is measured
     stop_s: float = 60.0  # a stop without a notice may take this long beyond the save
     stopping_s: float = 25.0  # assumed life of a machine found stopping without a notice: GCE gives it 30 s
-    roll_s: float = 45.0  # to answer a roll call: above an agent's wait for a lost answer (30 s), below a tick, since
-    # only a tick ends the roll call of a one-machine job
+    roll_s: float = 30.0  # to answer a roll call: six polls, or two polls whose answers are lost and a third
     silence_s: float = 120.0  # without progress (two missed reports) before a roll call, which costs two writes
     lone_silence_s: float = 36.0  # the same in a one-machine job, which reports twice a minute: it has no peers
     free_s: float = 20.0  # a replaced machine may take this long to unmount before it is deleted

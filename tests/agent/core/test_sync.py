@@ -13,6 +13,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import DocState, FactIn, Progress, Role, Sync, SyncReply
 from spotkeeper.reconcile.controller.intake import MAX_FACTS
+from spotkeeper.reconcile.decide import Times
 from spotkeeper_agent.cloud.gce import Gce
 from spotkeeper_agent.core import sync
 from spotkeeper_agent.core.log import Log
@@ -107,6 +108,29 @@ class Deaf:
         return SyncReply(Role.UNKNOWN)
 
 
+def test_a_poll_and_an_answer_to_a_roll_call_are_given_up_early() -> None:
+    """Two lost answers leave time for a third request within a roll call."""
+
+    def wait_s(*kinds: Kind, again: bool = False) -> float:
+        return sync.answer_s(Sync("b", 1, "job", tuple(FactIn(kind, 1) for kind in kinds), again=again))
+
+    assert wait_s() == wait_s(Kind.HERE) == wait_s(Kind.HERE, Kind.STACKS) == sync.POLL_ANSWER_S
+    assert wait_s(Kind.HELLO) == wait_s(Kind.HERE, Kind.EXIT) == sync.ANSWER_S, "a round answers it"
+    assert wait_s(again=True) == sync.ANSWER_S, "so it does here"
+    assert Times().roll_s > 3 * sync.POLL_S + 2 * sync.POLL_ANSWER_S
+
+
+def test_a_lost_poll_of_a_member_that_trains_starts_no_round(tmp_path: Path) -> None:
+    client, clock = Deaf(), Clock(time.time(), time.time(), 20.0)
+    client.silent = True
+    syncer = sync.Syncer(client, sync.Outbox(tmp_path, "b", QUIET), "b", lambda _: None, clock, QUIET)  # type: ignore[arg-type]
+    for pending in (False, False, True, False):
+        syncer.want(1, "job", pending)
+        syncer._exchange()
+    syncer._exchange()
+    assert client.again == [False, False, False, True, True]
+
+
 def test_an_unanswered_sync_is_repeated_with_again(tmp_path: Path) -> None:
     """Whoever heard it may have died before its round: a fact that is stored is no news by itself."""
     client, clock = Deaf(), Clock(time.time(), time.time(), 20.0)
@@ -191,17 +215,27 @@ def test_polls_slow_down_with_the_wait_until_a_new_generation(tmp_path: Path, mo
     syncer = sync.Syncer(client, box, "b", lambda _: None, clock, QUIET)
     syncer.want(3, "job", True)
     pauses = []
-    for waited in (0, 10, 20, 60, 3600):
+    for waited in (0, 10, 20, 60, 200, 3600):
         Hands.at = 1000.0 + waited
         pauses.append(syncer._pause_s())
-    assert pauses == [0.5, 0.5, 1.0, 3.0, sync.POLL_S]
-    stages = ((4, 1, DocState.RUN, 0.5), (5, 1, DocState.RUN, sync.POLL_S), (6, 1, DocState.SAVE_STOP, 0.5))
+    assert pauses == [0.5, 0.5, 1.0, 3.0, 10.0, sync.LONGEST_S]
+    stages = ((4, 1, DocState.RUN, 0.5), (5, 1, DocState.RUN, sync.LONGEST_S), (6, 1, DocState.SAVE_STOP, 0.5))
     for ver, gen, state, pause in (*stages, (7, 2, DocState.RUN, 0.5)):
         reply = SyncReply(Role.MEMBER, doc=document(ver, gen, (), state, port=1))
         monkeypatch.setattr(client, "sync", lambda _, reply=reply: reply)
         syncer._exchange()
         assert syncer._pause_s() == pause, "machines that join change the document, and not what is awaited"
         Hands.at += 3600
+    for told, pause in ((12.0, 12.0), (1e6, sync.LONGEST_S), (0.0, 0.5)):
+        monkeypatch.setattr(client, "sync", lambda _, told=told: SyncReply(Role.MEMBER, pause_s=told))
+        syncer._stage = None  # a new wait
+        syncer.want(7, f"job{told}", True)
+        syncer._exchange()
+        assert syncer._pause_s() == pause, "as the function says, within bounds"
+    syncer.want(4, None, True)
+    syncer._pause_s()
+    Hands.at += 3600
+    assert syncer._pause_s() == sync.POLL_S, "a static machine is idle until a job is granted to it"
     syncer.want(4, "job", False)
     assert syncer._pause_s() == sync.POLL_S
     syncer.want(4, "job", True)
