@@ -25,7 +25,7 @@ from spotkeeper_agent.core.log import Log
 
 POLL_S = 5.0  # virtual
 PENDING_S = 0.5  # virtual; first pause while a change is awaited
-PATIENCE = 0.05  # later pauses as a share of the time waited so far
+PATIENCE = 1 / 15  # later pauses as a share of the time waited so far
 LONGEST_S = 15.0  # virtual; longest pause: a gang may wait ten minutes for its last machines
 # Lower limits: with a fast clock, polls would cost more than the training beside them.
 POLL_FLOOR_S = 0.5  # real
@@ -44,8 +44,8 @@ ANSWERS = frozenset({Kind.HERE, Kind.STACKS})  # to a roll call
 def pending_s(waited: float) -> float:
     """Return the virtual seconds until the next poll, for an agent that has waited ``waited`` seconds for a change.
 
-    The interval grows with the wait, to save requests. After a minute of waiting it is 3 s, so the agent notices a
-    change 1.5 s late on average.
+    The interval grows with the wait, to save requests. After a minute of waiting it is 4 s, so the agent notices a
+    change 2 s late on average.
     """
     return min(LONGEST_S, max(PENDING_S, PATIENCE * waited))
 

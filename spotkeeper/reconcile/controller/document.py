@@ -30,10 +30,10 @@ from spotkeeper.contract.generation import (
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.record import Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.decide.snapshot import LARGE
 
 PORT_BLOCK = 64  # ports of a job from its `port_base`, one per generation: processes of older ones cannot connect
 ANSWERS_KEPT = 256  # most jobs in the cache
-LARGE = 8  # nodes of a gang whose polls cost more than its rounds
 CALM_S = 15.0
 
 P = ParamSpec("P")

@@ -231,7 +231,7 @@ def due(draft: Draft, actions: tuple[Action, ...]) -> float | None:
     record, times, now = draft.record, draft.times, draft.now
     at: list[float] = []
     if actions or _unsettled(draft):
-        at.append(now + times.soon_s)
+        at.append(now + times.soon(len(draft.nodes)))
     if record.phase is Phase.HOLD:
         ends = record.hold_ends if record.hold_late is None else record.hold_late + times.sure_s
         at += [moment for moment in (record.hold_until, ends) if moment is not None]

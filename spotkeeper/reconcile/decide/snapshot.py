@@ -38,6 +38,7 @@ from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
 T = TypeVar("T")
 Commit = tuple[int, int]  # generation, step
+LARGE = 8  # nodes of a gang whose polls and reports cost more than its rounds, so that they share rounds
 BROKEN = (VmStatus.DEAD, VmStatus.REPAIRING)  # listed, but nothing of the job runs there
 
 
@@ -74,6 +75,10 @@ class Times(Struct, frozen=True):
     def silence(self, members: int) -> float:
         """Return how long a gang of this size may report no progress before a roll call, virtual seconds."""
         return self.silence_s if members > 1 else self.lone_silence_s
+
+    def soon(self, nodes: int) -> float:
+        """Return how long until unfinished operations are checked again: in a large gang some are never finished."""
+        return self.soon_s if nodes < LARGE else 2 * self.soon_s
 
     def scaled(self, scale: float) -> Times:
         """Return these times for a scaled clock: limits on real work (processes, saves) keep enough real seconds.

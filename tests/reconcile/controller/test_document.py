@@ -14,9 +14,10 @@ from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Budget, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller import reconcile_job
-from spotkeeper.reconcile.controller.document import CALM_S, LARGE, Speaker, at_rest, generation, job_run, reply
+from spotkeeper.reconcile.controller.document import CALM_S, Speaker, at_rest, generation, job_run, reply
 from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, accept, ended
 from spotkeeper.reconcile.controller.reconcile_job import BURST
+from spotkeeper.reconcile.decide.snapshot import LARGE
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import job_view

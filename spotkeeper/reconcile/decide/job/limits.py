@@ -44,7 +44,7 @@ def bars(draft: Draft, index: int) -> str:
     limits, times = draft.record.limits, draft.times
     if draft.now < limits.closed_until and draft.nodes[index].cur is None:
         return "waiting: too many machines vanished at once without preemption"
-    if draft.now >= limits.hour + HOUR_S:
+    if _new_hour(draft):
         return ""
     if draft.nodes[index].launches >= times.launches_node:
         return f"waiting: node {index} was given {times.launches_node} machines within an hour"
@@ -56,12 +56,19 @@ def bars(draft: Draft, index: int) -> str:
 
 def spare(draft: Draft, nodes: Sequence[int]) -> bool:
     """Whether each of these nodes may have one more machine and leave half of the hour's launches for losses."""
-    of, times, size = draft.record.limits, draft.times, len(draft.nodes)
-    if draft.now >= of.hour + HOUR_S:
-        return True
-    mine = max(draft.nodes[index].launches for index in nodes) + 1
+    times, size = draft.times, len(draft.nodes)
     every = sum(node.launches for node in draft.nodes) + len(nodes)
-    return mine <= SPARE * times.launches_node and every <= SPARE * (times.launches_node + times.launches_job * size)
+    job = every <= SPARE * (times.launches_node + times.launches_job * size) or _new_hour(draft)
+    return job and all(node_spare(draft, index) for index in nodes)
+
+
+def node_spare(draft: Draft, index: int) -> bool:
+    """Whether this node may have one more machine and leave half of its own launches of the hour for losses."""
+    return draft.nodes[index].launches + 1 <= SPARE * draft.times.launches_node or _new_hour(draft)
+
+
+def _new_hour(draft: Draft) -> bool:
+    return draft.now >= draft.record.limits.hour + HOUR_S
 
 
 def tell(draft: Draft, index: int, why: str) -> None:
@@ -73,7 +80,7 @@ def tell(draft: Draft, index: int, why: str) -> None:
 
 def launched(draft: Draft, index: int) -> None:
     """Count a launch of this node. The counts restart at 0 an hour after their first launch."""
-    if draft.now >= draft.record.limits.hour + HOUR_S:
+    if _new_hour(draft):
         draft.set(limits=replace(draft.record.limits, hour=draft.now))
         draft.set(nodes=tuple(replace(node, launches=0) if node.launches else node for node in draft.nodes))
     draft.put(index, launches=draft.nodes[index].launches + 1)

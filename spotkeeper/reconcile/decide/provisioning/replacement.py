@@ -20,6 +20,9 @@ launch; half of the hour's launches are reserved for losses. A boot is slow once
 a gang of this size, estimated from the pool's observed boots (a machine that its backup overtook counts with the time
 until then). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their 95th percentile; with fewer, only
 the boot deadline counts.
+
+A boot that takes 1.5 times as long as a slow one is taken for lost: its backup may use the launches reserved for
+losses. If the caps have no room for a backup, the machine itself is given up, and another one gets its place.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log
 
+from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.record import BACKUP, Node, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -35,6 +39,7 @@ from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import machine_health, offers, reservations, slots
 from spotkeeper.reconcile.decide.snapshot import admitted
 
+HOPELESS = 1.5  # times a slow boot
 VOLUNTARY = ("spot", "on-demand", machine_health.STRAGGLER)  # replacement reasons that no user requested
 
 
@@ -174,16 +179,31 @@ def _back_up(draft: Draft) -> None:
     if vacant or draft.now < draft.record.limits.closed_until:
         return
     for index, at in slow:
-        if draft.now > at and limits.spare(draft, [index]):
-            reservations.backup(draft, index, offers.beside(draft, index), _told(draft, index))
+        hopeless = draft.now > _hopeless_at(draft, index) and limits.node_spare(draft, index)
+        if draft.now <= at or limits.bars(draft, index) or not (hopeless or limits.spare(draft, [index])):
+            continue
+        options = offers.beside(draft, index)
+        if hopeless and _in_its_own_way(draft, index, options):
+            slots.give_up_boot(draft, index, f"{_told(draft, index)}; the caps have no room for a backup")
+        else:
+            reservations.backup(draft, index, options, _told(draft, index))
+
+
+def _in_its_own_way(draft: Draft, index: int, options: list[Offer]) -> bool:
+    """Whether no backup has room within the caps, and a slow machine's end would make room for one like it."""
+    cur = draft.nodes[index].cur
+    assert cur is not None
+    alike = Offer(cur.pool, cur.zone, cur.model, 0.0)
+    return not any(draft.tally.room(draft.snapshot.stack, offer) for offer in (*options, alike))
 
 
 def due(draft: Draft) -> Iterator[float]:
-    """Yield when each boot in progress will count as slow, virtual unix seconds."""
+    """Yield when each boot in progress will count as slow, then as hopeless, virtual unix seconds."""
     for index, slot in _booting(draft):
-        at = _slow_at(draft, index, slot)
-        if at is not None and at >= draft.now:
-            yield at + draft.times.soon_s
+        slow_at = _slow_at(draft, index, slot)
+        if slow_at is not None:
+            later = (at for at in (slow_at, _hopeless_at(draft, index)) if at >= draft.now)
+            yield from (at + draft.times.soon_s for at in later)
 
 
 def _booting(draft: Draft) -> Iterator[tuple[int, Slot]]:
@@ -204,6 +224,13 @@ def _slow_at(draft: Draft, index: int, slot: Slot) -> float | None:
     """Return when a machine's boot counts as slow, virtual unix seconds; None: too few boots were observed."""
     usual = _usual_s(draft, slot.pool)
     return None if usual is None else _since(draft, index, slot) + usual
+
+
+def _hopeless_at(draft: Draft, index: int) -> float:
+    """Return when a slow machine is given up if the caps have no room for its backup, virtual unix seconds."""
+    cur = draft.nodes[index].cur
+    assert cur is not None
+    return _since(draft, index, cur) + HOPELESS * (_usual_s(draft, cur.pool) or 0.0)
 
 
 def _since(draft: Draft, index: int, slot: Slot) -> float:

@@ -159,10 +159,17 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
     elif result is not None and result.kind is ResultKind.PERMANENT:
         _permanent(draft, result.detail, result.action)
     elif why := queries.stillborn(index, slot):
-        _log_dead(draft, index, slot, why)
         if queries.running(index, slot):  # the machine runs but its agent sent no hello
             limits.count_unexplained(draft)
-        replace_cur(draft, index, slot.cause or "start")
+        give_up_boot(draft, index, why)
+
+
+def give_up_boot(draft: Draft, index: int, why: str) -> None:
+    """Replace a machine that sent no hello, by its backup if it has one."""
+    slot = draft.nodes[index].cur
+    assert slot is not None
+    _log_dead(draft, index, slot, why)
+    replace_cur(draft, index, slot.cause or "start")
 
 
 def _permanent(draft: Draft, detail: str, action: object) -> None:

@@ -120,15 +120,41 @@ def test_an_ordinary_start_of_a_large_gang_has_no_backups() -> None:
     assert backups(world) == [] and len(world.inserts()) == 16
 
 
-def test_without_room_under_the_caps_there_is_no_backup() -> None:
+def test_without_room_under_the_caps_a_hopeless_boot_is_given_up() -> None:
     world = known(World(boot_s=NEVER, the_stack=stack(max_machines=1)))
-    world.run(DEADLINE_S - 10)
-    assert backups(world) == [] and only(world).vm.attempt == 1
+    first = only(world)
+    world.run(1.5 * SLOW_S - 1.0)
+    world.round()
+    assert backups(world) == [] and only(world) is first
     assert world.record().reason == "", "nothing is wrong with the job"
+    world.boot_s = BOOT_S
+    world.until(world.training, 60.0 + BOOT_S + 30.0)
+    assert only(world).vm.attempt == 2 and backups(world) == []
+    (loss,) = world.events(Event.LOSS)
+    assert (loss.attempt, loss.cause) == (1, "never joined")
+    assert loss.detail.endswith("the caps have no room for a backup")
+
+
+def test_where_too_few_boots_are_known_the_boot_deadline_alone_counts_whatever_the_caps() -> None:
+    world = known(World(boot_s=NEVER, the_stack=stack(max_machines=1)), boots=FEW_BOOTS - 1)
+    world.run(DEADLINE_S - 10)
+    assert only(world).vm.attempt == 1
+
+
+def test_a_machine_of_on_demand_that_hangs_does_not_block_the_only_on_demand_machine_allowed() -> None:
+    world = World(boot_s=NEVER, the_stack=stack(max_on_demand=1))
+    for zone in world.stack.zones():
+        world.capacity[zone, Model.SPOT] = 0
+    known(world)
+    world.run(10)
+    world.boot_s = BOOT_S
+    world.until(world.training, 1.5 * SLOW_S + 60.0 + BOOT_S + 30.0)
+    assert world.member(0).vm.model is Model.ON_DEMAND and world.member(0).vm.attempt > 1
 
 
 def test_spot_may_back_up_on_demand_at_its_cap() -> None:
     world = World(boot_s=NEVER, the_stack=stack(max_on_demand=1))
+    world.options.times = Times(cold_s=SLOW_S)
     for zone in world.stack.zones():
         world.capacity[zone, Model.SPOT] = 0
     known(world)
@@ -159,6 +185,23 @@ def test_backups_leave_half_of_the_hours_launches_for_losses() -> None:
     assert len(backups(world)) <= Times().launches_node / 2
     made = {(action.node, action.attempt) for action in world.inserts()}
     assert len(made) <= Times().launches_node
+
+
+def test_a_hopeless_boot_has_a_backup_whatever_the_other_nodes_launches_were() -> None:
+    world = known(World(nodes=2, boot_s=NEVER))
+    first = world.dynamic()[0]
+    for machine in world.dynamic()[1:]:
+        machine.up_at = world.t
+    world.options.times = Times(launches_node=8, launches_job=0)  # 8 an hour for the job: 4 are spare
+    record = world.record()
+    nodes = (record.nodes[0], replace(record.nodes[1], launches=4))
+    read = world.memory.read_record(record.job)
+    assert read is not None and world.memory.cas_record(replace(record, ver=record.ver + 1, nodes=nodes), read.token)
+    world.run(1.5 * SLOW_S - 1.0)
+    world.round()
+    assert backups(world) == [], "half of the job's launches are for losses"
+    world.until(lambda: bool(backups(world)), 60.0)
+    assert first.vm in [machine.vm for machine in world.dynamic()]
 
 
 def test_a_static_machine_has_no_backup() -> None:
