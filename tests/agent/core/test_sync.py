@@ -215,10 +215,10 @@ def test_polls_slow_down_with_the_wait_until_a_new_generation(tmp_path: Path, mo
     syncer = sync.Syncer(client, box, "b", lambda _: None, clock, QUIET)
     syncer.want(3, "job", True)
     pauses = []
-    for waited in (0, 10, 20, 60, 200, 3600):
+    for waited in (0, 7, 15, 60, 150, 3600):
         Hands.at = 1000.0 + waited
         pauses.append(syncer._pause_s())
-    assert pauses == [0.5, 0.5, 1.0, 3.0, 10.0, sync.LONGEST_S]
+    assert pauses == [0.5, 0.5, 1.0, 4.0, 10.0, sync.LONGEST_S]
     stages = ((4, 1, DocState.RUN, 0.5), (5, 1, DocState.RUN, sync.LONGEST_S), (6, 1, DocState.SAVE_STOP, 0.5))
     for ver, gen, state, pause in (*stages, (7, 2, DocState.RUN, 0.5)):
         reply = SyncReply(Role.MEMBER, doc=document(ver, gen, (), state, port=1))
