@@ -35,7 +35,7 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
-from tests.properties.actors import UNDISTURBED, Actor, Plan, hook
+from tests.properties.actors import UNDISTURBED, Actor, Plan, current, hook
 from tests.properties.bucket import Bucket
 from tests.properties.guests import Guest
 from tests.properties.plane import PROJECT, REGION, ZONES, Line, Plane, Still, Time, adapter_api
@@ -118,6 +118,7 @@ class World:
         self.commits: dict[str, tuple[int, int]] = {}  # by disk
         self.newest: dict[str, tuple[int, int]] = {}  # by job
         self.late: set[str] = set()  # machines whose insert outlived its intent, or whose grant a stale list gave back
+        self.delayed: set[str] = set()  # inserted by a process that had frozen: another may have listed before
         self.launches: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._known: set[str] = set()
 
@@ -368,7 +369,8 @@ class World:
         for grant in self.grants:
             name = names.vm_name(STACK, grant.job, grant.node, grant.attempt)
             if grant not in allocation.grants and name in listed:
-                assert self.line.served_stale or name in self.late, f"the grant of {name} is released while it runs"
+                unseen = name in self.late or name in self.delayed
+                assert self.line.served_stale or unseen, f"the grant of {name} is released while it runs"
                 self.late.add(name)
 
     def _called(self, method: str, path: str, answer: Answer) -> None:
@@ -400,6 +402,8 @@ class World:
         node = self.records[owned.job].nodes[owned.node]
         if not any(slot is not None and slot.attempt == owned.number for slot in (node.cur, node.next)):
             self.late.add(name)
+        if (actor := current()) is not None and actor.was_frozen:
+            self.delayed.add(name)
         granted = [(grant.job, grant.node, grant.attempt) for grant in self.grants]
         assert name in self.late or (owned.job, owned.node, owned.number) in granted, f"{name} has no grant"
         made = self.launches[owned.job, owned.node]
