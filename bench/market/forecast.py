@@ -19,7 +19,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -29,7 +29,7 @@ from spotkeeper.replay.model import PlayedOutcome
 from spotkeeper.replay.recording import SHIPPED, read_folder
 from spotkeeper.report.forecast.forecast import cost_usd, outlook, spot_share
 from spotkeeper.report.forecast.player import Shop
-from spotkeeper.report.forecast.recordings import RecordingPart, Task, halves, outcomes, parts
+from spotkeeper.report.forecast.recordings import RecordingPart, Task, has_spot, outcomes, parts
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = 12  # of a task in a part
@@ -180,6 +180,21 @@ def main(folder: Path | None) -> None:
         shares[one.way, "all"].append(one.share)
     for (way, what), found in sorted(shares.items()):
         print(f"{way:8} {what:45} {mean(found):.2f}")
+
+
+def halves(part: RecordingPart) -> tuple[RecordingPart, RecordingPart] | None:
+    """Split a part into the first and second half of its hours; None if one of them never has spot capacity."""
+    middle = part.recording.ticks // 2
+    both = _cut(part, slice(0, middle)), _cut(part, slice(middle, None))
+    spot = all(any(has_spot(half.recording, zone) for zone in range(len(half.recording.zones))) for half in both)
+    return both if spot else None
+
+
+def _cut(part: RecordingPart, ticks: slice) -> RecordingPart:
+    zones = tuple(
+        replace(zone, capacity=zone.capacity[ticks], price=zone.price[ticks]) for zone in part.recording.zones
+    )
+    return RecordingPart(part.name, replace(part.recording, zones=zones))
 
 
 if __name__ == "__main__":

@@ -101,11 +101,8 @@ def existing_network(s: Settings) -> Iterator[Problem]:
 
 def subnet_range(cidr: str, zone: str) -> str:
     """Return a zone's subnet range, chosen by the zone's letter so that a new zone moves no other zone's range."""
-    return str(list(ipaddress.IPv4Network(cidr).subnets(prefixlen_diff=_PARTS.bit_length() - 1))[_index(zone)])
-
-
-def _index(zone: str) -> int:
-    return ord(zone[-1]) - ord("a")
+    ranges = ipaddress.IPv4Network(cidr).subnets(prefixlen_diff=_PARTS.bit_length() - 1)
+    return str(list(ranges)[ord(zone[-1]) - ord("a")])
 
 
 def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:

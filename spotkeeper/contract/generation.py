@@ -172,4 +172,3 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     mirrored: str | None = None  # the newest copy of a checkpoint in the bucket; None: none
     mirrored_at: float | None = None  # when that copy was complete, virtual unix seconds
     fetch: FetchOrder | None = None  # the copy to download before training
-    pause_s: float = 0.0  # poll at most this often, virtual: the job waits for capacity; facts are sent at once

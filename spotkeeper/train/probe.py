@@ -332,14 +332,11 @@ def serve() -> None:
         answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
 
 
-def _ranks(nproc: int) -> list[str]:
-    return ["--standalone", f"--nproc-per-node={nproc}"]
-
-
 def _spawn(call: dict[str, Any]) -> int:
     command = ["-m", "spotkeeper.train.probe", *call["argv"]]
     if call["nproc"] > 1:
-        command = ["-m", "torch.distributed.run", *_ranks(call["nproc"]), *command]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={call['nproc']}"]
+        command = [*torchrun, *command]
     with Path(call["log"]).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, *command],
@@ -376,7 +373,8 @@ def _run(argv: list[str], nproc: int) -> int:
             record(argv)
         else:
             torchrun = importlib.import_module("torch.distributed.run")
-            torchrun.main(["--run-path", "--start-method=fork", *_ranks(nproc), __file__, *argv])
+            options = ["--standalone", f"--nproc-per-node={nproc}", "--run-path", "--start-method=fork"]
+            torchrun.main([*options, __file__, *argv])
     except SystemExit as stop:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)

@@ -55,7 +55,6 @@ class Agent:
         self._timer: Timer | None = None
         self.trying: float | None = None  # since when nobody has answered it
         self.again = False  # what it said last had no answer
-        self.pause_s = 0.0  # as it was told
         self._asked: float | None = None  # since when it waits for an answer
         self._until = 0.0  # then it gives that request up
         self._launching = 0
@@ -80,8 +79,6 @@ class Agent:
         now = self.world.engine.t
         if self._settled is not None:
             idle = polls_in(now - self.since) - polls_in(self._settled - self.since)
-            if self.pause_s:
-                idle = int((now - self.since) / self.pause_s) - int((self._settled - self.since) / self.pause_s)
             self.world.function.counts[POLL] += idle
         waits = self.alive and not self.hung and self.waits
         if waits and self._settled is None:
@@ -97,7 +94,7 @@ class Agent:
     def wake(self) -> None:
         """Something may be new: at its next turn."""
         now = self.world.engine.t
-        period = max(self.pause_s, pending_s(now - self.since)) if self.waits else POLL_S
+        period = pending_s(now - self.since) if self.waits else POLL_S
         turns = int(now / period - self.phase) + 1
         self.turn(max(now, (turns + self.phase) * period))
 
@@ -146,9 +143,6 @@ class Agent:
 
     def _obey(self, answer: SyncReply) -> None:
         self.role = answer.role
-        if answer.pause_s != self.pause_s:
-            self.settle()
-            self.pause_s = answer.pause_s
         if self.leaving:
             self._leave()
             return

@@ -209,7 +209,6 @@ class Syncer(threading.Thread):
         self._at_once = AT_ONCE
         self._again = bool(outbox.waiting())  # whether the last request got no answer, or may have got none
         self._old_jobs: tuple[str, ...] = ()
-        self._calm_s = 0.0  # the function's ``SyncReply.pause_s``
         self._stage: tuple[int, DocState] | None = None  # generation and state of the newest document
         self._awaited: tuple[object, float] | None = None  # the awaited change, and since when (virtual)
 
@@ -258,7 +257,6 @@ class Syncer(threading.Thread):
         if self._awaited is None or self._awaited[0] != what:
             self._awaited = what, now
         pause = pending_s(now - self._awaited[1])
-        pause = max(pause, self._calm_s)
         if want.job is None:  # an idle static machine waits for days, and a job granted to it must not
             pause = min(pause, POLL_S)
         return max(self._clock.real_s(pause), PENDING_FLOOR_S)
@@ -286,7 +284,6 @@ class Syncer(threading.Thread):
         self._outbox.delivered(facts)
         self._answered(old_jobs)
         self._go_on()
-        self._calm_s = min(reply.pause_s, LONGEST_S)
         if reply.doc is not None:
             self._stage = reply.doc.gen, reply.doc.state
         self._post(Answered(reply, old_jobs))

@@ -120,7 +120,9 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
     bits = _bits(alone, resumed)
     unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}
     if bits:  # then tensors that each step makes anew, such as its batch and loss, differ too
-        unsteady |= {(rank, name) for rank, found in enumerate(alone) for name in _tensors_of_a_step(found)}
+        for rank, found in enumerate(alone):
+            tensors = {name for name, (kind, *_) in found["variables"].items() if kind == "tensor"}
+            unsteady |= {(rank, name) for name in tensors & set(found["anew"])}
     left = [each for each in _variables(alone, resumed, ignore) if (each.rank, each.name) not in unsteady]
     return ScriptCheck(command[0], made, stops, repeats=True, same_bits=not bits, bits=bits, not_restored=left)
 
@@ -275,11 +277,6 @@ def _bits(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[Differ
         paths = [path for path in mine["bits"] | theirs["bits"] if mine["bits"].get(path) != theirs["bits"].get(path)]
         found += [Difference("state", path, rank, f"{path} differs") for path in paths]
     return found
-
-
-def _tensors_of_a_step(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the tensors that were new objects after every step."""
-    return (name for name, (kind, *_) in found["variables"].items() if kind == "tensor" and name in found["anew"])
 
 
 def _variables(one: list[dict[str, Any]], other: list[dict[str, Any]], ignore: set[str]) -> list[Difference]:

@@ -42,7 +42,8 @@ def warnings(file: Path, spec: JobSpec, stack: StackState) -> Iterator[str]:
 def _too_many_processes(file: Path, spec: JobSpec, stack: StackState) -> Iterator[str]:
     small = [pool for pool in pools_of(spec, stack) if spec.nproc is not None and spec.nproc > pool.nproc]
     if small:
-        have = "; ".join(f"pool {pool.name} ({pool.machine_type}): {_devices(pool.nproc)}" for pool in small)
+        devices = {pool.name: "one device, or none" if pool.nproc == 1 else f"{pool.nproc} devices" for pool in small}
+        have = "; ".join(f"pool {pool.name} ({pool.machine_type}): {devices[pool.name]}" for pool in small)
         yield (
             f"{_relative(file)}: nproc: {spec.nproc} processes on each machine, which is more than its devices: "
             f"{have}. Leave `nproc` out for one process per device"
@@ -53,10 +54,6 @@ def _relative(path: Path) -> str:
     """The path relative to the working folder; a path outside this folder stays absolute."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _devices(count: int) -> str:
-    return "one device, or none" if count == 1 else f"{count} devices"
 
 
 def _script(file: Path, spec: JobSpec) -> Path | None:

@@ -108,7 +108,8 @@ def up(folder: Path, options: UpOptions) -> None:
             remedy = "run spotkeeper local down first"
             note(f"--scale {options.scale:g} is ignored, since this cloud already runs: {remedy}")
         if not options.as_json:
-            note(f"a cloud {'runs' if cloud.fresh else 'ran already'} in {cloud.folder}, {scale_words(cloud)}")
+            state, scale = "runs" if cloud.fresh else "ran already", cloud.clock.scale
+            note(f"a cloud {state} in {cloud.folder}, its clock is {scale:g} times as fast")
         done = _deployed(cloud, options)
     if (named_folder() or local_folder(Path.cwd()) or Path()).resolve() != cloud.folder:
         note(f"for spotkeeper submit, status and the others:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
@@ -179,10 +180,6 @@ def _environment(cloud: LocalCloud) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def scale_words(cloud: LocalCloud) -> str:
-    return f"its clock is {cloud.clock.scale:g} times as fast"
 
 
 def down(folder: Path, *, yes: bool = False, force: bool = False, verbose: bool = False, as_json: bool) -> None:

@@ -102,9 +102,10 @@ class Market:
             starts = _calm(capacities, len(starts), ahead, data.gang * CALM_SHARE)
             if not starts:
                 raise ValueError(f"market {name!r} is never calm for {calm_s:.0f} s in all of {', '.join(zones)}")
+        first = {region_of(zone): zone for zone in reversed(zones)}  # a region's zones have one price
         return cls(
             capacities=capacities,
-            prices={zone: Series.of(chosen[_first_of_region(zone, zones)].price) for zone in zones},
+            prices={zone: Series.of(chosen[first[region_of(zone)]].price) for zone in zones},
             gap_s=float(data.gap_seconds),
             gang=data.gang,
             per_zone=per_zone,
@@ -167,10 +168,6 @@ class Market:
     def _recorded(self, now: float) -> int:
         """The tick at a time, also before the replay's start, but not before the recording's first tick."""
         return max(0, self.offset + int((now - self.epoch) // self.gap_s))
-
-
-def _first_of_region(zone: str, zones: tuple[str, ...]) -> str:
-    return next(other for other in zones if region_of(other) == region_of(zone))
 
 
 def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.record import Outcome, Phase, Record
 from spotkeeper.reconcile.decide.snapshot import parse_commit
@@ -60,11 +60,6 @@ def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
     grants = store.read_allocation().value.grants if facts else ()
     granted = {(grant.node, grant.attempt) for grant in grants if grant.job == job}
     return tuple(fact for fact in facts if (fact.node, fact.attempt) not in granted)
-
-
-def about_copies(facts: Iterable[Fact]) -> bool:
-    """Whether facts report copies of checkpoints. While such facts exist, copies may remain to be deleted."""
-    return any(fact.kind in (Kind.MIRRORED, Kind.UNMIRRORED) for fact in facts)
 
 
 def sweep_copies(store: Store, record: Record) -> bool:

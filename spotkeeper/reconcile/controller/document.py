@@ -30,11 +30,9 @@ from spotkeeper.contract.generation import (
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.record import Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.decide.snapshot import LARGE
 
 PORT_BLOCK = 64  # ports of a job from its `port_base`, one per generation: processes of older ones cannot connect
 ANSWERS_KEPT = 256  # most jobs in the cache
-CALM_S = 15.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -259,20 +257,7 @@ def reply(
         mirrored=record.mirror[0].commit if record.mirror else None,
         mirrored_at=record.mirror[0].at if record.mirror else None,
         fetch=_fetch(record, where) if what is not Role.SUPERSEDED else None,
-        pause_s=_pause_s(record),
     )
-
-
-@once
-def _pause_s(record: Record) -> float:
-    """Return the shortest pause between polls, virtual seconds: longer while a large gang waits for capacity.
-
-    A machine takes longer to boot than this pause, so no time is lost. In a small gang, polls start the rounds in which
-    capacity is requested again.
-    """
-    filled = record.filled()
-    vacant = any(record.nodes[index].cur is None for index in filled if index < len(record.nodes))
-    return CALM_S if vacant and record.dry_since is not None and len(filled) >= LARGE else 0.0
 
 
 def _fetch(record: Record, where: SpeakerPlace) -> FetchOrder | None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from spotkeeper.clock import Now
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Action, Cloud, InsertVm, Listing, Result, ResultKind
-from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Phase, Record, SlotState
@@ -291,7 +291,7 @@ class Round:
             blind=allocation is None,
             hellos=self.store.list_static_hellos() if any(pool.machines for pool in stack.pools) else (),
             progress=progress,
-            save_s=_save_s(progress, self.clock.scale),
+            save_s=None if progress is None or progress.save_s is None else progress.save_s * self.clock.scale,
             step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
             left_s=_left_s(progress, self.clock.scale),
             begin_s=None if progress is None else progress.begin_s,
@@ -396,7 +396,8 @@ class Round:
         """Delete requests that the record has taken in, and facts of attempts that are over."""
         for request in at.requests_over:
             self.store.delete_request(self.job, request.id)
-        if cleanup.about_copies(at.decision.stale) and not cleanup.sweep_copies(self.store, at.record):
+        copies = any(fact.kind in (Kind.MIRRORED, Kind.UNMIRRORED) for fact in at.decision.stale)
+        if copies and not cleanup.sweep_copies(self.store, at.record):
             return  # copies are left: the facts stay, so that the next round continues
         if at.decision.stale:
             self.store.delete_facts(self.job, at.decision.stale)
@@ -411,8 +412,3 @@ def _left_s(progress: Progress | None, scale: float) -> float | None:
     if progress is None or not progress.total_steps or progress.step_s is None:
         return None
     return max(0, progress.total_steps - progress.step) * progress.step_s * scale
-
-
-def _save_s(progress: Progress | None, scale: float) -> float | None:
-    """Convert the measured time of a save from real to virtual seconds, the unit of deadlines."""
-    return None if progress is None or progress.save_s is None else progress.save_s * scale

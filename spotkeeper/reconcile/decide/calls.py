@@ -121,15 +121,10 @@ def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
     disk = draft.queries.disk(index, node.disk, cur.zone)
     record = draft.record
     if disk is None:
-        if not _held_elsewhere(draft, index, node):
+        if not draft.queries.disks.get((index, node.disk)):  # in another zone: a blank one would be taken for it
             yield CreateDisk(record.job, record.uid, index, node.disk, cur.pool, cur.zone)
     elif admitted(cur) and disk.ready and not disk.users:
         yield AttachDisk(disk.name, vm.name, vm.uid, cur.zone)
-
-
-def _held_elsewhere(draft: Draft, index: int, node: Node) -> bool:
-    """Whether the node's disk exists in another zone, so that a blank disk here would be mistaken for that disk."""
-    return bool(draft.queries.disks.get((index, node.disk)))
 
 
 # -- a zone move's copies

@@ -207,7 +207,8 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
     patience_s = _patience_s(need, chosen) if any(offer.model is Model.SPOT for offer in every) else 0.0
     if demand and patience_s > 0:  # under a deadline the job waits for better spot
         return Selection((*good, *(() if need.dated else rest)), need.now + patience_s, probe=probe)
-    costly = [RankedOffer(offer, _costly_why(offer)) for offer in cheap if market.costly(offer)]
+    why = "another pool costs less on-demand, so it comes after that"
+    costly = [RankedOffer(offer, f"{_where(offer)}: {why}") for offer in cheap if market.costly(offer)]
     least = min((choice.offer.price for choice in costly), default=math.inf)
     soon = tuple(choice for choice in last if choice.offer.price < least)
     late = sorted((*costly, *(choice for choice in last if choice not in soon)), key=lambda choice: choice.offer.price)
@@ -360,10 +361,6 @@ def _rest_why(offer: Offer, market: _Market) -> str:
     if market.cold(offer):
         return f"{_where(offer)}: refused in the last {market.need.cold_s:.0f} s, so it comes last"
     return f"{_where(offer)}: its expected life is not worth a start"
-
-
-def _costly_why(offer: Offer) -> str:
-    return f"{_where(offer)}: another pool costs less on-demand, so it comes after that"
 
 
 def _demand_why(offer: Offer, spec: JobSpec, need: Need, chosen: Plan) -> str:

@@ -79,24 +79,9 @@ def parts(recordings: Iterable[Recording]) -> tuple[RecordingPart, ...]:
         for region in dict.fromkeys(zone.region for zone in recording.zones):
             zones = tuple(index for index, zone in enumerate(recording.zones) if zone.region == region)
             part = recording.only(zones)
-            if any(_lives(part, index) for index in range(len(zones))):
+            if any(has_spot(part, index) for index in range(len(zones))):
                 out.append(RecordingPart(f"{recording.name} {region}", part))
     return tuple(out)
-
-
-def halves(part: RecordingPart) -> tuple[RecordingPart, RecordingPart] | None:
-    """Split a part into the first and second half of its hours; None if one of them never has spot capacity."""
-    middle = part.recording.ticks // 2
-    both = _cut(part, slice(0, middle)), _cut(part, slice(middle, None))
-    lives = all(any(_lives(half.recording, zone) for zone in range(len(half.recording.zones))) for half in both)
-    return both if lives else None
-
-
-def _cut(part: RecordingPart, ticks: slice) -> RecordingPart:
-    zones = tuple(
-        replace(zone, capacity=zone.capacity[ticks], price=zone.price[ticks]) for zone in part.recording.zones
-    )
-    return RecordingPart(part.name, replace(part.recording, zones=zones))
 
 
 def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Iterator[PlayedOutcome]:
@@ -113,7 +98,7 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
     """Draw as many recorded zones as the job has, scaled to the job's prices; at least one has capacity at times."""
     every = range(len(recording.zones))
-    first = rng.choice([index for index in every if _lives(recording, index)])
+    first = rng.choice([index for index in every if has_spot(recording, index)])
     others = [index for index in every if index != first]
     chosen = [first, *rng.sample(others, min(len(others), len(task.spot) - 1))]
     rng.shuffle(chosen)
@@ -128,7 +113,7 @@ def _priced(zone: RecordedZone, usd: float) -> RecordedZone:
     return replace(zone, price=tuple([known.setdefault(price, usd * price / mean) for price in zone.price]))
 
 
-def _lives(recording: Recording, zone: int) -> bool:
+def has_spot(recording: Recording, zone: int) -> bool:
     up = recording.up[zone]
     return sum(up) > LEAST_UP * len(up)
 

@@ -157,6 +157,10 @@ def job_view(
     until = now if ended is None else ended
     trains = record.phase is Phase.RUN and record.gen > 0 and not record.stop
     current = trains and progress is not None and progress.gen == record.gen
+    lasting = tuple(describe(entry) for entry in entries if entry.event is Event.UNLOOPED)  # true after the end as well
+    reason = record.reason
+    if reason and ended is None and site.no_tick:
+        reason += " (as of the last tick that succeeded)"
     return JobView(
         job=record.job,
         name=record.name,
@@ -166,7 +170,7 @@ def job_view(
         nodes=tuple(_nodes(record, entries, now, stack.stack if stack else "")),
         money=money(entries, stack, now, prices),
         outcome=record.outcome,
-        reason=_as_of(record.reason, site) if ended is None else record.reason,
+        reason=reason,
         hold=hold_view(record, entries, stack, now, resuming),
         stopping=record.stop,
         step=progress.step if progress else None,
@@ -182,7 +186,7 @@ def job_view(
         recoveries=recoveries(entries, now),
         crash_log=crash_log,
         size=record.wanted(),
-        warnings=_lasting(entries) if ended is not None else tuple(_warnings(record, entries, now, site)),
+        warnings=lasting if ended is not None else tuple(_warnings(record, entries, now, site)),
         disks_kept=next((entry.detail.removeprefix("but ") for entry in entries if entry.event is Event.DONE), ""),
         site=site,
         left_s=None if ended is not None else _left_to_train(progress, site),
@@ -211,11 +215,6 @@ _UNTIL = {
 _OVER = frozenset(_UNTIL.values())
 
 
-def _as_of(reason: str, site: Site) -> str:
-    """The reason, marked as old if no tick has succeeded since."""
-    return f"{reason} (as of the last tick that succeeded)" if reason and site.no_tick else reason
-
-
 def _untouched(record: Record, now: float) -> Iterable[str]:
     """A warning about a job that no round has ever changed."""
     if record.ver == 0 and record.phase is Phase.RUN and now - record.created > UNTOUCHED_S:
@@ -231,11 +230,6 @@ def _warnings(record: Record, entries: tuple[Entry, ...], now: float, site: Site
         yield site.no_tick
     yield from _untouched(record, now)
     yield from map(describe, _standing(entries, record.gen))
-
-
-def _lasting(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """The warnings that are still true after the job's end."""
-    return tuple(describe(entry) for entry in entries if entry.event is Event.UNLOOPED)
 
 
 def _standing(entries: tuple[Entry, ...], gen: int) -> list[Entry]:

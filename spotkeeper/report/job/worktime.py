@@ -113,15 +113,11 @@ def _lives(entries: Sequence[Entry], machines: Sequence[Attempt], told: _Firsts,
             ended.append((entry.at, entry.cause or entry.event.value))
     if len(ended) < len(begun):
         ended.append((max(now, begun[-1].at), ""))
-    follow = [*begun[1:], None][: len(begun)]
+    lost_s = [(entry.again or 0) * (entry.step_s or 0.0) for entry in begun[1:]]
     return [
-        Life(gen.at, end, cause, _again_s(after), _members(gen.at, machines, told))
-        for gen, (end, cause), after in zip(begun, ended, follow, strict=True)
+        Life(gen.at, end, cause, again_s, _members(gen.at, machines, told))
+        for gen, (end, cause), again_s in zip(begun, ended, [*lost_s, 0.0], strict=False)
     ]
-
-
-def _again_s(after: Entry | None) -> float:
-    return after.again * after.step_s if after is not None and after.again and after.step_s else 0.0
 
 
 def _members(at: float, machines: Sequence[Attempt], told: _Firsts) -> frozenset[Attempt]:

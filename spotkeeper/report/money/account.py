@@ -96,7 +96,7 @@ def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesBy
     return Account(
         job=view.job,
         name=view.name,
-        user=user_of(entries),
+        user=next((entry.by for entry in entries if entry.event is Event.SUBMITTED and entry.by), UNKNOWN_USER),
         phase=view.phase,
         created=min((entry.at for entry in entries), default=now),
         elapsed_s=view.elapsed_s,
@@ -114,10 +114,6 @@ def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesBy
         preemptions=view.preemptions.total,
         deadline_in_s=view.deadline_in_s,
     )
-
-
-def user_of(entries: Sequence[Entry]) -> str:
-    return next((entry.by for entry in entries if entry.event is Event.SUBMITTED and entry.by), UNKNOWN_USER)
 
 
 def _lost(found: Iterable[Piece], now: float, prices: PricesByPool) -> tuple[LostHours, ...]:

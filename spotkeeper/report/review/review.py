@@ -151,7 +151,8 @@ def _verdict(review: Review, room: int) -> Iterator[str]:
     else:
         yield f"\n**Data will be lost; the label `{LABEL}` accepts that.**\n"
     for change in preview.lost():
-        yield f"- {code(change.name)} would be {_DONE[change.op]}: {change.data}{_because(change)}"
+        because = f" ({code(', '.join(change.why))})" if change.why else ""
+        yield f"- {code(change.name)} would be {_DONE[change.op]}: {change.data}{because}"
 
 
 def _rules(broken: Sequence[Broken]) -> Iterator[str]:
@@ -164,10 +165,6 @@ def _rules(broken: Sequence[Broken]) -> Iterator[str]:
             yield f"\n{said}\n"
         for one in found:
             yield f"- {code(one.rule)}: {code(_kind(one.type))} {code(one.name)}: {code(one.message)}"
-
-
-def _because(change: Change) -> str:
-    return f" ({code(', '.join(change.why))})" if change.why else ""
 
 
 def _changes(preview: Preview) -> Iterator[str]:

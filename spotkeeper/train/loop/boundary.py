@@ -115,7 +115,8 @@ class Boundary:
         self._parts, self._gang, self._settings, self._info = parts, gang, settings, info
         self._control, self._pace, self._position, self._reporter = control, pace, position, reporter
         self._agreement = Agreement(gang)
-        self._lag = LagMonitor(gang, info.ranks_on(gang.node), control)
+        here = tuple(place.rank for place in info.places if place.node == gang.node)
+        self._lag = LagMonitor(gang, here, control)
         self.watch = Stopwatch(parts.ddp)
         self.writer = CheckpointWriter(settings, None if gang.local_rank else info.folder, control, pace)
         self._strategy = find_strategy(gang, self.writer, control, info.places, parts, settings)

@@ -47,10 +47,6 @@ class GangInfo:
     places: tuple[RankPlace, ...]
     lock: IO[str] | None  # lock of the folder, kept while this object lives
 
-    def ranks_on(self, node: int) -> tuple[int, ...]:
-        """Return the ranks of one machine."""
-        return tuple(place.rank for place in self.places if place.node == node)
-
 
 def rendezvous(gang: Gang, settings: RunSettings) -> GangInfo:
     """Exchange places and newest generations of all ranks, and choose this generation's number. Collective.

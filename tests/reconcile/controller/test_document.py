@@ -14,10 +14,9 @@ from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Budget, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller import reconcile_job
-from spotkeeper.reconcile.controller.document import CALM_S, Speaker, at_rest, generation, job_run, reply
+from spotkeeper.reconcile.controller.document import Speaker, at_rest, generation, job_run, reply
 from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, accept, ended
 from spotkeeper.reconcile.controller.reconcile_job import BURST
-from spotkeeper.reconcile.decide.snapshot import LARGE
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import job_view
@@ -166,21 +165,6 @@ def test_every_reply_names_the_stacks_bundle() -> None:
     stack = replace(STACK, bundle_sha256="b" * 64)
     for the_record, who in ((None, dynamic(0, 1)), (record(), dynamic(9, 9)), (record(), dynamic(0, 1))):
         assert reply(the_record, SPEC, stack, who, say()).bundle == "b" * 64
-
-
-def test_machines_of_a_large_gang_poll_rarely_while_it_waits_for_capacity() -> None:
-    def pause_s(nodes: int, vacant: bool, **more: object) -> float:
-        slots = [Node(top=1, cur=slot(node)) for node in range(nodes)]
-        if vacant:
-            slots[-1] = Node(top=1)
-        waits = record(nodes=tuple(slots), members=(), **more)
-        return reply(waits, SPEC, STACK, dynamic(0, 1), say()).pause_s
-
-    assert pause_s(LARGE, True, ver=8, dry_since=9.0) == CALM_S
-    assert pause_s(LARGE - 1, True, ver=9, dry_since=9.0) == 0.0, "its polls start the rounds that request capacity"
-    assert pause_s(LARGE, False, ver=10, dry_since=9.0) == 0.0, "its last machine boots"
-    assert pause_s(LARGE, True, ver=11) == 0.0, "nothing was refused"
-    assert pause_s(LARGE, True, ver=12, dry_since=9.0, size=LARGE - 1) == 0.0, "the gang goes on without that node"
 
 
 # -- intake

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from bench.market.forecast import halves
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import HOUR_S, Observation
@@ -28,7 +29,7 @@ from spotkeeper.report.forecast.forecast import (
     weigh,
 )
 from spotkeeper.report.forecast.player import Chooser, Shop
-from spotkeeper.report.forecast.recordings import RecordingPart, Task, halves, outcomes, own_recording, parts
+from spotkeeper.report.forecast.recordings import RecordingPart, Task, outcomes, own_recording, parts
 
 ZONES = ("r1-a", "r1-b")
 RESTART_H = 1 / 6

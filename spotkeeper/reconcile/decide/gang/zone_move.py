@@ -88,7 +88,7 @@ def step(draft: Draft) -> None:
         cancel(draft, "refused", why[:200])
         return
     for index, node in enumerate(draft.nodes):
-        if node.cur is not None and _may_leave(draft, node):
+        if node.cur is not None and (node.cur.state is not SlotState.MEMBER or draft.halted()):
             draft.vacate(index, "move")
     if any(node.cur is not None for node in draft.nodes) or not _both_answered(draft):
         return
@@ -123,11 +123,6 @@ def _refused(draft: Draft) -> str:
     return ""
 
 
-def _may_leave(draft: Draft, node: Node) -> bool:
-    """Whether a node may leave: its machine is no member, or the generation has stopped or its deadline passed."""
-    return node.cur is not None and (node.cur.state is not SlotState.MEMBER or draft.halted())
-
-
 def _both_answered(draft: Draft) -> bool:
     move = draft.record.move
     return move is not None and {move.zone, draft.record.zone} <= draft.queries.answered
@@ -141,11 +136,7 @@ def copied(draft: Draft, index: int, node: Node) -> bool:
     copy = draft.queries.disk(index, node.copy, move.zone)
     if copy is not None:
         return copy.ready
-    return not has_data(draft, index, node)
-
-
-def has_data(draft: Draft, index: int, node: Node) -> bool:
-    return bool(draft.queries.disks.get((index, node.disk))) or (index, node.copy) in draft.queries.snapshots
+    return not draft.queries.disks.get((index, node.disk)) and (index, node.copy) not in draft.queries.snapshots
 
 
 def _arrive(draft: Draft) -> None:

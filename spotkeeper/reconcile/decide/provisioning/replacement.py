@@ -66,19 +66,16 @@ def step(draft: Draft) -> None:
 
 
 def _serves(draft: Draft, node: Node) -> bool:
-    """Whether this node's ``next`` is still needed."""
-    return needed(node) or node.probing or backed(node) or _moves_there(draft, node.next)
+    """Whether this node's ``next`` is still needed; in the zone of a move it waits for the node's disk."""
+    move, following = draft.record.move, node.next
+    moves_there = following is not None and move is not None and following.zone == move.zone
+    return needed(node) or node.probing or backed(node) or moves_there
 
 
 def needed(node: Node) -> bool:
     """Whether the node's admitted machine has a notice, a planned end or a replacement reason."""
     cur = node.cur
     return cur is not None and (node.replace_reason is not None or goes(cur)) and admitted(cur)  # rarest first
-
-
-def _moves_there(draft: Draft, slot: Slot | None) -> bool:
-    """Whether the gang moves to this machine's zone, so that the machine waits for the node's disk."""
-    return slot is not None and draft.record.move is not None and slot.zone == draft.record.move.zone
 
 
 def goes(slot: Slot) -> bool:
@@ -113,7 +110,8 @@ def _stop(draft: Draft) -> None:
             draft.halt(max(draft.now, min(deadlines)), "notice")
         return
     standing = [node for node in needs if node.next is not None and node.next.state is SlotState.ADMITTED]
-    waiting = [node for node in needs if node not in standing and (node.next is not None or _may_come(node))]
+    to_come = [node for node in needs if node.cur is not None and goes(node.cur) and not node.refused]
+    waiting = [node for node in needs if node not in standing and (node.next is not None or node in to_come)]
     urgent = bool(deadlines) and draft.now >= machine_health.urgent(draft, min(deadlines))
     if not urgent and (not standing or waiting):
         return
@@ -136,11 +134,6 @@ def _deadline(draft: Draft, node: Node) -> float | None:
     """
     notice = None if node.cur is None else node.cur.notice
     return None if notice is None or draft.now >= notice + draft.times.stop_s else notice
-
-
-def _may_come(node: Node) -> bool:
-    """Whether a replacement not requested yet may come: the machine will go, and no offer was refused."""
-    return node.cur is not None and goes(node.cur) and not node.refused
 
 
 def _promote(draft: Draft) -> None:
@@ -174,13 +167,13 @@ def backed(node: Node) -> bool:
 
 def _back_up(draft: Draft) -> None:
     """Request a backup of every machine that boots slowly, if the gang waits only for boots."""
-    slow = [(index, at) for index, slot in _booting(draft) if (at := _slow_at(draft, index, slot)) is not None]
+    boots = [(index, at) for index, slot in _booting(draft) if (at := _slow_and_hopeless_at(draft, index, slot))]
     vacant = any(draft.nodes[index].cur is None for index in draft.filled())
     if vacant or draft.now < draft.record.limits.closed_until:
         return
-    for index, at in slow:
-        hopeless = draft.now > _hopeless_at(draft, index) and limits.node_spare(draft, index)
-        if draft.now <= at or limits.bars(draft, index) or not (hopeless or limits.spare(draft, [index])):
+    for index, (slow_at, hopeless_at) in boots:
+        hopeless = draft.now > hopeless_at and limits.node_spare(draft, index)
+        if draft.now <= slow_at or limits.bars(draft, index) or not (hopeless or limits.spare(draft, [index])):
             continue
         options = offers.beside(draft, index)
         if hopeless and _in_its_own_way(draft, index, options):
@@ -200,10 +193,8 @@ def _in_its_own_way(draft: Draft, index: int, options: list[Offer]) -> bool:
 def due(draft: Draft) -> Iterator[float]:
     """Yield when each boot in progress will count as slow, then as hopeless, virtual unix seconds."""
     for index, slot in _booting(draft):
-        slow_at = _slow_at(draft, index, slot)
-        if slow_at is not None:
-            later = (at for at in (slow_at, _hopeless_at(draft, index)) if at >= draft.now)
-            yield from (at + draft.times.soon_s for at in later)
+        ats = _slow_and_hopeless_at(draft, index, slot) or ()
+        yield from (at + draft.times.soon_s for at in ats if at >= draft.now)
 
 
 def _booting(draft: Draft) -> Iterator[tuple[int, Slot]]:
@@ -220,17 +211,10 @@ def _booting(draft: Draft) -> Iterator[tuple[int, Slot]]:
             yield index, cur
 
 
-def _slow_at(draft: Draft, index: int, slot: Slot) -> float | None:
-    """Return when a machine's boot counts as slow, virtual unix seconds; None: too few boots were observed."""
-    usual = _usual_s(draft, slot.pool)
-    return None if usual is None else _since(draft, index, slot) + usual
-
-
-def _hopeless_at(draft: Draft, index: int) -> float:
-    """Return when a slow machine is given up if the caps have no room for its backup, virtual unix seconds."""
-    cur = draft.nodes[index].cur
-    assert cur is not None
-    return _since(draft, index, cur) + HOPELESS * (_usual_s(draft, cur.pool) or 0.0)
+def _slow_and_hopeless_at(draft: Draft, index: int, slot: Slot) -> tuple[float, float] | None:
+    """Return when a boot counts as slow, then as hopeless, virtual unix seconds; None: too few boots are known."""
+    usual, since = _usual_s(draft, slot.pool), _since(draft, index, slot)
+    return None if usual is None else (since + usual, since + HOPELESS * usual)
 
 
 def _since(draft: Draft, index: int, slot: Slot) -> float:
