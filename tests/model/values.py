@@ -196,6 +196,7 @@ CALM = Times(
     save_s=1.0,
     stop_s=60.0,
     roll_s=_LONG,
+    lone_roll_s=_LONG,
     silence_s=_LONG,
     lone_silence_s=_LONG,
     free_s=_LONG,
@@ -219,7 +220,7 @@ _PASSED: dict[Moment, dict[str, float]] = {
     Moment.DRY: {"dry_s": _GONE, "gang_s": _GONE},
     Moment.BOOT: {"work_s": _GONE * 10, "static_s": _GONE},
     Moment.SILENT: {"silence_s": _GONE, "lone_silence_s": _GONE},
-    Moment.ROLL: {"roll_s": _GONE},
+    Moment.ROLL: {"roll_s": _GONE, "lone_roll_s": _GONE},
     Moment.DISK: {"disk_s": _GONE, "shrink_s": _GONE},
     Moment.FREE: {"free_s": _GONE},
 }

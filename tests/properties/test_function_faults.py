@@ -178,7 +178,9 @@ def test_old_code_and_new_code_interleave_in_the_middle_of_a_recovery(monkeypatc
     no_threads(monkeypatch)
     world = training_world()
     old, new = 0, 1
-    world.instances[new].options.times = Times(stop_s=5.0, roll_s=10.0, free_s=0.0, cold_s=1.0, save_s=1.0)
+    world.instances[new].options.times = Times(
+        stop_s=5.0, roll_s=10.0, lone_roll_s=10.0, free_s=0.0, cold_s=1.0, save_s=1.0
+    )
     world.plane.preempt(world.plane.vms()[0], notice=False)
     world.advance(5)
     world.function_down = True  # nobody but the two

@@ -33,9 +33,7 @@ PENDING_FLOOR_S = 0.1  # real
 PATH = "/v1/sync"
 CONNECT_S = 3.0
 ANSWER_S = 30.0  # a sync with new facts is answered after a round with its cloud calls
-# A poll is answered at once. Two lost answers must still leave time to answer a roll call (``Times.roll_s``, 30 s):
-# twice this and a pause of POLL_S, and the poll that brings the roll call.
-POLL_ANSWER_S = 6.0
+POLL_ANSWER_S = 6.0  # a poll is answered at once; two lost answers leave time to answer a roll call (``lone_roll_s``)
 AT_ONCE = 32  # facts per request, the function's maximum
 MACHINE_FACTS = frozenset({Kind.NOTICE, Kind.REPRIEVE})
 ANSWERS = frozenset({Kind.HERE, Kind.STACKS})  # to a roll call

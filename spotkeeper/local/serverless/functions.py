@@ -246,6 +246,7 @@ class Functions(Effect):
                 "GCE_METADATA_HOST": f"{doc.address}:{config.port}",
                 "PYTHONPATH": os.pathsep.join([str(self._folder(doc.name)), str(ROOT)]),
                 "HOME": str(self._folder(doc.name)),
+                "SPT_NOENV": "1",  # where setproctitle is installed, gunicorn's titles would overwrite these variables
                 "MALLOC_ARENA_MAX": "2",  # each short-lived thread could have an arena, and arenas never shrink
                 "FUNCTION_TARGET": doc.declaration.build_config.entry_point,
             }

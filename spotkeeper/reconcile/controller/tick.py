@@ -103,15 +103,13 @@ def _await_answers(results: Iterable[RoundResult], clock: Now, options: RoundOpt
     A gang's members start the next round with their polls. A lone member that is silent starts none, and the next tick
     would come up to a minute later.
     """
-    times = options.times or Times().scaled(clock.scale)
-    now, ends = clock.now(), {}
-    for record in (result.record for result in results):
-        if record is not None and record.roll is not None and len(record.members) == 1:
-            ends[record.job] = record.roll.since + times.roll_s + 1.0
-    wait_s = {job: (end - now) / clock.scale for job, end in ends.items() if now < end < now + TICK_EVERY_S}
-    silent = {job: pause for job, pause in wait_s.items() if pause + BEGIN_S < options.deadline.left()}
+    times, now = options.times or Times().scaled(clock.scale), clock.now()
+    lone = [one.record for one in results if one.record is not None and len(one.record.members) == 1]
+    wait_s = {job.job: job.roll.since + times.lone_roll_s + 1.0 - now for job in lone if job.roll is not None}
+    most_s = min(TICK_EVERY_S, (options.deadline.left() - BEGIN_S) * clock.scale)
+    silent = {job: pause for job, pause in wait_s.items() if 0 < pause < most_s}
     if silent:
-        options.sleep(max(silent.values()))
+        options.sleep(max(silent.values()) / clock.scale)
     return sorted(silent)
 
 

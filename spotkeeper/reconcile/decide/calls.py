@@ -32,6 +32,8 @@ from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import replacement, reservations
 from spotkeeper.reconcile.decide.snapshot import admitted
 
+LARGE = 8  # nodes of a gang in which some operation is always unfinished, so that it is checked half as often
+
 
 def plan(draft: Draft) -> tuple[Action, ...]:
     actions = [*_delete_vms(draft)]
@@ -226,7 +228,7 @@ def due(draft: Draft, actions: tuple[Action, ...]) -> float | None:
     record, times, now = draft.record, draft.times, draft.now
     at: list[float] = []
     if actions or _unsettled(draft):
-        at.append(now + times.soon(len(draft.nodes)))
+        at.append(now + times.soon_s * (1 if len(draft.nodes) < LARGE else 2))
     if record.phase is Phase.HOLD:
         ends = record.hold_ends if record.hold_late is None else record.hold_late + times.sure_s
         at += [moment for moment in (record.hold_until, ends) if moment is not None]
@@ -241,7 +243,7 @@ def _timers(draft: Draft) -> Iterator[float]:
     if record.stop_deadline is not None and record.stop_deadline > draft.now:
         yield record.stop_deadline
     if record.roll is not None:
-        yield record.roll.since + times.roll_s
+        yield record.roll.since + times.roll(len(record.members))
     if record.dry_since is not None and any(draft.nodes[index].cur is None for index in draft.filled()):
         yield max(record.dry_since + times.dry_s, draft.now + times.soon_s)
     if record.fallback_until > draft.now:

@@ -38,7 +38,6 @@ from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
 T = TypeVar("T")
 Commit = tuple[int, int]  # generation, step
-LARGE = 8  # nodes of a gang whose polls and reports cost more than its rounds, so that they share rounds
 BROKEN = (VmStatus.DEAD, VmStatus.REPAIRING)  # listed, but nothing of the job runs there
 
 
@@ -50,7 +49,8 @@ class Times(Struct, frozen=True):
     save_s: float = 20.0  # assumed duration of a save until one is measured
     stop_s: float = 60.0  # a stop without a notice may take this long beyond the save
     stopping_s: float = 25.0  # assumed life of a machine found stopping without a notice: GCE gives it 30 s
-    roll_s: float = 30.0  # to answer a roll call: six polls, or two polls whose answers are lost and a third
+    roll_s: float = 45.0  # to answer a roll call: above an agent's wait for the answer to a report (30 s)
+    lone_roll_s: float = 30.0  # the same in a one-machine job, whose tick waits for it: two lost polls and a third
     silence_s: float = 120.0  # without progress (two missed reports) before a roll call, which costs two writes
     lone_silence_s: float = 36.0  # the same in a one-machine job, which reports twice a minute: it has no peers
     free_s: float = 20.0  # a replaced machine may take this long to unmount before it is deleted
@@ -76,9 +76,9 @@ class Times(Struct, frozen=True):
         """Return how long a gang of this size may report no progress before a roll call, virtual seconds."""
         return self.silence_s if members > 1 else self.lone_silence_s
 
-    def soon(self, nodes: int) -> float:
-        """Return how long until unfinished operations are checked again: in a large gang some are never finished."""
-        return self.soon_s if nodes < LARGE else 2 * self.soon_s
+    def roll(self, members: int) -> float:
+        """Return how long a gang of this size may take to answer a roll call, virtual seconds."""
+        return self.roll_s if members > 1 else self.lone_roll_s
 
     def scaled(self, scale: float) -> Times:
         """Return these times for a scaled clock: limits on real work (processes, saves) keep enough real seconds.
@@ -95,6 +95,7 @@ REAL_S = {  # real seconds of real work within each time
     "save_s": 1.0,
     "stop_s": 10.0,
     "roll_s": 10.0,
+    "lone_roll_s": 10.0,
     "silence_s": 30.0,
     "lone_silence_s": 24.0,
     "free_s": 2.0,

@@ -117,7 +117,7 @@ def test_a_poll_and_an_answer_to_a_roll_call_are_given_up_early() -> None:
     assert wait_s() == wait_s(Kind.HERE) == wait_s(Kind.HERE, Kind.STACKS) == sync.POLL_ANSWER_S
     assert wait_s(Kind.HELLO) == wait_s(Kind.HERE, Kind.EXIT) == sync.ANSWER_S, "a round answers it"
     assert wait_s(again=True) == sync.ANSWER_S, "so it does here"
-    assert Times().roll_s > 3 * sync.POLL_S + 2 * sync.POLL_ANSWER_S
+    assert Times().lone_roll_s > 3 * sync.POLL_S + 2 * sync.POLL_ANSWER_S
 
 
 def test_a_lost_poll_of_a_member_that_trains_starts_no_round(tmp_path: Path) -> None:

@@ -485,6 +485,16 @@ def test_a_single_machine_gets_an_earlier_roll_call() -> None:
         assert (new is not None and new.roll is not None) is called, (nodes, quiet_s)
 
 
+def test_a_one_machine_job_has_less_time_to_answer_a_roll_call_since_the_tick_waits_for_it() -> None:
+    for nodes, waited_s, lost in ((1, 30.0, False), (1, 31.0, True), (2, 45.0, False), (2, 46.0, True)):
+        record, snapshot = gang(nodes)
+        record = replace(record, gen_since=NOW - 1000, roll=Roll(40, NOW - waited_s, "silence"))
+        facts = (*snapshot.facts, *(fact(node, Kind.HERE, "40") for node in range(1, nodes)))
+        decision = decide(record, with_(snapshot, facts=facts, progress=Progress(gen=3, step=9, at=NOW - 200)))
+        assert decision.quiet is not lost, (nodes, waited_s)
+        assert lost or decision.due == NOW - waited_s + (30.0 if nodes == 1 else 45.0)
+
+
 def test_a_zone_without_capacity_makes_no_round_due_without_vacant_nodes() -> None:
     record, snapshot = gang()
     due = decide(replace(record, dry_since=NOW - 1000), snapshot).due

@@ -278,7 +278,7 @@ def test_events_are_hints(
 def test_without_spot_the_job_waits_or_buys_on_demand(world: World) -> None:
     world.site.market.capacity = lambda zone, spot: 0 if spot else None
     begin(world)
-    world.run(300)
+    world.run(120)
     assert world.training
     assert {slot.model for node in world.record().nodes if (slot := node.cur)} == {Model.ON_DEMAND}
 

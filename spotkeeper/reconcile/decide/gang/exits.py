@@ -102,7 +102,9 @@ def _close(draft: Draft, codes: dict[int, int]) -> None:
     assert roll is not None
     missing = [(index, slot) for index, slot in draft.members() if not answered(draft, index, slot, roll)]
     if missing:
-        if draft.now > roll.since + draft.times.roll_s and not limits.deaf(draft, len(missing)):
+        if draft.now > roll.since + draft.times.roll(len(draft.record.members)) and not limits.deaf(
+            draft, len(missing)
+        ):
             for index, slot in missing:
                 if slot.zone in draft.queries.answered:
                     slots.lose(draft, index, "silence")
@@ -209,7 +211,9 @@ def _judge(draft: Draft, roll: Roll, ended: frozenset[int]) -> None:
         draft.set(roll=None, roll_at=draft.now)
     elif any(answer.word is WorkerState.BUSY for answer in answers.values()):
         draft.set(roll=None, roll_at=draft.now, busy_at=draft.now)
-    elif all(index in answers or index in ended for index in members) or draft.now > roll.since + draft.times.roll_s:
+    elif all(index in answers or index in ended for index in members) or draft.now > roll.since + draft.times.roll(
+        len(members)
+    ):
         _crash(draft, *_verdict(draft, reported, answers), HANG)  # agents of older versions never answer with stacks
 
 

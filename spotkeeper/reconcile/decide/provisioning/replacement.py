@@ -167,26 +167,24 @@ def backed(node: Node) -> bool:
 
 def _back_up(draft: Draft) -> None:
     """Request a backup of every machine that boots slowly, if the gang waits only for boots."""
-    boots = [(index, at) for index, slot in _booting(draft) if (at := _slow_and_hopeless_at(draft, index, slot))]
+    boots = [(*boot, at) for boot in _booting(draft) if (at := _slow_and_hopeless_at(draft, *boot))]
     vacant = any(draft.nodes[index].cur is None for index in draft.filled())
     if vacant or draft.now < draft.record.limits.closed_until:
         return
-    for index, (slow_at, hopeless_at) in boots:
+    for index, slot, (slow_at, hopeless_at) in boots:
         hopeless = draft.now > hopeless_at and limits.node_spare(draft, index)
         if draft.now <= slow_at or limits.bars(draft, index) or not (hopeless or limits.spare(draft, [index])):
             continue
         options = offers.beside(draft, index)
-        if hopeless and _in_its_own_way(draft, index, options):
+        if hopeless and _in_its_own_way(draft, slot, options):
             slots.give_up_boot(draft, index, f"{_told(draft, index)}; the caps have no room for a backup")
         else:
             reservations.backup(draft, index, options, _told(draft, index))
 
 
-def _in_its_own_way(draft: Draft, index: int, options: list[Offer]) -> bool:
+def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
     """Whether no backup has room within the caps, and a slow machine's end would make room for one like it."""
-    cur = draft.nodes[index].cur
-    assert cur is not None
-    alike = Offer(cur.pool, cur.zone, cur.model, 0.0)
+    alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.room(draft.snapshot.stack, offer) for offer in (*options, alike))
 
 
