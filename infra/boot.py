@@ -112,14 +112,14 @@ def _environment() -> Environment:
 def sh(value: str) -> str:
     """Quote a value as one shell word."""
     if "\0" in value or "\n" in value:
-        raise ValueError(f"{value!r} cannot be one word of a shell")
+        raise ValueError(f"{value!r} cannot be quoted as one shell word")
     return shlex.quote(value)
 
 
 def unit(value: str) -> str:
     """Quote a value as one word of a systemd unit, with specifiers and variables taken literally."""
     if re.search(r"[\x00-\x1f\x7f]", value):
-        raise ValueError(f"{value!r} cannot stand in a unit")
+        raise ValueError(f"{value!r} cannot be quoted as one word of a systemd unit")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 

@@ -118,7 +118,7 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """Make a call; return (whether AWS accepted it, permanent refusals). If neither, the thing is gone or busy."""
+        """Make a call; return (accepted, permanent refusals). (False, []): gone, busy or no answer."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

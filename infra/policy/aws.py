@@ -93,7 +93,7 @@ def imds(resource: DeclaredResource) -> Iterator[str]:
     ):
         return  # the launch template sets the options
     if resource.at("metadataOptions.httpTokens") != "required":
-        yield "metadataOptions.httpTokens: want required (IMDSv2): SSRF could otherwise obtain credentials"
+        yield 'metadataOptions.httpTokens: want "required" (IMDSv2): SSRF could otherwise obtain credentials'
     hops = resource.at("metadataOptions.httpPutResponseHopLimit")
     if isinstance(hops, int | float) and hops > 1:
         yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers get the machine's credentials"
@@ -186,7 +186,7 @@ def url_asks(resource: DeclaredResource) -> Iterator[str]:
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:
-    yield "a key is stored in the state and outlives the stack: use roles"
+    yield "Pulumi's state would store the key, and the key outlives the stack: use roles"
 
 
 def block_is_whole(resource: DeclaredResource) -> Iterator[str]:

@@ -125,7 +125,7 @@ def narrow_role(resource: DeclaredResource) -> Iterator[str]:
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:
-    yield "a key is stored in the state and outlives the stack: use service accounts"
+    yield "Pulumi's state would store the key, and the key outlives the stack: use service accounts"
 
 
 def private_bucket(resource: DeclaredResource) -> Iterator[str]:

@@ -275,9 +275,9 @@ def refuse_over(record: Record) -> None:
 
 
 def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
-    """Return the argument ``starts`` of :func:`~spotkeeper.contract.parse.jobfile.read_job`; it looks each job up once.
+    """Return ``starts`` for ``read_job``: how many seconds a job takes to start. It looks up each job once.
 
-    If ``store`` is None, every start takes the default.
+    If ``store`` is None, it returns the default.
     """
 
     @cache

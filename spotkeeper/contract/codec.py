@@ -22,7 +22,7 @@ def decode(data: bytes | str, kind: type[T], *, strict: bool = True) -> T:
     """Decode JSON to a ``kind``. ``strict=False`` accepts numbers and booleans written as texts.
 
     Raises:
-        msgspec.DecodeError: invalid JSON, or (``ValidationError``) JSON that is no ``kind``.
+        msgspec.DecodeError: invalid JSON, or (``ValidationError``) JSON that does not fit ``kind``.
     """
     try:
         return _decoder(kind, strict).decode(data)
@@ -34,7 +34,7 @@ def convert(plain: object, kind: type[T], *, strict: bool = True) -> T:
     """Convert plain values (dicts, lists, texts, numbers) to a ``kind``.
 
     Raises:
-        msgspec.ValidationError: the values are no ``kind``.
+        msgspec.ValidationError: the values do not fit ``kind``.
     """
     _decoder(kind, strict)
     return msgspec.convert(plain, kind, strict=strict)

@@ -146,7 +146,7 @@ class Evidence(Struct, frozen=True):
 
 
 def witness(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float]) -> dict[DrillStep, float]:
-    """Return ``seen`` with the phases that ``look`` shows first, at its time. The ledger has no time for these."""
+    """Return ``seen`` plus the phases that ``look`` is the first to show, at its time (the ledger dates none)."""
     out = dict(seen)
     shown = {
         DrillStep.SAVED: _saved(victim, look),

@@ -185,7 +185,7 @@ class RootHelper:
         except OSError as error:
             raise RefusedError("missing", f"{disk}: {error.strerror}") from None
         if not block:
-            raise RefusedError("missing", f"{disk}: is not a block device")
+            raise RefusedError("missing", f"{disk} is not a block device")
         return device
 
 

@@ -289,7 +289,7 @@ class Ground:
 
 
 def ground(stack: str | None, stack_file: Path | None) -> Ground:
-    """Return the stack that a file declares, else the running stack, else (if none is named) the shipped recording's.
+    """Return the stack of ``stack_file``, else the running stack, else, if none is named, the recorded one.
 
     Raises:
         SpecError, CliError: the named stack is invalid or missing.

@@ -58,7 +58,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 
 def _wrong(error: Exception) -> str:
-    """Describe the problem of a line. A message that does not fit its case fails in a lookup or calculation."""
+    """Describe what is wrong with a line. A lookup or calculation fails if its message does not fit its case."""
     if isinstance(error, AttributeError):
         return "no case has begun"
     return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"

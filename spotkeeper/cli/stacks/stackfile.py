@@ -232,7 +232,7 @@ class PlacedProblem(Struct, frozen=True):
 
 
 class CheckedPool(Struct, frozen=True):
-    """A pool. Prices are for all machines in the dearest zone: all on spot, or as many on-demand as allowed."""
+    """A pool. Prices are for all its machines in its dearest zone: all on spot, or as many as allowed on-demand."""
 
     name: str
     kind: str

@@ -82,7 +82,7 @@ class _NoAlias(yaml.SafeLoader):
         tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
         if tag is not None:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="tags (!name) are not read: remove it", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="tags (!name) are not read: remove the tag", problem_mark=mark)
         return super().compose_node(parent, index)
 
 

@@ -43,7 +43,7 @@ class Disks:
         return self._world.state.get(DISKS, path, w.Disk)
 
     def get(self, ref: Ref) -> w.Disk:
-        """Find a disk; ApiError (404) without one."""
+        """Find a disk; ApiError 404 if it does not exist."""
         found = self.find(ref.path)
         if found is None:
             raise errors.not_found(ref.path)
@@ -196,7 +196,7 @@ class Disks:
         return self._world.state.get(SNAPSHOTS, path, w.Snapshot)
 
     def get_snapshot(self, ref: Ref) -> w.Snapshot:
-        """Find a snapshot; ApiError (404) without one."""
+        """Find a snapshot; ApiError 404 if it does not exist."""
         found = self._find_snapshot(ref.path)
         if found is None:
             raise errors.not_found(ref.path)

@@ -112,7 +112,7 @@ class Resources:
         return self._apply(type_, declared)
 
     def need(self, type_: str, name: str) -> Resource:
-        """Find a resource; ApiError (404) without one."""
+        """Find a resource; ApiError 404 if it does not exist."""
         found = self.get(type_, name)
         if found is None:
             raise errors.not_found(f"{type_}/{name}")

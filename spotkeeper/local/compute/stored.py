@@ -101,7 +101,7 @@ class StoredResources:
         return self._world.state.get(ref.kind, ref.path, StoredResource)
 
     def get(self, ref: Ref) -> StoredResource:
-        """Find a resource by name or numeric id; ApiError (404) without one."""
+        """Find a resource by name or numeric id; ApiError 404 if it does not exist."""
         found = self.find(ref)
         if found is None and ref.name.isdigit():
             found = next((item for item in self.list(ref) if item.id == int(ref.name)), None)
@@ -158,7 +158,7 @@ class StoredResources:
         return clean
 
     def template(self, ref: Ref) -> InstanceProperties:
-        """Return a template's properties; ApiError (404) without the template."""
+        """Return a template's properties; ApiError 404 if the template does not exist."""
         return parse_body(self.get(ref).body["properties"], InstanceProperties)
 
     def delete(self, ref: Ref, request_id: str | None) -> OpDoc:

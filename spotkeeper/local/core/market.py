@@ -171,7 +171,7 @@ class Market:
 
 
 def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:
-    """Return those of the first ``starts`` ticks after which all capacities stay at ``least`` for ``ahead`` ticks."""
+    """Return the ticks below ``starts`` from which all capacities are at least ``least`` for ``ahead`` ticks."""
     bad = [any(series.at(tick) < least for series in capacities.values()) for tick in range(starts + ahead)]
     return [start for start in range(starts) if not any(bad[start : start + ahead])]
 

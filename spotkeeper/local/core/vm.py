@@ -108,7 +108,7 @@ class VmTable:
         return self._world.state.all(KIND, LocalVm, prefix)
 
     def get(self, ref: Ref) -> LocalVm:
-        """Find a VM by name or numeric id; ApiError (404) without one."""
+        """Find a VM by name or numeric id; ApiError 404 if it does not exist."""
         found = self.find(ref.path)
         if found is None and ref.name.isdigit():
             found = next((vm for vm in self.list(ref.folder()) if vm.id == int(ref.name)), None)

@@ -205,7 +205,7 @@ class Power:
         self._world.soon(self._world.timing.delete_s, "vm.gone", vm.path)
 
     def _gone(self, path: str) -> None:
-        """Delete the VM, or keep it TERMINATED with its disks; this depends on the reason of its end."""
+        """Delete the VM or, depending on why it ended, keep it TERMINATED with its disks."""
         vm = self._machines.find(path)
         if vm is None or vm.wire.status not in ("STOPPING", "TERMINATED"):
             return

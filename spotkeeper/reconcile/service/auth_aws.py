@@ -88,7 +88,7 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
 
 
 def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
-    """Return a listing's machines that are proven to be the stack's, by id.
+    """Return the machines of a listing that certainly belong to the stack, by id.
 
     A machine's name says which attempt of which node it is; an adapter lists a machine only if its labels and name
     agree. Two machines with one id, or a name of another stack, prove nothing.

@@ -89,7 +89,7 @@ def gcs() -> Callable[[], GCSCredential] | None:
             known[:] = known or [with_scopes_if_required(default()[0], [SCOPE])]  # type: ignore[no-untyped-call]
             known[0].refresh(Request())
         except GoogleAuthError as error:
-            raise LoginError(f"{file}: {error}: `gcloud auth application-default login`") from None
+            raise LoginError(f"{file}: {error}: run `gcloud auth application-default login`") from None
         ends: datetime | None = known[0].expiry  # google-auth's time is in UTC, without a time zone
         return {"token": known[0].token, "expires_at": ends and ends.replace(tzinfo=timezone.utc)}
 

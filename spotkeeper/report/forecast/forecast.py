@@ -190,7 +190,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
     start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
     yield f"start: {start} for each launch, billed; {move} more in another zone; {ATTEMPT_H * 3600:.0f} s for a refusal"
-    yield "work: a preemption costs its restart and no training (a notice gives time for a save)"
+    yield "work: a preemption costs the time of a restart; no step is lost (the notice gives time for a save)"
     if task.shop.on_demand:
         yield "on-demand: available at any time"
     else:

@@ -17,7 +17,7 @@ class ScriptError(Exception):
 
 
 class CallError(ScriptError, RuntimeError):
-    """The script omits a call on the run, makes it at the wrong time, or makes a call that belongs to the run."""
+    """The script omits a call on the run, makes it at the wrong time, or makes a call that the run itself makes."""
 
 
 class AttachError(ScriptError, ValueError):

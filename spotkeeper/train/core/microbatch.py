@@ -300,7 +300,7 @@ class Update:
 def _check(parts: Attached, world: int) -> None:
     if not parts.optimizers:
         raise AttachError(
-            "attach(optimizer=): a run whose number of nodes may change needs its optimizer: run.step() steps it"
+            "attach(optimizer=): a run whose number of nodes may change needs its optimizer, which run.step() steps"
         )
     if parts.sharded or (world > 1 and parts.ddp is None):
         raise AttachError(

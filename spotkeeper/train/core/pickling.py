@@ -164,7 +164,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
         if self._tensor is None:
-            raise pickle.UnpicklingError(f"{self._where}: a tensor where none can be")
+            raise pickle.UnpicklingError(f"{self._where}: a tensor is not allowed here")
         return self._tensor(pid)
 
     def find_class(self, module: str, name: str) -> Any:

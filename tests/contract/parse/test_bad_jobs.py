@@ -110,7 +110,7 @@ JOB_CASES = [
         GOOD + "deadline: 9999999d\n",
         'job.yaml:3: deadline: "9999999d": is more than ten years away: leave it out for a job without a deadline',
     ),
-    (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are not read: remove it"),
+    (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are not read: remove the tag"),
     (GOOD + "seed: 0o9\n", 'job.yaml:3: seed: "0o9": want a whole number'),
     (GOOD + f"grace_s: {'1' * 5000}\n", "job.yaml:3: grace_s: inf: want a finite number"),
     (GOOD + f"nodes: 0x{'f' * 5000}\n", "job.yaml:3: nodes: Infinity: want a whole number or a mapping with min, max"),

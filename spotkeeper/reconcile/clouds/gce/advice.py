@@ -152,7 +152,7 @@ def price_runs(body: bytes) -> tuple[PriceRun, ...] | None:
 
 
 def joined(runs: Iterable[PriceRun]) -> tuple[PriceRun, ...]:
-    """Drop runs that repeat the previous price, and all but the newest runs."""
+    """Return the newest runs (periods of one price), without those that repeat the previous run's price."""
     out: list[PriceRun] = []
     for run in runs:
         if not out or out[-1].usd != run.usd:

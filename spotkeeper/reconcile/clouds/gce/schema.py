@@ -125,7 +125,7 @@ class WarningIn(Part, frozen=True):
 
 
 class Scope(Part, Generic[T], frozen=True):
-    """One zone's part of an aggregated list; only one of its kinds of items is in an answer."""
+    """One zone's part of an aggregated list. An answer lists either ``instances`` or ``disks``."""
 
     instances: tuple[T, ...] = ()
     disks: tuple[T, ...] = ()
@@ -243,7 +243,7 @@ def to_snapshot(item: SnapshotIn, stack: str) -> DiskSnapshot | None:
 def to_result(
     operation: OperationIn, stack: str, zone: str, asked: Mapping[str, InsertVm | CreateDisk]
 ) -> Result | None:
-    """Return the result of a failed creation of the stack, or None.
+    """Return the result of an operation that failed to create a machine or disk of the stack; None for others.
 
     ``asked``: this process's requests by key. For another process's request the operation gives only the name: job,
     node, number and zone of the action are right, the job's uid and the pool are empty, the model is a guess (spot).

@@ -195,7 +195,7 @@ def told(draft: Draft, ready: Iterable[int]) -> Commit | None:
 
 
 def origin(draft: Draft, ready: Iterable[int]) -> str:
-    """Return a text on where a generation begins without the newest commit; "" until every attached disk is mounted."""
+    """Say where training starts if the newest checkpoint is lost; return "" until every attached disk is mounted."""
     there = [index for index, _ in attached(draft, ready)]
     if not mounted(draft, there):
         return ""

@@ -196,9 +196,9 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.spread != old.spread:
         yield "spread: its disks cannot change their zones"
     if new.checkpoint.replicated != old.checkpoint.replicated:
-        yield "checkpoint.replicated: the job's checkpoints have the old value's format"
+        yield "checkpoint.replicated: cannot change, the job's checkpoints are in the format of the old value"
     if new.stop != old.stop:
-        yield "stop: the job's checkpoints have the old value's format"
+        yield "stop: cannot change, the job's checkpoints are in the format of the old value"
     if not old.checkpoint.replicated and new.nproc != old.nproc:
         yield "nproc: a sharded checkpoint fits only as many processes as wrote it"
     if new.seed != old.seed:

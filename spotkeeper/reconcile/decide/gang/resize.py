@@ -70,7 +70,7 @@ def refusal(spec: JobSpec, nodes: int) -> str:
     if size.min == size.max:
         return f"its job file says nodes: {size.max}; nodes: {{min, max}} would let it change"
     if not spec.checkpoint.replicated:
-        return "its state is sharded: a checkpoint of one size does not fit another"
+        return "its state is sharded: a checkpoint fits only the number of nodes that wrote it"
     if not size.min <= nodes <= size.max:
         return f"{nodes} is not within nodes: {{min: {size.min}, max: {size.max}}} of its job file"
     return ""
