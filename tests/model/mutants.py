@@ -181,8 +181,8 @@ STEPS = (
         "leaves the zone before the save",
         in_(
             "gang.zone_move",
-            "is not SlotState.MEMBER or draft.halted())\n",
-            "is not SlotState.MEMBER or draft.record.stop)\n",
+            "is not SlotState.MEMBER or draft.halted()):\n",
+            "is not SlotState.MEMBER or draft.record.stop):\n",
         ),
         MOVE,
         "S4",
