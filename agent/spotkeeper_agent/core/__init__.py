@@ -27,8 +27,8 @@ server; if neither is set, the firmware's vendor decides. ``SPOTKEEPER_ROOT`` is
 ``spotkeeper.clock``.
 
 **Polling.** The agent polls every 5 s. While a change is pending it polls every 0.5 s at first, then at intervals of a
-twentieth of the time waited. A new generation, or a new state of the document, restarts these intervals; a machine that
-joins does not.
+fifteenth of the time waited, 15 s at most. A new generation, or a new state of the document, restarts these intervals;
+a machine that joins does not.
 
 **Old jobs.** The function tells only the machine that serves a job that the job is over (``SyncReply.over``). So a
 static machine lists in ``Sync.old_jobs`` up to 32 jobs that have checkpoints on its disk, when it mounts the disk and
