@@ -21,7 +21,7 @@ PARTITION = "aws"
 Conditions = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 # Describe actions accept neither resources nor conditions on tags.
-LOOK: tuple[str, ...] = (
+READ_RIGHTS: tuple[str, ...] = (
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeInstances",
     "ec2:DescribeSnapshots",
@@ -221,7 +221,7 @@ def _keeping(settings: Settings) -> tuple[Statement, ...]:
     makes = ["CreateSnapshot", "CreateVolume", "RunInstances"]
     kinds = ("instance", "network-interface", "snapshot", "spot-instances-request", "volume")
     return (
-        Statement("Look", LOOK, ("*",)),
+        Statement("Read", READ_RIGHTS, ("*",)),
         Statement(
             "MakeDisks", ("ec2:CreateVolume",), (arns.ec2("volume"),), {**asked, "Bool": {"ec2:Encrypted": "true"}}
         ),

@@ -11,7 +11,7 @@ from typing import Protocol
 DRAIN_OBJECT = "stack/drain"
 ACTIVE_FOLDER = "active/"  # one object for each unfinished job (spotkeeper.reconcile.store.paths)
 DEADLINE_S = 1800.0  # real seconds; a machine's shutdown may take minutes
-CLEAN_LOOKS = 2  # an insert accepted just before the drain appears in the second listing
+CLEAN_LISTINGS = 2  # an insert accepted just before the drain appears in the second listing
 # A round that began before the mark may create machines and disks until its request ends (after at most 58 s, see
 # ``reconcile/store/deadline``), and each is listed some seconds later.
 SETTLE_S = 70.0
@@ -93,10 +93,10 @@ def empty(
     _own(cloud)
     cloud.announce()
     found: set[tuple[str, str]] = set()
-    clean, looked = 0, now()
-    end, settled = looked + DEADLINE_S, looked + (cloud.settle_s if cloud.busy() else 0.0)
-    while clean < CLEAN_LOOKS or looked < settled:
-        looked = now()
+    clean, listed_at = 0, now()
+    end, settled = listed_at + DEADLINE_S, listed_at + (cloud.settle_s if cloud.busy() else 0.0)
+    while clean < CLEAN_LISTINGS or listed_at < settled:
+        listed_at = now()
         try:
             cloud.announce()  # repeated: without the mark the function would launch machines
             left = list(cloud.things())
@@ -106,8 +106,8 @@ def empty(
             found |= {(thing.kind, thing.where) for thing in left}
             clean, still = 0 if left else clean + 1, f"still there: {', '.join(thing.name for thing in left[:10])}"
             cloud.delete([thing for thing in left if not thing.leaving])
-        if clean < CLEAN_LOOKS or looked < settled:
-            if looked > end:
+        if clean < CLEAN_LISTINGS or listed_at < settled:
+            if listed_at > end:
                 raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then destroy again")
             pause(cloud.pause_s)
     return Counter(kind for kind, _ in found)

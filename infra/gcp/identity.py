@@ -30,7 +30,7 @@ ACCOUNTS: dict[str, str] = {
 }
 
 # Rights to list, and to use what Pulumi declared; conditions on names do not apply to lists.
-LOOK: tuple[str, ...] = (
+READ_RIGHTS: tuple[str, ...] = (
     "compute.advice.capacity",
     "compute.advice.capacityHistory",
     "compute.disks.list",
@@ -48,7 +48,7 @@ LOOK: tuple[str, ...] = (
 )
 # Rights limited by name to this stack's machines. An insert from a template with metadata, account, tags and labels
 # needs the four set... permissions, which allow nothing that create does not.
-CHANGE: tuple[str, ...] = (
+CHANGE_RIGHTS: tuple[str, ...] = (
     "compute.disks.create",
     "compute.disks.createSnapshot",
     "compute.disks.delete",
@@ -102,16 +102,16 @@ class Binding:
 
 def roles(stack: str, public_ip: bool = False) -> tuple[Role, ...]:
     """Return the stack's custom roles; ``public_ip`` adds the permission that public addresses need."""
-    look = (*LOOK, "compute.subnetworks.useExternalIp") if public_ip else LOOK
+    read = (*READ_RIGHTS, "compute.subnetworks.useExternalIp") if public_ip else READ_RIGHTS
     return (
-        Role("look", f"Spotkeeper {stack}: see machines", look),
-        Role("change", f"Spotkeeper {stack}: make and remove machines", CHANGE),
+        Role("read", f"Spotkeeper {stack}: see machines", read),
+        Role("change", f"Spotkeeper {stack}: make and remove machines", CHANGE_RIGHTS),
     )
 
 
 def project_bindings(stack: str) -> tuple[Binding, ...]:
     return (
-        Binding(FUNCTION, "look"),
+        Binding(FUNCTION, "read"),
         Binding(FUNCTION, "change", machines_of(stack)),
         Binding(FUNCTION, "roles/logging.logWriter"),
         Binding(MACHINE, "roles/logging.logWriter"),

@@ -114,9 +114,9 @@ def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
     if not 16 <= network.prefixlen <= 24:
         yield problem("network.cidr", "want /16 to /24, to be divided into a subnet per zone", s.network.cidr)
         return
-    room, most = network.num_addresses // _PARTS - _KEPT, max((pool.size for pool in s.pools), default=0)
-    if room < most:
-        message = f"gives each zone's subnet {room} addresses, an eighth of the range, but a pool has {most} machines"
+    size, most = network.num_addresses // _PARTS - _KEPT, max((pool.size for pool in s.pools), default=0)
+    if size < most:
+        message = f"gives each zone's subnet {size} addresses, an eighth of the range, but a pool has {most} machines"
         yield problem("network.cidr", message, s.network.cidr)
 
 

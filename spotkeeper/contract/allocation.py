@@ -81,7 +81,7 @@ class Tally:
         self._resources[grant.resource] += 1
         self._pools[grant.pool] += 1
 
-    def room(self, stack: StackState, offer: Offer) -> bool:
+    def fits(self, stack: StackState, offer: Offer) -> bool:
         """Whether the stack's limits allow one more machine of this offer."""
         taken = self._resources[resource(offer)]
         if offer.machine is not None:

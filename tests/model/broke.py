@@ -185,10 +185,10 @@ BROKE = (
         "the intent comes before the grant",
         in_(
             "provisioning.reservations",
-            "    for offer in options:\n        if draft.tally.room(",
+            "    for offer in options:\n        if draft.tally.fits(",
             "    if options:\n        why = cause or _cause(draft.nodes[index], which, options[0])\n"
             "        _intent(draft, index, which, attempt, options[0], why)\n        return\n"
-            "    for offer in options:\n        if draft.tally.room(",
+            "    for offer in options:\n        if draft.tally.fits(",
         ),
         CALM,
         "S10",

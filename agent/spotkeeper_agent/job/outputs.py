@@ -33,7 +33,7 @@ from spotkeeper_agent.host.mounting import make_job_folders
 from spotkeeper_agent.job.jobhost import share
 
 MOST_FILES = 10_000
-MOST_LOOKED_AT, MOST_DEPTH = 100_000, 64
+MOST_FILES_READ, MOST_DEPTH = 100_000, 64
 MOST_TOLD = 20  # maximum number of reported lines about files that are left out
 PATIENCE_S = 900.0  # virtual; an upload fails if it adds no file to the bucket for so long
 PATIENCE_FLOOR_S = 1.0  # real; lower limit of ``PATIENCE_S``
@@ -106,7 +106,7 @@ def find(folders: tuple[Path, ...]) -> tuple[list[Found], list[str]]:
 def _walk(folder: Path) -> Iterator[str]:
     """Yield the paths of all entries below ``folder`` that are not folders. ``folder`` itself must not be a link."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for name, _ in beneath.walk(folder.parent, folder.name, MOST_DEPTH, MOST_LOOKED_AT):
+        for name, _ in beneath.walk(folder.parent, folder.name, MOST_DEPTH, MOST_FILES_READ):
             yield name.partition("/")[2]
 
 

@@ -37,7 +37,7 @@ LOCK = "uv.lock"
 PROJECT = "pyproject.toml"
 BUILDING = "environment.building"  # in RUN: exists while an environment is being made
 DISK = "environment.disk"  # in RUN: the folder on the node's mounted disk (written by the agent)
-LOOK_S = 0.5  # real
+POLL_S = 0.5  # real
 MOST_BYTES, MOST_FILES = 256 << 20, 200  # limits of what an environment's hash covers
 # An option that names another file: `-r base.txt`, `-rbase.txt`, `--requirement=base.txt`; likewise -c, --constraint.
 _OTHER = re.compile(r"\s*(?:-[rc]\s*|--(?:requirement|constraint)(?:\s*=\s*|\s+))([^\s#]+)")
@@ -210,7 +210,7 @@ def _run(command: list[str], source: Path, target: Path, over: object) -> bool:
             process.wait()
             return False
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_S)
+            process.wait(POLL_S)
     if process.returncode:
         said = "its last lines are above"
         if command[1:3] == ["-m", "venv"]:

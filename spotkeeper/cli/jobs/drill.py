@@ -42,7 +42,7 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
     if as_json:
         note(f"{victim.vm} is preempted; the JSON follows when {victim.name} trains again")
     try:
-        view = follow(lambda: look(target, store, victim), victim, targets, shown(as_json))
+        view = follow(lambda: read(target, store, victim), victim, targets, shown(as_json))
     except KeyboardInterrupt:
         note(f"{victim.vm} is preempted anyway, and the job still recovers: spotkeeper watch {victim.name}")
         raise
@@ -127,7 +127,7 @@ def targets_of(store: Store, record: Record, target: Target) -> Targets:
     return found if interval_s is None else replace(found, again_s=2 * interval_s)
 
 
-def look(target: Target, store: Store, victim: Victim) -> Evidence:
+def read(target: Target, store: Store, victim: Victim) -> Evidence:
     """Read the documents that show the recovery's state now; CliError if the job's record is gone."""
     record = lookup.record_of(store, victim.job)
     ledger, facts = (*store.list_ledger(victim.job), *record.outbox), store.list_facts(victim.job)

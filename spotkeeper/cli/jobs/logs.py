@@ -100,7 +100,7 @@ def _follow(store: Store, record: Record, nodes: list[int], gen: int | None, new
     headed: set[int] = set()  # generations whose heading is printed
     ended = True  # whether the last printed line is complete
 
-    def look() -> None:
+    def read() -> None:
         nonlocal ended
         for node in nodes:
             if not log_gens(store, record, node):
@@ -117,14 +117,14 @@ def _follow(store: Store, record: Record, nodes: list[int], gen: int | None, new
             say("\n" + text if text.startswith("--- ") and not ended else text, end="", log=True)
             ended = text.endswith("\n")
 
-    follow(look, lambda: _complete(store, record.job))
+    follow(read, lambda: _complete(store, record.job))
 
 
-def follow(look: Callable[[], None], over: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> None:
-    """Call ``look`` every second until ``over`` is true, and once more after that."""
+def follow(read: Callable[[], None], over: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> None:
+    """Call ``read`` every second until ``over`` is true, and once more after that."""
     while True:
         last = over()
-        look()
+        read()
         if last:
             return
         wait(EVERY_S)

@@ -51,8 +51,8 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) ->
         return
     found = lookup.all_jobs(store, finished)
     with ThreadPoolExecutor(lookup.READS) as pool:  # each view takes several requests to the bucket
-        look = partial(lookup.view_of, store, stack=state, now=now, site=site)
-        views = list(pool.map(look, found.records))
+        read = partial(lookup.view_of, store, stack=state, now=now, site=site)
+        views = list(pool.map(read, found.records))
     if site.no_tick:
         note(site.no_tick)
     for one in found.unreadable:
@@ -87,11 +87,11 @@ def watch_job(job: str, stack: str | None, *, verbose: bool, as_json: bool) -> N
     record = lookup.find_job(store, job)
     deadline = lookup.deadline_of(store, record)
 
-    def look() -> JobView:
+    def read() -> JobView:
         now = lookup.record_of(store, record.job)
         return lookup.view_of(store, now, state, target.clock.now(), lookup.site_of(store, state, target), deadline)
 
-    code = watch(look, as_json, verbose=verbose)
+    code = watch(read, as_json, verbose=verbose)
     if code is not Exit.OK:
         raise _failed(store, record, code)
     if not as_json:
@@ -120,7 +120,7 @@ def _note_output(store: Store, record: Record) -> None:
 
 
 def watch(
-    look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None] = time.sleep, *, verbose: bool = False
+    read: Callable[[], JobView], as_json: bool, wait: Callable[[float], None] = time.sleep, *, verbose: bool = False
 ) -> Exit:
     """Show the job until it ends, or is on hold and waits for a person; Ctrl-C leaves it running.
 
@@ -129,14 +129,14 @@ def watch(
     """
     plain = as_json or not sys.stdout.isatty()
     try:
-        view = _lines(look, as_json, wait, verbose) if plain else _live(look, wait, verbose)
+        view = _lines(read, as_json, wait, verbose) if plain else _live(read, wait, verbose)
     except KeyboardInterrupt:
         note("the job keeps running; spotkeeper watch follows it again")
         raise
     return Exit.OK if view.outcome is Outcome.SUCCEEDED else Exit.FAILED
 
 
-def _live(look: Callable[[], JobView], wait: Callable[[float], None], verbose: bool) -> JobView:
+def _live(read: Callable[[], JobView], wait: Callable[[float], None], verbose: bool) -> JobView:
     """Show the live view on the alternate screen, so that a resize or a key leaves nothing in the scrollback.
 
     After the job's end or a Ctrl-C the last view is printed to the scrollback once.
@@ -146,13 +146,13 @@ def _live(look: Callable[[], JobView], wait: Callable[[float], None], verbose: b
     from spotkeeper.report.text.render import crash_log, live
 
     out = result_console()
-    view = look()
+    view = read()
     try:
         if not view.stands():
             with Live(Fitted(view, verbose), console=out, auto_refresh=False, screen=True) as screen:
                 while not view.stands():
                     wait(EVERY_S)
-                    view = look()
+                    view = read()
                     screen.update(Fitted(view, verbose), refresh=True)
     finally:
         out.print(live(view, verbose=verbose))
@@ -179,13 +179,13 @@ class Fitted:
                 return
 
 
-def _lines(look: Callable[[], JobView], as_json: bool, wait: Callable[[float], None], verbose: bool) -> JobView:
+def _lines(read: Callable[[], JobView], as_json: bool, wait: Callable[[float], None], verbose: bool) -> JobView:
     from spotkeeper.report.job.lines import event_line, headline, hold_lines, kept_lines, money_line
 
     printed: set[str] = set()
     silent = False
     while True:
-        view = look()
+        view = read()
         if view.site.no_tick and not silent and not as_json:
             say(view.site.no_tick)
         silent = bool(view.site.no_tick)

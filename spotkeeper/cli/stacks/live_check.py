@@ -92,8 +92,8 @@ class Probe:
             raise CheckFailedError(f"the record of {self.name} is gone")
         return held.value
 
-    def until(self, what: str, limit_s: float, look: Callable[[Record], str | None]) -> str:
-        """Wait until ``look`` returns a text, and return that. ``limit_s``: virtual seconds.
+    def until(self, what: str, limit_s: float, read: Callable[[Record], str | None]) -> str:
+        """Call ``read`` until it returns a text, and return that. ``limit_s``: virtual seconds.
 
         Raises:
             CheckFailedError: the limit has passed, or the job ended or went on hold.
@@ -101,7 +101,7 @@ class Probe:
         end = time.monotonic() + max(LEAST_S, limit_s / self.target.clock.scale)
         while time.monotonic() < end:
             record = self.record()
-            if (found := look(record)) is not None:
+            if (found := read(record)) is not None:
                 return found
             if record.phase is not Phase.RUN:
                 raise CheckFailedError(f"the job is {record.phase.value}: {record.reason}", self._refusals())
@@ -111,8 +111,8 @@ class Probe:
     def _refusals(self) -> str:
         """The cloud's last refusal, the most likely reason; without one, commands that show more."""
         said = [entry.detail for entry in self.store.list_ledger(self.job) if entry.event is Event.REFUSED]
-        look = f"spotkeeper logs {self.name}; spotkeeper status {self.name}"
-        return f"the cloud refused: {said[-1]}" if said else look
+        commands = f"spotkeeper logs {self.name}; spotkeeper status {self.name}"
+        return f"the cloud refused: {said[-1]}" if said else commands
 
     def most_usd(self) -> float:
         """The highest possible cost in USD, which is also the job's `max_usd`."""
@@ -201,8 +201,8 @@ def _paid(probe: Probe) -> Iterator[Row]:
         ("a checkpoint is durable", lambda: _saves(probe)),
         ("a preemption costs no step", lambda: _drill(probe)),
     )
-    for number, (name, look) in enumerate(checks):
-        row = _row(name, look)
+    for number, (name, run) in enumerate(checks):
+        row = _row(name, run)
         yield row
         if row.state is CheckResult.FAILED and number < 2:  # all later checks need a machine that trains
             yield from (Row(left, CheckResult.SKIPPED, f"skipped, needs: {name}") for left, _ in checks[number + 1 :])
@@ -210,10 +210,10 @@ def _paid(probe: Probe) -> Iterator[Row]:
     yield from _of_the_page(probe)
 
 
-def _row(name: str, look: Callable[[], str]) -> Row:
+def _row(name: str, run: Callable[[], str]) -> Row:
     began = time.monotonic()
     try:
-        state, found, remedy = CheckResult.OK, look(), ""
+        state, found, remedy = CheckResult.OK, run(), ""
     except CheckSkippedError as error:
         state, found, remedy = CheckResult.SKIPPED, str(error), ""
     except (CheckFailedError, CliError) as error:
@@ -275,21 +275,21 @@ def _submit(probe: Probe) -> str:
 
 
 def _launched(probe: Probe) -> str:
-    def look(record: Record) -> str | None:
+    def read(record: Record) -> str | None:
         slot = record.nodes[0].cur
         if slot is None or slot.state is SlotState.INTENT:
             return None
         return f"{slot.model.value} in {slot.zone}, {probe.machine()}"
 
-    return probe.until("machine that said hello", MACHINE_S, look)
+    return probe.until("machine that said hello", MACHINE_S, read)
 
 
 def _trains(probe: Probe) -> str:
-    def look(record: Record) -> str | None:
+    def read(record: Record) -> str | None:
         progress = probe.store.read_progress(probe.job)
         return f"step {progress.step}" if record.gen and progress is not None and progress.step else None
 
-    return probe.until("step", TRAIN_S, look)
+    return probe.until("step", TRAIN_S, read)
 
 
 def _fenced(probe: Probe) -> str:
@@ -309,11 +309,11 @@ def _said(probe: Probe) -> str | None:
 
 
 def _saves(probe: Probe) -> str:
-    def look(_: Record) -> str | None:
+    def read(_: Record) -> str | None:
         progress = probe.store.read_progress(probe.job)
         return None if progress is None or progress.commit_step is None else f"step {progress.commit_step}"
 
-    return probe.until("checkpoint", TRAIN_S, look)
+    return probe.until("checkpoint", TRAIN_S, read)
 
 
 def _drill(probe: Probe) -> str:
@@ -324,8 +324,8 @@ def _drill(probe: Probe) -> str:
     victim = drill.choose(probe.store, probe.state, probe.record(), None, announced=True, now=probe.target.clock.now())
     targets = drill.targets_of(probe.store, probe.record(), probe.target)
     preempt(probe.target, probe.state, victim)
-    look = lambda: drill.look(probe.target, probe.store, victim)  # noqa: E731
-    view = drill.follow(look, victim, targets, drill.shown(as_json=True))
+    read = lambda: drill.read(probe.target, probe.store, victim)  # noqa: E731
+    view = drill.follow(read, victim, targets, drill.shown(as_json=True))
     if not view.passed:
         from spotkeeper.report.drill import misses
 

@@ -199,8 +199,8 @@ def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
     stay = Proposal(Go.KEEP, job.zone, "spot runs")
     if here is None:
         return Plan((stay,), "spot runs")
-    room = 2.0 * job.restart_h + rule.switch_left * job.left_h
-    moves = rule.switches and job.slack_h > room and not (_must(job, len(zones)) or _hopeless(job, rule))
+    margin = 2.0 * job.restart_h + rule.switch_left * job.left_h
+    moves = rule.switches and job.slack_h > margin and not (_must(job, len(zones)) or _hopeless(job, rule))
     steps = _cheaper(job, here, zones, rule) if moves else []
     if here.price > WHOLE and job.slack_h > job.restart_h + 2.0 * job.tick_h:
         why = f"spot costs {here.price:.0%} of on-demand"
@@ -223,8 +223,8 @@ def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: R
 def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) -> Plan:
     """Plan for a job on on-demand: stay until a zone is worth more than going and returning, with time for both."""
     keep = Proposal(Go.KEEP, job.zone, "on-demand runs")
-    room = 2.0 * job.restart_h
-    if must or job.slack_h <= room:
+    margin = 2.0 * job.restart_h
+    if must or job.slack_h <= margin:
         return Plan((keep,), _pressed(job))
     steps: list[Proposal] = []
     stayed = job.age_h >= rule.stay_restarts * job.restart_h

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spotkeeper.clock import Clock
-from spotkeeper.reconcile.store.objects import LOOK_S, Deadline
+from spotkeeper.reconcile.store.objects import LISTING_S, Deadline
 
 if TYPE_CHECKING:
     from spotkeeper.contract.cloud import Action, Cloud, Listing, Result
@@ -267,7 +267,7 @@ class Deadlined:
     def list(self, stack: str) -> Listing:
         from spotkeeper.contract.cloud import Listing
 
-        if self._left() < LOOK_S:
+        if self._left() < LISTING_S:
             log.warning("no time left to list the cloud: nothing is decided about losses")
             return Listing((), ())
         return self._cloud.list(stack)

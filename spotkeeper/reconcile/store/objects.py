@@ -7,7 +7,7 @@ The platform kills a request that takes too long, even while its round has a lea
 and leaves the rest to the next round::
 
     REQUEST_S + CALL_S <= PLATFORM_S     no call begins after REQUEST_S, and each ends within CALL_S
-    AGAIN_S >= LOOK_S                    a round that starts over has time to list the cloud
+    AGAIN_S >= LISTING_S                 a round that starts over has time to list the cloud
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_KEY = 900  # S3 and GCS allow 1,024 bytes
 PLATFORM_S = 60.0  # the smallest timeout of the function that a stack file may set; these are all real seconds
 REQUEST_S = 50.0  # from a request's beginning; no call to the bucket or the cloud begins after it
 CALL_S = 8.0  # the longest call to the bucket, which may end after REQUEST_S
-LOOK_S = 24.0  # the longest listing of the cloud
+LISTING_S = 24.0  # the longest listing of the cloud
 AGAIN_S = 36.0  # with less time left, no round starts over for reports that arrived meanwhile: agents wait 30 s
 BEGIN_S = 10.0  # with less time left, a tick begins no further round
 

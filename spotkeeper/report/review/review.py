@@ -94,30 +94,30 @@ def marker(stack: str) -> str:
     return f"<!-- spotkeeper-review {stack} -->"
 
 
-def markdown(review: Review, jobs: Sequence[str] = (), room: int = WHOLE_BYTES) -> str:
+def markdown(review: Review, jobs: Sequence[str] = (), limit: int = WHOLE_BYTES) -> str:
     """Return the comment as Markdown: the guard's findings and the cost, then as many changes as fit.
 
     Args:
         jobs: the forecasts of the stack's own jobs, each as Markdown.
-        room: bytes. The reviews of several stacks share one comment and its :data:`COMMENT_BYTES`.
+        limit: bytes. The reviews of several stacks share one comment and its :data:`COMMENT_BYTES`.
     """
     parts = [marker(review.stack), f"### Stack {code(review.stack)}: {_totals(review.preview)}"]
     cost = _cost(review.cost, review.before) if review.cost else ()
     of_jobs = ("\n#### Its jobs\n", *jobs) if jobs else ()
-    for part in (_verdict(review, room), _rules(review.broken), cost, of_jobs):
-        parts += _cut(part, room // SHARE)
-    parts += _cut(_changes(review.preview), room - _bytes(parts))
+    for part in (_verdict(review, limit), _rules(review.broken), cost, of_jobs):
+        parts += _cut(part, limit // SHARE)
+    parts += _cut(_changes(review.preview), limit - _bytes(parts))
     return "\n".join(parts) + "\n"
 
 
-def _cut(lines: Iterable[str], room: int) -> list[str]:
-    """Keep as many lines as fit into ``room`` bytes, and append a note about the rest."""
+def _cut(lines: Iterable[str], limit: int) -> list[str]:
+    """Keep as many lines as fit into ``limit`` bytes, and append a note about the rest."""
     every = list(lines)
-    if _bytes(every) <= room:
+    if _bytes(every) <= limit:
         return every
-    room -= _bytes([_left(len(every))])
+    limit -= _bytes([_left(len(every))])
     ends = accumulate(_bytes([line]) for line in every)
-    kept = sum(1 for _ in takewhile(lambda end: end <= room, ends))
+    kept = sum(1 for _ in takewhile(lambda end: end <= limit, ends))
     return [*every[:kept], _left(len(every) - kept)]
 
 
@@ -138,11 +138,11 @@ def _totals(preview: Preview) -> str:
     return ", ".join(words) or "nothing changes"
 
 
-def _verdict(review: Review, room: int) -> Iterator[str]:
+def _verdict(review: Review, limit: int) -> Iterator[str]:
     preview = review.preview
     if review.verdict is Verdict.FAILED:
         yield "\n**Incomplete: the engine stopped with an error.**\n"
-        yield block("\n\n".join(preview.errors), min(LONGEST_BLOCK, room // SHARE // 4))  # a character has 4 bytes
+        yield block("\n\n".join(preview.errors), min(LONGEST_BLOCK, limit // SHARE // 4))  # a character has 4 bytes
         return
     if not preview.lost():
         return

@@ -118,7 +118,7 @@ def test_ctrl_c_says_that_the_machine_is_preempted_anyway(
 
     a_job(store)
     monkeypatch.setattr(drilling, "preempt", lambda target, state, one: None)
-    monkeypatch.setattr(drilling, "look", interrupted)
+    monkeypatch.setattr(drilling, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         drilling.run("first", None, None, notice=True, yes=True, as_json=False)
     assert "is preempted anyway" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from infra.aws.rights import (
-    LOOK,
+    READ_RIGHTS,
     clock_rights,
     document,
     function_rights,
@@ -76,7 +76,7 @@ def actions_of(policy: str) -> set[str]:
 def test_the_functions_rights_equal_its_adapters_calls(function: str) -> None:
     own = {action for action in actions_of(function) if action.partition(":")[0] in ("ec2", "iam")}
     assert own == set(iam.ACTIONS)
-    assert set(LOOK) == set(iam.READS)
+    assert set(READ_RIGHTS) == set(iam.READS)
     assert {action.partition(":")[0] for action in actions_of(function)} == {"ec2", "iam", "logs", "s3", "sqs"}
     assert not any("*" in action for action in actions_of(function))
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from infra.gcp.function import environment
-from infra.gcp.identity import CHANGE, LOOK
+from infra.gcp.identity import CHANGE_RIGHTS, READ_RIGHTS
 from spotkeeper.contract import codec
 from spotkeeper.contract.stack import StackState
 from spotkeeper.local.access.iam import holds
@@ -345,16 +345,17 @@ def test_the_function_may_change_only_its_stacks_machines(local: Declaration) ->
         assert not holds(may, f"{zone}/{name}"), "what Pulumi declared stays, with its data"
     for name in ("instances/sk-prod-abcdefgh-n0007-a3", "instances/mine", "networks/sk-local-abcdefgh-n0007-a3"):
         assert not holds(may, f"{zone}/{name}")
-    assert not set(LOOK) & set(CHANGE)
-    assert all(not name.endswith((".delete", ".create")) for name in LOOK)
-    assert not any("*" in name or name.startswith(("iam.", "resourcemanager.")) for name in (*LOOK, *CHANGE))
+    assert not set(READ_RIGHTS) & set(CHANGE_RIGHTS)
+    assert all(not name.endswith((".delete", ".create")) for name in READ_RIGHTS)
+    rights = (*READ_RIGHTS, *CHANGE_RIGHTS)
+    assert not any("*" in right or right.startswith(("iam.", "resourcemanager.")) for right in rights)
 
 
 def test_the_function_may_read_spot_advice(local: Declaration) -> None:
     """Methods of a region and not of a machine, so the role whose condition names machines cannot hold them."""
-    look = one(local, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-look")
-    assert {"compute.advice.capacity", "compute.advice.capacityHistory"} <= set(look["permissions"])
-    assert "condition" not in one(local, "gcp:projects/iAMMember:IAMMember", "fn-look")
+    read = one(local, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-read")
+    assert {"compute.advice.capacity", "compute.advice.capacityHistory"} <= set(read["permissions"])
+    assert "condition" not in one(local, "gcp:projects/iAMMember:IAMMember", "fn-read")
 
 
 def test_a_rebuilt_stack_gets_new_role_ids(local: Declaration) -> None:
@@ -370,8 +371,8 @@ def test_public_ip_gives_machines_public_addresses(local: Declaration) -> None:
     config = read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9")
     public = run_program("local", {**config, "spotkeeper:network": '{"public_ip": true}'})
     for declared, granted in ((local, False), (public, True)):
-        look = one(declared, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-look")
-        assert (wanted in look["permissions"]) is granted
+        read = one(declared, "gcp:projects/iAMCustomRole:IAMCustomRole", "role-read")
+        assert (wanted in read["permissions"]) is granted
 
 
 def test_pubsub_may_get_the_clock_accounts_tokens_before_it_pushes(local: Declaration) -> None:

@@ -27,7 +27,7 @@ from spotkeeper.reconcile.controller.reconcile_job import Ended, RoundOptions, r
 from spotkeeper.reconcile.service.rounds import Flights
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from spotkeeper.reconcile.store import objects_obstore
-from spotkeeper.reconcile.store.objects import AGAIN_S, CALL_S, LOOK_S, PLATFORM_S, REQUEST_S, Deadline, StoreError
+from spotkeeper.reconcile.store.objects import AGAIN_S, CALL_S, LISTING_S, PLATFORM_S, REQUEST_S, Deadline, StoreError
 from spotkeeper.reconcile.store.objects_obstore import BRIEF, ObstoreObjects
 from spotkeeper.reconcile.store.store import Store
 from tests.reconcile.world import JOB, World
@@ -55,7 +55,7 @@ class Time:
 def test_the_request_time_limits_add_up() -> None:
     assert BRIEF.answer_s + BRIEF.again_s < CALL_S
     assert REQUEST_S + CALL_S <= PLATFORM_S
-    assert AGAIN_S >= LOOK_S == base.LOOK_S
+    assert AGAIN_S >= LISTING_S == base.LISTING_S
 
 
 def test_the_least_function_timeout_covers_a_request() -> None:

@@ -203,7 +203,7 @@ def test_room_counts_the_jobs_machines_and_no_grant_left_over(
     grants = (Grant(JOB, 0, 1, "slot:pool"), Grant(JOB, 1, attempt, "slot:pool"))
     draft = Draft(record, with_(snapshot, stack=stack(cap), allocation=Allocation(1, "", grants)))
     options = [Offer("pool", "z-a", Model.SPOT, 0.3)]
-    found = [offers.room(draft, count, options, replaces=replaces) for count in range(4)]
+    found = [offers.fits(draft, count, options, replaces=replaces) for count in range(4)]
     assert found == [count <= fits for count in range(4)]
 
 
@@ -212,7 +212,7 @@ def test_room_counts_machines_of_nodes_that_the_job_no_longer_has_and_those_of_o
     options = [Offer("pool", "z-a", Model.SPOT, 0.3)]
     for grant in (Grant(JOB, 2, 5, "slot:pool"), Grant("other234", 0, 9, "slot:pool")):
         asked = with_(snapshot, stack=stack(1), allocation=Allocation(1, "", (grant,)))
-        assert not offers.room(Draft(record, asked), 1, options)
+        assert not offers.fits(Draft(record, asked), 1, options)
 
 
 # -- a generation without all of its disks

@@ -165,13 +165,13 @@ def held(*resources: str) -> list[Grant]:
 
 def test_caps() -> None:
     the_stack = stack(max_machines=2, max_on_demand=1, static=1)
-    assert Tally(held("slot:pool")).room(the_stack, offer())
-    assert not Tally(held("slot:pool", "slot:pool/on-demand")).room(the_stack, offer())
-    assert not Tally(held("slot:pool/on-demand")).room(the_stack, offer(ON_DEMAND))
-    assert Tally(held("slot:pool")).room(the_stack, offer(ON_DEMAND))
-    assert not Tally(held("machine:n0")).room(the_stack, offer(Model.STATIC, "n0"))
-    assert Tally(held("machine:n1")).room(the_stack, offer(Model.STATIC, "n0"))
-    assert not Tally([]).room(the_stack, Offer("nowhere", "z-a", SPOT, 1.0))
+    assert Tally(held("slot:pool")).fits(the_stack, offer())
+    assert not Tally(held("slot:pool", "slot:pool/on-demand")).fits(the_stack, offer())
+    assert not Tally(held("slot:pool/on-demand")).fits(the_stack, offer(ON_DEMAND))
+    assert Tally(held("slot:pool")).fits(the_stack, offer(ON_DEMAND))
+    assert not Tally(held("machine:n0")).fits(the_stack, offer(Model.STATIC, "n0"))
+    assert Tally(held("machine:n1")).fits(the_stack, offer(Model.STATIC, "n0"))
+    assert not Tally([]).fits(the_stack, Offer("nowhere", "z-a", SPOT, 1.0))
 
 
 def test_change_adds_and_drops_by_job_rank_and_attempt() -> None:

@@ -43,7 +43,7 @@ from spotkeeper.reconcile.service.request_body import STATUS, BodyError, Refusal
 from spotkeeper.reconcile.service.rounds import Flights
 from spotkeeper.reconcile.service.runtime import Deadlined, FunctionSettings, Runtime, SettingsError, settings_from_env
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.objects import LOOK_S, Deadline, StoreError, UnavailableError
+from spotkeeper.reconcile.store.objects import LISTING_S, Deadline, StoreError, UnavailableError
 from tests.reconcile.clouds.gce import compute
 from tests.reconcile.clouds.gce.compute import JOB, STACK, UID, Google, SmallCloud
 from tests.reconcile.service import identities as ids
@@ -408,7 +408,7 @@ class TestTrouble:
             def perform(self, action: Action, deadline_s: float) -> Result:
                 raise AssertionError("not asked")
 
-        cloud = Deadlined(Slow(), CLOCK, Deadline(LOOK_S - 0.1))
+        cloud = Deadlined(Slow(), CLOCK, Deadline(LISTING_S - 0.1))
         assert cloud.list("demo").answered == frozenset(), "proves nothing"
         assert "no time left to list the cloud" in caplog.text
         over = Deadlined(Slow(), CLOCK, Deadline(0.0))

@@ -37,7 +37,7 @@ def granted(*resources: str) -> Tally:
 )
 def test_machines_of_all_pools_count_together_and_static_machines_do_not(cap: int | None, room: bool) -> None:
     held = granted("slot:pool", "slot:other/on-demand", "machine:floor-0")
-    assert held.room(two_pools(max_machines=cap), offer("pool")) is room
+    assert held.fits(two_pools(max_machines=cap), offer("pool")) is room
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_machines_of_all_pools_count_together_and_static_machines_do_not(cap: in
 )
 def test_a_machine_counts_at_its_pools_highest_price(cap: float, pool: str, model: Model, room: bool) -> None:
     held = granted("slot:pool", "slot:other/on-demand", "machine:floor-0")
-    assert held.room(two_pools(max_usd_hour=cap), offer(pool, model)) is room
+    assert held.fits(two_pools(max_usd_hour=cap), offer(pool, model)) is room
 
 
 def test_an_exact_fit_is_not_refused_by_rounding() -> None:
@@ -60,7 +60,7 @@ def test_an_exact_fit_is_not_refused_by_rounding() -> None:
     pools: tuple[PoolState, ...] = (replace(stack().pools[0], prices=spot),)
     name = pools[0].name
     held = granted(f"slot:{name}", f"slot:{name}")
-    assert held.room(replace(stack(), pools=pools, max_usd_hour=3.6), offer(name))
+    assert held.fits(replace(stack(), pools=pools, max_usd_hour=3.6), offer(name))
 
 
 def test_a_second_job_waits_for_the_stacks_cap_and_says_so() -> None:

@@ -327,9 +327,9 @@ def test_a_huge_change_keeps_findings_and_cost(stacks: int) -> None:
     many = [step("create", "gcp:compute/route:Route", f"route-{i}-é{'x' * 50}", None, {}) for i in range(3000)]
     found = foreseen(step("delete", DISK, "the-data", {}), *many)
     made = Review("prod", judge(found, agreed=False), found, COST)
-    room = review.COMMENT_BYTES // stacks
-    text = markdown(made, ["**`vit` on `burst`**: $7"], room)
-    assert room - 500 < len(text.encode()) <= room
+    limit = review.COMMENT_BYTES // stacks
+    text = markdown(made, ["**`vit` on `burst`**: $7"], limit)
+    assert limit - 500 < len(text.encode()) <= limit
     for shown in ("data would be lost", "- `the-data` would be deleted", "Everything at full size", "`vit` on `burst`"):
         assert text.index(shown) < text.index("#### Changes"), shown
     cut = text.count("| `compute.Route` |")
@@ -344,7 +344,7 @@ def test_many_findings_and_pools_share_the_comment() -> None:
     pools = [pool(f"pool-{i}") for i in range(500)]
     broken = [Broken("private", "a:b/c:D", f"thing-{i}", "is public", True) for i in range(2000)]
     cost = stack_cost(pools, {each.name: BOOT for each in pools})
-    text = markdown(Review("prod", Verdict.REFUSED, found, cost, None, tuple(broken)), room=review.COMMENT_BYTES)
+    text = markdown(Review("prod", Verdict.REFUSED, found, cost, None, tuple(broken)), limit=review.COMMENT_BYTES)
     assert len(text.encode()) <= review.COMMENT_BYTES < 65_536
     for shown in ("- `disk-0-", "- `private`: ", "Everything at full size", "| `pool-0` ", "#### Changes"):
         assert shown in text, shown
@@ -354,9 +354,9 @@ def test_many_findings_and_pools_share_the_comment() -> None:
 @pytest.mark.parametrize("stacks", [1, 5, 20])
 def test_engine_errors_are_shortened_to_their_share(stacks: int) -> None:
     found = read({"config": {}, "diagnostics": [{"severity": "error", "message": "ü" * 50_000}]})
-    room = review.COMMENT_BYTES // stacks
-    text = markdown(Review("prod", Verdict.FAILED, found, COST), room=room)
-    assert "üüü" in text and "Everything at full size" in text and len(text.encode()) <= room
+    limit = review.COMMENT_BYTES // stacks
+    text = markdown(Review("prod", Verdict.FAILED, found, COST), limit=limit)
+    assert "üüü" in text and "Everything at full size" in text and len(text.encode()) <= limit
     assert _outside_code(text)
 
 

@@ -20,7 +20,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.cloud import Action, Listing, Result, Vm
 from spotkeeper.contract.market import Chances, PriceRun
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.clouds.base import LOOK_S, Addresses, ListError, addresses_around, known, perform
+from spotkeeper.reconcile.clouds.base import LISTING_S, Addresses, ListError, addresses_around, known, perform
 from spotkeeper.reconcile.clouds.ec2 import advice, schema
 from spotkeeper.reconcile.clouds.ec2.actions import Ec2Verbs
 from spotkeeper.reconcile.clouds.ec2.api import Api, Ec2RefusedError
@@ -59,7 +59,7 @@ class Ec2:
         One call lists the whole region; if it fails, one call lists each of the stack's zones.
         """
         zones = self._stack.zones()
-        ends = time.monotonic() + LOOK_S
+        ends = time.monotonic() + LISTING_S
         with ThreadPoolExecutor(3) as pool:
             vms = pool.submit(everywhere, "instances", self._instances, zones, ends)
             disks = pool.submit(everywhere, "disks", self._volumes, zones, ends)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from spotkeeper.clock import Clock
 from spotkeeper.contract.cloud import Action, DiskSnapshot, Listing, Result
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.clouds.base import LOOK_S, Addresses, ListError, addresses_around, known, perform
+from spotkeeper.reconcile.clouds.base import LISTING_S, Addresses, ListError, addresses_around, known, perform
 from spotkeeper.reconcile.clouds.gce.actions import GceVerbs
 from spotkeeper.reconcile.clouds.gce.advice import Hints
 from spotkeeper.reconcile.clouds.gce.api import DEFAULT_ENDPOINT, Api, GivenToken, MetadataToken
@@ -66,7 +66,7 @@ class Gce(Hints):
     def list(self, stack: str) -> Listing:
         """List all zones, by label. A zone with an error or a warning is not in ``answered``."""
         zones = self._stack.zones()
-        ends = time.monotonic() + LOOK_S
+        ends = time.monotonic() + LISTING_S
         with ThreadPoolExecutor(PARALLEL_LISTS) as pool:
             vms = pool.submit(self._lists.everywhere, "instances", InstanceIn, zones, ends)
             disks = pool.submit(self._lists.everywhere, "disks", DiskIn, zones, ends)

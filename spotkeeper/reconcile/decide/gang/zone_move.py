@@ -172,6 +172,6 @@ def _dry(draft: Draft) -> None:
     found = [choice.offer for choice in offers.choices(draft, offers.gang_as_node(draft), None)]
     for zone in dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone):  # the best zone first
         warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
-        if offers.room(draft, spec.size().min, warm, replaces=True):
+        if offers.fits(draft, spec.size().min, warm, replaces=True):
             begin(draft, zone, "stockout")
             return

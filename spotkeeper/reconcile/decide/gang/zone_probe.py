@@ -60,7 +60,7 @@ def step(draft: Draft) -> None:
     better = _better(draft, (choice.offer for choice in found.choices))
     unknown = (offer for offer in found.probe if offer.zone != draft.record.zone)
     for offer, nodes in (*((o, every) for o in better), *((o, first) for o in unknown)):
-        if _due(draft, offer, nodes) and _room(draft, offer, nodes):
+        if _due(draft, offer, nodes) and _fits(draft, offer, nodes):
             _probe(draft, offer, nodes)
             return
 
@@ -119,10 +119,10 @@ def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
     return all(draft.now - at >= PROBE_EVERY_S * 2.0 ** min(failed, SELDOM) for at in sent)
 
 
-def _room(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
+def _fits(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
     """Whether caps and limits allow these nodes one more machine each, beside all that the job has."""
     spare = limits.spare(draft, nodes) and not any(limits.bars(draft, index) for index in nodes)
-    return spare and offers.room(draft, len(nodes), [offer])
+    return spare and offers.fits(draft, len(nodes), [offer])
 
 
 def _probe(draft: Draft, offer: Offer, nodes: list[int]) -> None:
@@ -158,7 +158,7 @@ def _leave_spot(draft: Draft) -> bool:
         return False
     cheapest = min(spot.values(), key=lambda slot: limits.price(draft, slot))
     found = offers.cheaper(draft, offers.gang_as_node(draft), cheapest)
-    if not any(_room(draft, offer, nodes) for offer in found):
+    if not any(_fits(draft, offer, nodes) for offer in found):
         return False
     for index in nodes:
         draft.put(index, replace_reason="on-demand")

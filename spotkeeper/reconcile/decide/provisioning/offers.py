@@ -61,10 +61,10 @@ def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
     if draft.record.machine_type in kinds:
         return {draft.record.machine_type}
     of_kind = {kind: [offer for offer in found if draft.types[offer.pool] == kind] for kind in kinds}
-    return next(({kind} for kind in kinds if room(draft, draft.size(), of_kind[kind])), set())
+    return next(({kind} for kind in kinds if fits(draft, draft.size(), of_kind[kind])), set())
 
 
-def room(draft: Draft, count: int, options: list[Offer], *, replaces: bool = False) -> bool:
+def fits(draft: Draft, count: int, options: list[Offer], *, replaces: bool = False) -> bool:
     """Whether the stack's caps have room for ``count`` machines, each of any of these offers.
 
     The machines come in addition to the job's machines and intents; with ``replaces``, instead of these.
@@ -76,7 +76,7 @@ def room(draft: Draft, count: int, options: list[Offer], *, replaces: bool = Fal
         if grant.job != job or not (replaces or (grant.node < len(tops) and grant.attempt > tops[grant.node]))
     )
     for index in range(count):
-        offer = next((offer for offer in options if tally.room(draft.snapshot.stack, offer)), None)
+        offer = next((offer for offer in options if tally.fits(draft.snapshot.stack, offer)), None)
         if offer is None:
             return False
         tally.add(Grant(job, index, 0, resource(offer)))
@@ -194,7 +194,7 @@ def idle_machine(draft: Draft, index: int) -> bool:
     node = draft.nodes[index]
     if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining or draft.snapshot.blind:
         return False
-    nodes = [offer for offer in static(draft, node.cur.zone) if draft.tally.room(draft.snapshot.stack, offer)]
+    nodes = [offer for offer in static(draft, node.cur.zone) if draft.tally.fits(draft.snapshot.stack, offer)]
     return any(location.may_follow(draft, index, offer.machine) for offer in nodes)
 
 

@@ -185,7 +185,7 @@ def _back_up(draft: Draft) -> None:
 def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
     """Whether no backup has room within the caps, and a slow machine's end would make room for one like it."""
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
-    return not any(draft.tally.room(draft.snapshot.stack, offer) for offer in (*options, alike))
+    return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 
 
 def due(draft: Draft) -> Iterator[float]:

@@ -72,7 +72,7 @@ def _idle_zone(draft: Draft) -> str | None:
     live = [one for one in draft.queries.own_grants() if one.node < len(nodes) and one.attempt > nodes[one.node].top]
     ours = {grant.resource for grant in live}  # granted, but no slot uses them yet
     machines = offers.static(draft, None)
-    zones = [o.zone for o in machines if resource(o) in ours or draft.tally.room(draft.snapshot.stack, o)]
+    zones = [o.zone for o in machines if resource(o) in ours or draft.tally.fits(draft.snapshot.stack, o)]
     if record.zone in zones or not zones:
         return None
     refused = set(offers.gang_as_node(draft).refused)
@@ -172,7 +172,7 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
         draft.put(index, top=attempt)  # the granted offer is gone: skip this attempt number
         attempt += 1
     for offer in options:
-        if draft.tally.room(draft.snapshot.stack, offer):
+        if draft.tally.fits(draft.snapshot.stack, offer):
             draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now))
             return False
     return pending.nothing(draft, index, {offer.model for offer in options if offer.machine is None})

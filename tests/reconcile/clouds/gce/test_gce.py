@@ -507,7 +507,7 @@ class TestListing:
 
     def test_a_listing_ends_at_its_deadline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nine lists and their retries by zone must not add up: a round has other things to do."""
-        monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.cloud.LOOK_S", 0.6)
+        monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.cloud.LISTING_S", 0.6)
         monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.listing.LIST_S", 0.4)
         with silent_server(drip=False) as endpoint:
             started = time.monotonic()
