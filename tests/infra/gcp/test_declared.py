@@ -318,7 +318,7 @@ def test_every_accounts_rights_equal_the_golden_list(local: Declaration) -> None
             ("logging.logWriter", "IAMMember"),
         },
         "fn": {
-            ("sk_local_look", "IAMMember"),
+            ("sk_local_read", "IAMMember"),
             ("sk_local_change", "IAMMember"),
             ("logging.logWriter", "IAMMember"),
             ("iam.serviceAccountUser", "IAMMember"),

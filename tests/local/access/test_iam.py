@@ -35,14 +35,14 @@ def delete(plane: Plane, type_: str, name: str) -> None:
 
 @pytest.mark.parametrize(("days", "free"), [(1, True), (8, False), (36, False), (38, True)])
 def test_the_id_of_a_deleted_role_stays_taken_for_weeks(plane: Plane, days: int, free: bool) -> None:
-    declare(plane, CUSTOM_ROLE, "sk_demo_look", permissions=[])
-    delete(plane, CUSTOM_ROLE, "sk_demo_look")
+    declare(plane, CUSTOM_ROLE, "sk_demo_read", permissions=[])
+    delete(plane, CUSTOM_ROLE, "sk_demo_read")
     plane.time.now += days * DAY_S
     if free:
-        declare(plane, CUSTOM_ROLE, "sk_demo_look", permissions=[])
+        declare(plane, CUSTOM_ROLE, "sk_demo_read", permissions=[])
         return
     with pytest.raises(ApiError, match="marked for deletion"):
-        declare(plane, CUSTOM_ROLE, "sk_demo_look", permissions=[])
+        declare(plane, CUSTOM_ROLE, "sk_demo_read", permissions=[])
     declare(plane, CUSTOM_ROLE, "sk_demo_look_12345678", permissions=[])
 
 
