@@ -16,7 +16,7 @@ from tests.model.mutants import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOCOL = (ROOT / "docs/protocol.md").read_text("utf-8")
-PAGES = ("docs/architecture.md", "docs/protocol.md", "docs/glossary.md", "CONTRIBUTING.md")
+PAGES = ("docs/architecture.md", "docs/protocol.md", "docs/glossary.md", "docs/testing.md", "CONTRIBUTING.md")
 RULE = re.compile(r"\brules? (\d+)(?:(?:,| and| to) (\d+))?", re.IGNORECASE)
 PROPERTY = re.compile(r"(?<![\w-])[SL][1-9]\d?\b")
 ABOUT_THE_PROTOCOL = ("spotkeeper/reconcile", "tests/model", "tests/sim", "tests/properties", "tests/reconcile")
