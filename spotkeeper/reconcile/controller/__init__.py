@@ -1,20 +1,20 @@
-"""One job's round, the tick over all jobs, and the intake of reports: I/O around the pure ``decide()``.
+"""Runs the rounds of single jobs, the tick over all jobs, and the intake of reports. ``decide()`` itself is pure.
 
 ``reconcile_job.py`` runs a round: it carries out the steps of ``steps.py`` against the bucket and the cloud, and
 decides nothing itself, not even the order of its reads. ``tick.py`` runs the rounds of all jobs from one listing,
-then the sweep for jobs without a record. ``intake.py`` turns what an agent says into facts. ``document.py`` makes the
-answer: role and generation document. ``lease.py`` keeps a job to one round at a time. ``docs/protocol.md`` has the
-rules and timings of rounds, leases and bursts.
+then the sweep for jobs without a record. ``intake.py`` stores an agent's reports as facts. ``document.py`` makes the
+answer to an agent. ``lease.py`` lets only one round of a job run at a time. ``docs/protocol.md`` has the rules and
+timings of rounds, leases and bursts of reports.
 
-**Resume with other files.** The request to resume a held job may name the hash of other files. The round checks these
-against the job's disks, and its write of the record makes the new job file valid (``decide/gang/requests.py``).
+**Resume with a new job file.** A request to resume a held job may name a new job file by its hash. The round checks
+that the job can go on from its disks with this file, and then records it as the file in force
+(``decide/gang/requests.py``).
 
-**Failed ticks.** A tick has failed if it raised, if the cloud answered in no zone, or if no job's round could be
-done. Its answer is then 503 (an error on Lambda). Each tick ends with one log line, ``event`` ``tick`` or
-``tick_failed``, which the clouds' alerts count, and with a note in the bucket, ``stack/tick``
-(``contract/stack.py``): when a tick last succeeded, since when ticks fail, and why. The note is read at every tick and
-written when it changes, and every five minutes while all is well. ``status`` and ``watch`` say "no tick succeeded
-for N minutes: REASON"; if the bucket itself fails, the note's age alone shows the failure. In the
-one-machine cloud the schedule restarts the function's process after three failures in a row, then after six, and so
-on (``local/serverless/triggers.py``).
+**Failed ticks.** A tick has failed if it raised, if no zone of the cloud answered, or if the round of every job was
+interrupted. The function then answers 503 (on Lambda: an error). Each tick ends with a log line whose ``event`` is
+``tick`` or ``tick_failed``; the clouds' alerts count these lines. The object ``stack/tick`` in the bucket
+(``contract/stack.py``) says when a tick last succeeded, since when ticks fail, and why. A tick writes this object when
+its content changes, otherwise every five minutes. ``status`` and ``watch`` read it and say "no tick succeeded for N
+minutes: REASON"; if ticks cannot write the object, its age shows that. The one-machine cloud restarts the function's
+process after three failed ticks in a row, then after six, and so on (``local/serverless/triggers.py``).
 """

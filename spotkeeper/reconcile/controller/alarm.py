@@ -1,8 +1,8 @@
 """Reports which documents cannot be read, and whether ticks succeed.
 
-An unreadable document causes one log line of severity ERROR per round, and its bytes go to quarantine. Each tick ends
-with one log line, which the clouds' alerts count, and a note in the bucket, which the command reads. This module
-repairs nothing and never raises: the caller continues with what can be read.
+For an unreadable document each round logs one line of severity ERROR and puts its bytes into quarantine. Each tick ends
+with one log line, which the clouds' alerts count, and updates ``stack/tick`` in the bucket, which the command reads.
+This module repairs nothing. If one of these writes fails it logs a warning, and the round or tick continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("spotkeeper.reconcile")
 
 
 def unreadable(store: Store, error: CorruptError, job: str = "") -> None:
-    """Log one alarm with the remedy and quarantine the bytes, unless a newer version wrote them."""
+    """Log one alarm with the remedy. Quarantine the bytes, unless a newer version of Spotkeeper wrote them."""
     log.error("ALARM: %s; %s", error, error.remedy, extra={"job": job or None})
     if isinstance(error, NewerError):
         return
@@ -35,7 +35,7 @@ def unreadable(store: Store, error: CorruptError, job: str = "") -> None:
 
 
 def readable_allocation(store: Store) -> Versioned[Allocation] | None:
-    """Return the allocation; None, after an alarm, if it is unreadable: grants are then unknown, not absent."""
+    """Return the allocation. If it is unreadable, log an alarm and return None: which grants exist is then unknown."""
     try:
         return store.read_allocation()
     except CorruptError as error:
@@ -44,7 +44,7 @@ def readable_allocation(store: Store) -> Versioned[Allocation] | None:
 
 
 def note_tick(store: Store, now: float, trouble: str = "", **counts: int) -> None:
-    """Log a tick's result and write its note. ``trouble``: why it failed; ``counts``: for the log line."""
+    """Log a tick's result and update ``stack/tick``. ``trouble``: why the tick failed; ``counts``: for the log line."""
     level, event = (logging.WARNING, TICK_FAILED) if trouble else (logging.INFO, TICK)
     log.log(level, "tick", extra={"event": event, "reason": trouble or None, **counts})
     try:
@@ -52,11 +52,11 @@ def note_tick(store: Store, now: float, trouble: str = "", **counts: int) -> Non
         if note is not None:
             store.put(TICK_PATH, msgspec.json.encode(note))
     except (StoreError, OSError) as error:  # readers notice a note that is too old
-        log.warning("the tick's note was not written: %s", error)
+        log.warning("the tick's result was not written to the bucket: %s", error)
 
 
 def read_note(store: Store) -> TickNote | None:
-    """Return the function's last note; None if it is missing or unreadable.
+    """Return what ``stack/tick`` says about the last ticks; None if it is missing or unreadable.
 
     Raises:
         StoreError: the bucket failed.

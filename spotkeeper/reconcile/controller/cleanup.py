@@ -1,9 +1,9 @@
-"""Deletes what an ended job leaves in the bucket, and checkpoint copies that a newer one replaced.
+"""Deletes what an ended job leaves in the bucket, and checkpoint copies that were replaced by a newer copy.
 
-``bury`` cleans up after a job; ``withdraw`` ends a submission that never became a job. Copies that the record names
-stay; so do newer ones, which may still be uploading. All others are deleted: replaced copies, interrupted uploads, and
-copies of checkpoints that the job gave up. A copy's file lists are deleted before its parts, so no reader takes half a
-copy for a whole one.
+``bury`` cleans up after a job; ``withdraw`` ends a submission that never became a job. ``sweep_copies`` deletes
+replaced copies, interrupted uploads, and copies of checkpoints that the job gave up. It keeps the copies that the
+record names, and newer copies, which may still be uploading. A copy's file lists are deleted before its parts, so that
+no reader mistakes half a copy for a whole one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST = 400  # most objects deleted in one call: a round has other work to do
 def bury(store: Store, record: Record, at: float) -> None:
     """Delete the name, requests, facts, source and checkpoint copies of a job that is DONE.
 
-    The copies stay if the job's disks are kept. The marker in ``active/`` is deleted last, so that a tick finishes a
-    burial that was interrupted.
+    The copies stay if the job's disks are kept. The marker in ``active/`` is deleted last, so that a later tick
+    finishes an interrupted cleanup.
     """
     store.put_tomb(record.job, at)
     for path in store.list(paths.sources(record.job)):
@@ -44,10 +44,10 @@ def bury(store: Store, record: Record, at: float) -> None:
 
 
 def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record | None:
-    """End a submission without a record, so without a machine: create an ended record. None if a record exists by now.
+    """End a submission that has no record, and so no machine: create an ended record. None if a record exists by now.
 
-    The write is create-only, like that of a submission's first record. A later tick deletes the files, name and marker,
-    since a submitter may not delete files.
+    A submission's first record is also written create-only, so only one of the two writes succeeds. A later tick
+    deletes the submitted files, the name and the marker, since a user who submits has no right to delete files.
     """
     nonce = uuid4().hex
     end = Record(job, str(uuid4()), name, "", at, nonce=nonce, phase=Phase.DONE, outcome=Outcome.CANCELLED, reason=why)
@@ -63,10 +63,10 @@ def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
 
 
 def sweep_copies(store: Store, record: Record) -> bool:
-    """Delete replaced copies of checkpoints; True once no replaced copy is left.
+    """Delete replaced copies of checkpoints. Returns whether none is left.
 
     Raises:
-        StoreError: the bucket does not answer; the next round continues.
+        StoreError: the bucket does not answer; the next round deletes the rest.
     """
     kept, top = {one.commit for one in record.mirror}, parse_commit(record.mirror_top) or (0, 0)
 
@@ -78,7 +78,7 @@ def sweep_copies(store: Store, record: Record) -> bool:
 
 
 def _delete(store: Store, doomed: Iterable[str]) -> bool:
-    """Delete lists first, and at most ``MOST`` objects; True once none is left."""
+    """Delete at most ``MOST`` of these objects, file lists first. Returns whether none is left."""
     ordered = sorted(doomed, key=lambda path: (not path.endswith(".json"), path))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(store.delete, ordered[:MOST]))

@@ -1,7 +1,7 @@
-"""The generation document and the answer to an agent: pure views of the record.
+"""Makes the generation document and the answer to an agent from the record. Pure.
 
-Nothing here reads the cloud. Addresses, boots and whether a member's disk was attached are in the record since
-admission and publication, so two instances with the same record give the same answer.
+Nothing here reads the cloud: a machine's address, its boot and whether its disk was attached were recorded when it was
+admitted and became a member. So two instances of the function with the same record give the same answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Record, P], T]:
     """Cache a pure function of a record: keep its last result for each job while the record's version stays the same.
 
-    Otherwise the same long document would be made for each of thousands of agents.
+    Otherwise the same long document would be made anew for each of thousands of agents.
     """
     kept: dict[str, tuple[Record, tuple[object, ...], T]] = {}
 
@@ -61,12 +61,12 @@ def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Recor
 
 
 def _same(one: Record, two: Record) -> bool:
-    """Whether both are the same version of a record: every write has its own nonce."""
+    """Whether both are the same version of a record. Every write of a record has a new nonce."""
     return one is two or bool(one.nonce and (one.uid, one.ver, one.nonce) == (two.uid, two.ver, two.nonce))
 
 
 class Speaker(Struct, frozen=True):
-    """A machine's identity from a verified token, never from a body."""
+    """The identity of the machine that sent a request, from its verified token, never from the request's body."""
 
     uid: str  # unique instance id
     name: str
@@ -74,7 +74,7 @@ class Speaker(Struct, frozen=True):
 
 
 class SpeakerPlace(Struct, frozen=True):
-    """The node, attempt and slot of a speaker in a job's record. ``slot`` is None if its attempt is superseded."""
+    """A speaker's node, attempt and slot in a job's record. ``slot`` is None if the attempt is superseded."""
 
     node: int
     attempt: int
@@ -85,7 +85,7 @@ class SpeakerPlace(Struct, frozen=True):
 def place(record: Record, stack: StackState, who: Speaker, grant: Grant | None = None) -> SpeakerPlace | None:
     """Return the node and attempt of a speaker; None if the record does not know such an attempt (yet).
 
-    ``grant``: a static machine's entry of the allocation document, which ties it to a job.
+    ``grant``: a static machine's grant, which says its job, node and attempt.
     """
     owned = names.parse_vm_name(who.name)
     if grant is not None and grant.resource == f"machine:{who.name}":
@@ -122,7 +122,7 @@ def role(record: Record, where: SpeakerPlace | None, boot: str) -> Role:
 
 
 def members(record: Record, spec: JobSpec | None, stack: StackState) -> tuple[Member, ...]:
-    """Return the machines that are still in the newest generation, in its order."""
+    """Return the machines that are still in the newest generation, in the order of its nodes."""
     out = []
     counts = {pool.name: nproc(spec, stack, pool.name) for pool in stack.pools}
     for index in record.members:
@@ -181,7 +181,7 @@ def mean_life_s(record: Record) -> float | None:
 
 
 def nproc(spec: JobSpec | None, stack: StackState, pool_name: str) -> int:
-    """Return the processes per node: the job file's number, otherwise the pool's."""
+    """Return the number of processes per node: from the job file, otherwise from the pool."""
     if spec is not None and spec.nproc is not None:
         return spec.nproc
     pool = stack.pool(pool_name)
@@ -229,8 +229,8 @@ def reply(
     """Return the answer to a sync.
 
     If ``record`` is None, no job knows this machine, so its role is IDLE for a static machine of the stack, else
-    UNKNOWN. The answer includes the document if that is newer than ``sync.ver`` and the speaker belongs to the job;
-    ``run`` comes with every document and goes to each standby.
+    UNKNOWN. The answer includes the document if that is newer than ``sync.ver`` and the speaker belongs to the job.
+    ``run`` (how to run the job) goes out with every document, and to a machine that stands by with every answer.
     """
     if record is None:
         what = Role.IDLE if is_static(stack, who) else Role.UNKNOWN
@@ -261,7 +261,7 @@ def reply(
 
 
 def _fetch(record: Record, where: SpeakerPlace) -> FetchOrder | None:
-    """Return the checkpoint copy that this machine must download; None for a machine without its node's disk."""
+    """Return the checkpoint copy that this machine must download, or None. Only a node's ``cur`` downloads copies."""
     fetch = record.fetch
     if fetch is None or where.node not in fetch.nodes or not where.cur:
         return None
@@ -269,7 +269,7 @@ def _fetch(record: Record, where: SpeakerPlace) -> FetchOrder | None:
 
 
 def _disk(record: Record, where: SpeakerPlace) -> int | None:
-    """Return the number of the disk to mount: only ``cur`` gets one. 0 means a static machine's own disk."""
+    """Return the number of the disk to mount; 0: a static machine's own disk. Only ``cur`` gets a disk."""
     if not where.cur or where.slot is None:
         return None
     return 0 if where.slot.machine is not None else record.nodes[where.node].disk
@@ -277,7 +277,7 @@ def _disk(record: Record, where: SpeakerPlace) -> int | None:
 
 @once
 def at_rest(record: Record) -> bool:
-    """Whether every node is a member and nothing is pending, so that polls of its agents need one read less."""
+    """Whether every node is a member and nothing is pending, or all is over: agents' polls then need fewer reads."""
     if record.phase is not Phase.RUN:
         return record.phase is Phase.DONE
     if record.stop or record.roll is not None or record.move is not None or record.pause:

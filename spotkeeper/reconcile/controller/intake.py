@@ -1,8 +1,8 @@
-"""Checks an agent's reports and stores them as facts. Node and attempt come from the record, never from a body.
+"""Checks an agent's reports and stores them as facts. A fact's node and attempt come from the record, not the request.
 
 The caller has verified the speaker's identity; this module checks what that machine may report about itself. A machine
-that is not admitted may only report HELLO, a superseded one only FREED, and no report is about a generation that does
-not exist yet. Invalid reports go to quarantine, never into a decision.
+that is not admitted may only report HELLO, a superseded machine only FREED, and no machine may report about a
+generation that does not exist yet. Invalid reports go to quarantine and no decision reads them.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ SAVING = {
 WHY = {
     "write-failed": "its disk refused the write",
     "saver-lost": "no saver process answered",
-    "no-memory": "its memory has no place for a copy of the training state; the job's log says which limit",
+    "no-memory": "the machine has no memory left for a copy of the training state: see the job's log",
 } | PREFLIGHT_CHECKS
 
 
 class Accepted(Struct, frozen=True):
-    """The result of a sync. ``new``: it brought a fact that possibly no round has read, so a round is due.
+    """The result of a sync. ``new``: the sync brought a fact that perhaps no round has read, so a round is due.
 
-    A fact is stored before its round begins. If the function dies in between, no round is due; so an agent that got no
-    answer repeats its report with ``again``, and the fact counts as new again.
+    A fact is stored before a round begins that reads it. The function may die in between. So an agent that got no
+    answer repeats its report with ``again`` set, and the fact counts as new although it is stored already.
     """
 
     job: str | None = None
@@ -70,7 +70,7 @@ class Accepted(Struct, frozen=True):
 
 
 def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
-    """Store the facts that this machine may report. Rereads the record, and a static machine's allocation."""
+    """Store the facts that this machine may report. Reads the record, and for a static machine the allocation."""
     owned = names.parse_vm_name(who.name)
     if owned is None:
         return _static(store, stack, who, sync, now)
@@ -95,8 +95,8 @@ def silent(stack: StackState, who: Speaker, sync: Sync) -> str | None:
 def ended(store: Store, stack: StackState, who: Speaker, old_jobs: tuple[str, ...]) -> tuple[str, ...]:
     """Return the given jobs whose files a static machine must delete.
 
-    Deletion needs proof: a record in phase DONE, which is final, without ``keep_disks``. An unreadable record proves
-    nothing, nor does a missing one, since deleting a record by hand must not delete disks.
+    Files are deleted only if the job's record is in phase DONE, which is final, and does not say ``keep_disks``. They
+    stay if the record is unreadable or missing, as a person may have deleted it by hand.
     """
     if not is_static(stack, who):
         return ()
@@ -112,7 +112,7 @@ def _is_over(store: Store, job: str) -> bool:
 
 
 def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
-    """Accept a sync of a static machine, which is granted to a job or idle. It serves one grant at a time."""
+    """Accept a sync of a static machine, which is idle or granted to a job."""
     if not is_static(stack, who):
         return Accepted()
     grants = _grants(store, who)
@@ -135,7 +135,7 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
     """Return this static machine's grants; if the allocation is unreadable, the grant that an active record implies.
 
     Raises:
-        CorruptError: the allocation is unreadable and no record names the machine, which may still be granted.
+        CorruptError: the allocation is unreadable and no record names the machine, so it may be granted or not.
     """
     try:
         return [grant for grant in store.read_allocation().value.grants if grant.machine == who.name]
@@ -151,7 +151,7 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
 def _with_hello(where: SpeakerPlace | None, sync: Sync) -> Sync:
     """Add a HELLO to the sync of a granted static machine whose boot is not admitted.
 
-    Any sync shows that it is up for this attempt, since no other machine has the grant until it reports DROPPED.
+    Any sync shows that the machine is up for this attempt, since the grant is for this machine and not dropped yet.
     """
     expected = where is not None and where.slot is not None and where.slot.boot != sync.boot
     if not expected or any(fact.kind in (Kind.HELLO, Kind.DROPPED) for fact in sync.facts):
@@ -160,7 +160,7 @@ def _with_hello(where: SpeakerPlace | None, sync: Sync) -> Sync:
 
 
 def _dropped(store: Store, grant: Grant, who: Speaker, sync: Sync) -> bool:
-    """Store a DROPPED report for this attempt, which releases the grant in any case. Return whether it is new."""
+    """Store a DROPPED report, which releases the grant, even if the job is over. Returns whether the report is new."""
     for fact in sync.facts:
         if fact.kind is Kind.DROPPED and fact.attempt in (None, grant.attempt):
             word = Fact(who.uid, sync.boot, grant.node, grant.attempt, 0, Kind.DROPPED, "0")
@@ -238,7 +238,7 @@ def _sensible(record: Record, fact: Fact) -> bool:
 
 
 def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact: Fact) -> None:
-    """Delete hellos of older boots: only their order of arrival tells which boot is the newest."""
+    """Delete the hellos of this machine's older boots: only now is it known that they are older."""
     if where is None or where.slot is None or where.slot.boot == fact.boot:
         return
     older = tuple(
@@ -254,9 +254,9 @@ def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact
 def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sync, now: float) -> None:
     """Store the job's progress, if a member of the newest generation reports it.
 
-    ``at`` is the function's time when this step was first reported. So a gang that makes no step (one node never came
-    up) counts as silent although its lowest member keeps reporting. A gang that uploads its output never counts as
-    silent: its agent gives up by itself if the bucket accepts nothing.
+    ``Progress.at`` becomes the function's time at the first report of this step. So a gang that makes no step (one node
+    never came up) counts as silent although its lowest member keeps reporting. A gang that uploads its output never
+    counts as silent: if the bucket accepts nothing, the agent itself gives up.
     """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
@@ -280,7 +280,7 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
 
 
 def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:
-    """Store the bandwidth that a gang measured, Gbit/s, if its machines have one type and one zone."""
+    """Store the bandwidth that a gang measured, Gbit/s, if all its machines have the same type and zone."""
     stack = store.read_stack()
     types = {} if stack is None else {pool.name: pool.machine_type for pool in stack.pools}
     slots = (record.nodes[index].cur for index in record.members)
@@ -307,6 +307,6 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
 
 
 def _stepped(progress: Progress) -> bool:
-    """Whether the reported generation has made a step: it saved, measured a step time, or is past its checkpoint."""
+    """Whether the reported generation has made a step: it saved, timed a step, or is past its checkpoint's step."""
     own = progress.commit_gen == progress.gen or progress.step_s is not None
     return own or progress.step > (progress.commit_step or 0)

@@ -1,7 +1,7 @@
-"""A job's lease: one round at a time, to save money. No safety property depends on it or on its clock.
+"""A job's lease, so that one round runs at a time. It only saves money; safety depends neither on it nor on a clock.
 
-A thread renews the short lease while the round runs, so the lease of a dead round expires within seconds. Reports that
-relied on a dead round would otherwise wait for the next tick.
+The lease is short, and a thread renews it while the round runs. So the lease of a dead round expires within seconds,
+and reports that were left to that round do not have to wait for the next tick.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Lease:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew the lease during the ``with`` block, then release it, unless the process dies."""
+        """Renew the lease during the ``with`` block, then release it."""
         stop = self.every(BEAT_S, self.take) if self.every is not None else _nothing
         try:
             yield
@@ -64,7 +64,7 @@ class Lease:
 
 
 def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
-    """Run ``work`` in a thread, at an interval in real seconds; the returned function ends the thread."""
+    """Call ``work`` in a thread, every so many real ``seconds``. The returned function ends the thread."""
     ended = threading.Event()
 
     def beat() -> None:

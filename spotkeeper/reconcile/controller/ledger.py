@@ -1,8 +1,8 @@
 """Writes the ledger: what happened and what it cost, each event once.
 
-The entries of a change are in the record's ``outbox``, written by the same compare-and-swap, and are copied to the
-ledger before the next change is written. So a crash between the two loses nothing, and a repeated copy finds the
-object there. Observations of offers in the entries are copied to ``market/`` in the same way.
+A write of the record also writes the ledger entries of its change, into the record's ``outbox``. They are copied to the
+ledger before the record is written again. So a crash before they are copied loses none of them; copying them twice
+changes nothing. What the entries say about offers is copied to ``market/`` in the same way.
 """
 
 from __future__ import annotations

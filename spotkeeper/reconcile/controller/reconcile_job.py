@@ -1,7 +1,7 @@
-"""One round of one job: carry out the passes of ``steps.py`` against the store and the cloud.
+"""Runs one round of one job: carries out the steps of ``steps.py`` against the bucket and the cloud.
 
-This module decides nothing, not even the order of the reads. The lease only saves money; every write is conditional,
-so two rounds at once are merely wasteful.
+This module decides nothing, not even the order of the reads. Every write is conditional, so two rounds at the same time
+do no harm; they cost more than one, therefore the lease.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RoundOptions:
 
 @dataclass(frozen=True)
 class Prefetched:
-    """A record, and a later listing of the cloud (rule 3). A tick reads all records, then lists once for all jobs."""
+    """A job's record, and a listing that a tick made after it had read the records of all jobs (rule 3)."""
 
     record: Versioned[Record]
     listing: Listing
@@ -109,18 +109,18 @@ def run_round(
 ) -> RoundResult:
     """Reconcile one job under its lease.
 
-    Reports that arrive while it runs are handled before it returns: it lists the facts again under the lease, and
-    once more ``settle_s`` after releasing it. So a request that finds the lease taken may return (BUSY), and 10 or
-    10,000 simultaneous reports cost two rounds. If reports never stop, the round ends with its request's time, and
-    the next request handles the rest.
+    Reports that arrive meanwhile are handled before it returns: it lists the facts again under the lease, and once more
+    ``settle_s`` after releasing the lease. So a request that finds the lease taken can return at once (BUSY), and 10 or
+    10,000 simultaneous reports cost two rounds. If reports never stop, it returns shortly before the deadline of its
+    request, and the next request handles the rest.
 
     An unreadable document ends the round with an alarm (UNREADABLE), without decisions or deletions.
 
     Args:
-        prefetched: the reads that a tick has made already.
+        prefetched: what a tick has read already.
 
     Raises:
-        StoreError: the bucket does not answer. The next round repeats what is missing.
+        StoreError: the bucket does not answer. The next round does what is left.
     """
     try:
         return _leased(store, cloud, job, clock, options or RoundOptions(), prefetched)
@@ -158,8 +158,8 @@ def _leased(
 def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: frozenset[Fact]) -> None:
     """Make the next round due immediately, if reports arrived too late for this one.
 
-    If another round has the lease, that round checks for new reports when it releases the lease. ``store``: the
-    request's own, with its deadline.
+    If another round has the lease, that round checks for new reports when it releases the lease. ``store`` has the
+    deadline of the request; ``covered``: the facts that this round has read.
     """
     try:
         if set(store.list_facts(job)) <= covered:
@@ -169,13 +169,13 @@ def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: 
             with lease.renewed():
                 lease.due = clock.now()
     except StoreError as error:  # the finished work stays valid
-        log.warning("reports of %s may wait for the next tick: %s", job, error)
+        log.warning("reports of job %s may wait for the next tick: %s", job, error)
 
 
 def _covered(
     store: Store, cloud: Cloud, job: str, clock: Now, options: RoundOptions, prefetched: Prefetched | None
 ) -> RoundResult:
-    """Run rounds under one lease, until nothing is left to do and no fact arrived meanwhile."""
+    """Run rounds under one lease, until nothing is left to do and no new fact has arrived."""
     total = RoundResult(Ended.ABSENT)
     for _ in range(AGAIN):
         result = Round(store, cloud, job, clock, options).run(prefetched)
@@ -209,7 +209,7 @@ def _covered(
 
 
 def _to_come(record: Record | None) -> int:
-    """Count the machines that a large gang still waits for; until they are up it cannot train, so reports may wait."""
+    """Count the machines that a large gang waits for. It cannot train without them, so its reports may wait as well."""
     if record is None or record.phase is not Phase.RUN or (record.gen and not record.stop):
         return 0
     if len(record.filled()) < BURST:
@@ -242,7 +242,7 @@ class Round:
         self.snapshot: Snapshot | None = None
 
     def run(self, prefetched: Prefetched | None = None) -> RoundResult:
-        """Read in the order of ``READS``, then make passes. After a tick's reads: ``TICK_READS``."""
+        """Read in the order of ``READS``, then make passes. With ``prefetched`` the order is ``TICK_READS``."""
         stack = self.store.read_stack()
         for read in READS:
             if stack is None or not self._read(read, stack, prefetched):
@@ -252,7 +252,7 @@ class Round:
         return self._passes(self.record, self.allocation, self.snapshot)
 
     def _read(self, read: ReadStep, stack: StackState, prefetched: Prefetched | None) -> bool:
-        """Make one read. Returns whether a record exists with which the round can continue."""
+        """Make one read. Returns whether the job has a record; otherwise the round ends."""
         if read is ReadStep.RECORD:
             self.record = self.store.read_record(self.job) if prefetched is None else prefetched.record
             if self.record is not None:
@@ -342,7 +342,7 @@ class Round:
         return self._result(Ended.UNFINISHED, at, self.clock.now() + self.times.soon_s)
 
     def _write(self, read: Versioned[Record], decision: Decision) -> Versioned[Record] | None:
-        """Write the record, after the outbox of the replaced version is in the ledger, so that no entry is lost."""
+        """Write the record. Before, copy the outbox of the present version to the ledger, so that no entry is lost."""
         self.options.writer.flush(self.store, read.value)
         assert decision.record is not None
         record = replace(decision.record, nonce=uuid4().hex)

@@ -1,15 +1,14 @@
 """Rebuilds an unreadable ``stack/allocation`` from the records, the jobs' ledgers and the cloud's listing.
 
-Rounds may run at the same time; compare-and-swap keeps this safe. A round that read the old allocation could still
-write an intent for one of its grants. So every unfinished record is first written again, changed only in version and
-nonce, which makes that round's write fail. A round that reads a record later finds the allocation unreadable or
-rebuilt. Until the allocation is rebuilt no attempt can be added. So the result may have a grant too many, which an
-ordinary round releases, but never a grant too few:
+Rounds may run meanwhile. A round that read the allocation before it was damaged could still write an intent for one of
+its grants. So every unfinished record is first written again with a new version and nonce, and that round's
+compare-and-swap of the record fails. A round that reads the record later can add no attempt until the allocation is
+rebuilt. So the result may have a grant too many, which an ordinary round releases, but never a grant too few:
 
 * a live attempt is in its record;
 * any other attempt that ever had an intent is in its job's ledger, with GONE once its grant was released;
-* a machine that is in neither is in the cloud's listing;
-* a grant without an intent has no machine, and its number cannot be used any more, since all records were rewritten.
+* a machine that is in neither a record nor a ledger is in the cloud's listing;
+* a grant without an intent has no machine, and no round can write the intent any more, since its record was rewritten.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ Key = tuple[str, int, int]
 
 
 class RepairError(Exception):
-    """The allocation was not rebuilt. The text says why and what to do; at most versions of records have changed."""
+    """The allocation was not rebuilt. The text says why and what to do. No record changed but in version and nonce."""
 
 
 def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     """Rebuild the allocation and write it.
 
     Raises:
-        RepairError: it is readable or of a newer version, a zone did not answer, or two jobs have one static machine.
+        RepairError: the allocation is readable, a newer version of Spotkeeper wrote it, the stack is missing, a zone
+            did not answer, a record could not be rewritten, or two jobs have the same static machine.
         StoreError: the bucket failed.
     """
     token = _damaged(store)
@@ -54,7 +54,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     listing = cloud.list(stack.stack)
     silent = sorted(set(stack.zones()) - listing.answered)
     if silent:
-        raise RepairError(f"no answer from {', '.join(silent)}: run it again when the cloud answers for all zones")
+        raise RepairError(f"no answer from {', '.join(silent)}: repeat the repair when the cloud answers for all zones")
     jobs |= {vm.job for vm in listing.vms} - {""}
     grants: dict[Key, Grant] = {}
     for grant in (*_live(records, now), *_told(store, sorted(jobs), records, now), *_listed(listing, now)):
@@ -62,12 +62,12 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     _check_nodes(grants.values())
     made = Allocation(ver=1, nonce=uuid4().hex, grants=tuple(grants[key] for key in sorted(grants)))
     if store.cas_allocation(made, token) is None:
-        raise RepairError("somebody wrote stack/allocation meanwhile: look at `spotkeeper status`")
+        raise RepairError("another process wrote stack/allocation meanwhile: look at `spotkeeper status`")
     return made
 
 
 def _damaged(store: Store) -> str:
-    """Return the token of the unreadable allocation; a readable or newer one is a :class:`RepairError`."""
+    """Return the token of the unreadable allocation; :class:`RepairError` if it is readable or too new to read."""
     try:
         store.read_allocation()
     except NewerError as error:
@@ -78,7 +78,7 @@ def _damaged(store: Store) -> str:
 
 
 def _rewritten(store: Store, job: str) -> Record | None:
-    """Write an unfinished record again and return it; return a finished one as it is, None if it is unreadable."""
+    """Write an unfinished record again and return it; return a finished one as it is. None: unreadable or missing."""
     for _ in range(TRIES):
         try:
             read = store.read_record(job)
@@ -90,7 +90,7 @@ def _rewritten(store: Store, job: str) -> Record | None:
         record = replace(read.value, ver=read.value.ver + 1, nonce=uuid4().hex, outbox=())
         if store.cas_record(record, read.token) is not None:
             return record
-    raise RepairError(f"the record of {job} changes all the time: run it again")
+    raise RepairError(f"rounds keep changing the record of job {job}: repeat the repair")
 
 
 def _live(records: Iterable[Record], now: float) -> Iterator[Grant]:
@@ -131,5 +131,5 @@ def _check_nodes(grants: Iterable[Grant]) -> None:
         other = holders.setdefault(machine, grant) if machine is not None else grant
         if other is not grant:
             raise RepairError(
-                f"static machine {machine}: both {other.job} and {grant.job} seem to have it; cancel one first"
+                f"jobs {other.job} and {grant.job} both seem to have static machine {machine}: cancel one of them first"
             )

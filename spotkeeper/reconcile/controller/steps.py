@@ -3,13 +3,13 @@
 ``reconcile_job.py`` carries these steps out against a store and a cloud. The exhaustive search (``tests/model``)
 carries out the same steps against a modelled world, and may stall or end a round between any two steps.
 
-A round reads in the order of :data:`READS`, which is a safety rule. Then it makes passes: the ``todo`` of a
-:class:`Pass` is its next effect, and the result makes the next pass::
+A round reads in the order of :data:`READS`, which is a safety rule. Then it makes passes: ``todo`` of a :class:`Pass`
+says what to do, and the method in the third column takes the result and returns the next pass::
 
-    WRITE  compare-and-swap the record       won: wrote()      lost: the round ends, another round continues
-    GRANT  compare-and-swap the allocation   granted()         lost: granted() too, with the present document
-    CALL   calls from the record it read     called()
-    REST   only tidying is left
+    WRITE  compare-and-swap the record       wrote()    if another write was first, the round ends
+    GRANT  compare-and-swap the allocation   granted()  if another write was first, with the document that it wrote
+    CALL   make calls to the cloud           called()
+    REST   delete obsolete facts and requests; the round ends
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TICK_READS = (ReadStep.RECORD, ReadStep.LISTING, ReadStep.FACTS, ReadStep.ALLOCA
 
 
 class Todo(str, Enum):
-    """The step of a pass: exactly one of these."""
+    """What a pass does: exactly one of these."""
 
     WRITE = "write"
     GRANT = "grant"
@@ -52,7 +52,7 @@ class Todo(str, Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """A round between two effects: its record, all it has read, and the calls it has made."""
+    """The state of a round between two steps: the record, all that was read, and the results of calls."""
 
     record: Record
     snapshot: Snapshot
@@ -81,7 +81,7 @@ class Pass:
         return Pass(record, replace(self.snapshot, spec=spec, grants_first=True))
 
     def granted(self, allocation: Allocation, won: bool) -> Pass:
-        """Return the next pass, with this ``allocation``; unless ``won``, the record does not wait for grants."""
+        """Return the next pass, with this ``allocation``. Unless ``won``, it writes the record without new grants."""
         return Pass(self.record, replace(self.snapshot, allocation=allocation, grants_first=won))
 
     def called(self, results: tuple[Result, ...], market: tuple[OfferHistory, ...]) -> Pass:
@@ -89,6 +89,6 @@ class Pass:
 
     @property
     def requests_over(self) -> tuple[JobRequest, ...]:
-        """Return requests that the record has taken in, or that came too late."""
+        """Return requests that the record has taken in, or that came after the job's end."""
         record = self.record
         return tuple(a for a in self.snapshot.requests if a.id in record.requests_done or record.phase is Phase.DONE)

@@ -1,8 +1,8 @@
 """The tick: rounds of all unfinished jobs from one listing of the cloud, then the sweep for orphans.
 
-For losses a record must be read before the listing, for orphans after it (rule 3). So the records of known jobs are
-read first, then the cloud is listed once, then the records of jobs that only a label names are read. A job without a
-record gets a create-only END record, and its ordinary end deletes its machines.
+To prove a loss, the record must be read before the listing; to prove an orphan, after it (rule 3). So the records of
+known jobs are read first, then the cloud is listed once, then the records of jobs that only labels of machines or disks
+name are read. A job without a record gets a create-only END record, and an ordinary round deletes its machines.
 """
 
 from __future__ import annotations
@@ -50,13 +50,11 @@ class TickResult(Struct, frozen=True):
 
 
 def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = None) -> TickResult:
-    """Run a round of every job that may have something to do, from one listing, then the sweep.
-
-    Such a job is in ``active/``, has a grant, or is named by a listed machine or disk.
+    """Run a round of every job in ``active/``, with a grant, or named by a listed machine or disk; then the sweep.
 
     The tick ends within the deadline of ``options``, however slow bucket and cloud are. Rounds that it has no time to
-    begin are left to the next tick, which begins with another job. An interrupted round counts as failed and is
-    repeated.
+    begin are left to the next tick, which begins with another job. The next tick also repeats interrupted rounds, which
+    count as failed.
     """
     options = changed(options or RoundOptions(), settle_s=0.0)  # reports that arrive late start other rounds
     store = store.until(options.deadline)
@@ -91,7 +89,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
         before = dict.fromkeys(silent)  # what was read before the wait is too old
         results += [result for result in _at_once(one, silent, options) if result is not None]
     if late:
-        log.warning("%d of %d jobs wait for the next tick: this one has no time left", len(late), len(jobs))
+        log.warning("%d of %d jobs wait for the next tick: this tick has no time left", len(late), len(jobs))
     _retire(store, clock, active, before, failed)
     trouble = _trouble(stack, listing, jobs, failed)
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late), trouble)
@@ -100,8 +98,8 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
 def _await_answers(results: Iterable[RoundResult], clock: Now, options: RoundOptions) -> list[str]:
     """Wait for the end of roll calls of one-machine jobs, if this tick has the time; return these jobs.
 
-    A gang's members start the next round with their polls. A lone member that is silent starts none, and the next tick
-    would come up to a minute later.
+    In a gang the polls of the other members start the next round. If a job's only machine is silent, no poll does, and
+    the next tick may come a minute later.
     """
     times, now = options.times or Times().scaled(clock.scale), clock.now()
     lone = [one.record for one in results if one.record is not None and len(one.record.members) == 1]
@@ -140,7 +138,7 @@ def _round(
         failed[job] = str(error)
         return None
     except Exception as error:  # a well-formed but absurd record stops only its own job
-        log.exception("ALARM: the round of %s failed; its record and machines are left as they are", job)
+        log.exception("ALARM: the round of job %s failed; the job's record and machines are left as they are", job)
         failed[job] = f"{type(error).__name__}: {error}"
         return None
     if result.ended is Ended.UNREADABLE:
@@ -149,7 +147,7 @@ def _round(
 
 
 def _turns(jobs: list[str], now: float) -> list[str]:
-    """Start with another job in every tick: if time is short, no job waits for ever."""
+    """Rotate the jobs, so that every tick begins with another job and none waits for ever if time is short."""
     if not jobs:
         return jobs
     first = int(now // TICK_EVERY_S) * STRIDE % len(jobs)
@@ -157,7 +155,7 @@ def _turns(jobs: list[str], now: float) -> list[str]:
 
 
 def _at_once(work: Callable[[str], T], jobs: list[str], options: RoundOptions) -> list[T]:
-    """Run ``work`` for a few jobs at a time, since a round mostly waits for the bucket."""
+    """Run ``work`` for several jobs at the same time, since a round mostly waits for the bucket."""
     if options.parallel == 1 or len(jobs) < 2:
         return [work(job) for job in jobs]
     with ThreadPoolExecutor(min(ROUNDS_AT_ONCE, options.parallel, len(jobs))) as pool:
@@ -165,7 +163,7 @@ def _at_once(work: Callable[[str], T], jobs: list[str], options: RoundOptions) -
 
 
 def _read(store: Store, job: str, failed: dict[str, str]) -> Versioned[Record] | None:
-    """Read a record; None, after an alarm, if it is unreadable, which must not stop other jobs."""
+    """Read a record. If that fails, log it, add the job to ``failed`` and return None, so that other jobs continue."""
     try:
         return store.read_record(job)
     except CorruptError as error:
@@ -202,7 +200,7 @@ def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed
 
 
 def _tell(job: str, listing: Listing) -> None:
-    """Log an alarm for an orphaned job, once, as its record is created once. A person must judge its disks."""
+    """Log an alarm for an orphaned job whose END record was just created. A person must decide about its disks."""
     disks = disks_kept(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
     log.error(
         "ALARM: job %s has machines, disks or grants but no record: it is ended and its machines are deleted; %s",
@@ -239,7 +237,7 @@ def _end_record(job: str, listing: Listing, allocation: Allocation, now: float) 
         nonce=uid,
         phase=Phase.END,
         outcome=Outcome.CANCELLED,
-        reason="its record was missing: its machines are deleted, its disks are kept",
+        reason="the job's record was missing: its machines are deleted, its disks are kept",
         nodes=tuple(nodes),
         keep_disks=True,
     )
@@ -258,7 +256,7 @@ def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
         name = spec.name if spec is not None else job
         if end := withdraw(store, job, name, clock.now(), "it was never submitted whole"):
             bury(store, end, clock.now())
-            log.warning("job %s: its submission was given up a day ago; its files are deleted", job)
+            log.warning("job %s: its submission began a day ago and was never completed; its files are deleted", job)
 
 
 def _retire(
@@ -268,12 +266,12 @@ def _retire(
     before: Mapping[str, Versioned[Record] | None],
     failed: dict[str, str],
 ) -> None:
-    """Bury active jobs that were DONE when the tick began, because a round died before it had buried them."""
+    """Bury active jobs that were DONE when the tick began: the round that ended them died before it buried them."""
     for job in active:
         read = before.get(job)
         if read is not None and read.value.phase is Phase.DONE:
             try:
                 bury(store, read.value, clock.now())
             except StoreError as error:
-                log.warning("cleanup of ended job %s: %s", job, error)
+                log.warning("cleanup of ended job %s failed: %s", job, error)
                 failed[job] = str(error)
