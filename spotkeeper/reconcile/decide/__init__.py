@@ -1,7 +1,7 @@
 """Decides what one pass of a round does, from one snapshot. Pure: no I/O, no clock, no randomness.
 
 A pass results in exactly one of: a new allocation document, a new record, or calls made from the record that was read.
-The steps run in the order of the protocol:
+The steps run in the order of the protocol. They are in these folders and files:
 
 ``gang/`` membership, users' requests, roll calls, size and zone · ``provisioning/`` which machine a node has, gets
 or gives up · ``checkpoint/`` where the newest checkpoint is · ``job/`` limits and progress · ``calls.py`` calls to the
@@ -45,8 +45,8 @@ __all__ = ["Decision", "Draft", "Queries", "Snapshot", "Times", "decide"]
 def decide(record: Record, snapshot: Snapshot) -> Decision:
     """Decide what one pass over this snapshot does.
 
-    A pass that wants new grants returns the allocation first. The next pass then writes a loss and the new intent
-    together.
+    If nodes need new machines, the first pass returns an allocation with their grants. The next pass returns the
+    record: a loss and the intent for the new machine are thus written together.
 
     ``snapshot`` must have been read in the order of ``steps.READS`` or ``steps.TICK_READS``: the record first.
     The new record has ``ver + 1``; the writer sets its nonce.

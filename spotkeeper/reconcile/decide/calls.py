@@ -1,8 +1,8 @@
-"""Plans the calls to the cloud. Only a pass with nothing to write makes them; all may be repeated.
+"""Plans the calls to the cloud. Only a pass with nothing to write makes calls, and every call may be repeated.
 
-A machine is deleted by its unique id if its attempt is at most ``top`` and neither ``cur`` nor ``next``, or if it has
-the attempt of one of these but another unique id (rules 4 to 6). A disk is attached only to ``cur``, and only while no
-other machine has it: the attachment is the mutex.
+A machine is deleted by its unique id if its attempt is at most ``top`` and neither that of ``cur`` nor that of
+``next``, or if the record names another machine for its attempt (rules 4 to 6). A disk is attached only to ``cur``, and
+only while no other machine has it, so two machines never write to it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
 
 
 def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
-    """Delete a superseded machine. In a planned replacement, first wait ``free_s`` for it to unmount its disk."""
+    """Delete a superseded machine. In a planned replacement it first gets ``free_s`` to unmount its disk."""
     if vm.status is VmStatus.STOPPING:
         return
     node = draft.nodes[index] if index < len(draft.nodes) else Node()
@@ -92,9 +92,9 @@ def waits_for_disk(node: Node) -> bool:
 
 
 def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
-    """Insert the machine of an intent, unchanged in every round (rule 8). Its idempotency key allows repetition.
+    """Insert the machine of an intent. Every round may repeat the call, with the same idempotency key (rule 8).
 
-    An intent without a grant was written by a submitter, not by a round, and would bypass the stack's caps.
+    An intent without a grant is skipped: a submitter wrote it, not a round, and it would bypass the stack's caps.
     """
     if slot.state is not SlotState.INTENT or slot.machine is not None or draft.snapshot.draining:
         return
@@ -110,9 +110,9 @@ def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
 
 
 def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
-    """Create the node's disk where its machine runs, and attach it when it is detached.
+    """Create the node's disk in the zone in which its machine runs, and attach the disk when no machine has it.
 
-    A machine that is listed but not running does not prove capacity: in a stockout it is listed for seconds too.
+    The disk is created only once the machine runs: if a zone has no capacity, the machine is also listed for seconds.
     """
     cur = node.cur
     if cur is None or cur.machine is not None or cur.zone not in draft.queries.answered:
@@ -188,7 +188,7 @@ def _settled(draft: Draft, node: Node) -> bool:
 
 
 def _delete_snapshots(draft: Draft) -> Iterator[Action]:
-    """Delete snapshots that no move needs: a snapshot serves one move, until the new disk exists or the move ends."""
+    """Delete snapshots that the present move, if any, does not need: each snapshot serves only one move."""
     record = draft.record
     for (index, number), snapshot in draft.queries.snapshots.items():
         node = draft.nodes[index] if index < len(draft.nodes) else Node()
@@ -224,7 +224,7 @@ def stale(draft: Draft) -> tuple[Fact, ...]:
 
 
 def due(draft: Draft, actions: tuple[Action, ...]) -> float | None:
-    """Return when time alone will change the decision, virtual unix seconds, so that agents can start a round then."""
+    """Return when a round is due even without new reports, virtual unix seconds: the decision may change then."""
     record, times, now = draft.record, draft.times, draft.now
     at: list[float] = []
     if actions or _unsettled(draft):
@@ -261,7 +261,7 @@ def _timers(draft: Draft) -> Iterator[float]:
 
 
 def _unsettled(draft: Draft) -> bool:
-    """Whether an operation of the cloud is in progress whose end no agent reports."""
+    """Whether the cloud is carrying out an operation whose end no agent reports."""
     record = draft.record
     if record.phase in (Phase.END, Phase.HOLD):
         return bool(draft.queries.vms)

@@ -1,7 +1,7 @@
-"""The draft of a record that one pass changes, with the changes that several steps share.
+"""The draft of the new record in one pass, with the changes that several steps make.
 
-A draft is made from a record and a snapshot, is mutated locally, and ends as a :class:`Decision`. Every change of a
-slot goes through the draft, so that counters rise in one place.
+A draft is made from a record and a snapshot. The steps change it, and it becomes a :class:`Decision`. Every change of a
+slot goes through the draft's methods, which keep its counts and caches right.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Decision:
     """The result of one pass: at most one of a new allocation, a new record, or calls.
 
     ``noted``: ledger entries that are written before the allocation, since they are true even if that write fails;
-    entries of a new record are in its ``outbox``. ``stale``: facts that may be deleted. ``due``: when time alone would
-    change the decision, virtual unix seconds.
+    entries of a new record are in its ``outbox``. ``stale``: facts that may be deleted. ``due``: when the next round is
+    due without new reports, virtual unix seconds.
     """
 
     record: Record | None = None
@@ -52,7 +52,7 @@ class Decision:
 
 
 class Draft:
-    """The record that a pass would write, and in ``wanted`` the grants that it needs first.
+    """The record that a pass would write, and in ``wanted`` the grants that must exist before.
 
     ``nodes`` are separate from the record's other fields, so that changing one node costs the same in a gang of
     10,000. ``record`` has all other fields (its ``nodes`` are empty); ``whole()`` joins them.
@@ -81,7 +81,7 @@ class Draft:
 
     @cached_property
     def kinds(self) -> Counter[str]:
-        """Count the nodes with each machine type at the first call; empty if the stack has only one type."""
+        """Return the number of nodes with each machine type, at the first call; empty if the stack has one type."""
         types = self.types
         if len(set(types.values())) < 2:
             return Counter()
@@ -139,7 +139,7 @@ class Draft:
         self.install(index, which, replace(slot, **changes))
 
     def log(self, event: Event, key: str, *, node: int | None = None, slot: Slot | None = None, **more: Any) -> None:
-        """Add a ledger entry. ``key`` determines its id, which is the same each time the pass is repeated."""
+        """Add a ledger entry. A repeated pass gives it the same ``key``, and so the same id."""
         self.entries.append(
             Entry(
                 at=self.now,
@@ -211,7 +211,7 @@ class Draft:
         self.put(index, cur=None, cause=cause, vacant_since=self.now)
 
     def promote(self, index: int, cause: str) -> None:
-        """Make a node's ``next`` its ``cur``, as intent or admitted, and clear the reason for the replacement."""
+        """Make a node's ``next`` its ``cur``, as INTENT or ADMITTED, and clear the reason for the replacement."""
         following = self.nodes[index].next
         assert following is not None
         state = SlotState.INTENT if following.state is SlotState.INTENT else SlotState.ADMITTED
@@ -237,7 +237,7 @@ class Draft:
         self.log(Event.END, "job", node=node, cause=outcome.value, detail=reason)
 
     def fail(self, reason: str, node: int | None = None) -> None:
-        """Hold a job whose own code failed, for ``hold_days``; if its file has none, end it."""
+        """Hold a job because its own code failed; if the job file says ``hold_days: 0``, end the job."""
         spec = self.snapshot.spec
         days = spec.hold_days if spec is not None else HOLD_DAYS
         if days:

@@ -165,7 +165,7 @@ class Queries:
         return self.snapshot.stack.boot_deadline_s + self.snapshot.times.work_s
 
     def vm(self, node: int, slot: Slot) -> Vm | None:
-        """Return the slot's listed machine, or None. A machine with another unique id or zone is not it (rule 6)."""
+        """Return the slot's machine from the listing, or None. Its zone and unique id must be the slot's (rule 6)."""
         if slot.machine is not None:
             found = self.static_machines.get(slot.machine)
             return found if found and slot.uid in (None, found.uid) else None
@@ -206,7 +206,7 @@ class Queries:
     def removed(self, machine: str) -> bool:
         """Whether a static machine is neither declared nor listed any more, so that it will never report.
 
-        Its zone may have left the stack with it, so every zone must have answered.
+        Its zone may have been removed from the stack too, so only a listing in which every zone answered proves this.
         """
         declared = any(one.name == machine for pool in self.snapshot.stack.pools for one in pool.machines)
         return not declared and self.complete and machine not in self.static_machines
@@ -252,7 +252,7 @@ class Queries:
         return [f for facts in self.facts.values() for f in facts if f.kind is kind] if kind in self._kinds else []
 
     def hello(self, node: int, slot: Slot) -> tuple[Vm, Fact] | None:
-        """Return the slot's machine and its hello, if it is listed running and its boot was not admitted before."""
+        """Return the slot's machine and its hello, if the machine runs and this boot was not admitted before."""
         vm = self.vm(node, slot)
         if vm is None or vm.status is not VmStatus.RUNNING:
             return None
@@ -265,7 +265,7 @@ class Queries:
     def notice(self, node: int, slot: Slot) -> float | None:
         """Return when the machine goes, virtual unix seconds: the earliest deadline of its notices; None: no notice.
 
-        A machine found stopping without a notice counts as having a notice of ``stopping_s``.
+        A machine that is listed as stopping without a notice counts as going in ``stopping_s``.
         """
         deadlines = self._notices(node, slot)
         if deadlines:
@@ -329,7 +329,7 @@ class Queries:
         return names.disk_name(self.snapshot.stack.stack, self.job, node, number)
 
     def vms_of(self, node: int) -> list[Vm]:
-        """Return all listed machines of a node, of any attempt: each may still write."""
+        """Return all listed machines of a node, of any attempt: each may still write to the node's disk."""
         return self._by_node.get(node, [])
 
     @cached_property

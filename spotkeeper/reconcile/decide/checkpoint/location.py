@@ -1,10 +1,10 @@
 """Tells where the newest checkpoint is, and therefore on which machines nodes may train and when a gang may begin.
 
-A node's checkpoints are at its *home*: its own disk, or the disk of the static machine on which it was last a member.
-With replicated state, one node at home with the newest checkpoint lets the others train anywhere. If no such node is at
-home, the node whose home has that checkpoint waits for its home, however cheap other machines are: no gang silently
-continues from an older checkpoint. A copy of that checkpoint in the bucket frees all nodes, since any machine can fetch
-it (``mirrors``).
+A node's *checkpoint disk* has its checkpoints: its own disk, or that of the static machine on which it was last a
+member. With replicated state all nodes may train anywhere if one of them uses a checkpoint disk with the newest
+checkpoint. Otherwise the node whose checkpoint disk has it waits for that disk, however cheap other machines are: no
+gang silently continues from an older checkpoint. If the bucket has a copy of the newest checkpoint no node has to wait,
+since any machine can fetch the copy (``mirrors``).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def text(commit: Commit) -> str:
 def costs_nothing(draft: Draft) -> bool:
     """Whether a stop that no user requested, to save money or to grow, loses no work.
 
-    A script that has never saved would start from the beginning. A script that has done its last step runs what follows
-    its loop (an evaluation, an export). Each stop would restart that, so that it might never end.
+    Before its first save a script would begin again at step 0. After its last step it runs what follows its loop (an
+    evaluation, an export); each stop would start this part again, so that it might never end.
     """
     if newest(draft) is None:
         return False
@@ -75,9 +75,9 @@ def attached(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
 def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether the newest commit is certainly on this machine's disk.
 
-    The commit was there when the generation began, or the generation has committed since, on every member's disk. A
-    disk that was attached late has an older commit until the next generation commits. The machine's own report at the
-    end of the generation takes precedence, as a save may have failed on this machine alone.
+    It is there if it was there when the generation began, or if the generation has committed since, on every member's
+    disk. A disk that was attached later gets no commit of this generation. What the machine itself reports takes
+    precedence, since a save may have failed on this machine alone.
     """
     if not slot.disk or any(
         draft.queries.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)
@@ -97,14 +97,14 @@ def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def behind(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether these nodes would begin without the newest commit, although nobody gave it up."""
+    """Whether these nodes would begin without the newest commit, although it was not given up."""
     return not given_up(draft) and lacks(draft, ready)
 
 
 def lacks(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether none of these nodes is known to have the newest commit: true until disks are mounted.
+    """Whether none of these nodes is known to have the newest commit. True until a machine has mounted its disk.
 
-    With sharded state every node trains only at its home with its part, so one node with the newest commit suffices.
+    With sharded state too it suffices that one node has it: nodes train only on the disks with their parts.
     """
     commit = newest(draft)
     if commit is None:
@@ -124,9 +124,9 @@ def lacking(draft: Draft) -> bool:
 
 
 def ruined(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether every copy of the newest commit is damaged: each node whose home has it is at home and reports damage.
+    """Whether each node whose checkpoint disk has the newest commit uses that disk and reports the commit as damaged.
 
-    With sharded state one damaged part suffices, since the others are useless without it.
+    With sharded state one damaged part suffices, since the other parts are useless without it.
     """
     commit = newest(draft)
     keepers = [index for index, node in enumerate(draft.nodes) if commit is not None and _keeps(node, commit)]
@@ -144,7 +144,7 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def gone(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether the newest commit is lost: each node whose home had it finds it gone, or has lost its home.
+    """Whether the newest commit is lost: each checkpoint disk that had it has lost it, or is lost itself.
 
     With sharded state one blank disk suffices, since the other parts are useless without it.
     """
@@ -165,7 +165,7 @@ def _comes_home(draft: Draft, index: int) -> bool:
 
 
 def _no_home(draft: Draft, index: int) -> bool:
-    """Whether a node's home is its own disk and no zone has that disk. (A static machine's disk is never listed.)"""
+    """Whether no zone has a node's checkpoint disk. False for the disk of a static machine, which is never listed."""
     node = draft.nodes[index]
     return node.machine is None and draft.queries.complete and not draft.queries.disks.get((index, node.disk))
 
@@ -195,7 +195,7 @@ def told(draft: Draft, ready: Iterable[int]) -> Commit | None:
 
 
 def origin(draft: Draft, ready: Iterable[int]) -> str:
-    """Say where training starts if the newest checkpoint is lost; return "" until every attached disk is mounted."""
+    """Return a text on where training starts if the newest commit is lost; "" until every attached disk is mounted."""
     there = [index for index, _ in attached(draft, ready)]
     if not mounted(draft, there):
         return ""
@@ -204,7 +204,7 @@ def origin(draft: Draft, ready: Iterable[int]) -> str:
 
 
 def may_take(draft: Draft, index: int, machine: str | None) -> bool:
-    """Whether this node finds the newest checkpoint if it trains on that static machine (None: on its own disk)."""
+    """Whether the gang has the newest commit if this node trains on that static machine (None: on its own disk)."""
     commit, node = newest(draft), draft.nodes[index]
     if commit is None or machine == node.machine:
         return True
@@ -221,8 +221,8 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
 def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
     """Whether this node's replacement may train on that static machine (None: on the node's own disk).
 
-    The present machine may still save after this check, so another member must be at home: that member will have the
-    same commit.
+    The present machine may save again after this check. So another member must train on its checkpoint disk, which will
+    then have the same commit.
     """
     node = draft.nodes[index]
     if not may_take(draft, index, machine):
@@ -251,12 +251,12 @@ def bound(draft: Draft, index: int) -> str | None:
 
 
 def _keeps(node: Node, commit: Commit) -> bool:
-    """Whether a node's home has this commit: the node wrote in that generation, or had it when a later one began."""
+    """Whether a node's checkpoint disk has this commit: it was written there, or was there when a generation began."""
     return node.wrote == commit[0] or node.newest_generation > commit[0]
 
 
 def _at_home(node: Node) -> bool:
-    """Whether a node's machine and replacement are at its home; for a vacant node, whether its home is its own disk."""
+    """Whether a node's machines use its checkpoint disk; if the node has none: whether this is the node's own disk."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return all(slot.machine == node.machine for slot in slots) if slots else node.machine is None
 
@@ -270,14 +270,14 @@ def _on(node: Node, nodes: set[str]) -> bool:
 def only(draft: Draft, index: int) -> str:
     """Return why a node must wait for its static machine, as text for the user."""
     if sharded(draft):
-        return f"node {index}'s part of the newest checkpoint is there"
-    return "it alone has the newest checkpoint"
+        return f"only its disk has the part of node {index} of the newest checkpoint"
+    return "only its disk has the newest checkpoint"
 
 
 def sharded(draft: Draft) -> bool:
     """Whether a checkpoint consists of all nodes' parts; otherwise each node that writes has a whole checkpoint.
 
-    The files of a script that saves by itself count as parts, since it is unknown which nodes have which.
+    The files of a script that saves by itself count as parts, since it is unknown which files a node has.
     """
     spec = draft.snapshot.spec
     return spec is not None and (spec.stop == "signal" or not spec.checkpoint.replicated)

@@ -1,9 +1,9 @@
 """Copies of checkpoints in the bucket: which exist, and when one is fetched before a generation begins.
 
-The record learns of a complete copy by a machine's report; no decision lists the bucket. The order is disk, peer,
-bucket: a copy is fetched only if no machine of the next generation has the checkpoint to continue from. A copy that is
-damaged or gone is dropped, and the next older one counts. Nodes need not wait for a home if the bucket has a copy of
-its checkpoint (``location``).
+A machine reports each complete copy, and the record names it; no decision lists the bucket. A copy is fetched only if
+no machine of the next generation has the checkpoint to continue from. A copy that is damaged or missing is dropped, and
+the next older copy counts. If the bucket has a copy of the newest checkpoint, no node waits for a disk that has it
+(``location``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def step(draft: Draft) -> None:
 
 
 def _made(draft: Draft, fact: Fact) -> None:
-    """Add a reported copy if it is newer than all known copies and the commit given up: uploads may end late."""
+    """Add a reported copy if it is newer than all known copies and than a commit that was given up."""
     commit, record = parse_commit(fact.value), draft.record
     known = max(parse_commit(record.mirror_top) or (0, 0), parse_commit(record.given_up) or (0, 0))
     if commit is None or commit <= known:
@@ -54,7 +54,7 @@ def _gone(draft: Draft, fact: Fact) -> None:
 
 
 def stale(draft: Draft) -> tuple[Fact, ...]:
-    """Return reports of copies that the record has already, which may be deleted."""
+    """Return the reports of copies that the record has taken in, and that may therefore be deleted."""
     record = draft.record
     top, left = parse_commit(record.mirror_top) or (0, 0), {one.commit for one in record.mirror}
     made = (fact for fact in draft.queries.every(Kind.MIRRORED) if (parse_commit(fact.value) or (0, 0)) <= top)
@@ -95,7 +95,7 @@ def awaited(draft: Draft, ready: list[int]) -> bool:
     fetch = Fetch(copies[0].commit, None if parts else copies[0].node, tuple(ready if parts else ready[:1]))
     if draft.record.fetch is None or draft.record.fetch.commit != fetch.commit:
         draft.log(Event.FETCH, f"v{draft.before.ver + 1}", detail=_words(newest, copies[0]))
-    reason = f"fetching checkpoint {fetch.commit} from the bucket: no disk has it, or a newer one"
+    reason = f"fetching checkpoint {fetch.commit} from the bucket: no disk has this checkpoint or a newer one"
     draft.set(fetch=fetch, reason=reason)
     return True
 
@@ -115,7 +115,7 @@ def _has(draft: Draft, index: int, commit: Commit) -> bool:
 
 
 def _words(newest: Commit, source: Mirrored) -> str:
-    """Return a text on the checkpoint that is fetched and the steps that are lost."""
+    """Return a text that names the fetched checkpoint and, if it is not the newest, what is lost."""
     commit = parse_commit(source.commit)
     if commit is None or commit >= newest:
         return f"checkpoint {source.commit}, the newest that was reported"
