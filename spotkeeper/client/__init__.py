@@ -35,12 +35,12 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
     if folder is not None and name in ("", "local"):
         return local_target(folder)
     if name:
-        here = f", and the cloud in {folder} is the stack local" if folder is not None else ""
+        here = f", and the cloud in {folder} is the stack `local`" if folder is not None else ""
         raise CliError(f"no stack {name}: SPOTKEEPER_BUCKET is not set{here}", Exit.MISSING, export_bucket(name))
     raise CliError(
-        "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and no .spotkeeper/local is here or above",
+        "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and no .spotkeeper/local is found from here up",
         Exit.MISSING,
-        "on this machine: spotkeeper local up; for a local cloud of another folder: export SPOTKEEPER_FOLDER=..."
+        "on this machine: spotkeeper local up; for a local cloud in another folder: export SPOTKEEPER_FOLDER=..."
         "/.spotkeeper/local; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",
     )
 

@@ -32,7 +32,7 @@ _DUMP = "--- "  # begins each dump of stacks
 
 
 def log_data(store: Store, record: Record, node: int, gen: int | None = None) -> tuple[int, bytes]:
-    """Return (generation, log object as in ``contract.uploads``) of a node; ``gen`` None: the newest generation.
+    """Return the generation and the bytes of a node's stored log; ``gen`` None: that of the newest generation.
 
     Raises:
         CliError: no such log, or no such node.
@@ -50,9 +50,9 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
 
 
 def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
-    """Return the error for a missing log (``what`` is missing); ``otherwise`` is the remedy if the job has ended."""
+    """Return the error for a missing log. ``what`` says what is missing; ``otherwise``: the remedy for an ended job."""
     if not record.over:
-        return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once something is printed")
+        return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once the node prints something")
     return CliError(f"{record.name}: {what}: nothing was printed", Exit.MISSING, otherwise)
 
 
@@ -72,7 +72,7 @@ def log_gens(store: Store, record: Record, node: int) -> list[int]:
 
 
 def heading(store: Store, record: Record, gen: int) -> str:
-    """Return the line above a generation's log. It says whether that generation failed, to mark old errors as old."""
+    """Return the line to print above a generation's log. It says whether the job failed last in this generation."""
     crash = last_crash((*store.list_ledger(record.job), *record.outbox))
     return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
 
@@ -86,7 +86,7 @@ def whole(data: bytes) -> str:
 
 
 class News:
-    """A reader that returns only the new part of logs, which are stored repeatedly while they grow."""
+    """A reader of logs that are stored again and again while they grow. It returns only what was not returned yet."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[Log, str], int] = {}  # bytes of each file that were returned
@@ -95,7 +95,7 @@ class News:
         self.gaps: dict[str, LogPart] = {}  # by heading: files of which a part was left out
 
     def of(self, log: Log, data: bytes) -> str:
-        """Return the new part of a log, below a heading for each file."""
+        """Return the new part of a log. Each file's text is below a heading that names the file."""
         out = ""
         for part in split_log(data):
             text = self._of_file(log, part) if part.path else self._of_loose(log, part)
@@ -116,7 +116,7 @@ class News:
         if part.start <= seen:
             return text
         self.gaps[part.title] = part
-        what = "whole" if part.end <= KEPT_BYTES else f"its last {KEPT_BYTES >> 20} MiB"
+        what = "the whole file is" if part.end <= KEPT_BYTES else f"the file's last {KEPT_BYTES >> 20} MiB are"
         return f"... {size(part.start - seen)} left out; {what} on the machine: {part.path}\n{text}"
 
     def _of_loose(self, log: Log, part: LogPart) -> str:
@@ -131,7 +131,7 @@ def added(before: str, after: str) -> str:
         return after[len(before) :]
     tail = before[-2048:]
     at = after.find(tail)
-    return after[at + len(tail) :] if at >= 0 else f"... some of it left out\n{after}"
+    return after[at + len(tail) :] if at >= 0 else f"... a part of the log is left out\n{after}"
 
 
 def size(count: int) -> str:
@@ -146,7 +146,7 @@ def size(count: int) -> str:
 
 
 def cause_of_failure(store: Store, record: Record, crash: Entry, *, hung: bool) -> tuple[str, ...]:
-    """Return lines such as ``node 1: ValueError: no column 'label'``; for a hang, each worker's innermost call."""
+    """Return a line such as ``generation 3 failed, node 1: KeyError: 0``; for a hang, each worker's innermost call."""
     gen = crash.gen or record.gen
     if hung:
         lines = tuple(_innermost_calls(store, record, crash.node, gen))[:MOST_LINES]
@@ -167,9 +167,9 @@ def _innermost_calls(store: Store, record: Record, first: int | None, gen: int) 
 
 
 def end_of_log(data: bytes) -> tuple[str, ...]:
-    """Return the last traceback in a failed node's log, below its file's heading; the last lines if it has none.
+    """Return the last traceback in a failed node's log, below its file's heading; without one, the log's last lines.
 
-    The errors of the process that failed first are stored last, after torchrun's own lines.
+    A stored log ends with the errors of the process that failed first; torchrun's own lines are before them.
     """
     parts = split_log(data)
     lines = parts[-1].text.decode("utf-8", "replace").rstrip().split("\n") if parts else []
@@ -183,7 +183,7 @@ def end_of_log(data: bytes) -> tuple[str, ...]:
 
 
 def _traceback(lines: Sequence[str]) -> int | None:
-    """Return the index of the line at which the last traceback, or its chain of exceptions, begins."""
+    """Return the index of the line where the last traceback begins, or the first traceback of its exceptions' chain."""
     bare = [_RANK.sub("", line, count=1).rstrip() for line in lines]
     begins = [number for number, line in enumerate(bare) if _BEGINS.match(line)]
     while len(begins) > 1 and any(line.startswith(_CHAINED) for line in bare[begins[-2] : begins[-1]]):
@@ -192,7 +192,7 @@ def _traceback(lines: Sequence[str]) -> int | None:
 
 
 def _exception(parts: tuple[LogPart, ...]) -> str:
-    """Return the exception of the process that failed first, or the last line of its log if it has no traceback."""
+    """Return the exception of the process that failed first; if its log has no traceback, the log's last line."""
     lines = parts[-1].text.decode("utf-8", "replace").split("\n") if parts else []
     bare = [_RANK.sub("", line, count=1).rstrip()[:LONGEST] for line in lines]
     last = next((number for number in reversed(range(len(bare))) if _BEGINS.match(bare[number])), None)

@@ -95,7 +95,7 @@ def committed(store: Store, job: str) -> tuple[int, int] | None:
 def earlier(store: Store, name: str) -> str | None:
     """Return the id of the newest job of this name, running or ended; None if none exists.
 
-    Only the ``MOST_ENDED`` jobs that ended last are searched.
+    Of the ended jobs, only the newest are searched (``MOST_ENDED``).
     """
     if (job := store.read_name(name)) is not None:
         return job
@@ -144,7 +144,7 @@ def view_of(
 
     Args:
         now: virtual unix seconds.
-        deadline: result of :func:`deadline_of`, if the view shall show it.
+        deadline: what :func:`deadline_of` returned; None: the view shows no deadline.
     """
     ledger = (*store.list_ledger(record.job), *record.outbox)
     progress = progress_of(store, record.job)
@@ -156,7 +156,7 @@ def view_of(
 
 
 def site_of(store: Store, stack: StackState | None, target: Target) -> Site:
-    """Return the stack's :class:`Site`, with a text that says how long no tick has succeeded."""
+    """Return the stack's clock speed, and for how long no tick has succeeded, as views need them (:class:`Site`)."""
     return replace(target.site(), no_tick=silence(store, stack, target))
 
 
@@ -207,22 +207,22 @@ def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple
 def withdraw(store: Store, name: str, now: float) -> str | None:
     """End a submission that was interrupted before it wrote the job's record. Nothing of the job has run.
 
-    Returns the job's id. Returns None if no such submission exists, or if the record appears meanwhile: the caller then
-    cancels the job as usual.
+    Returns the job's id. Returns None if no such submission exists or if the record appears meanwhile; in the second
+    case the caller cancels the job as usual.
     """
     from spotkeeper.reconcile.controller import cleanup
 
     job = store.read_name(name) if JOB_NAME.match(name) else None
     if job is None or store.read_record(job) is not None:
         return None
-    if cleanup.withdraw(store, job, name, now, "cancelled before it was submitted whole") is None:
+    if cleanup.withdraw(store, job, name, now, "cancelled before its submission was complete") is None:
         return None
     store.delete_name(name, job)  # the next tick deletes the rest
     return job
 
 
 def new_request(kind: RequestKind, now: float, by: str, **fields: Any) -> JobRequest:
-    """Return a request with a new id; ``fields`` are those of :class:`JobRequest` that its kind needs."""
+    """Return a request with a new id; ``fields``: the fields of :class:`JobRequest` that only this kind has."""
     return JobRequest(id=f"{kind.value}-{secrets.token_hex(4)}", kind=kind, at=now, by=by, **fields)
 
 
@@ -275,9 +275,9 @@ def refuse_over(record: Record) -> None:
 
 
 def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
-    """Return ``starts`` for ``read_job``: how many seconds a job takes to start. It looks up each job once.
+    """Return a function for ``read_job`` that tells how many seconds a job takes to start. It looks up each job once.
 
-    If ``store`` is None, it returns the default.
+    If ``store`` is None, the function returns the default, ``START_S``.
     """
 
     @cache

@@ -1,7 +1,7 @@
 """Pack a source folder as a tar whose bytes depend only on its content.
 
-Equal files give an equal hash on every machine: names are sorted, times and owners left out, modes are 644 or 755. In
-every folder of the tree, files named by ``.spotkeeperignore`` (or else ``.gitignore``) are left out.
+Equal files give an equal hash on every machine: names are sorted, times and owners left out, modes are 644 or 755.
+Files that ``.spotkeeperignore`` excludes are left out. A folder without ``.spotkeeperignore`` uses its ``.gitignore``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pack(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Source:
 def _pack(folder: Path, limit_bytes: int) -> Source:
     names = sorted(_names(folder))
     if not names:
-        raise CliError(f"{folder}: no file is left to send after the ignore rules", Exit.USAGE)
+        raise CliError(f"{folder}: the ignore rules leave no file to send", Exit.USAGE)
     _check_size(folder, names, limit_bytes)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -76,7 +76,7 @@ def _pack(folder: Path, limit_bytes: int) -> Source:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Yield relative paths of files and links, with slashes."""
+    """Yield the relative paths of the files and links to pack, with forward slashes."""
     rules: dict[str, GitIgnoreSpec] = {}
     for root, folders, files in os.walk(folder, onerror=_refuse):
         here = PurePosixPath(Path(root).relative_to(folder).as_posix())
@@ -171,11 +171,11 @@ def _check_link(folder: Path, path: Path, name: str) -> None:
     try:
         leads = (path.parent / target).resolve()
     except RuntimeError:  # raised by Python before 3.13
-        what = f"{folder}: {name} is a link to {target}, which leads back to it"
+        what = f"{folder}: {name} is a link to {target}, which leads back to the link"
         raise CliError(what, Exit.USAGE, "remove the link, or name it in .spotkeeperignore") from None
     if target.is_absolute() or not leads.is_relative_to(folder.resolve()):
         raise CliError(
             f"{folder}: {name} is a link to {target}, outside the folder",
             Exit.USAGE,
-            "copy what it leads to into the folder, or name the link in .spotkeeperignore",
+            "copy the link's target into the folder, or name the link in .spotkeeperignore",
         )

@@ -1,10 +1,10 @@
 """Submit a job: the order of writes makes a crash at any point harmless.
 
-``active/<job>`` (with the time), ``spec.json``, ``source``, ``names/<name>`` (create-only), ``rec`` (create-only).
-Nothing runs before ``rec`` exists. ``active`` is first because ticks find jobs there: they delete the files of a job
-that has no record after a day. Until then, another submission of the same content completes an interrupted submission
-that has written its name. Each write creates an object and replaces none, because a submitter has no other right in the
-bucket; only the name of an ended job is deleted, so that it can be used again.
+The order is: ``active/<job>`` (with the time), ``spec.json``, ``source``, ``names/<name>``, ``rec`` (the record).
+Nothing runs before ``rec`` exists. ``active`` comes first because ticks find jobs there: they delete the files of a job
+that has no record after a day. Until then, submitting the same content again completes a submission that was
+interrupted after it wrote its name. Each write creates an object and replaces none, because submitters may only create
+objects. The one exception: the name of an ended job is deleted, so that it can be used again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
     """Submit a checked job file to a stack; returns the job, and whether the function was notified of it.
 
     Raises:
-        CliError: for the reasons of :func:`submit`, or because the stack is being destroyed.
+        CliError: as :func:`submit`; or the stack is being destroyed.
         StoreError: the bucket failed.
     """
     store = target.store()
@@ -92,7 +92,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
 
         withdraw(store, job, spec.name, now, "another submission of this name came first")  # a tick deletes its files
         why = f"{spec.name}: another submission of this name came first"
-        raise CliError(why, Exit.REFUSED, "submit again to see it")
+        raise CliError(why, Exit.REFUSED, "submit again to see the job of that submission")
     store.set_active(job, now)  # the ``active`` object of an interrupted submission may be gone
     if not store.create_record(_record(store, job, full, digest, now, by)):
         theirs = store.read_record(job)
@@ -120,7 +120,7 @@ def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | 
 
 
 def check_name(store: Store, spec: JobSpec) -> None:
-    """Raise CliError if an unfinished job of this name has other content. ``spec``: with its source."""
+    """Raise CliError if an unfinished job of this name has other content. ``spec`` has its source's hash."""
     job = store.read_name(spec.name)
     read = store.read_record(job) if job is not None else None
     if job is not None and (read is None or not read.value.over):
@@ -135,16 +135,16 @@ def _refuse_other(
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, read.value if read is not None else None
     state = "runs already"
-    end = f"resume that one with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
+    end = f"resume the other with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
     if read is None:
-        state, end = "is being submitted already", "end that one"
+        state, end = "is being submitted already", "end the other"
     elif read.value.phase is Phase.HOLD:
         state = "is on hold since it failed" if read.value.hold is Hold.FAILURE else "is on hold"
-        end = f"resume that one with these files ({resume_with(spec.name)}), or end it with its checkpoints"
+        end = f"resume the other with these files ({resume_with(spec.name)}), or end it and delete its checkpoints"
     raise CliError(
         f"{spec.name}: a job of this name {state} ({job}) with other content: {', '.join(differences(theirs, spec))}",
         Exit.REFUSED,
-        f"give this one another `name`, or {end}: spotkeeper cancel {spec.name}",
+        f"give this job another `name`, or {end}: spotkeeper cancel {spec.name}",
     )
 
 
@@ -158,7 +158,7 @@ def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
 
 
 def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: str) -> Record:
-    """Return the record's first version. The function writes the first ledger entry from the record's outbox."""
+    """Return the record's first version. The first ledger entry is in its outbox: the function writes the ledger."""
     return Record(
         job=job,
         uid=str(uuid.uuid4()),
@@ -184,8 +184,8 @@ def _ports_in_use(store: Store, job: str) -> Iterable[int]:
 def free_port_block(used: Iterable[int]) -> int:
     """Return a random port block that no unfinished job of the stack uses, because jobs may share a host.
 
-    Random, because a host may also run jobs of other stacks. Once all 199 blocks are taken, jobs share blocks:
-    torchrun's ``run_id`` then keeps two jobs apart, and a busy port costs one restart.
+    The choice is random because a host may also run jobs of other stacks. Once all 199 blocks are taken, jobs share
+    blocks: torchrun's ``run_id`` then keeps two jobs apart, and a busy port costs one restart.
     """
     taken = set(used)
     blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)

@@ -46,7 +46,7 @@ class Target:
         return Site(self.clock.scale, self.local is not None)
 
     def up(self) -> str:
-        """Return the command that brings the stack up."""
+        """Return the command that creates or updates the stack."""
         return "pulumi up" if self.local is None else f"spotkeeper local up {folder_option(self.local)}"
 
     def store(self) -> Store:
@@ -62,7 +62,7 @@ class Target:
         """Return the stack, read from ``stack/pools.json``.
 
         Raises:
-            CliError: the stack was never brought up, or the bucket belongs to another one.
+            CliError: the bucket contains no stack, or another stack.
         """
         state = store.read_stack()
         if state is None:
@@ -75,7 +75,7 @@ class Target:
 
 
 def export_bucket(stack: str) -> str:
-    """Return the shell command that sets ``SPOTKEEPER_BUCKET``; the stack's output `bucket` is the bare name."""
+    """Return the shell command that sets ``SPOTKEEPER_BUCKET``. Pulumi's output ``bucket`` lacks the ``gs://``."""
     return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})  # s3:// on AWS"
 
 
@@ -102,7 +102,7 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return ``folder``, unless it is the default: then ``SPOTKEEPER_FOLDER``, or a cloud's folder here or above."""
+    """Return ``folder``; but instead of the default, the folder in ``SPOTKEEPER_FOLDER`` or :func:`local_folder`'s."""
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 
@@ -163,7 +163,7 @@ def notify(target: Target, store: Store, job: str) -> bool:
 
 
 def silence(store: Store, stack: StackState | None, target: Target) -> str:
-    """Return a text that says how long no tick has succeeded, and why; "" while ticks succeed or are unknown."""
+    """Return a text that says how long no tick has succeeded, and why; "" while ticks succeed or nothing is known."""
     from spotkeeper.contract.stack import tick_silence
     from spotkeeper.reconcile.controller.alarm import read_note
     from spotkeeper.reconcile.store.objects import StoreError

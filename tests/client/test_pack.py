@@ -95,7 +95,7 @@ def test_links_inside_are_kept_and_links_outside_refused(tmp_path: Path) -> None
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").mkdir()
-    with pytest.raises(CliError, match="no file is left to send"):
+    with pytest.raises(CliError, match="the ignore rules leave no file to send"):
         pack(tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_a_link_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
     try:
         (tmp_path / "one").resolve()
     except RuntimeError:  # Python before 3.13; later ones take it for a link to nothing
-        with pytest.raises(CliError, match="one is a link to two, which leads back to it"):
+        with pytest.raises(CliError, match="one is a link to two, which leads back to the link"):
             pack(tmp_path)
 
 

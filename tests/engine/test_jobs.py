@@ -76,7 +76,7 @@ def test_up_submits_a_job_once_and_refuses_to_change_it_while_it_runs(
     with pytest.raises(DeployError) as caught:
         up(job)
     told = str(caught.value)
-    assert "with other content: command; give this one another `name`" in told and "cancel first" in told
+    assert "with other content: command; give this job another `name`" in told and "cancel first" in told
     assert "Traceback" not in told
     job.write_text("name: second\ncommand: [/bin/false]\n")  # the way out
     up(job)

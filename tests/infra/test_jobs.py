@@ -236,7 +236,7 @@ def test_up_submits_once_refuses_changes_and_keeps_removed_jobs(
     assert ledger.find_job(repository.store, "first").job == job
     assert up(config).empty
     repository.write(lr="0.2")
-    with pytest.raises(DeployError, match=r"runs already .* with other content: command; give this one another `name`"):
+    with pytest.raises(DeployError, match=r"runs already .* with other content: command; give this job another `name`"):
         up(config)
     assert repository.store.active_jobs() == (job,)
     repository.write()

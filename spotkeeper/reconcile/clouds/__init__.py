@@ -6,33 +6,31 @@ and estimates. ``base.py``, ``http_client.py`` and ``rate_limit.py`` are shared.
 botocore, which is in Lambda's runtime, is imported at the first call.
 
 ====================== ======================================== =================================================
-what                   Compute Engine                           EC2
+topic                  Compute Engine                           EC2
 ====================== ======================================== =================================================
-a name                 unique in its zone                       the tag ``Name``, beside the stack's own tag
-a launch, a disk       ``requestId``; a failure comes later, in ``ClientToken``, known for a day and more after its
-                       the operation                            machine is gone; then it is that dead machine, and the
-                                                                attempt is given up (rule 7)
-a snapshot             its name                                 no token, so it is looked up before; if two have one
-                                                                name, the older counts, and both are deleted
-a listing              all zones at once, each with warnings    one request for the region; if it fails, one per zone;
-                                                                if throttled, none
-listed before, now not is gone                                  is looked up by id: terminated machines stay listed
-                                                                for an hour, so absence mostly means a stale answer
-just made              is visible                               may be invisible for seconds: "not found" proves nothing
-no capacity            503, or in the operation                 HTTP 500 at once, or ``StateReason`` of a machine that
-                                                                never ran
-time                   own HTTP client, one deadline an answer  the same: botocore writes, signs and reads, and neither
-                                                                retries nor waits
-pace                   15 changes a second, 100 at once         5 and 50; launches 2 and 5
+names                  unique in a zone                         the tag ``Name``, beside the stack's own tag
+a launch or disk is    ``requestId``; a failure shows later, in ``ClientToken``. For more than a day after its machine
+made once, thanks to   the operation                            is gone, EC2 answers with this dead machine; then the
+                                                                attempt is given up (rule 7 of ``docs/protocol.md``)
+a snapshot is made     its name                                 a search for its name before. If there are two, the
+once, thanks to                                                 older is used; both are deleted
+listing                all zones by one request; the answer     the region by one request; if it fails, each zone by a
+                       has a warning for each zone that failed  request; if EC2 throttles, nothing
+a machine missing in   is gone                                  is looked up by id: terminated machines stay listed for
+a listing                                                       an hour, so mostly the listing is stale
+a new resource         is visible at once                       may be invisible for seconds
+no capacity            HTTP 503, or the operation's error       HTTP 500, or a launched machine that never ran
+                                                                (``StateReason``)
+requests are sent by   own HTTP client, one deadline per answer the same; botocore only encodes, signs and decodes
+most changes per s     15, at once 100                          5, at once 50; of launches 2, at once 5
 prices                 of the region                            of each zone (``DescribeSpotPriceHistory``)
                        (``advice.capacityHistory``)
-estimates, kept a day  obtainability, uptime and preemptions    placement scores (``GetSpotPlacementScores``)
-                       of a zone
-a loss is told by      log sink, push                           EventBridge; the id is looked up, others are dropped
+estimates, kept a day  a zone's obtainability, uptime and       a zone's placement score (``GetSpotPlacementScores``)
+                       preemptions
+events of losses       log sink and Pub/Sub push                EventBridge; the machine is looked up by id
 ====================== ======================================== =================================================
 
-A disk may contain data, so its number is given up only on proof: the disk failed, or it is missing although its token
-is old. ``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same twelve
-scenarios in ``tests/sim``. At each step of these, ``make ec2`` kills the function, freezes it, and gives it wrong
-answers.
+A disk may contain data, so its number is given up only if the disk certainly failed, or is missing long after it was
+made. ``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same scenarios in
+``tests/sim``; ``make ec2`` kills the function at each step of these, freezes it, and gives it wrong answers.
 """

@@ -1,6 +1,6 @@
-"""Code that the adapters of all clouds share: dispatch of actions, the result of a failed call, listings of all zones
-from requests that may fail, and the addresses that machines may have. ``<cloud>/listing.py`` and
-``<cloud>/actions.py`` have a cloud's lists and actions.
+"""What the adapters of all clouds share: performing actions, listing all zones, and checking machines' addresses.
+
+Each cloud's own lists and actions are in its ``listing.py`` and ``actions.py``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOOPBACK = "127.0.0.0/8"  # addresses in the one-machine cloud
 
 
 class ListError(Exception):
-    """A list is incomplete, so its content is unknown; if ``throttled``, further requests would make it worse."""
+    """A list is incomplete, so it proves nothing. ``throttled``: the cloud received too many requests already."""
 
     def __init__(self, why: str, throttled: bool = False) -> None:
         super().__init__(why)
@@ -57,7 +57,7 @@ class ListError(Exception):
 
 
 class Looked(Struct, Generic[T], frozen=True):
-    """Items of a list over zones, and the zones that answered without a warning."""
+    """The items of a list of all zones, and the zones that answered without a warning."""
 
     items: tuple[T, ...]
     answered: frozenset[str]
@@ -66,7 +66,7 @@ class Looked(Struct, Generic[T], frozen=True):
 def look(
     what: str, whole: Callable[[], Looked[T]], of_zone: Callable[[str], list[T]], zones: Sequence[str]
 ) -> Looked[T]:
-    """List all zones by one request; if it fails without throttling, list each of ``zones`` by a separate request."""
+    """List all zones by one request. If it fails, list each of ``zones`` by itself, unless the cloud throttles."""
     try:
         return whole()
     except ListError as error:
@@ -86,7 +86,7 @@ def look(
 
 
 def known(found: Iterable[T | None]) -> tuple[T, ...]:
-    """Drop None, which stands for a resource that is not the stack's."""
+    """Return the items without None, which stands for a resource that does not belong to the stack."""
     return tuple(one for one in found if one is not None)
 
 
@@ -100,7 +100,7 @@ def label_number(labels: Mapping[str, str], name: str) -> int:
 
 
 class Addresses:
-    """The networks in which machines may have addresses, from comma-separated ``text``.
+    """The networks in which machines' addresses must be; ``text`` lists them, separated by commas.
 
     Raises:
         ValueError: a part is not a network; the message names the setting.
@@ -129,7 +129,7 @@ class Addresses:
 
 
 def addresses_around(endpoint: str) -> Addresses:
-    """Return the addresses that the environment sets; by default private ones, with loopback if the API is local."""
+    """Return the networks in ``SPOTKEEPER_ADDRESSES``; by default private ones, and loopback if the API is local."""
     here = is_loopback(urlsplit(endpoint).hostname or "")
     return Addresses(os.environ.get(ENV) or (f"{PRIVATE},{LOOPBACK}" if here else PRIVATE))
 
@@ -138,10 +138,10 @@ def addresses_around(endpoint: str) -> Addresses:
 
 
 class Verbs(Protocol):
-    """A cloud's implementation of each action. ACCEPTED means under way, not done.
+    """A cloud's implementation of each action. The result ``ACCEPTED`` means that the action is under way, not done.
 
-    ``ends`` is the deadline on ``time.monotonic``. Creating a resource that exists, or deleting one that is gone, is
-    ACCEPTED.
+    ``ends`` is the deadline on ``time.monotonic``. Creating a resource that exists already, or deleting a resource that
+    is gone, gives ``ACCEPTED`` too.
 
     Raises (all):
         NoAnswerError, ListError, msgspec.DecodeError, UnicodeDecodeError: the call may or may not have happened.
@@ -150,15 +150,15 @@ class Verbs(Protocol):
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning: ...
 
     def delete_vm(self, action: DeleteVm, ends: float) -> Meaning:
-        """Delete the machine with this unique id, never another with its name."""
+        """Delete the machine with this unique id, never another machine of the same name."""
 
     def create_disk(self, action: CreateDisk, ends: float) -> Meaning: ...
 
     def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:
-        """Attach to the machine with this unique id, since another machine may have the same name by now."""
+        """Attach to the machine with this unique id. Another machine may have the same name by now."""
 
     def detach_disk(self, action: DetachDisk, ends: float) -> Meaning:
-        """Detach without force: a forced detach lets the machine write to a disk that another one mounts."""
+        """Detach without force: after force the machine could still write to the disk while another mounts it."""
 
     def delete_disk(self, action: DeleteDisk, ends: float) -> Meaning: ...
 
@@ -168,13 +168,13 @@ class Verbs(Protocol):
 
 
 def perform(verbs: Verbs, action: Action, deadline_s: float, clock: Clock) -> Result:
-    """Perform one action; a call without a usable answer is AMBIGUOUS."""
+    """Perform one action. The result is ``AMBIGUOUS`` if the cloud gives no usable answer."""
     try:
         kind, detail = _call(verbs, action, time.monotonic() + deadline_s)
     except (NoAnswerError, ListError) as error:
         kind, detail = ResultKind.AMBIGUOUS, str(error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        kind, detail = ResultKind.AMBIGUOUS, f"an answer in an unexpected form: {error}"
+        kind, detail = ResultKind.AMBIGUOUS, f"the cloud's answer has an unexpected form: {error}"
     return Result(action, kind, detail, clock.now())
 
 

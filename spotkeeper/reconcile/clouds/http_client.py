@@ -43,9 +43,9 @@ class Wire:
     def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, left_s: float) -> Answer:
         """Make one request and return the answer.
 
-        The only retry: if a reused connection fails before the first byte, since the server has closed it, one new
-        connection is tried. The request may or may not have been carried out, as after any lost answer; every call may
-        be repeated.
+        There is one retry: if a reused connection fails before the answer's first byte, mostly because the server has
+        closed it, a new connection is tried. The first request may have been carried out too, so every request must
+        be one that may be repeated.
         """
         ends = time.monotonic() + left_s
         with self._lock:
@@ -111,7 +111,7 @@ class Wire:
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:
-    """Make a blocked read return at once. Shutdown, not close: the descriptor must not be reused meanwhile."""
+    """Make a blocked read return at once. Shut the socket down, but do not close it: its descriptor would be reused."""
     sock = connection.sock
     if sock is not None:
         try:

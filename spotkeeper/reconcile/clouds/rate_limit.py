@@ -1,9 +1,9 @@
 """Rate limits for calls that change the cloud: calls wait instead of exceeding the cloud's quota.
 
-Google allows 1,500 changes per minute and project. EC2 allows bursts of 5 launches and 2 per second after that, and
-bursts of 50 other changes and 5 per second. Requesting a thousand machines at once would be refused half-way, and would
-block other users of the project. Calls without time left are deferred to the next round, which repeats them under the
-same idempotency key.
+Google allows 1,500 changes per minute and project. EC2 allows 5 launches at once and then 2 per second, and 50 other
+changes at once and then 5 per second. Requesting a thousand machines at once would be refused half-way, and would
+block other users of the project. A call that would wait too long is postponed to the next round, which repeats it with
+the same idempotency key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EC2_LAUNCHES_PER_S, EC2_LAUNCHES = 2.0, 5.0
 
 
 class TokenBucket:
-    """A token bucket: ``burst`` tokens at once, then ``per_s``. Thread-safe; callers wait outside of the lock."""
+    """A token bucket: ``burst`` tokens at once, then ``per_s`` a second. Thread-safe; callers wait without the lock."""
 
     def __init__(self, per_s: float = PER_S, burst: float = BURST, now: Callable[[], float] = time.monotonic) -> None:
         self._per_s, self._burst, self._now = per_s, burst, now
@@ -30,7 +30,7 @@ class TokenBucket:
         self._free_at = now() - burst / per_s  # when the next token would arrive if none were saved
 
     def take(self, patience_s: float) -> float | None:
-        """Take a token and return the seconds to wait for it; above ``patience_s``, take none and return None."""
+        """Take a token and return the seconds to wait for it; if above ``patience_s``, take none and return None."""
         with self._lock:
             now = self._now()
             at = max(self._free_at, now - self._burst / self._per_s) + 1.0 / self._per_s
@@ -67,7 +67,7 @@ class Paced:
         return chances_of(self.cloud, pool, deadline_s)
 
     def perform(self, action: Action, deadline_s: float) -> Result:
-        """Perform the action after waiting; THROTTLED without a call if the wait exceeds half of ``deadline_s``."""
+        """Wait, then perform the action; THROTTLED without a call if the wait exceeds half of ``deadline_s``."""
         bucket = self._launches if isinstance(action, InsertVm) else self._bucket
         wait_s = bucket.take(deadline_s / 2)
         if wait_s is None:

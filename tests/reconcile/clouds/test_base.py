@@ -71,8 +71,8 @@ def test_every_action_is_tested() -> None:
     [
         (NoAnswerError("silence"), "silence"),
         (ListError("half a list"), "half a list"),
-        (msgspec.DecodeError("no JSON"), "an answer in an unexpected form: no JSON"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "an answer in an unexpected form: "),
+        (msgspec.DecodeError("no JSON"), "the cloud's answer has an unexpected form: no JSON"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text"), "the cloud's answer has an unexpected form: "),
     ],
     ids=lambda value: type(value).__name__,
 )

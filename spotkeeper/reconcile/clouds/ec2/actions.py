@@ -1,9 +1,9 @@
 """The actions on EC2, each by one call.
 
 A launch gives name, tags, placement and subnet; everything else comes from the launch template that Pulumi declared.
-Names are tags, so a volume is first looked up by its name. EC2 remembers a launch by its ``ClientToken`` for a day and
-more after its machine is gone, and answers with that dead machine (rule 7). A snapshot has no token, so it is looked up
-before it is made. A new resource may not be visible yet, so "not found" proves nothing unless it is old.
+Names are tags, so a volume's id is first looked up by its name. For more than a day after a machine is gone, EC2
+answers a launch with the same ``ClientToken`` by this dead machine (rule 7 of ``docs/protocol.md``). A snapshot has no
+token, so its name is looked up first. A new resource may be invisible: "not found" means "gone" only for an old one.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Ec2Verbs:
         self._volumes = found
 
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
-        """Launch a machine once, however often requested. If EC2 answers with a dead machine, the token is used up."""
+        """Launch a machine, only once even if repeated. If EC2 answers with a dead machine, the token is used up."""
         pool = self._stack.pool(action.pool)
         if pool is None or not pool.templates.get(action.model.value):
             return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"
         answer = self._api.again("run_instances", schema.launch(self._stack, pool, action), ends)
         made = codec.convert(answer, Reservation).instances
         if len(made) != 1:
-            return ResultKind.AMBIGUOUS, f"{len(made)} machines for one"
+            return ResultKind.AMBIGUOUS, f"EC2 launched {len(made)} machines instead of one"
         return self._launched(made[0], ends)
 
     def _launched(self, made: InstanceIn, ends: float) -> Meaning:
@@ -87,11 +87,11 @@ class Ec2Verbs:
                 found = codec.convert(self._api.once("describe_instances", query, ends), Instances)
             except Ec2RefusedError as error:
                 if error.code in GONE:
-                    return ResultKind.DEAD_KEY, f"the token's {made.instance_id} is gone"
+                    return ResultKind.DEAD_KEY, f"the machine {made.instance_id} of this token is gone"
                 raise
             made = next((item for one in found.reservations for item in one.instances), made)
         if made.state.name in (schema.TERMINATED, "shutting-down"):
-            return ResultKind.DEAD_KEY, f"the token's {made.instance_id} is {made.state.name}"
+            return ResultKind.DEAD_KEY, f"the machine {made.instance_id} of this token is {made.state.name}"
         return ResultKind.ACCEPTED, made.instance_id
 
     def delete_vm(self, action: DeleteVm, ends: float) -> Meaning:
@@ -105,7 +105,7 @@ class Ec2Verbs:
         if action.snapshot is not None:
             shots = self._shots(action.snapshot, ends)
             if not shots:
-                return ResultKind.AMBIGUOUS, f"the snapshot {action.snapshot} is not there, or not visible yet"
+                return ResultKind.AMBIGUOUS, f"the snapshot {action.snapshot} does not exist, or is not visible yet"
             source = shots[0].snapshot_id
         try:
             answer = self._api.again("create_volume", schema.volume(self._stack, pool, action, source), ends)
@@ -118,7 +118,7 @@ class Ec2Verbs:
         return self._created(codec.convert(answer, VolumeIn), ends)
 
     def _created(self, made: VolumeIn, ends: float) -> Meaning:
-        """Return the result of a disk's creation. The disk may have data: its number is given up only on proof."""
+        """Return the result of a disk's creation; DEAD_KEY only if the disk certainly failed or is gone."""
         if self._is_old(made.create_time):
             try:
                 found = codec.convert(
@@ -126,19 +126,19 @@ class Ec2Verbs:
                 )
             except Ec2RefusedError as error:
                 if error.code in GONE:
-                    return ResultKind.DEAD_KEY, f"the token's {made.volume_id} is gone"
+                    return ResultKind.DEAD_KEY, f"the disk {made.volume_id} of this token is gone"
                 raise
             made = next(iter(found.volumes), made)
         if made.state == "error":
             self._api.gone("delete_volume", {"VolumeId": made.volume_id}, ends)
         if made.state not in THERE:
-            return ResultKind.DEAD_KEY, f"the token's {made.volume_id} is {made.state}"
+            return ResultKind.DEAD_KEY, f"the disk {made.volume_id} of this token is {made.state}"
         return ResultKind.ACCEPTED, made.volume_id
 
     def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:
         found = self._ids(action.disk, action.zone, ends)
         if not found:
-            return ResultKind.IN_USE, f"{action.disk} is not there, or not visible yet"
+            return ResultKind.IN_USE, f"the disk {action.disk} does not exist, or is not visible yet"
         query = {"VolumeId": found[0], "InstanceId": action.vm_uid, "Device": DEVICE}
         self._api.once("attach_volume", query, ends)
         return ResultKind.ACCEPTED, ""
@@ -167,7 +167,7 @@ class Ec2Verbs:
         source = names.disk_name(stack, action.job, action.node, action.number)
         found = self._ids(source, action.zone, ends)
         if not found:
-            return ResultKind.IN_USE, f"{source} is not there, or not visible yet"
+            return ResultKind.IN_USE, f"the disk {source} does not exist, or is not visible yet"
         self._api.once("create_snapshot", schema.snapshot_of(stack, action, found[0]), ends)
         return ResultKind.ACCEPTED, ""
 
@@ -188,7 +188,7 @@ class Ec2Verbs:
         return tuple(item.volume_id for page in found for item in page.volumes if item.state in THERE)
 
     def _shots(self, name: str, ends: float, failed: bool = False) -> list[SnapshotIn]:
-        """Return the snapshots of this name, oldest first; ``failed`` includes failed ones.
+        """Return the snapshots of this name, oldest first; with ``failed``, failed snapshots too.
 
         Raises:
             NoAnswerError: the list failed.

@@ -1,7 +1,7 @@
-"""Requests for EC2's spot prices by zone and placement scores, and the reading of their answers. Pure.
+"""Requests for EC2's spot prices and placement scores by zone, and the reading of the answers. Pure.
 
-A value that EC2 does not give is unknown, never zero. Scores name zones by id (``use1-az1``), whose
-names differ from account to account.
+A value that EC2 does not give is unknown, never zero. A score names its zone by id (``use1-az1``), because zone names
+differ from account to account.
 
 Source: AWS, ``DescribeSpotPriceHistory`` and ``GetSpotPlacementScores``.
 """
@@ -66,7 +66,7 @@ def question(pool: PoolState, now: float) -> dict[str, object]:
 
 
 def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[PriceRun, ...] | None:
-    """Return an answer's prices in these zones, by time; None if the answer has none."""
+    """Return the prices in these zones from an answer, sorted by time; None if the answer has no such price."""
     try:
         told = codec.convert(answer, History).spot_price_history
     except msgspec.ValidationError:
@@ -76,7 +76,7 @@ def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[Pri
 
 
 def score_question(pool: PoolState, region: str) -> dict[str, object]:
-    """Return the request for the whole pool's score in one zone. It is always the same: EC2 limits new ones."""
+    """Return the request for each zone's score for the whole pool. It never varies, because EC2 limits new requests."""
     return {
         "InstanceTypes": [pool.machine_type],
         "TargetCapacity": max(1, pool.max_machines),
@@ -98,7 +98,7 @@ def zone_names(answer: Mapping[str, object]) -> dict[str, str]:
 def chances(
     answer: Mapping[str, object], names: Mapping[str, str], zones: frozenset[str], now: float
 ) -> Chances | None:
-    """Return scores (1 unlikely to 10 likely) as estimates by zone; None if the answer has none for these zones."""
+    """Return an answer's scores (1: unlikely, 10: likely) as estimates by zone; None if these zones have no score."""
     try:
         told = codec.convert(answer, ScoreList).spot_placement_scores
     except msgspec.ValidationError:
@@ -120,7 +120,7 @@ def _run(told: Told) -> PriceRun | None:
 
 
 def _joined(runs: Iterable[PriceRun]) -> tuple[PriceRun, ...]:
-    """Drop each price that repeats its zone's previous one; of the others, keep only the newest."""
+    """Return the newest prices, without those that repeat the previous price of their zone."""
     last: dict[str, float] = {}
     out: list[PriceRun] = []
     for run in runs:

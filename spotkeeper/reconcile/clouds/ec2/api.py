@@ -1,10 +1,9 @@
-"""A client of EC2's API: botocore writes and reads the calls by EC2's model, ``Wire`` sends them.
+"""A client of EC2's API: botocore encodes requests and decodes answers, ``Wire`` sends and receives them.
 
-Lambda's runtime has boto3, so nothing is bundled. :meth:`Api.open` imports it and reads EC2's model, outside of any
-call's deadline: in a cold function with a share of a core this takes seconds. botocore's retries and time limits are
-not used. It retries ``InsufficientInstanceCapacity`` because that is an HTTP 500, and its limits apply to each read, so
-a slow server could block a call for ever. Here each call is made once and ends by its deadline, as Lambda freezes open
-sockets.
+Lambda's runtime contains botocore, so it is not bundled. :meth:`Api.open` imports it and loads its model of EC2. In a
+cold function with a share of a core this takes seconds, so no call's deadline includes it. botocore's retries and time
+limits are not used. It would retry ``InsufficientInstanceCapacity`` because that is an HTTP 500, and its limits apply
+to each read, so a slow server could block a call for ever. Here each call is made once and ends by its deadline.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Api:
         """Make one request, without retries; ``operation`` is botocore's name, such as ``run_instances``.
 
         Raises:
-            Ec2RefusedError: EC2's error, or a request that does not fit EC2's model.
+            Ec2RefusedError: EC2 refused the request, or botocore did not send it, as it does not fit its model of EC2.
             NoAnswerError: no complete answer in time; the call may or may not have been carried out.
             ValueError: the endpoint is plain http to another machine.
         """
@@ -90,7 +89,7 @@ class Api:
         return self.call(operation, left, query)
 
     def again(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
-        """Make a call with an idempotency token, repeated once if no answer comes; each try has half of the time."""
+        """Make a call with an idempotency token; repeat it once if no answer comes. Each try has half of the time."""
         half = (ends + time.monotonic()) / 2
         try:
             return self.once(operation, query, half)
@@ -103,7 +102,7 @@ class Api:
         return self.once(operation, query, ends)
 
     def gone(self, operation: str, query: Mapping[str, object], ends: float) -> tuple[ResultKind, str]:
-        """Make a deletion; a missing resource counts as deleted."""
+        """Make a call that deletes a resource; a missing resource counts as deleted."""
         try:
             self.once(operation, query, ends)
         except Ec2RefusedError as error:
@@ -130,7 +129,7 @@ class Api:
         return get_session()
 
     def _send(self, request: Any, **_: object) -> Any:
-        """Send a prepared request: botocore's before-send handler, whose return value becomes the answer."""
+        """Send a prepared request. botocore calls this handler instead of sending, and uses the answer it returns."""
         from botocore.awsrequest import AWSResponse
 
         parts = urlsplit(request.url)

@@ -1,10 +1,9 @@
 """The adapter of EC2 to ``contract.cloud.Cloud``: one listing, and one call per action.
 
-A resource is the stack's if its tag *and* its name (the tag ``Name``) say so. EC2 lists a terminated machine for an
-hour; such a machine counts as gone. ``listing.py`` has the lists, ``actions.py`` the actions.
-
-Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (every request is checked against botocore's model in
-the tests); error classes: ``errors.py``; IAM actions: ``api.py``.
+A resource belongs to the stack if both its tag and its name (the tag ``Name``) say so. EC2 lists a terminated machine
+for an hour; such a machine counts as gone. ``listing.py`` has the lists, ``actions.py`` the actions, ``errors.py`` the
+meaning of errors. Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (tests check every request against
+botocore's model).
 """
 
 from __future__ import annotations
@@ -91,10 +90,10 @@ class Ec2:
         return items
 
     def _missed(self, seen: set[str], ends: float) -> builtins.list[InstanceIn]:
-        """Look up by id the machines of the last listing that are missing in this one.
+        """Look up by id the machines of the last listing that are missing in this listing.
 
-        A machine that ended stays listed as terminated, so a missing machine mostly means a stale answer (listings are
-        eventually consistent). It must not count as a loss.
+        Listings are eventually consistent. A machine that ended stays listed as terminated, so a missing machine was
+        mostly left out of a stale answer and must not count as lost.
         """
         absent = sorted(self._alive - seen)
         items: builtins.list[InstanceIn] = []
@@ -114,7 +113,7 @@ class Ec2:
         return by_tag(self._stack.stack, **({"availability_zone": zone} if zone is not None else {}))
 
     def find(self, uid: str, deadline_s: float) -> Vm | None:
-        """Return the stack's machine with this id, up to an hour after its end; None: unknown."""
+        """Return the stack's machine with this id, even if it ended within the last hour; None: unknown."""
         try:
             found = self._by([{"Name": "instance-id", "Values": [uid]}], time.monotonic() + deadline_s)
         except ListError as error:
@@ -137,7 +136,7 @@ class Ec2:
         return advice.price_runs(answer, frozenset(found.zones))
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return ``GetSpotPlacementScores`` for all of the pool's machines together; None: unknown."""
+        """Return each zone's placement score for all of the pool's machines together; None: unknown."""
         found, ends = self._stack.pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None
@@ -153,7 +152,7 @@ class Ec2:
         return advice.chances(answer, self._zone_ids, frozenset(found.zones), self._clock.now())
 
     def perform(self, action: Action, deadline_s: float) -> Result:
-        """Perform one action. Never raises for an answer of the cloud; ACCEPTED means under way, not done."""
+        """Perform one action. A refusal is a result, not an exception; ACCEPTED means under way, not done."""
         try:
             return perform(self._verbs, action, deadline_s, self._clock)
         except Ec2RefusedError as error:
@@ -174,7 +173,7 @@ def open_ec2(stack: StackState, clock: Clock, endpoint: str | None = None) -> Ec
 
 
 def _attached(volumes: Iterable[VolumeIn]) -> dict[str, tuple[str, ...]]:
-    """Return names of attached disks by machine id."""
+    """Return the names of the attached disks of each machine, by machine id."""
     out: dict[str, tuple[str, ...]] = {}
     for item in volumes:
         name = next((tag.value for tag in item.tags if tag.key == schema.NAME), "")

@@ -1,4 +1,4 @@
-"""Classify EC2's refusals by error code. The status decides only for unknown codes: no capacity is a 500 too.
+"""Classify EC2's refusals by error code. The HTTP status decides only for unknown codes: "no capacity" is a 500 too.
 
 Source: AWS, "Error codes for the Amazon EC2 API".
 """
@@ -76,10 +76,10 @@ _YOUNG = re.compile(r"Invalid IAM Instance Profile|IAM Instance Profile .* has n
 # Remedies for refusals if EC2's text does not name any.
 REMEDIES: dict[str, str] = {
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
-        "the account has no role for spot machines: "
+        "the account has no role for spot machines; create it: "
         "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
     ),
-    "Client.InternalError": "most often an encryption key that the launch may not use: kms_key in the stack file",
+    "Client.InternalError": "most often the launch may not use the encryption key: see `kms_key` in the stack file",
 }
 GONE = frozenset({"InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound"})
 

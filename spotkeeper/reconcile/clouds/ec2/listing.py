@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def everywhere(
     what: str, ask: Callable[[str | None, float], list[T]], zones: tuple[str, ...], ends: float
 ) -> Looked[T]:
-    """List the region by one request (zone None); if it fails, as in a zone's outage, list each zone."""
+    """List the whole region by one request; if it fails, as in the outage of a zone, list each zone by itself."""
 
     def whole() -> Looked[T]:
         return Looked(tuple(ask(None, ends)), frozenset(zones))
@@ -46,7 +46,7 @@ def pages(api: Api, kind: type[Paged], filters: Filters, ends: float) -> list[Pa
     """Return the whole list, from all of its pages.
 
     Raises:
-        ListError: it is incomplete.
+        ListError: the list is incomplete.
     """
     query: dict[str, object] = {"Filters": filters, "MaxResults": PAGE}
     if kind is Snapshots:
@@ -76,7 +76,7 @@ def _page(api: Api, kind: type[Paged], query: Mapping[str, object], left_s: floa
 
 
 def snapshots(api: Api, stack: str, ends: float, **more: str) -> list[SnapshotIn] | None:
-    """Return the stack's snapshots that match ``more``; None: unknown."""
+    """Return the stack's snapshots that match the filters ``more``; None if the list failed."""
     try:
         found = pages(api, Snapshots, by_tag(stack, **more), ends)
     except ListError as error:

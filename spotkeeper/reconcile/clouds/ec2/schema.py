@@ -43,7 +43,7 @@ HOLDING = ("attaching", "attached", "detaching", "busy")
 
 
 class Part(Struct, frozen=True, gc=False, rename="pascal"):
-    """The base of parts of answers; fields that are not declared are ignored."""
+    """The base class of the parts of an answer; fields that are not declared are ignored."""
 
 
 class Tag(Part, frozen=True, gc=False):
@@ -135,10 +135,10 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. EC2 does not merge a field with the template's, so each field is complete.
+    """Return the request for one machine. A field replaces the template's, even a list, so each field is complete.
 
     Raises:
-        KeyError: the pool has no template of this model.
+        KeyError: the pool has no template for this provisioning model.
     """
     template = pool.templates[action.model.value]
     version = pool.template_versions.get(action.model.value, "$Default")
@@ -164,7 +164,7 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
 
 
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return a launch's subnet, or complete interfaces that name it; EC2 refuses both together."""
+    """Return a launch's subnet, or complete network interfaces that name the subnet; EC2 refuses both together."""
     subnet = pool.subnets.get(zone, "")
     if not pool.interfaces:
         return {"SubnetId": subnet} if subnet else {}
@@ -215,7 +215,7 @@ def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, object]:
 
 
 def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
-    """Return filters for the stack's resources, with ``more`` filters by EC2's names (``Name`` means the tag)."""
+    """Return filters for the stack's resources, and ``more`` filters, named as in EC2 (``Name``: the tag ``Name``)."""
     found: list[dict[str, object]] = [{"Name": f"tag:{names.LABEL_STACK}", "Values": [stack]}]
     for name, value in more.items():
         key = f"tag:{NAME}" if name == NAME else name.replace("_", "-")
@@ -229,9 +229,9 @@ def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
 def to_vm(
     item: InstanceIn, stack: str, addresses: Addresses, disks: tuple[str, ...] = (), ended: bool = False
 ) -> Vm | None:
-    """Return a listed machine; None if it is not the stack's by tag and name, or is gone. A static one has no job.
+    """Return a listed machine; None if its tag or name is not the stack's, or it is gone. A static machine has no job.
 
-    ``disks`` names its attached disks. ``ended`` includes a terminated machine.
+    ``disks``: the names of its attached disks. ``ended``: return the machine even if it is terminated.
     """
     labels = item.labels
     if labels.get(names.LABEL_STACK) != stack or (item.state.name == TERMINATED and not ended):
@@ -239,12 +239,12 @@ def to_vm(
     name, job = labels.get(NAME, ""), labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(labels, names.LABEL_NODE), label_number(labels, names.LABEL_ATTEMPT)
     if job and name != names.vm_name(stack, job, node, attempt):
-        log.warning("%s has this stack's labels, but another machine's name: left alone", item.instance_id)
+        log.warning("%s has this stack's labels, but another machine's name: it is left alone", item.instance_id)
         return None
     status, address = item.status, item.private_ip_address
     if not addresses.holds(address):
         if status is VmStatus.RUNNING:
-            log.warning("%s runs without an address in SPOTKEEPER_ADDRESSES: it does not count as running", name)
+            log.warning("%s runs, but has no address in SPOTKEEPER_ADDRESSES: it does not count as running", name)
             status = VmStatus.PENDING
         address = ""
     bought = Model.SPOT if item.instance_lifecycle == "spot" else Model.ON_DEMAND
@@ -267,8 +267,8 @@ def to_vm(
 def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
     """Return the start and end, to the second, of a machine of the stack that has ended.
 
-    EC2 reports when the shutdown began, and bills until then: "User initiated (...)" after a call, "Service
-    initiated (...)" after an interruption. It may also report nothing.
+    EC2 bills until the shutdown begins and reports this time: "User initiated (...)" after a call, "Service
+    initiated (...)" after an interruption. It may also report no time.
     """
     name = item.labels.get(NAME, "")
     if item.labels.get(names.LABEL_STACK) != stack or item.state.name != TERMINATED or not name:
@@ -281,7 +281,7 @@ def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
 def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | None:
     """Return a node's data disk; None for boot volumes and static machines' disks, which have the tag too.
 
-    ``names_of``: machine names by id. For a disk attached to any other machine the result has the machine's id.
+    ``names_of``: machine names by id. The result names the machine that has the disk; a machine without name by its id.
     """
     owned = _owned(item.tags, stack)
     if owned is None or item.state not in THERE:
@@ -294,7 +294,7 @@ def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | N
 
 
 def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot, ...]:
-    """Return the oldest snapshot of each name: without idempotency tokens, two rounds may each have made one."""
+    """Return the oldest snapshot of each name. Snapshots have no idempotency token, so two rounds may have made two."""
     first: dict[tuple[str, int, int], SnapshotIn] = {}
     for item in sorted(items, key=lambda one: one.age):
         owned = _owned(item.tags, stack)

@@ -1,7 +1,7 @@
 """The actions on Compute Engine, each by one call that does not wait for its operation.
 
-A body gives name, labels and placement; everything else, metadata included, comes from the template that Pulumi
-declared.
+A launch gives name, labels and placement; everything else, metadata included, comes from the instance template that
+Pulumi declared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GONE = Answer(404, b'{"error":{"code":404,"message":"The machine is gone","error
 
 
 class GceVerbs:
-    """The implementation of :class:`~.base.Verbs`; ``asked`` maps idempotency keys to creations."""
+    """The implementation of :class:`~.base.Verbs`; ``asked``: this process's requests to create, by idempotency key."""
 
     def __init__(self, stack: StackState, api: Api) -> None:
         self._stack = stack
@@ -118,7 +118,7 @@ class GceVerbs:
             self.asked.popitem(last=False)
 
     def _create(self, path: str, query: dict[str, str], body: dict[str, object], ends: float) -> Meaning:
-        """Make a creation with an idempotency key; an existing name counts as created."""
+        """Create a machine or disk with an idempotency key. If the name exists already, it counts as created."""
         answer = self._post(path, query, body, ends)
         if answer.status == 409:
             return ResultKind.ACCEPTED, "is there already"
@@ -128,7 +128,7 @@ class GceVerbs:
         return kind, detail
 
     def _replayed(self, path: str, name: str, answer: Answer, ends: float) -> str:
-        """Return why the key is used up; else "". A repeated key may return the operation of a deleted resource."""
+        """Return why the key is used up; else "". A repeated key may give the operation of a resource deleted since."""
         operation = _operation(answer)
         if operation is None or operation.status != "DONE":
             return ""
@@ -138,13 +138,13 @@ class GceVerbs:
         if found.status != 200:
             return ""
         there = codec.decode(found.body, Id)
-        return "" if there.id == operation.target_id else f"the key's {name} is gone; another one has its name"
+        return "" if there.id == operation.target_id else f"{name} of this key is gone; a newer resource has its name"
 
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
-        """Return None if the machine at this path has this unique id; otherwise the kind of result to report.
+        """Return None if the machine at this path has this unique id; otherwise the answer to report.
 
-        IAM conditions test names, so a call must use the name, not the numeric id. So the id is compared before the
-        call. Attempts are never reused, so no other machine takes the name in between.
+        IAM conditions test names, so a call must use the name, not the numeric id, and the id is compared before.
+        Attempt numbers are never reused, so no other machine takes the name in between.
         """
         found = self._call("GET", path, ends, {"fields": "id"})
         if found.status != 200:
@@ -170,7 +170,7 @@ class GceVerbs:
 
 
 def meaning(answer: Answer) -> Meaning:
-    """Return the kind of result of a change, from its answer; HTTP 200 with a failed operation is a failure."""
+    """Return the meaning of a change's answer. HTTP 200 with a failed operation counts as a failure."""
     if not 200 <= answer.status < 300:
         return parse_error(answer.status, answer.body)
     operation = _operation(answer)

@@ -1,8 +1,8 @@
 """Compute Engine's ``advice.capacity`` and ``advice.capacityHistory``: spot prices, obtainability, uptime, preemptions.
 
 A value that the cloud does not give is unknown, never zero; no answer in time, a refusal (403, 404, 429) or a malformed
-answer is unknown too. ``select/market.py`` keeps the answers and asks again after an hour at the earliest. Shapes:
-compute v1 discovery document (prices are per region; custom types and N1 with accelerators have none).
+answer is unknown too. ``select/market.py`` keeps the answers and asks again after an hour at the earliest. The forms
+of requests and answers are from the discovery document of compute v1. Prices are per region.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Advised(Part, frozen=True):
 
 
 def supported(machine_type: str) -> bool:
-    """Return whether a type has a price history; N1 (priced by accelerators) and custom types have none."""
+    """Return whether a machine type has a price history; custom types and N1 (priced by accelerators) have none."""
     return "custom" not in machine_type and not machine_type.startswith("n1-")
 
 
@@ -94,13 +94,13 @@ def price_question(machine_type: str) -> dict[str, object]:
 
 
 def preemptions_question(machine_type: str, zone: str) -> dict[str, object]:
-    """Return the request for the preempted share of the machines that ended in a zone, by day."""
+    """Return the request for the share of a zone's ended machines that were preempted, by day."""
     place = {"locationPolicy": {"location": f"zones/{zone}"}}
     return {**price_question(machine_type), "types": ["PREEMPTION"], **place}
 
 
 def capacity_question(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return the request for the obtainability of all of the pool's machines in one zone."""
+    """Return the request for the chance to obtain all of the pool's machines in one zone."""
     return {
         "instanceProperties": {"scheduling": {"provisioningModel": "SPOT"}},
         "instanceFlexibilityPolicy": {"instanceSelections": {"pool": {"machineTypes": [pool.machine_type]}}},
@@ -124,7 +124,7 @@ def obtainable(body: bytes, zone: str) -> Guess | None:
 
 
 def kept(body: bytes) -> Guess | None:
-    """Return the surviving share over the newest days of an answer; None if the answer has no days."""
+    """Return the share of machines that were not preempted in an answer's newest days; None if it has no days."""
     try:
         told = codec.decode(body, History).preemption_history
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -181,7 +181,7 @@ def _some(guess: Guess) -> Guess | None:
 
 
 class Hints:
-    """The part of a cloud that asks for prices and estimates for a stack's pools. Thread-safe."""
+    """The part of a cloud's adapter that requests prices and estimates for a stack's pools. Thread-safe."""
 
     def __init__(self, stack: StackState, api: Api, clock: Clock) -> None:
         self._stack, self._clock = stack, clock
@@ -199,9 +199,9 @@ class Hints:
         return None if body is None else price_runs(body)
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return estimates of obtainability and survival by zone; None: unknown.
+        """Return estimates by zone of how likely machines are obtained and survive; None: unknown.
 
-        Each zone has its own requests, as a score covers all zones of a request.
+        Each zone has its own requests, because one score covers all zones of a request.
         """
         found, ends = self._pool(pool), time.monotonic() + deadline_s
         if found is None:
@@ -227,7 +227,7 @@ class Hints:
         return found if found is not None and supported(found.machine_type) else None
 
     def _ask(self, method: str, question: dict[str, object], ends: float, what: str) -> bytes | None:
-        """Ask the API version that answered before, otherwise each version until one answers."""
+        """Send a request to the API version that answered before, otherwise to each version until one answers."""
         known = self._answering.get(method)
         for version in (known,) if known else VERSIONS:
             left = ends - time.monotonic()

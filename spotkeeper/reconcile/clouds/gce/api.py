@@ -1,6 +1,6 @@
 """A REST client for Compute Engine: requests with deadlines and access tokens.
 
-Google's SDK costs 1 s of import and 148 MB, more than the whole function may.
+Google's SDK is not used: it takes 1 s to import and has 148 MB, more than the whole function may have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _TokenReply(Struct, frozen=True):
 
 
 class Token(Protocol):
-    """A source of bearer tokens with a deadline; ``drop`` reports that the token was refused."""
+    """A source of bearer tokens. A call returns a token by a deadline; ``drop`` reports that the token was refused."""
 
     def __call__(self, deadline_s: float, /) -> str: ...
 
@@ -68,7 +68,7 @@ class MetadataToken:
         self._until = 0.0
 
     def __call__(self, deadline_s: float) -> str:
-        """Return the token. One caller fetches it; the others wait, each until its own deadline.
+        """Return the token. One caller fetches it; other callers wait, each until its own deadline.
 
         Raises:
             NoAnswerError: no token arrives in time.
@@ -95,7 +95,7 @@ class MetadataToken:
         try:
             reply = codec.decode(answer.body, _TokenReply)
         except msgspec.DecodeError as error:
-            raise NoAnswerError(f"metadata server {self._host}: not a token: {error}") from error
+            raise NoAnswerError(f"metadata server {self._host}: the answer is not a token: {error}") from error
         self._value, self._until = reply.access_token, self._clock.now() + reply.expires_in
 
 
@@ -103,7 +103,7 @@ class Api:
     """A client for one endpoint; each call has a deadline. Thread-safe.
 
     Raises:
-        ValueError: plain http to another machine, where the token could be read.
+        ValueError: the endpoint is plain http to another machine: the token could be read on the way.
     """
 
     def __init__(self, endpoint: str, token: Token | None) -> None:
@@ -113,7 +113,7 @@ class Api:
         self._token = token
 
     def version(self, name: str) -> Api:
-        """Return the API in another version (``beta``), on the same connections; self if the root has no version."""
+        """Return the API in another version (``beta``), on the same connections; self if its path has no version."""
         root, version = self._root.rpartition("/")[::2]
         if version not in VERSIONS:
             return self

@@ -1,11 +1,11 @@
 """The adapter of Compute Engine to ``contract.cloud.Cloud``: one listing, and one call per action.
 
-A resource is the stack's if its label *and* its name say so. No call waits for an operation: the next listing finds its
-failure by the idempotency key. ``listing.py`` has the lists, ``advice.py`` prices and estimates, ``actions.py`` the
-actions.
+A resource belongs to the stack if both its label and its name say so. No call waits for an operation: if one fails, the
+next listing finds it by its idempotency key. ``listing.py`` has the lists, ``advice.py`` prices and estimates,
+``actions.py`` the actions, ``errors.py`` the meaning of errors.
 
-Sources: https://cloud.google.com/compute/docs/reference/rest/v1 (bodies are checked against the discovery
-document in the tests); error classes: ``errors.py``.
+Source: https://cloud.google.com/compute/docs/reference/rest/v1 (tests check request bodies against the discovery
+document).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Gce(Hints):
         return known(to_snapshot(item, stack) for item in found)
 
     def _operations(self, zone: str, ends: float) -> builtins.list[OperationIn]:
-        """Return recent creations and ends of machines; [] if the list fails, as a later listing has them."""
+        """Return recent creations and ends of machines; [] if the list fails: a later listing has them too."""
         try:
             return self._lists.newest(f"zones/{zone}/operations", OperationIn, OPERATIONS, OPERATION_PAGES, ends)
         except ListError as error:
@@ -104,13 +104,13 @@ class Gce(Hints):
             return []
 
     def _failed(self, stack: str, zone: str, operations: builtins.list[OperationIn]) -> Iterable[Result]:
-        """Yield results of inserts that were accepted and failed since."""
+        """Return the results of creations that were accepted at first and failed later."""
         now = self._clock.now()  # a time in the future would block the offer until then
         found = known(to_result(item, stack, zone, self._verbs.asked) for item in operations)
         return (replace(result, at=min(result.at, now)) for result in found)
 
     def perform(self, action: Action, deadline_s: float) -> Result:
-        """Perform one action. Never raises for an answer of the cloud; ACCEPTED means under way, not done."""
+        """Perform one action. A refusal is a result, not an exception; ACCEPTED means under way, not done."""
         return perform(self._verbs, action, deadline_s, self._clock)
 
 
@@ -118,8 +118,8 @@ def open_gce(stack: StackState, clock: Clock, endpoint: str | None = None, token
     """Return the stack's cloud, called with this machine's identity or with a given token.
 
     Args:
-        endpoint: root of the Compute API; None means Google's. Plain http is allowed for loopback only,
-            and gets this machine's token only if ``GCE_METADATA_HOST`` is set.
+        endpoint: root of the Compute API; None means Google's. Plain http is allowed to this machine only; the
+            machine's token is sent over it only if ``GCE_METADATA_HOST`` is set.
         token: the operator's, for a one-machine cloud.
     """
     root = endpoint or DEFAULT_ENDPOINT

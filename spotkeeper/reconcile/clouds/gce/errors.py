@@ -1,8 +1,8 @@
 """Classify Compute Engine's refusals, from HTTP answers and from failed operations.
 
-Google spells the same thing two ways (``resourceInUseByAnotherResource`` in REST errors,
-``RESOURCE_IN_USE_BY_ANOTHER_RESOURCE`` in operations), and hides a stockout behind a 503. So words
-decide first and the HTTP status last.
+Google spells an error's name in two ways (``resourceInUseByAnotherResource`` in REST errors,
+``RESOURCE_IN_USE_BY_ANOTHER_RESOURCE`` in operations), and answers HTTP 503 if a zone has no capacity. So the name
+decides first and the HTTP status last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ErrorInfo(Struct, frozen=True, rename="camel"):
 
 
 class ErrorDetail(Struct, frozen=True, rename="camel"):
-    """An entry of ``errorDetails`` (operations; sets ``error_info``) or of ``details`` (REST; sets ``reason``)."""
+    """An entry of an operation's ``errorDetails`` (has ``errorInfo``) or of a REST error's ``details`` (``reason``)."""
 
     reason: str = ""
     error_info: ErrorInfo = ErrorInfo()
@@ -91,11 +91,11 @@ def classify(status: int, errors: tuple[OneError, ...], details: tuple[ErrorDeta
 
 
 def parse_error(status: int, body: bytes) -> tuple[ResultKind, str]:
-    """Return class and detail of an HTTP error; HTML from a proxy is classified by its status alone."""
+    """Return the class and text of an HTTP error; a proxy's HTML page is classified by its status alone."""
     try:
         error = codec.decode(body, Envelope).error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return classify(status, ()), f"HTTP {status} without an error envelope"
+        return classify(status, ()), f"HTTP {status} without an error object in the body"
     return classify(status, error.errors, error.details), detail_of(status, error.errors, error.message)
 
 

@@ -1,7 +1,7 @@
 """Compute Engine's lists. A list is complete or fails; if the list of all zones fails, each zone is listed by itself.
 
-A list requests only the fields that are read: an instance is 4 KB of JSON, of which a tenth is read, and a listing of
-10,000 would be 40 MB. Grammar: Google's, for partial responses (``items/*/instances(name,disks(source))``).
+A list requests only the fields that are used, a tenth of an instance's 4 KB of JSON: a list of 10,000 whole instances
+would have 40 MB. The fields are named as in Google's partial responses (``items/*/instances(name,disks(source))``).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Lists:
         self._whole = False  # whether requests name no fields
 
     def everywhere(self, what: str, kind: type[T], zones: Sequence[str], ends: float) -> Looked[T]:
-        """List *all* zones, so that resources in a zone that has left the stack are still seen.
+        """List *all* zones, so that resources in a zone that the stack no longer uses are seen too.
 
-        If that fails, each of ``zones`` is listed by itself.
+        If this fails, each of ``zones`` is listed by itself.
         """
         return look(
             what,
@@ -91,7 +91,7 @@ class Lists:
     def _pages(
         self, path: str, kind: type[T], query: dict[str, str], ends: float, newest_pages: int | None = None
     ) -> list[T]:
-        """Return the whole list, or its first ``newest_pages``."""
+        """Return the whole list, or its first ``newest_pages`` pages."""
         query = {**query, "maxResults": str(PAGE), "fields": of_a_page(kind)}
         items: list[T] = []
         for _ in range(newest_pages or MAX_PAGES):
@@ -148,7 +148,7 @@ def _read_of(kind: object) -> str:
 
 
 def _names(of: inspect.Type) -> str:
-    """Return the fields of a part of an answer, recursively; '' for a value that is read whole."""
+    """Return the fields to request of a value of this type, recursively; '' for a value that is requested whole."""
     if isinstance(of, inspect.UnionType):
         return next((found for one in of.types if (found := _names(one))), "")
     if isinstance(of, inspect.VarTupleType):

@@ -50,7 +50,7 @@ ENDINGS = ("delete", "compute.instances.preempted", "compute.instances.hostError
 
 
 class Part(Struct, frozen=True, gc=False, rename="camel"):
-    """The base of parts of answers; fields that are not declared are ignored."""
+    """The base class of the parts of an answer; fields that are not declared are ignored."""
 
 
 class Span(Part, frozen=True, gc=False):
@@ -152,7 +152,7 @@ class Id(Part, frozen=True):
 
 
 def instance_body(stack: str, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return an insert's values that differ from the template; labels are complete, as they replace the template's."""
+    """Return an insert's values that differ from the template's. All labels are there: they replace the template's."""
     body: dict[str, object] = {
         "name": names.vm_name(stack, action.job, action.node, action.attempt),
         "labels": names.labels(stack, pool.name, action.job, action.node, action.attempt),
@@ -180,11 +180,11 @@ def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[st
 
 
 def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
-    """Return a listed machine; None if it is not the stack's by label and name. A static one has no job."""
+    """Return a listed machine; None if its label or name is not the stack's. A static machine has no job."""
     job = item.labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(item.labels, names.LABEL_NODE), label_number(item.labels, names.LABEL_ATTEMPT)
     if job and item.name != names.vm_name(stack, job, node, attempt):
-        log.warning("%s has this stack's labels, but another machine's name: left alone", item.name)
+        log.warning("%s has this stack's labels, but another machine's name: it is left alone", item.name)
         return None
     spot = item.scheduling.provisioning_model == "SPOT"
     # An unknown status counts as neither running nor gone.
@@ -192,7 +192,7 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
     address = next((nic.network_ip for nic in item.network_interfaces), "")
     if not addresses.holds(address):
         if status is VmStatus.RUNNING:
-            log.warning("%s runs without an address in SPOTKEEPER_ADDRESSES: it does not count as running", item.name)
+            log.warning("%s runs, but has no address in SPOTKEEPER_ADDRESSES: it does not count as running", item.name)
             status = VmStatus.PENDING
         address = ""
     return Vm(
@@ -214,7 +214,7 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
 
 
 def _end(item: InstanceIn) -> float | None:
-    """Return when Compute Engine ends a machine with limited run: its own value, else start + duration."""
+    """Return when Compute Engine ends a machine of limited run time: as it says, otherwise start + duration."""
     if told := to_time(item.resource_status.scheduling.termination_timestamp):
         return told
     span = item.scheduling.max_run_duration
@@ -243,10 +243,10 @@ def to_snapshot(item: SnapshotIn, stack: str) -> DiskSnapshot | None:
 def to_result(
     operation: OperationIn, stack: str, zone: str, asked: Mapping[str, InsertVm | CreateDisk]
 ) -> Result | None:
-    """Return the result of an operation that failed to create a machine or disk of the stack; None for others.
+    """Return the result of an operation that failed to create a machine or disk of the stack; else None.
 
-    ``asked``: this process's requests by key. For another process's request the operation gives only the name: job,
-    node, number and zone of the action are right, the job's uid and the pool are empty, the model is a guess (spot).
+    ``asked``: this process's requests by idempotency key. For other processes' requests only the resource's name is
+    known: the action has the right job, node, number and zone, no uid and no pool, and spot as a guess of the model.
     """
     if operation.error is None or not operation.error.errors or not _is_key(operation.client_operation_id):
         return None
@@ -266,8 +266,8 @@ def to_result(
 def to_ran(operations: Iterable[OperationIn], stack: str, zone: str) -> tuple[MachineTimes, ...]:
     """Return the start and end times of the stack's machines that have ended.
 
-    A machine's end is the end of the operation that deleted it. A preemption is recorded when it begins, so up to 30 s
-    of billing after it are not counted.
+    A machine's end is the end of the operation that deleted it. A preemption is recorded when it begins, so the up to
+    30 s that are billed after this are not counted.
     """
     began: dict[str, float] = {}
     over: dict[str, float] = {}
