@@ -15,7 +15,7 @@ from spotkeeper import __version__
 
 EPILOG = (
     "Exit codes: 0 success; 1 the job, the cloud or the bucket failed; 2 wrong option or job file; "
-    "3 no such stack, job or log; 4 refused because it conflicts with what exists. "
+    "3 no such stack, job or log; 4 refused because the request conflicts with what exists. "
     "Errors are plain text on standard error, also with `--json`."
 )
 JOBS, STACKS = "Jobs", "Stacks"

@@ -12,9 +12,9 @@ from spotkeeper.cli.app import JOBS, Job, Json, Node, Stack, WithArguments, Yes,
 
 JobFile = Annotated[Path, Argument(metavar="JOB.YAML", help="The job file.")]
 StackFile = Annotated[
-    Path | None, Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml of a stack that need not be running.")
+    Path | None, Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml; its stack need not be running.")
 ]
-Wait = Annotated[bool, Option("--wait", help="Return only when it is done or refused.")]
+Wait = Annotated[bool, Option("--wait", help="Wait until the request is carried out or refused.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show why each machine was chosen.")]
 Markets = Annotated[
     Path | None,
@@ -29,7 +29,7 @@ def submit(
     name: Annotated[str | None, Option(metavar="NAME", help="Name of the job, instead of the one in the file.")] = None,
     watch: Annotated[bool, Option("--watch", "-w", help="Follow the job until it ends.")] = False,
     check: Annotated[
-        bool, Option("--check", help="Check the files against the stack, and send and start nothing.")
+        bool, Option("--check", help="Only check the files against the stack; send and start nothing.")
     ] = False,
     verbose: Verbose = False,
     stack: Stack = None,
@@ -42,18 +42,18 @@ def submit(
 
     To survive preemptions the script needs two lines:
     `run = spotkeeper.attach(model=model, optimizer=optimizer)` and `for batch in run.steps(loader, epochs=3):`
-    Files that it writes to the folder `run.output` are kept. At its end, for example, it can run
+    Files that the script writes to the folder `run.output` are kept. For example, its last line can be
     `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`; `spotkeeper download first` fetches
     the file.
 
     Arguments after `--` are appended to the command of every file:
-    `spotkeeper submit job.yaml --name wide -- --width 9` starts a variant of a job without another file.
+    `spotkeeper submit job.yaml --name wide -- --width 9` starts a variant of a job from the same file.
     All files are checked before the first job is submitted.
 
-    If a job of this name already runs with the same file and source, submit prints that job; with different content
-    it refuses.
+    If a job of this name already runs with the same file and source, submit prints that job; if they differ, submit
+    refuses.
 
-    With `--watch --json` it prints what `spotkeeper watch --json` prints; with several files, `--json` prints a list.
+    `--watch --json` prints what `spotkeeper watch --json` prints; with several files, `--json` prints a list.
 
     Examples: `spotkeeper submit job.yaml --watch`, `spotkeeper submit job.yaml --check`,
     `spotkeeper submit job.yaml --name wide -- --width 1024`, `spotkeeper submit a.yaml b.yaml`
@@ -67,7 +67,7 @@ def submit(
 
 @app.command(rich_help_panel=JOBS)
 def status(
-    job: Annotated[str | None, Argument(metavar="JOB", help="Name or id of a job. Default: all.")] = None,
+    job: Annotated[str | None, Argument(metavar="JOB", help="Name or id of a job. Default: all jobs.")] = None,
     finished: Annotated[bool, Option("--all", "-a", help="Include finished jobs.")] = False,
     stack: Stack = None,
     as_json: Json = False,
@@ -86,7 +86,7 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
     """Follow a job until it ends or goes on hold: machines, step, loss, cost and every event.
 
     Ctrl-C stops watching; the job keeps running. The exit code is 0 only if the job succeeds.
-    With `--json` it prints one line per event, and the final state last.
+    `--json` prints one line per event, and the job's final state in the last line.
 
     Example: `spotkeeper watch first`
     """
@@ -99,7 +99,7 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
 def logs(
     job: Job,
     node: Annotated[
-        str, Option("--node", "-n", metavar="N|all", help="Node of the machine, as `status` shows it, or all.")
+        str, Option("--node", "-n", metavar="N|all", help="Number of the node, as `status` shows it, or all.")
     ] = "0",
     gen: Annotated[
         int | None, Option("--gen", "-g", help="Generation (`status` shows the current one). Default: the newest.")
@@ -108,10 +108,10 @@ def logs(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Print the last 64 KB that each process of a machine wrote, updated every 15 s while it writes.
+    """Print a node's log: the last 64 KB that each process wrote. A running process's log is updated every 15 s.
 
-    Where older output is left out, the log names the file on the machine that has it. The machine keeps the last 64 MB
-    of each process for as long as the machine exists.
+    Where older output is left out, the log names the file on the machine that still has that output: as long as the
+    machine exists, it keeps the last 64 MB of each process.
 
     `--follow --json` prints one line for each piece of the log, in order; `--node all --json` prints a list.
 
@@ -126,9 +126,7 @@ def logs(
 def download(
     job: Job,
     folder: Annotated[Path | None, Argument(metavar="DIR", help="Target folder. Default: ./JOB-output.")] = None,
-    node: Annotated[
-        int | None, Option("--node", "-n", help="Only the files of this machine. Default: all machines.")
-    ] = None,
+    node: Annotated[int | None, Option("--node", "-n", help="Only the files of this node. Default: all nodes.")] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -138,7 +136,7 @@ def download(
     `if run.rank == 0: torch.save(model.state_dict(), run.output / "model.pt")`. When the command ends with exit code 0,
     the whole folder is copied to the stack's bucket before the machines are deleted, and stays there.
 
-    If you run it again, it fetches only the files that are missing. It never leaves half a file.
+    If you run the command again, it fetches only the files that are missing. It never leaves half a file.
 
     Examples: `spotkeeper download first`, `spotkeeper download first models --node 0`
     """
@@ -150,15 +148,15 @@ def download(
 @app.command(rich_help_panel=JOBS)
 def checkpoints(
     job: Job,
-    fetch: Annotated[Path | None, Option(metavar="DIR", help="Download the newest checkpoint of the bucket.")] = None,
-    commit: Annotated[str | None, Option(metavar="GEN-STEP", help="With --fetch: download this one.")] = None,
+    fetch: Annotated[Path | None, Option(metavar="DIR", help="Download the bucket's newest checkpoint to DIR.")] = None,
+    commit: Annotated[str | None, Option(metavar="GEN-STEP", help="With --fetch: download this checkpoint.")] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a job: those on disks, as their machines last reported them, and those in the bucket.
 
     The bucket has copies if the job file says `checkpoint: {mirror: {every_min: 60}}`. A job resumes from such a copy
-    by itself when no disk has a newer checkpoint. `--fetch` downloads one, for `attach(checkpoint_dir=DIR)`.
+    by itself when no disk has a newer checkpoint. `--fetch DIR` downloads a copy for `attach(checkpoint_dir=DIR)`.
 
     Examples: `spotkeeper checkpoints first`, `spotkeeper checkpoints first --fetch ckpt`
     """
@@ -177,7 +175,7 @@ def report(
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Report what a job cost beside on-demand machines: every machine, every recovery, and the work it lost.
+    """Report what a job cost, compared with on-demand machines: every machine, every recovery, and the lost work.
 
     For each recovery it shows which machine was lost, whether the cloud gave notice, how long training stopped, and
     what replaced the machine. Lost work is paid time that did not contribute to the result; goodput is the share that
@@ -196,7 +194,7 @@ def check_script(
     arguments: Annotated[list[str] | None, Argument(metavar="[-- ARGS...]", help="Arguments of the script.")] = None,
     steps: Annotated[int, Option(metavar="N", min=3, help="Optimizer steps per run.")] = 12,
     nproc: Annotated[
-        int, Option(metavar="N", min=1, help="Number of processes; torchrun starts them if more than one.")
+        int, Option(metavar="N", min=1, help="Number of processes; torchrun starts them if there are several.")
     ] = 1,
     python: Annotated[
         str | None, Option(metavar="PATH", help="Python interpreter that has torch. Default: the one of this command.")
@@ -211,9 +209,9 @@ def check_script(
     It runs the script for some steps: twice without a stop, then once with two stops and resumes. Each run has
     processes of its own, and its checkpoints go to a folder that is deleted afterwards. It compares the parameters,
     the optimizer, everything else given to `attach()`, the random state, and the batch and reported loss of each step.
-    It names variables, generators and data sets of the script that differ after a resume, and says what to write.
+    It names variables, generators and data sets of the script that differ after a resume, and says what to change.
 
-    The exit code is 0 if everything is equal, and 1 if it is not or if the two runs without a stop already differ.
+    The exit code is 0 if all runs are equal, else 1 (also if the two runs without a stop already differ).
 
     Examples: `spotkeeper check-script train.py`, `spotkeeper check-script train.py --nproc 2 --steps 30 -- --lr 3e-4`
     """
@@ -226,7 +224,7 @@ def check_script(
 def forecast(
     file: JobFile,
     work: Annotated[
-        str | None, Option(metavar="40h", help="Training time without interruptions. Default: what the job file says.")
+        str | None, Option(metavar="40h", help="Training time without interruptions. Default: `work` in the job file.")
     ] = None,
     stack_file: StackFile = None,
     markets: Markets = None,
@@ -238,8 +236,8 @@ def forecast(
 ) -> None:
     """Forecast what a job costs on spot and when it ends, with ranges that contain four of five outcomes.
 
-    It simulates the purchase of machines on recorded markets, and on the history of the stack if it has one, and
-    compares with on-demand machines alone. It prints each assumption. It starts nothing and calls no cloud.
+    It simulates the purchase of machines on recorded markets, and on the stack's own history if there is any, and
+    compares the result with on-demand machines alone. It prints its assumptions, starts nothing and calls no cloud.
 
     Examples: `spotkeeper forecast job.yaml --work 40h`, `spotkeeper forecast job.yaml --json | jq .expected.usd`
     """
@@ -258,14 +256,14 @@ def compare(
         float | None, Option(metavar="SECONDS", min=1e-6, help="Duration of a step on the machines of the job file.")
     ] = None,
     measure: Annotated[
-        bool, Option("--measure", help="Run the job's command here for a dozen steps to measure one.")
+        bool, Option("--measure", help="Run the job's command here for a dozen steps to measure a step's duration.")
     ] = False,
     gradients_gb: Annotated[
         float,
         Option(
             metavar="GB",
             min=0.0,
-            help="Size of the gradients that a step sums: for 1.3 billion parameters in bf16, 2.6.",
+            help="Size of the gradients that a step sums over all machines: 2.6 for 1.3 billion parameters in bf16.",
         ),
     ] = 0.0,
     stack_file: StackFile = None,
@@ -275,9 +273,9 @@ def compare(
 ) -> None:
     """Compare cost and duration of a job on every pool of the stack, on spot and on-demand.
 
-    From each pool it takes enough machines for the processes of the job: four with one GPU, or one with four. It
-    derives the duration of a step from one known duration (given, measured, or reported by an earlier job of this name)
-    and from the networks between the machines. It prints each assumption. It starts nothing in the cloud.
+    It takes enough machines of each pool for the job's processes: four processes fit on four machines with one GPU or
+    on one machine with four. It derives the duration of a step from one known duration (given, measured, or reported by
+    an earlier job of this name) and from the networks between machines. It prints its assumptions and starts nothing.
 
     Examples: `spotkeeper compare job.yaml --work 40h --step-time 0.8 --gradients-gb 2.6`,
     `spotkeeper compare job.yaml --measure`
@@ -292,7 +290,7 @@ def drill(
     job: Job,
     node: Annotated[
         int | None,
-        Option(metavar="N", min=0, help="Node to preempt. Default: the highest on spot, else the highest on-demand."),
+        Option(metavar="N", min=0, help="Node to preempt. Default: the highest node on spot, else on-demand."),
     ] = None,
     no_notice: Annotated[bool, Option("--no-notice", help="Delete the machine without a preemption notice.")] = False,
     yes: Yes = False,
@@ -301,10 +299,10 @@ def drill(
 ) -> None:
     """Preempt one machine of a running job, and compare each phase of the recovery and the lost work with targets.
 
-    For each phase it prints when it ended (`after`, counted from the preemption) and how long it `took` after the phase
-    that it depends on; the target limits `took`. The exit code is 1 if a target is missed. It asks for confirmation;
-    without a terminal it refuses unless you pass `--yes`. It uses your own cloud credentials. On AWS, FIS sends the
-    notice: `SPOTKEEPER_FIS_TEMPLATE` names the experiment template.
+    For each phase it prints the time from the preemption to the end of the phase (`after`), and the time that the phase
+    `took` after the phase on which it depends; the target limits `took`. The exit code is 1 if a target is missed. The
+    command asks for confirmation; without a terminal it refuses unless you pass `--yes`. It uses your own cloud
+    credentials. On AWS, `SPOTKEEPER_FIS_TEMPLATE` names the experiment template of FIS that sends the notice.
 
     Examples: `spotkeeper drill first`, `spotkeeper drill first --node 0 --no-notice --json`
     """
@@ -347,8 +345,8 @@ def resize(
 ) -> None:
     """Train on more or fewer machines with the same global batch. The job file must say `nodes: {min, max}`.
 
-    All machines save and stop at the same step, and training continues with the new number. A smaller job deletes the
-    machines whose loss costs least, such as slow or expensive ones; the other nodes keep their numbers.
+    All machines save and stop at the same step, and training continues on NODES machines. If these are fewer, the
+    machines whose loss costs least are deleted, such as slow or expensive ones; the other nodes keep their numbers.
 
     Example: `spotkeeper resize first 4`
     """
@@ -367,7 +365,7 @@ def move(
 ) -> None:
     """Move a job's machines and disks to another zone of its pools.
 
-    All machines save and stop at the same step, snapshots copy their disks, and training continues in ZONE. To cancel a
+    All machines save and stop at the same step, snapshots copy the disks, and training continues in ZONE. To cancel a
     move, move the job to the zone where it is. Jobs with a static machine and jobs with `spread: true` cannot move.
 
     Example: `spotkeeper move first us-central1-b --wait`
@@ -403,9 +401,9 @@ def ssh(
 ) -> None:
     """Open a shell on one machine of a job, or run a command there, as an unprivileged user.
 
-    The shell starts in the job's folder. It can read the job's files and logs, and write none of them. The stack file
-    lists who may use it (`ssh: [...]`), and each use is recorded as an event of the job. It needs `gcloud` for Google
-    Cloud; for AWS it needs `aws` and `session-manager-plugin`. The exit code is the command's (on AWS, that of `aws`).
+    The shell starts in the job's folder. It can read the job's files and logs, but not write them. The stack file lists
+    who may open shells (`ssh: [...]`), and each shell is recorded as an event of the job. Google Cloud needs `gcloud`
+    here; AWS needs `aws` and `session-manager-plugin`. The exit code is that of COMMAND (on AWS, that of `aws`).
 
     Examples: `spotkeeper ssh first --node 1`, `spotkeeper ssh first -- nvidia-smi`,
     `spotkeeper ssh first -- sh -c "df | sort"`
@@ -421,9 +419,9 @@ def resume(
     job: Job,
     file: Annotated[
         Path | None,
-        Argument(metavar="JOB.YAML [-- ARGUMENTS]", help="Corrected job file. Default: the files that the job has."),
+        Argument(metavar="JOB.YAML [-- ARGUMENTS]", help="Corrected job file. Default: the job's present file."),
     ] = None,
-    name: Annotated[str | None, Option(metavar="NAME", help="With a job file: the name, as given to submit.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="With a job file: the --name given to submit.")] = None,
     go_back: Annotated[
         bool,
         Option("--go-back", help="Resume from an older checkpoint, or from the start, because the newest is lost."),
@@ -435,18 +433,18 @@ def resume(
 ) -> None:
     """Resume a job that is paused or on hold, from its newest checkpoint.
 
-    A job goes on hold when its own code fails, when it has spent its `max_usd`, or when the cloud refuses a request
-    that no other machine can satisfy. `spotkeeper status JOB` shows the reason, what its disks cost meanwhile, and how
-    long the job stays on hold. Resuming gives it a new crash budget, or as much money again.
+    A job goes on hold when its own code fails, when it has spent its `max_usd`, or when the cloud refuses every machine
+    that it could use. `spotkeeper status JOB` shows the reason, what the job's disks cost meanwhile, and how long the
+    job stays on hold. A resume gives the job a new crash budget, or its `max_usd` once more.
 
     With a job file, the job continues with that file and its source folder: a corrected script, another `command`,
-    `env` or `max_usd`. These fields must stay, because the disks depend on them: name, nodes, spread, seed, the kinds
-    of its pools, `checkpoint.replicated`. If you submitted the job with `--name` or with arguments after `--`, repeat
-    them: `spotkeeper resume wide job.yaml --name wide -- --width 9`.
+    `env` or `max_usd`. Fields on which the disks depend must not change: `name`, `nodes`, `spread`, `seed`,
+    `checkpoint.replicated`, and the kinds of the pools. If you submitted the job with `--name` or with arguments after
+    `--`, repeat these: `spotkeeper resume wide job.yaml --name wide -- --width 9`.
 
-    A job never returns to an older checkpoint by itself. If the newest was on a lost disk, or on a static machine that
-    does not come back, the job waits or goes on hold until you pass `--go-back`, which asks for confirmation (`--yes`
-    confirms).
+    A job never returns to an older checkpoint by itself. If its newest one was on a lost disk, or on a static machine
+    that does not come back, the job waits or goes on hold until you pass `--go-back`, which asks for confirmation
+    (`--yes` confirms).
 
     Examples: `spotkeeper resume first`, `spotkeeper resume first job.yaml`
     """

@@ -27,9 +27,9 @@ def reconcile(
 ) -> None:
     """Run one round for every unfinished job from this shell, as the stack's function does each minute.
 
-    A round replaces lost machines, starts submitted jobs and deletes what has ended. Use it when the function is down,
-    or to see what a round does. It is safe beside the function, since every decision is a compare-and-swap. It uses
-    your own cloud credentials. An ALARM on standard error needs a person, and is printed once.
+    A round replaces lost machines, starts submitted jobs and deletes what ended jobs leave. Run this command when the
+    function is down, or to see what a round does. It may run at the same time as the function, since every decision is
+    a compare-and-swap. It uses your own cloud credentials. An ALARM on standard error needs a person's attention.
 
     Example: `spotkeeper reconcile --once`
     """
@@ -59,8 +59,8 @@ def plan(named: StackOrFile = None, stack: Stack = None, as_json: Json = False) 
     """List every resource that `pulumi up` would create for a stack file, with type, name and inputs. Calls no cloud.
 
     It needs no `pulumi` command, no login and no running stack. An error names the line, the value and the remedy.
-    Secrets are masked; values that only the cloud knows read `(known after up)`. To see what an update would change,
-    use `pulumi preview`.
+    Secrets are masked; for values that only the cloud knows it prints `(known after up)`. To see what an update would
+    change, use `pulumi preview`.
 
     Examples: `spotkeeper plan prod`, `spotkeeper plan infra/stacks/Pulumi.prod.yaml --json | jq '.[].type'`
     """
@@ -104,19 +104,19 @@ def review(
         bool, Option("--expect-no-changes", help="Fail if anything changes, for a nightly drift check.")
     ] = False,
     comment: Annotated[
-        Path | None, Option(metavar="FILE", help="Also write it to FILE, short enough for a comment.")
+        Path | None, Option(metavar="FILE", help="Also write the review to FILE, cut to a comment's length.")
     ] = None,
-    stacks: Annotated[int, Option(min=1, help="Number of stacks whose reviews share that comment and its length.")] = 1,
+    stacks: Annotated[int, Option(min=1, help="Number of stacks whose reviews go into the same comment.")] = 1,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """Write the pull request comment about a change to a stack: resources, data at risk, broken rules and cost.
 
-    The exit code is 4 if a disk or bucket would be deleted or replaced, or the stack emptied, without
-    `--allow-data-loss`; if a rule of `infra/policy` is broken; or, with `--expect-no-changes`, if anything differs
-    from the declaration (`pulumi preview --refresh --json`). It is 1 if the preview itself failed. The comment shows
-    sizes, zones, machine types and whatever breaks a rule, and no other values. Without `--show-sames`, a preview
-    contains only changes, and the rules check only those. `.github/workflows` shows its use.
+    The exit code is 4 in three cases: a disk or bucket would be deleted or replaced, or the stack emptied, without
+    `--allow-data-loss`; a rule of `infra/policy` is broken; or, with `--expect-no-changes`, the cloud differs from the
+    declaration (as `pulumi preview --refresh --json` shows). It is 1 if the preview failed. The only values that the
+    comment shows are sizes, zones, machine types and whatever breaks a rule. If the preview was made without
+    `--show-sames`, the rules check only resources that change. `.github/workflows` uses this command.
 
     Example: `spotkeeper review --preview preview.json --stack prod`, after
     `pulumi preview --stack prod --json --show-sames > preview.json`
@@ -132,7 +132,7 @@ def review(
 @app.command("live-check", rich_help_panel=STACKS)
 def live_check(
     listed: Annotated[
-        bool, Option("--list", help="Only print the checks, with the names of the stack; call no cloud.")
+        bool, Option("--list", help="Only print the checks, with the stack's names filled in; call no cloud.")
     ] = False,
     yes: Yes = False,
     stack: Stack = None,
@@ -155,14 +155,14 @@ def live_check(
 @app.command(rich_help_panel=STACKS)
 def preflight(
     folder: Annotated[
-        Path | None, Option(metavar="DIR", help="Folder of the checkpoints. Default: the data disk, else this folder.")
+        Path | None, Option(metavar="DIR", help="Checkpoint folder. Default: the data disk, else the working folder.")
     ] = None,
     peer: Annotated[
         list[str] | None, Option(metavar="ADDRESS", help="Another machine that must be reachable (repeatable).")
     ] = None,
     notice: Annotated[
         float | None,
-        Option(metavar="SECONDS", help="Time from notice to preemption. Default: that of the pool, else 120."),
+        Option(metavar="SECONDS", help="Time from notice to preemption. Default: the pool's value, else 120."),
     ] = None,
     python: Annotated[str, Option(metavar="PROGRAM", help="Python interpreter that runs the job.")] = "python3",
     quick: Annotated[bool, Option("--quick", help="Only the checks that run at every boot.")] = False,
@@ -170,7 +170,7 @@ def preflight(
 ) -> None:
     """Check that this machine can train and survive a preemption. Changes nothing; takes at most three minutes.
 
-    It checks the clock, metadata and tokens, free space and speed of the disk (how many GB it can save after a notice),
+    It checks the clock, metadata and tokens, the disk's free space and speed (how many GB it can save after a notice),
     TCP timeouts, torch, driver, NCCL and EFA. Each finding says what to do. Outside a cloud it names the checks that
     only a cloud machine can run. Every machine runs the quick checks at boot and logs the result.
 
@@ -188,7 +188,7 @@ def policy(as_json: Json = False) -> None:
     """Serve the policy that chooses machines on standard input and output, to evaluate it on other markets.
 
     It reads and writes one JSON object per line (protocol 1): for each tick of a recorded market it answers where the
-    job runs until the next. It calls no cloud. docs/selection.md describes all messages, with an example.
+    job runs until the next tick. It calls no cloud. docs/selection.md describes all messages, with an example.
 
     Example: `spotkeeper policy < questions.jsonl`, where the first line is `{"type":"hello","protocol":1}`
     """

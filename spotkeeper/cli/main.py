@@ -61,7 +61,7 @@ def _store_error(text: str) -> tuple[str, Exit, str]:
     Without a login, the store asks the metadata server, which exists only on the cloud's machines. If that fails, the
     remedy is to log in.
     """
-    logins = {"GCS": "gcloud auth application-default login", "S3": "aws sso login, or the AWS_ACCESS_KEY_ID variables"}
+    logins = {"GCS": "gcloud auth application-default login", "S3": "aws sso login, or set AWS_ACCESS_KEY_ID"}
     store = next((store for store in logins if f"Generic {store}" in text), "")
     if store and "169.254.169.254" in text:
         return f"the bucket: this shell is not logged in to {store}", Exit.FAILED, logins[store]

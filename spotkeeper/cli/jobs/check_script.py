@@ -36,8 +36,8 @@ _DRAWN = ("of this rank.rng.", "of this rank.loader.before.")  # a script may le
 class Difference:
     """A difference between two runs.
 
-    ``kind``: "batches", "losses" or "state"; for a variable of the script, one of ``_ORDER``. ``alone``, ``resumed``:
-    its values without a stop and after a resume.
+    ``kind``: "batches", "losses", "state", or the kind of a variable of the script (``_ORDER``). ``alone``,
+    ``resumed``: the variable's value in the run without a stop, and in the resumed run.
     """
 
     kind: str
@@ -82,8 +82,8 @@ def run(
         raise CliError(
             f"{script} is not deterministic: two runs without a stop differ, so a resume cannot be compared",
             Exit.FAILED,
-            "torch.manual_seed(0) before the model is created, and seed its other generators; "
-            "torch.use_deterministic_algorithms(True), one thread: then check it again",
+            "call torch.manual_seed(0) before the model is created, seed the script's other generators, "
+            "call torch.use_deterministic_algorithms(True), use one thread, and check again",
         )
     if not checked.same_bits or checked.not_restored:
         raise CliError(f"{script} does not resume bit for bit", Exit.FAILED, 'docs/train.md, "Is my script safe?"')
@@ -95,7 +95,7 @@ def _check_python(python: str) -> None:
         subprocess.run([python, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None) or error
-        remedy = "--python .venv/bin/python: the interpreter that has torch"
+        remedy = "the interpreter that has torch, such as --python .venv/bin/python"
         raise CliError(f"--python {python}: {why}", Exit.USAGE, remedy) from None
 
 
@@ -108,7 +108,7 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
         alone = lab.run("alone", [steps], first)
         made = alone[0]["step"]
         if made < LEAST:
-            raise CliError(f"it made only {made} steps, but {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
+            raise CliError(f"the script made {made} steps; {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
         note("the same again")
         again = lab.run("again", [steps], second, seed=1)  # what differs between two interpreters differs here
         if own := [each for each in _bits(alone, again) if not each.name.startswith(_DRAWN)]:
@@ -128,7 +128,7 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
 
 
 class Interpreter:
-    """A Python process that starts the script's processes: ``train.probe``."""
+    """A Python process that runs ``train.probe``, which starts the script's processes."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
@@ -178,7 +178,7 @@ def interpreter(python: str, log: Path) -> Iterator[Interpreter]:
 
 
 class _Lab:
-    """Runs the script in a folder as an agent would."""
+    """Runs the script in a folder, with the environment that an agent would set."""
 
     def __init__(self, folder: Path, command: Sequence[str], nproc: int) -> None:
         self._folder = folder
@@ -222,7 +222,7 @@ class _Lab:
 def trainer(
     command: Sequence[str], environment: dict[str, str], log: Path, cwd: Path | None = None, *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Run a command that imports this package; all its processes end with the block."""
+    """Run a command that imports this package; the end of the ``with`` block kills all its processes."""
     package = str(Path(spotkeeper.__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("wb") as out:
@@ -273,7 +273,7 @@ def _bits(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[Differ
         for kind in ("batches", "losses"):
             steps = sorted(set(mine[kind]) | set(theirs[kind]), key=int)
             if step := next((at for at in steps if mine[kind].get(at) != theirs[kind].get(at)), ""):
-                found.append(Difference(kind, f"step {step}", rank, f"other {kind} from step {step} on"))
+                found.append(Difference(kind, f"step {step}", rank, f"different {kind} from step {step} on"))
         paths = [path for path in mine["bits"] | theirs["bits"] if mine["bits"].get(path) != theirs["bits"].get(path)]
         found += [Difference("state", path, rank, f"{path} differs") for path in paths]
     return found
@@ -295,7 +295,7 @@ def _variables(one: list[dict[str, Any]], other: list[dict[str, Any]], ignore: s
 
 
 def _apart(alone: Any, resumed: Any) -> tuple[str, str]:
-    """The two values of a variable as text; for two state dictionaries, the first number that differs."""
+    """The two values of a variable as text; of two state dictionaries, the first entry that differs."""
     if isinstance(alone, dict) and isinstance(resumed, dict):
         keys = [key for key in alone if key in resumed and alone[key] != resumed[key]]
         return (f"{keys[0]} {alone[keys[0]]}", resumed[keys[0]]) if keys else ("", "")
@@ -315,20 +315,20 @@ def _remedy(kind: str, name: str, owner: str) -> str:
     if kind == "object":
         holder = value.rpartition(".")[0]
         word = owner.lower() if holder == "self" else re.sub(r"\W+", "_", holder.rpartition(".")[2]).strip("_")
-        return f"attach({word}={holder}): give {owner} state_dict() and load_state_dict()"
+        return f"attach({word}={holder}), and give {owner} the methods state_dict() and load_state_dict()"
     return _REMEDIES[kind].format(word=word, value=value)
 
 
 _ANEW = (
     "{name} is a new object after every step, so attach() cannot restore it: create it once before the loop and attach "
-    "that; or pass --ignore {name} if the training does not depend on it"
+    "it there, or pass --ignore {name} if the training does not depend on it"
 )
 _REMEDIES = {
     "optimizers": "attach(optimizer=[...]) with all optimizers, including {value}",
     "stateful": "attach({word}={value})",
     "generator": "a generator: attach({word}={value})",
-    "data set": "reading changes it: give it state_dict() and load_state_dict() and attach() it, or read by index",
-    "part": "its state_dict() does not include this",
+    "data set": "reading changes its state: attach() it with state_dict() and load_state_dict(), or read it by index",
+    "part": "the attached object's state_dict() does not include this",
     "count": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
     "value": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
     "values": "attach({word}={value}), if it contains only numbers",
@@ -357,7 +357,7 @@ def lines(checked: ScriptCheck) -> Iterator[str]:
     for each in checked.not_restored:
         again = each.kind == "object" and (each.rank, each.text) in told  # print an object's remedy only once
         told.add((each.rank, each.text))
-        values = f" ({each.alone} without a stop, {each.resumed} resumed)" if each.alone or each.resumed else ""
+        values = f" ({each.alone} without a stop, {each.resumed} after a resume)" if each.alone or each.resumed else ""
         yield f"  {_rank(each, several)}{each.name}{values}: {'the same' if again else each.text}"
 
 

@@ -1,7 +1,7 @@
 """``checkpoints``: lists the checkpoints of a job, on disks and in the bucket; fetches a copy from the bucket.
 
-The bucket has no listing of disks, so the list shows what machines last reported. File names come from machines, so
-each is checked to stay in its folder. The command writes nothing to the bucket.
+For disks, the list shows what their machines last reported. Machines choose the names of the files in a copy, so each
+name is checked not to lead out of the target folder. The command writes nothing to the bucket.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUCKET = "the bucket"
 class CheckpointView(Struct, frozen=True, omit_defaults=True):
     """A checkpoint on one disk or in the bucket.
 
-    ``size``: bytes; ``age_s``: real seconds since it was saved; None: unknown.
+    ``size``: bytes. ``age_s``: real seconds since the checkpoint was saved. Both are None if unknown.
     """
 
     commit: str
@@ -45,7 +45,7 @@ class CheckpointView(Struct, frozen=True, omit_defaults=True):
 
 
 class Fetched(Struct, frozen=True):
-    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; for sharded state, it has one per node."""
+    """A fetched checkpoint. ``folder``: for ``attach(checkpoint_dir=...)``; sharded state has a subfolder per node."""
 
     job: str
     name: str
@@ -55,7 +55,7 @@ class Fetched(Struct, frozen=True):
 
 
 def run(job: str, folder: Path | None, commit: str | None, stack: str | None, *, as_json: bool) -> None:
-    """List a job's checkpoints; with ``folder``, fetch one there.
+    """List a job's checkpoints; with ``folder``, fetch a checkpoint to that folder instead.
 
     Raises:
         CliError: ``commit`` without ``folder``; no such job; or as :func:`fetch`.
@@ -74,7 +74,7 @@ def run(job: str, folder: Path | None, commit: str | None, stack: str | None, *,
 
 
 def known(store: Store, record: Record, now: float) -> tuple[CheckpointView, ...]:
-    """Return all known checkpoints, newest first; disks before the bucket.
+    """Return all known checkpoints, newest first. For each checkpoint, disks come before the bucket.
 
     Args:
         now: real unix seconds.
@@ -84,7 +84,7 @@ def known(store: Store, record: Record, now: float) -> tuple[CheckpointView, ...
 
 
 def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
-    """The newest checkpoint of each disk, as its machine last reported it. An ended job has only disks that it kept."""
+    """The newest checkpoint of each disk, as its machine last reported it; nothing if the job's disks are deleted."""
     if _gone(record):
         return
     held: dict[int, Commit] = {}
@@ -111,7 +111,7 @@ def _in_bucket(store: Store, record: Record, now: float) -> Iterator[CheckpointV
     for commit in sorted({paths.copy_of(name) for name in names}):
         lists = _lists(store, record.job, commit, names)
         if not lists:
-            yield CheckpointView(commit, BUCKET, False, note="no manifest: its upload is running or was never finished")
+            yield CheckpointView(commit, BUCKET, False, note="its upload is running or was never finished")
             continue
         whole, there = set(lists[0].whole), {each.node for each in lists}
         missing = ", ".join(str(node) for node in sorted(whole - there))
@@ -121,7 +121,7 @@ def _in_bucket(store: Store, record: Record, now: float) -> Iterator[CheckpointV
 
 
 def _lists(store: Store, job: str, commit: str, names: Iterable[str]) -> list[MirrorList]:
-    """The lists of the nodes whose part of a copy is complete, without unreadable lists."""
+    """The file lists of a copy, one for each node whose part is complete. Unreadable lists are left out."""
     found = []
     for name in names:
         rest = name.removeprefix(f"{paths.copies(job)}{commit}/")
@@ -141,7 +141,7 @@ def fetch(store: Store, record: Record, folder: Path, commit: str | None, *, qui
         quiet: show no progress bar.
 
     Raises:
-        CliError: the bucket has no such copy, and why; it is damaged; a file cannot be written.
+        CliError: the bucket has no such copy, the copy is damaged, or a file cannot be written.
         StoreError: the bucket does not answer.
     """
     rows = [row for row in _in_bucket(store, record, 0.0) if row.complete and commit in (None, row.commit)]
@@ -164,16 +164,16 @@ def _nothing(store: Store, record: Record, commit: str | None) -> CliError:
     who = f"{record.name} ({record.job})"
     there = [row.commit for row in _in_bucket(store, record, 0.0) if row.complete]
     if there:
-        return CliError(f"{who}: the bucket has no copy of {commit}", Exit.MISSING, f"there are {', '.join(there)}")
-    remedy = "for copies in the bucket, set checkpoint: {mirror: {every_min: 60}} in the job file; docs/train.md"
+        return CliError(f"{who}: the bucket has no copy of {commit}", Exit.MISSING, f"one of {', '.join(there)}")
+    remedy = "for copies in the bucket, set `checkpoint: {mirror: {every_min: 60}}` in the job file (docs/train.md)"
     return CliError(f"{who}: the bucket has no complete copy of a checkpoint", Exit.MISSING, remedy)
 
 
 def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Advance) -> Iterator[str]:
-    """Fetch one node's part and write its COMMIT last; yield the paths of the files."""
+    """Fetch one node's part, write the file COMMIT last, and yield the paths of all files."""
     for file in listed.files:
         if not file.name or "/" in file.name or "\0" in file.name or file.name in (".", "..", PROOF):
-            text = f"{printable(file.name)!r} of {listed.gen}-{listed.step} is outside {home}"
+            text = f"the file {printable(file.name)!r} of {listed.gen}-{listed.step} would be outside {home}"
             raise CliError(f"{text}; nothing was fetched", Exit.REFUSED)
     home.mkdir(parents=True, exist_ok=True)
     commit = f"{listed.gen}-{listed.step}"
@@ -185,7 +185,7 @@ def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Adva
         except DifferentBytesError:
             name = f"{list_name(job, commit, listed.node)}: {file.name}"
             text = f"{name} is damaged in the bucket or was deleted during the download"
-            raise CliError(text, Exit.FAILED, "spotkeeper checkpoints JOB lists the others") from None
+            raise CliError(text, Exit.FAILED, "spotkeeper checkpoints JOB, which lists the others") from None
         yield str(home / file.name)
     (home / PROOF).write_text(listed.commit)
     yield str(home / PROOF)
@@ -200,7 +200,7 @@ def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
     who = f"{record.name} ({record.job})"
     if not rows and _gone(record):
         output = f"its output: spotkeeper download {record.name}"
-        return f"{who}: no checkpoints: the job has ended and its disks are deleted ({output})"
+        return f"{who} has no checkpoints, since it has ended and its disks are deleted ({output})"
     if not rows:
         return f"{who}: no machine has reported a checkpoint, and the bucket has none"
     lines = []

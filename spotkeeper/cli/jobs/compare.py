@@ -55,7 +55,7 @@ def run(
     """Print the comparison of a job on all pools.
 
     Raises:
-        SpecError, CliError: as ``forecast``; or no pool fits, the calibration run failed, two step times are given.
+        SpecError, CliError: as ``forecast``; or no pool fits, the calibration run failed, or the step is also given.
     """
     if measure and step_time is not None:
         raise CliError("--measure and --step-time exclude each other", Exit.USAGE)
@@ -88,14 +88,14 @@ def _step(
     if measure:
         note(f"measuring: running the job's command here for {STEPS} steps, at most {LONGEST_S:.0f} s")
         took = measured_step_s(file, spec)
-        said.append(f"step: {took:.3f} s measured here with one process, assumed equal to one of {home.machine_type}")
+        said.append(f"step: {took:.3f} s measured here with one process, assumed to be the same on {home.machine_type}")
         return MeasuredStep(took, GangShape(home.machine_type, 1, 1), gradients_gb)
     if (told := known.ran(spec.name)) is not None:
         was = told.shape or shape
         what = f"{was.nodes} x {was.machine_type}"
-        said.append(f"step: {told.step_s:.3f} s on {what}, as the job {told.job} of this name reported")
+        said.append(f"step: {told.step_s:.3f} s on {what}, as an earlier job of this name ({told.job}) reported")
         return MeasuredStep(told.step_s, was, gradients_gb)
-    said.append(f"step: 1 s on {what}, assumed, since none was measured (--measure, or --step-time SECONDS)")
+    said.append(f"step: 1 s on {what}, assumed, since no step was measured (--measure, or --step-time SECONDS)")
     return MeasuredStep(1.0, shape, gradients_gb)
 
 
@@ -111,7 +111,7 @@ def compare(
     """Compare the job on each pool with enough machines for its processes, on spot and on-demand.
 
     Args:
-        work: the training time on the job's own shape. The duration of a step scales it to other shapes.
+        work: the training time on the job's own machines; for others it is scaled with the duration of a step.
 
     Raises:
         SpecError, CliError: no pool fits.
@@ -143,7 +143,7 @@ def compare(
             skipped += [] if made.runs else [f"{made.pool} spot: {never(spec, made.replays)}"]
             rows += _rows(made, task, shape, took, network_s(step, shape))
     rows.sort(key=lambda row: (row.outlook.usd.mid, row.outlook.finish_h.mid))
-    lines = (*said, *assumed(step, [row.shape for row in rows]), f"work: {base.work_h:.1f} h on the job's own shape")
+    lines = (*said, *assumed(step, [row.shape for row in rows]), f"work: {base.work_h:.1f} h on the job's machines")
     return Comparison(spec.name, tuple(rows), tuple(skipped), lines)
 
 

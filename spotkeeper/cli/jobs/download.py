@@ -1,7 +1,7 @@
 """``download``: fetches a job's output (``SPOTKEEPER_OUTPUT``) from the bucket into a folder.
 
-Each file arrives whole or not at all, and a file that is already here is not fetched again. The bucket's list states
-sizes and hashes. Paths come from machines, so each is checked to stay in its folder. It writes nothing to the bucket.
+Each file arrives whole or not at all, and a file that is already here is not fetched again. A list in the bucket states
+sizes and hashes. Machines choose the paths of files, so each path is checked not to lead out of the target folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Advance = Callable[[int], object]  # called with the number of bytes that arrive
 
 
 class Got(Struct, frozen=True):
-    """A downloaded file. ``file``: its path here; ``was_there``: it had been fetched before."""
+    """A downloaded file. ``file``: its path here; ``was_there``: whether it was here already."""
 
     node: int
     path: str
@@ -82,7 +82,7 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
 def outputs(store: Store, record: Record) -> dict[int, Output]:
     """Return the lists of output files by node, of the newest generation that has any.
 
-    Older lists remain if the end of the job was interrupted, and a later generation repeated it.
+    Lists of older generations remain if the job's end was interrupted and a later generation repeated it.
 
     Raises:
         CliError: a list is damaged.
@@ -120,7 +120,7 @@ def download(store: Store, record: Record, folder: Path | None, node: int | None
         quiet: show no progress bar.
 
     Raises:
-        CliError: the job has no output; a path that leads out of the folder; a file that cannot be written.
+        CliError: the job has no output, a path leads out of the folder, or a file cannot be written.
         StoreError: the bucket does not answer.
     """
     if node is not None:
@@ -158,20 +158,20 @@ def _nothing(record: Record, node: int | None, lists: dict[int, Output]) -> CliE
         remedy = f"spotkeeper watch {record.name}, then run this again"
     elif record.outcome is Outcome.SUCCEEDED:
         words = f"has no output: its script wrote no file to {where}"
-        remedy = 'in the script: torch.save(model.state_dict(), run.output / "model.pt"); docs/train.md'
+        remedy = 'torch.save(model.state_dict(), run.output / "model.pt") in the script (docs/train.md)'
     else:
-        words, remedy = f"has no output: it did not succeed ({record.reason or record.outcome.value})", ""
+        words, remedy = f"has no output, since it did not succeed ({record.reason or record.outcome.value})", ""
     return CliError(f"{who} {words}", Exit.MISSING, remedy)
 
 
 def _target(folder: Path, node: int, path: str) -> Path:
-    """Return where a file of a node goes; CliError if its path, or an existing link, leads out of ``folder``."""
+    """Return where to write a node's file; CliError if its path, or an existing link, leads out of ``folder``."""
     parts = PurePosixPath(path).parts
     home = folder / str(node)
     target = home.joinpath(*parts)
     plain = parts and not path.startswith("/") and ".." not in parts and "\0" not in path
     if not plain or not target.parent.resolve().is_relative_to(folder.resolve() / str(node)):
-        raise CliError(f"node {node}: {printable(path)!r} is outside {home}; nothing was fetched", Exit.REFUSED)
+        raise CliError(f"node {node}: {printable(path)!r} would be outside {home}; nothing was fetched", Exit.REFUSED)
     return target
 
 
@@ -181,8 +181,8 @@ def _fetch(store: Store, job: str, one: Wanted, advance: Advance) -> Got:
     try:
         was_there = fetch_file(store, [(name, file.size)], Content(file.size, "md5", file.md5), one.target, advance)
     except DifferentBytesError:
-        again = "run it again: a machine may have replaced the file meanwhile"
-        raise CliError(f"{name}: differs from the {file.size} bytes that its list states", Exit.FAILED, again) from None
+        again = "run this again, since a machine may have replaced the file meanwhile"
+        raise CliError(f"{name} differs from its list's entry ({file.size} bytes)", Exit.FAILED, again) from None
     return Got(one.node, file.path, str(one.target), file.size, was_there)
 
 
@@ -228,10 +228,10 @@ class Content:
 def fetch_file(
     store: Store, objects: Iterable[tuple[str, int]], content: Content, target: Path, advance: Advance
 ) -> bool:
-    """Write the concatenated objects (name, bytes) to ``target``; return True if it had this content already.
+    """Write the concatenated objects (name, bytes) to ``target``; return True if ``target`` had this content already.
 
     Raises:
-        DifferentBytesError: the content differs; no part of it stays here.
+        DifferentBytesError: the objects do not have this content; nothing of them stays here.
         OSError, StoreError: the file cannot be written, or the bucket not read.
     """
     if content.is_at(target):
@@ -271,5 +271,5 @@ def bar(total: int, quiet: bool) -> Iterator[Advance]:
 
 
 def printable(path: str) -> str:
-    """Return a path with ``?`` for characters that would move a terminal's cursor."""
+    """Return a path with ``?`` in place of characters that would move a terminal's cursor."""
     return "".join(char if char.isprintable() else "?" for char in path)

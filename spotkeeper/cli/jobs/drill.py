@@ -26,8 +26,8 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
     """Preempt one machine of a job, follow the recovery, and print its phases.
 
     Raises:
-        CliError: the job is not training, the question was answered with no, the machine could not be preempted, or a
-            target was missed.
+        CliError: the job is not training, the user declined, the machine could not be preempted, or a target was
+            missed.
     """
     target = find_target(stack)
     store = target.store()
@@ -44,7 +44,7 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
     try:
         view = follow(lambda: read(target, store, victim), victim, targets, shown(as_json))
     except KeyboardInterrupt:
-        note(f"{victim.vm} is preempted anyway, and the job still recovers: spotkeeper watch {victim.name}")
+        note(f"{victim.vm} is preempted all the same; to see the job recover: spotkeeper watch {victim.name}")
         raise
     if as_json:
         emit(view, True, "")
@@ -52,7 +52,7 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
 
 
 def choose(store: Store, state: StackState, record: Record, node: int | None, *, announced: bool, now: float) -> Victim:
-    """Choose the machine to preempt: that of ``node``, else of the highest node on spot, else of the highest on-demand.
+    """Choose the machine to preempt: that of ``node``, else of the highest node on spot, else of the highest node.
 
     Raises:
         CliError: the job is not training, or this node has no machine that a drill may preempt.
@@ -87,7 +87,7 @@ def _refuse_unless_training(record: Record) -> None:
     waits = [slot is None or slot.state is not SlotState.MEMBER for slot in slots]
     if record.phase is not Phase.RUN or not record.gen or record.stop or record.roll is not None or any(waits):
         raise CliError(
-            f"{who} is not training now", Exit.REFUSED, f"wait until it does: spotkeeper watch {record.name}"
+            f"{who} is not training now", Exit.REFUSED, f"wait until it trains: spotkeeper watch {record.name}"
         )
     if any(slot is not None and slot.notice is not None for slot in slots):
         raise CliError(f"{who} is already about to lose a machine", Exit.REFUSED, "try again after it has recovered")
@@ -118,7 +118,7 @@ def _agree(victim: Victim) -> None:
 
 
 def targets_of(store: Store, record: Record, target: Target) -> Targets:
-    """Return the targets for the stack's clock; the job's checkpoint interval, if set, limits the lost work."""
+    """Return the targets, scaled to the stack's clock. A checkpoint interval in the job file limits the lost work."""
     from msgspec.structs import replace
 
     found = Targets().scaled(target.clock.scale)

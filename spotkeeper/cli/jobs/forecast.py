@@ -1,4 +1,4 @@
-"""``forecast``: predicts a job's cost and end from replays of recorded markets; ``compare`` uses it too.
+"""``forecast``: predicts a job's cost and end from replays of recorded markets. ``compare`` uses this module too.
 
 It makes an assumption for each unknown value and prints it. It buys nothing and calls no cloud.
 """
@@ -93,7 +93,7 @@ def comments(files: Iterable[Path], known: Ground) -> Iterator[str]:
 
 
 def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], pool: PoolState | None = None) -> Task:
-    """Return the job as it is replayed; append its assumptions to ``said``.
+    """Return what a replay needs to know of a job; append the assumptions made for it to ``said``.
 
     Raises:
         SpecError: its deadline cannot be met; the message names the earliest possible deadline and its price.
@@ -105,14 +105,14 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     work_h = _work_h(spec, pool, known, said)
     start_s = known.starts(spec)
     if start_s != START_S:
-        said.append(f"start: {start_s:.0f} s, as an earlier job of this name took on {pool.name}")
+        said.append(f"start: {start_s:.0f} s, as a start of an earlier job of this name took on {pool.name}")
     if problems := tuple(feasible(spec, (pool,), known.now, start_s)):
         raise SpecError(problems)
     prices = known.prices.get(pool.name)
     spot = [_spot(pool, zone, prices, known.now) for zone in pool.zones]
     if known.store is not None and (untold := [zone for zone in pool.zones if _told(zone, prices, known.now) is None]):
         where = ", ".join(untold)
-        said.append(f"prices: the cloud reported none for {where} within a day, so spot costs what the stack lists")
+        said.append(f"prices: the cloud reported none for {where} within a day, so the stack's list prices count")
     demand = [pool.prices[zone].on_demand for zone in pool.zones]
     return Task(
         spec=spec,
@@ -132,7 +132,7 @@ def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
             dearest = max((price.on_demand for price in pool.prices.values()), default=0.0)
             yield (
                 f"static: {pool.max_machines} x {pool.machine_type} of {pool.name} are used first if idle, and count "
-                f"${dearest:.2f} an hour each in reports and max_usd; this forecast buys all machines (`static: never`)"
+                f"${dearest:.2f} an hour each in reports and max_usd; this forecast does without (`static: never`)"
             )
 
 
@@ -147,22 +147,22 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
         return hours
     if (told := _told_h(spec, pool, known)) is not None:
         hours, on = told
-        said.append(f"work: {hours:.1f} h, by the step time that the last job of this name reported{on}")
+        said.append(f"work: {hours:.1f} h, from the step time that the last job of this name reported{on}")
         return hours
     if spec.deadline is not None:
-        raise CliError(f"{spec.name}: it has a deadline, but its training time is unknown", Exit.USAGE, "--work 40h")
+        raise CliError(f"{spec.name} has a deadline, but its training time is unknown", Exit.USAGE, "--work 40h")
     said.append(f"work: {WORK_H:.0f} h, since the training time is unknown (`work:` in the job file, or --work 40h)")
     return WORK_H
 
 
 def _told_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
-    """The training hours of an earlier job of this name, and a note if its shape differs; None if unknown."""
+    """The hours of training by an earlier job of this name, and a note if its machines differed; None if unknown."""
     told = known.ran(spec.name)
     if told is None or not told.total_steps:
         return None
     own = shape_of(spec, pool, known.networks)
     was = told.shape or own
-    on = "" if was == own else f", on {was.nodes} x {was.machine_type}, recomputed for this shape"
+    on = "" if was == own else f", on {was.nodes} x {was.machine_type}, recomputed for these machines"
     return told.total_steps * step_s(MeasuredStep(told.step_s, was), own) * known.scale / 3600.0, on
 
 
@@ -178,7 +178,7 @@ def _told(zone: str, prices: Prices | None, now: float) -> float | None:
 def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     """Return the cheapest spot pool that the job may use and that is large enough.
 
-    A job with the policy on-demand compares on-demand prices, others spot prices.
+    For a job with ``policy: on-demand`` on-demand prices are compared, for other jobs spot prices.
 
     Raises:
         CliError: no such pool.
@@ -186,9 +186,9 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     pools = dynamic(spec, stack)
     fits = [pool for pool in pools if pool.max_machines >= spec.size().max]
     if not fits:
-        count = f"no spot pool of {stack.stack} has {spec.size().max} machines"
-        why = count if pools else "no spot pool with known prices for it"
-        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "`pools:` and `nodes:` in the job file")
+        count = f"no spot pool of {stack.stack} may have {spec.size().max} machines"
+        why = count if pools else "the job may use no spot pool whose prices are known"
+        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "other `pools:` or `nodes:` in the job file")
 
     def key(pool: PoolState) -> tuple[bool, float, bool, str]:
         barred, demand = most_on_demand(spec, pool) < spec.size().max, spec.policy == "on-demand"
@@ -198,7 +198,7 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     best = min(fits, key=key)
     if len(fits) > 1:
         others = ", ".join(pool.name for pool in fits if pool is not best)
-        said.append(f"pool: only {best.name}, the cheapest (for {others}: spotkeeper compare)")
+        said.append(f"pool: only {best.name}, the cheapest (spotkeeper compare shows {others} too)")
     return best
 
 
@@ -208,7 +208,7 @@ def dynamic(spec: JobSpec, stack: StackState) -> list[PoolState]:
 
 
 def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
-    """Return the shipped recordings, or those of a folder, with the job's own market if it was recorded.
+    """Return the recordings to replay (shipped, or of a folder); those of the job's own market are kept apart.
 
     Raises:
         CliError: the folder has no recording, or none with spot capacity.
@@ -217,16 +217,16 @@ def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
     try:
         found = parts(read_folder(folder))
     except RecordingError as error:
-        raise CliError(str(error), Exit.USAGE, "--markets DIR: a folder of recordings (*.json)") from None
+        raise CliError(str(error), Exit.USAGE, "--markets DIR, a folder of recordings (*.json)") from None
     own = tuple(part for part in found if _same(task.shop.pool, part.recording.market, part.recording.zones[0].region))
     own = _history(known, task.shop.pool) or own
     if not found and not own:
-        raise CliError(f"{folder}: no region recorded there had spot capacity", Exit.USAGE, "--markets DIR")
+        raise CliError(f"{folder}: no recorded region had spot capacity", Exit.USAGE, "--markets DIR")
     return Library(tuple(part for part in found if part not in own), own)
 
 
 def _same(pool: PoolState, market: str, region: str) -> bool:
-    """Whether a recording has the pool's region and machine family; its market's name begins with the family."""
+    """Whether a recording has the pool's region and machine family. ``market`` begins with the machine family."""
     family = market.partition("_")[0]
     return region_of(pool.zones[0]) == region and pool.machine_type.partition("-")[0].partition(".")[0] == family
 
@@ -269,7 +269,7 @@ class Ground:
 
     @cached_property
     def starts(self) -> Callable[[JobSpec], float]:
-        """A function that returns the seconds that a start of a job takes."""
+        """A function that returns how many seconds a start of a job takes."""
         return starts_of(self.store, self.stack, self.now)
 
     @cached_property
@@ -289,7 +289,7 @@ class Ground:
 
 
 def ground(stack: str | None, stack_file: Path | None) -> Ground:
-    """Return the stack of ``stack_file``, else the running stack, else, if none is named, the recorded one.
+    """Return the stack of ``stack_file``, else the running stack; the recorded stack if none runs and none is named.
 
     Raises:
         SpecError, CliError: the named stack is invalid or missing.
@@ -310,13 +310,13 @@ def ground(stack: str | None, stack_file: Path | None) -> Ground:
 
 
 NO_STACK = (
-    f"no stack is named: zones, ${H100_USD:.2f}/h on demand and spot at {100 * H100_SPOT:.0f} % of it are those of "
-    "the shipped recording (a3-highgpu-1g, October 2025)"
+    f"no stack is named, so this uses zones and prices (${H100_USD:.2f}/h on-demand, spot {100 * H100_SPOT:.0f} % of "
+    "that) of the shipped recording (a3-highgpu-1g, October 2025)"
 )
 
 
 def of_settings(stack_file: Path, stack: str | None) -> Ground:
-    """Return the stack that a file declares, with prices from the file and the catalog. The stack need not run."""
+    """Return the stack that a file declares, with prices from the file and the price list. The stack need not run."""
     from spotkeeper.cli.stacks.stackfile import read_stack_file
 
     return declared(read_stack_file(stack_file, stack, "spotkeeper forecast JOB.YAML --stack-file FILE").settings)

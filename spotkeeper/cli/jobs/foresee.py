@@ -1,7 +1,7 @@
 """Warns about a job before it starts on paid machines, from its script's syntax tree and its number of processes.
 
-It does not execute the script. A script that passes its run to other code, or that cannot be read here, gives no
-warning.
+It does not execute the script. It gives no warning about a script that it cannot read, or that passes the result of
+``attach()`` to other code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def warnings(file: Path, spec: JobSpec, stack: StackState) -> Iterator[str]:
         calls = _read(script)
     except SyntaxError as error:
         version = ".".join(platform.python_version_tuple()[:2])
-        yield f"{where}:{error.lineno or 1}: {error.msg} (by Python {version} here)"
+        yield f"{where}:{error.lineno or 1}: {error.msg} (in Python {version}, which runs this check)"
         return
     if calls is not None and spec.stop == "library":
         size = spec.size()
@@ -84,7 +84,7 @@ def _read(script: Path) -> _Calls | None:
     """Read a script's use of the library; None if the script cannot be read.
 
     Raises:
-        SyntaxError: it is not valid Python of this version.
+        SyntaxError: the script is not valid in this version of Python.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError, MemoryError):
         if script.stat().st_size <= _MOST_BYTES:
@@ -136,7 +136,7 @@ def _names_of_attach(tree: ast.Module) -> set[str]:
 def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
     for call, _ in calls.attached:
         if not call.args and not call.keywords:
-            yield call.lineno, "attach() without arguments saves nothing: attach(model=model, optimizer=optimizer)"
+            yield call.lineno, "attach() without arguments saves nothing; use attach(model=model, optimizer=optimizer)"
     runs = {name for _, name in calls.attached}
     if not runs or "" in calls.passed or any(name is not None and name in calls.passed for name in runs):
         return  # the script keeps no run, or passes it to other code
@@ -146,8 +146,8 @@ def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
     used = {attribute for name in runs if name is not None for attribute in calls.used.get(name, ())}
     if "steps" not in used:  # run.epochs() alone saves nothing either
         remedy = "train in `for batch in run.steps(loader): ...`"
-        yield first, f"attach() without run.steps(): the loop saves nothing, and a preemption loses it; {remedy}"
+        yield first, f"attach() without run.steps() saves nothing, so a preemption loses all training; {remedy}"
     plain = [line for line, name in calls.plain_steps if name in calls.optimizers]
     if elastic and plain and "step" not in used:
         remedy = "call run.backward(loss) and run.step() instead of loss.backward() and optimizer.step()"
-        yield plain[0], f"`nodes: {{min, max}}` allows no optimizer.step() in the script: {remedy}, also with a scaler"
+        yield plain[0], f"with `nodes: {{min, max}}` the script must {remedy}, also if it uses a scaler"

@@ -138,7 +138,7 @@ def _complete(store: Store, job: str) -> bool:
 
 
 def _note_where(target: Target, record: Record, title: str, part: LogPart) -> None:
-    """Print how to read a log of which the bucket has only a part, unless its path is readable here (local cloud)."""
+    """Print how to read the rest of a log if the bucket has only its end, unless the file is readable here."""
     found = _NODE.match(title)
     if found is None or (target.local is not None and Path(part.path).exists()):
         return
@@ -146,9 +146,9 @@ def _note_where(target: Target, record: Record, title: str, part: LogPart) -> No
     slot = record.nodes[node].cur if node < len(record.nodes) else None
     gone = slot is None or machine != (slot.machine or vm_name(target.stack, record.job, node, slot.attempt))
     if slot is None or gone or target.local is not None:
-        note(f"the rest is lost: {machine} no longer belongs to the job")
+        note(f"the rest of the log is lost, since {machine} no longer belongs to the job")
         return
-    note(f"all of it: spotkeeper ssh {shlex.quote(record.name)} --node {node} -- cat {shlex.quote(part.path)}")
+    note(f"the whole log: spotkeeper ssh {shlex.quote(record.name)} --node {node} -- cat {shlex.quote(part.path)}")
 
 
 def _note_hold(record: Record) -> None:

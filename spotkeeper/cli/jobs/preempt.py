@@ -54,8 +54,8 @@ def preempt(target: Target, state: StackState, victim: Victim) -> None:
 def check(target: Target, state: StackState, *, announced: bool) -> None:
     """Raise CliError, before the user is asked, if a notice on AWS has no experiment template."""
     if target.local is None and state.cloud == "aws" and announced and not os.environ.get(TEMPLATE):
-        remedy = f'export {TEMPLATE}=EXT... (the template: docs/day-two.md, "Drills"), or pass --no-notice'
-        raise CliError("a notice on AWS needs an experiment template of FIS", Exit.USAGE, remedy)
+        remedy = f'export {TEMPLATE}=EXT... (docs/day-two.md, "Drills", has the template), or pass --no-notice'
+        raise CliError("a notice on AWS needs a template of the Fault Injection Service (FIS)", Exit.USAGE, remedy)
 
 
 def _local(target: Target, victim: Victim) -> None:
@@ -102,14 +102,14 @@ def simulate(api: Api, project: str, victim: Victim) -> None:
     """Preempt a spot machine with a notice; an on-demand machine gets a host maintenance instead.
 
     Raises:
-        CliError: Compute Engine refused it.
+        CliError: Compute Engine refused the call.
         NoAnswerError: Compute Engine did not answer.
     """
     path = f"projects/{project}/zones/{victim.zone}/instances/{victim.uid}/simulateMaintenanceEvent"
     answer = api.call("POST", path, CALL_S, {"requestId": str(uuid.uuid4())})
     if answer.status != 200:
         said = parse_error(answer.status, answer.body)[1]
-        right = "it needs the permission compute.instances.simulateMaintenanceEvent" if answer.status == 403 else ""
+        right = "a login with compute.instances.simulateMaintenanceEvent" if answer.status == 403 else ""
         raise CliError(f"{victim.vm} gets no notice: {said}", Exit.FAILED, right)
 
 
@@ -141,7 +141,7 @@ def experiment(ec2: Any, fis: Any, template: str, victim: Victim, wait: Callable
         wait: called with the seconds between two polls.
 
     Raises:
-        CliError: AWS refused it, another machine has the tag, or the experiment failed.
+        CliError: AWS refused a call, another machine has the tag, or the experiment failed.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -178,7 +178,7 @@ def _refuse_others(ec2: Any, victim: Victim) -> None:
     marked = {each["InstanceId"] for group in found["Reservations"] for each in group["Instances"]} - {victim.uid}
     if marked:
         ids = " ".join(sorted(marked))
-        remedy = f"wait for the other drill, or: aws ec2 delete-tags --tags Key={TAG} --resources {ids}"
+        remedy = f"wait for the end of the other drill, or: aws ec2 delete-tags --tags Key={TAG} --resources {ids}"
         raise CliError(f"FIS would also interrupt {ids}, which are tagged {TAG}: {NOW}", Exit.REFUSED, remedy)
 
 
@@ -193,7 +193,7 @@ def _see_it_run(fis: Any, experiment_id: str, victim: Victim, wait: Callable[[fl
         state = fis.get_experiment(id=experiment_id)["experiment"]["state"]
         if state["status"] in ("failed", "stopped", "stopping", "cancelled"):
             said = f"the experiment {experiment_id} {state['status']}: {state.get('reason', 'no reason given')}"
-            remedy = 'check the permissions of the role of the template (docs/day-two.md, "Drills")'
+            remedy = 'check the permissions of the template\'s role (docs/day-two.md, "Drills")'
             raise CliError(f"{victim.vm} gets no notice: {said}", Exit.FAILED, remedy)
         running_s += FIS_EVERY_S if state["status"] == "running" else 0.0
         if state["status"] == "completed" or running_s > FIS_SETTLED_S:

@@ -17,7 +17,7 @@ def run(job: str | None, stack: str | None, *, every: bool, as_csv: bool, as_jso
     """Print the account of a job or the totals of the stack.
 
     Raises:
-        CliError: neither a job nor ``--all``; two forms of output; no such job or stack.
+        CliError: both or neither of a job and ``--all``; both CSV and JSON; no such job or stack.
     """
     if (job is None) is not every:
         raise CliError("name one job, or pass --all", Exit.USAGE, "spotkeeper report JOB, or spotkeeper report --all")

@@ -78,7 +78,7 @@ def run(job: str, node: int | None, stack: str | None, command: Sequence[str], *
     """Open a shell, wait for its end, and return its exit code; ``as_json``: only print the command line.
 
     Raises:
-        CliError: the stack file allows no shells, the node has no machine, or a program is missing here.
+        CliError: the stack file allows no shells, the node has no machine, or a program is not installed here.
     """
     target, store = open_stack(stack)
     state = target.state(store)
@@ -114,7 +114,7 @@ def find_machine(target: Target, store: Store, record: Record, node: int | None)
     if node is None or node not in up:
         have = ", ".join(map(str, up)) or "none now"
         several = node is None and up
-        why = "several machines: choose one with --node" if several else f"node {node or 0} has no machine now"
+        why = "it has several machines: choose one with --node" if several else f"node {node or 0} has no machine now"
         raise CliError(f"{who}: {why}", Exit.REFUSED, f"nodes with a machine: {have}")
     return _machine(target, store, record, node, up[node])
 
@@ -150,7 +150,7 @@ def program_of(target: Target, state: StackState, machine: Machine, command: Seq
 
 
 def remote(machine: Machine, command: Sequence[str]) -> str:
-    """The line for the machine's shell: it runs the command, or a login shell, in the job's folder."""
+    """The line that the machine's shell runs: the command, or a login shell, in the job's folder."""
     what = shlex.join(command) if command else 'exec "${SHELL:-/bin/bash}" -l'
     return f"cd {shlex.quote(machine.folder)} 2>/dev/null || cd; {what}"
 

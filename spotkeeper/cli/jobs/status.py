@@ -1,4 +1,4 @@
-"""``status``: prints all jobs or one job, once. ``watch``: follows one, live on a terminal, else a line per event."""
+"""``status``: prints all jobs or one job, once. ``watch``: follows a job, live on a terminal or event by event."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _failed(store: Store, record: Record, code: Exit) -> CliError:
     why = held.value.hold if held is not None and held.value.phase is Phase.HOLD else None
     who, remedy = f"{record.name} ({record.job})", f"spotkeeper resume {record.name}"
     if why is Hold.SPEND:
-        return CliError(f"{who} has spent its max_usd and is on hold", code, f"{remedy} (allows as much again)")
+        return CliError(f"{who} has spent its max_usd and is on hold", code, f"{remedy} (allows the same amount again)")
     if why is not None:
         return CliError(f"{who} failed and is on hold", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
     if held is not None and held.value.outcome is Outcome.CANCELLED:

@@ -28,7 +28,7 @@ def run(
     """Check all job files, then submit them in order.
 
     Raises:
-        CliError: several files with an option for one file; or a file was refused, see
+        CliError: an option for one file was given with several; or a file was refused, see
             :func:`~spotkeeper.client.submit.submit_file` (the files before it are submitted).
         SpecError: all problems of all files; nothing is submitted.
     """
@@ -66,7 +66,7 @@ def _all_checked(
             problems += error.problems
     names = [spec.name for spec in specs]
     problems += [
-        Problem("name", f"{name} is the name in several of these files: unfinished jobs need different names")
+        Problem("name", f"several of these files have the name {name}, but unfinished jobs need different names")
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     if problems:
@@ -96,4 +96,4 @@ def _next_step(store: Store, done: Submitted) -> str:
     if done.on_hold is None:
         return f"follow it: spotkeeper watch {done.name}"
     record = lookup.find_job(store, done.job)
-    return f"resume: {resume(record)}; delete it and its checkpoints: spotkeeper cancel {record.name}"
+    return f"to resume it: {resume(record)}; to delete it and its checkpoints: spotkeeper cancel {record.name}"

@@ -104,10 +104,10 @@ def swap(job: str, node: int | None, options: Options) -> None:
 
 
 def _node(record: Record, node: int | None) -> int:
-    """Return the node whose machine is swapped: the named one, or the only one whose machine can be swapped.
+    """Return the node whose machine is swapped: the named node, or the only node whose machine can be swapped.
 
     Raises:
-        CliError: its machine cannot be swapped, or no node is named and several can be swapped.
+        CliError: the named node cannot be swapped, or no node is named and several can be swapped.
     """
     filled = record.filled()
     if node is not None and node not in filled:
@@ -121,8 +121,8 @@ def _node(record: Record, node: int | None) -> int:
         return node
     which = ", ".join(map(str, may)) or "none now"
     static = node is not None and (slot := slots.get(node)) is not None and slot.model is Model.STATIC
-    why = "several machines: choose one with --node" if node is None else f"node {node} has no training machine now"
-    why = f"node {node} is a static machine, whose disk has its checkpoints" if static else why
+    why = "it has several machines: choose one with --node" if node is None else f"node {node} does not train now"
+    why = f"node {node} cannot be swapped, since its checkpoints are on its static machine" if static else why
     raise CliError(f"{record.name} ({record.job}): {why}", Exit.REFUSED, f"nodes that can be swapped: {which}")
 
 
@@ -130,7 +130,7 @@ def resume(job: str, file: Path | None, options: Options, overrides: Overrides, 
     """Request a job's resume, with its own files or with another job file.
 
     Raises:
-        CliError: no such job, it is not on hold, or the question about an older checkpoint was answered with no.
+        CliError: no such job, it is not on hold, or the user declined to return to an older checkpoint.
     """
     if file is not None:
         _resume_file(job, file, options, go_back=go_back, overrides=overrides)
@@ -147,7 +147,7 @@ def resume(job: str, file: Path | None, options: Options, overrides: Overrides, 
 def _agree_to_go_back(record: Record, job: str, options: Options, *, go_back: bool) -> None:
     if go_back and not options.yes:
         lookup.refuse_over(record)
-        what = f"{record.name} ({record.job}): this discards its newest checkpoint and every step since the older one"
+        what = f"{record.name} ({record.job}): this discards its newest checkpoint, with every step since an older one"
         agree(what, "Go back?", f"spotkeeper resume {shlex.quote(job)} --go-back --yes")
 
 
@@ -214,7 +214,7 @@ def _check_resume(store: Store, record: Record, spec: JobSpec, stack: StackState
         raise CliError(f"{who} cannot resume with this job file: {why}", Exit.REFUSED, named * (old.name != spec.name))
     new = spec.deadline if old is None or spec.deadline != old.deadline else None
     if new is not None and deadline_at(new, record.created) <= now:  # the old file's deadline may have passed
-        why = f"{who}: deadline: {new}, counted from its submission, has passed"
+        why = f"{who}: the deadline {new}, counted from the job's submission, has passed"
         raise CliError(why, Exit.USAGE, "set a later deadline, or none")
 
 
@@ -256,7 +256,7 @@ def _finish(
     answer = Asked(record.job, record.name, asked.kind.value, asked.id, changed, options.wait)
     emit(answer, options.as_json, f"{who}: {text}")
     if not (options.wait or options.as_json):
-        note(f"  to follow it: spotkeeper status {record.name} (`--wait` waits until it is done)")
+        note(f"  to see its effect: spotkeeper status {record.name} (`--wait` waits until the request is carried out)")
 
 
 def _outcome(record: Record) -> str:

@@ -29,18 +29,18 @@ real torchrun, and the Pulumi program of the real clouds sets it up.""",
 @app.command()
 def up(
     folder: Folder = HERE,
-    scale: Annotated[float, typer.Option(help="Speed of its clock, as a multiple of real time (at most 120).")] = SCALE,
+    scale: Annotated[float, typer.Option(help="Speed of the clock, as a multiple of real time (at most 120).")] = SCALE,
     seed: Annotated[int, typer.Option(help="Seed of the market and of the boot times.")] = 0,
     stack_file: Annotated[
-        Path | None, typer.Option(help="Your own stack file; later ups and downs of this cloud use it too.")
+        Path | None, typer.Option(help="Your own stack file; later `up` and `down` of this cloud use it too.")
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Start the cloud and create the stack `local` in it. If both exist, nothing changes.
 
-    Commands look for the folder `.spotkeeper/local` in this folder and its parents. For a cloud in another folder, set
-    `SPOTKEEPER_FOLDER`.
+    Other commands look for `.spotkeeper/local` in the working folder and its parents. For a cloud in another folder,
+    set `SPOTKEEPER_FOLDER`.
 
     Examples: `spotkeeper local up`, `spotkeeper local up --stack-file Pulumi.mine.yaml`
     """
@@ -68,8 +68,8 @@ def down(
 ) -> None:
     """Destroy the stack, stop all VMs and the cloud, and check that nothing is left.
 
-    This deletes the checkpoints of all jobs. If jobs are unfinished (running, paused or on hold), it names them and
-    asks for confirmation; without a terminal it refuses unless you pass `--yes`.
+    This deletes the checkpoints of all jobs. If jobs are unfinished (running, paused or on hold), the command names
+    these jobs and asks for confirmation; without a terminal it refuses unless you pass `--yes`.
 
     Use `--force` if the cloud can no longer destroy its stack, because its bucket is damaged or the disk is full.
 
@@ -118,7 +118,7 @@ def capacity(
     folder: Folder = HERE,
     as_json: Json = False,
 ) -> None:
-    """Set how many spot VMs a zone has capacity for. If more are running, the rest is preempted.
+    """Set for how many spot VMs a zone has capacity. If more VMs run, those too many are preempted.
 
     Examples: `spotkeeper local capacity us-central1-a 0`, `spotkeeper local capacity us-central1-a market`
     """

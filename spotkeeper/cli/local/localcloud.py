@@ -68,7 +68,7 @@ class Changed(Struct, frozen=True):
 
 @contextmanager
 def failures(remedy: str = "fix it and run spotkeeper local up again") -> Iterator[None]:
-    """Turn errors of the cloud into :class:`CliError`. ``remedy``: advice for an error in a change of the stack."""
+    """Turn errors of the cloud into :class:`CliError`. ``remedy``: advice if the stack could not be changed."""
     from spotkeeper.local.deploy import DeployError
     from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError
 
@@ -109,10 +109,10 @@ def up(folder: Path, options: UpOptions) -> None:
             note(f"--scale {options.scale:g} is ignored, since this cloud already runs: {remedy}")
         if not options.as_json:
             state, scale = "runs" if cloud.fresh else "ran already", cloud.clock.scale
-            note(f"a cloud {state} in {cloud.folder}, its clock is {scale:g} times as fast")
+            note(f"a cloud {state} in {cloud.folder}; its clock is {scale:g} times as fast as real time")
         done = _deployed(cloud, options)
     if (named_folder() or local_folder(Path.cwd()) or Path()).resolve() != cloud.folder:
-        note(f"for spotkeeper submit, status and the others:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
+        note(f"so that other commands find this cloud:  export {FOLDER}={shlex.quote(str(cloud.folder))}")
     if cloud.fresh and not options.as_json:
         note(f"next:  spotkeeper submit {_example()} --watch")
     if options.as_json:
@@ -149,7 +149,7 @@ def _deployed(cloud: LocalCloud, options: UpOptions) -> DeployResult:
 
 
 def _stack_file(cloud: LocalCloud, given: Path | None) -> Path:
-    """Return the stack file of this cloud; copy a given one to the cloud's folder for later ``up`` and ``down``."""
+    """Return the stack file of this cloud. A given file is copied to the cloud's folder, for later commands."""
     kept = cloud.folder / STACK_FILE.name
     if given is not None:
         kept.write_bytes(given.read_bytes())
@@ -210,12 +210,12 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, verbose: bool 
     if left:
         emit(left, as_json, "")
         words = f"{left.vms} VMs, {left.disks} disks, {left.processes} processes"
-        raise CliError(f"left over, now ended by force: {words}", Exit.FAILED)
+        raise CliError(f"left over and now ended by force: {words}", Exit.FAILED)
     emit(left, as_json, "the cloud is down; no VM, disk or process is left")
 
 
 def agree_to_lose(target: Target, yes: str) -> None:
-    """Name the jobs that would lose their checkpoints, and ask at the terminal; return at once without such jobs.
+    """Name the jobs that would lose their checkpoints, and ask at the terminal. If there are none, do not ask.
 
     Args:
         yes: the command that does the same without asking.
@@ -347,7 +347,7 @@ def tables(found: Status) -> RenderableType:
         }
         for zone in found.zones
     )
-    money = f"billed ${found.bill.spent:.2f}; the same hours on demand ${found.bill.on_demand_only:.2f}"
+    money = f"billed ${found.bill.spent:.2f}; the same hours cost ${found.bill.on_demand_only:.2f} on-demand"
     return Group(
         fitting(vms, ("address", "machine", "$/h", "model", "zone"), columns=_VM_COLUMNS),
         Text(),
@@ -367,7 +367,7 @@ def preempt(folder: Path, vm: str, *, notice: bool, as_json: bool) -> None:
 
 def capacity(folder: Path, zone: str, nodes: str, *, as_json: bool) -> None:
     if nodes != "market" and not nodes.isdigit():
-        raise CliError(f"{nodes}: must be a number of spot VMs, or market", Exit.USAGE)
+        raise CliError(f"{nodes}: must be a number of spot VMs, or the word market", Exit.USAGE)
     count = None if nodes == "market" else int(nodes)
     with failures():
         attach(folder).set_capacity(zone, count)

@@ -190,7 +190,7 @@ def test_the_advice_for_an_attribute_can_be_pasted(check: Check) -> None:
     before += "; del noise"
     code, found, _ = check(before=before, after="self.best -= 1; self.tries.append(1); self.rng.normal()")
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
-    whole = "attach(trainer=self): give Trainer state_dict() and load_state_dict()"
+    whole = "attach(trainer=self), and give Trainer the methods state_dict() and load_state_dict()"
     assert code == 1 and texts == {
         "main().self.rng": "a generator: attach(rng=self.rng)",
         "main().self.best": whole,
@@ -223,7 +223,7 @@ def test_attributes_missing_from_a_state_dict_are_named(check: Check) -> None:
     before = TRAINER.format().replace(', "history": list(self.history)', "").replace(', state["history"]', ", []")
     code, found, _ = check(before=before, parts=", trainer=trainer", after=TRAINS)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
-    assert code == 1 and texts == {"trainer.history": "its state_dict() does not include this"}
+    assert code == 1 and texts == {"trainer.history": "the attached object's state_dict() does not include this"}
 
 
 def test_objects_made_anew_in_each_step_are_reported(check: Check) -> None:

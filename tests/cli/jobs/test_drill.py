@@ -121,7 +121,7 @@ def test_ctrl_c_says_that_the_machine_is_preempted_anyway(
     monkeypatch.setattr(drilling, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         drilling.run("first", None, None, notice=True, yes=True, as_json=False)
-    assert "is preempted anyway" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
+    assert "is preempted all the same" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
 
 
 def test_without_a_terminal_a_drill_names_its_victim_at_once(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,6 +333,6 @@ def test_another_drills_tagged_machine_is_not_interrupted(clients: tuple[Any, An
 def test_a_missing_fis_template_is_reported_before_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPOTKEEPER_FIS_TEMPLATE", raising=False)
     target, state = Target("prod", "", Clock()), replace(STACK, cloud="aws")
-    with pytest.raises(CliError, match="a notice on AWS needs an experiment template"):
+    with pytest.raises(CliError, match="a notice on AWS needs a template"):
         preempting.check(target, state, announced=True)
     preempting.check(target, state, announced=False)

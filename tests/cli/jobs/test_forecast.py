@@ -152,7 +152,7 @@ def test_the_work_may_come_from_an_ended_job(cli: Cli, store: Store, folder: Pat
     made = json.loads(cli("forecast", job(folder), "--json").out)
     assert made["work_h"] == 5.0
     told = said(cli("compare", job(folder), "--json").out)
-    assert f"step: 2.000 s on 1 x n2-standard-8, as the job {JOB} of this name reported" in told
+    assert f"step: 2.000 s on 1 x n2-standard-8, as an earlier job of this name ({JOB}) reported" in told
 
 
 def over(store: Store, name: str = "first") -> None:
@@ -177,7 +177,7 @@ def test_an_earlier_jobs_work_is_scaled_to_the_new_machines(
     assert made["work_h"] == work_h
     assert any("on 2 x n2-standard-8, recomputed" in line for line in made["assumptions"]) == (nodes != 2)
     found = json.loads(cli("compare", job(folder, f"nodes: {nodes}"), "--json").out)
-    assert "step: 2.000 s on 2 x n2-standard-8, as the job" in "\n".join(found["assumptions"])
+    assert "step: 2.000 s on 2 x n2-standard-8, as an earlier job" in "\n".join(found["assumptions"])
     own = next(row for row in found["rows"] if row["pool"] == "workers")
     assert (own["step_s"], own["work_h"]) == (step_s, work_h)
 
@@ -201,7 +201,7 @@ def test_a_starts_duration_comes_from_earlier_jobs(
     store.add_observations("workers", int(came.at // HOUR_S), (came,))
     told = cli("forecast", tight, "--json")
     assert told.code == 0, told.err
-    assert "start: 120 s, as an earlier job of this name" in said(told.out)
+    assert "start: 120 s, as a start of an earlier job of this name" in said(told.out)
     assert "cannot be met" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
     dear = cli("submit", job(folder, "max_usd: 0.02")).err
     assert "is below what one start costs (about $0.03 by list prices)" in dear

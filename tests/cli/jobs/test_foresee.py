@@ -113,7 +113,7 @@ def test_a_scaled_step_in_an_elastic_job_is_warned_about(tmp_path: Path) -> None
 def test_a_script_with_a_syntax_error_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path.parent)
     (line,) = warned(tmp_path, "import os\nthis is no Python\n")
-    assert line.startswith(f"{tmp_path.name}/train.py:2: invalid syntax (by Python 3.")
+    assert line.startswith(f"{tmp_path.name}/train.py:2: invalid syntax (in Python 3.")
 
 
 @pytest.mark.parametrize(

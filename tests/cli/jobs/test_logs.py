@@ -44,10 +44,10 @@ def test_logs_of_all_nodes_say_how_to_read_the_rest(cli: Cli, store: Store) -> N
     second = "... 2.0 KB left out; the whole file is on the machine: /run/0/stdout.log"
     other = f"--- node 1 (sk-prod-{JOB}-n0001-a1) stdout\n"
     assert done.out == f"{HEAD}said\n{other}{second}\nsaid\n"
-    assert done.err == f"the rest is lost: sk-prod-{JOB}-n0001-a1 no longer belongs to the job\n"
+    assert done.err == f"the rest of the log is lost, since sk-prod-{JOB}-n0001-a1 no longer belongs to the job\n"
     assert [one["node"] for one in json.loads(cli("logs", "first", "--node", "all", "--json").out)] == [0, 1]
     store.put(f"jobs/{JOB}/logs/0/2.log", join_log([stdout(2048, b"said\n")]))
-    assert cli("logs", "first").err == ("all of it: spotkeeper ssh first --node 0 -- cat /run/0/stdout.log\n")
+    assert cli("logs", "first").err == ("the whole log: spotkeeper ssh first --node 0 -- cat /run/0/stdout.log\n")
     assert cli("logs", "first", "--node", "every").code == 2
 
 

@@ -68,7 +68,7 @@ def test_a_resumed_jobs_deadline_counts_from_its_submission(cli: Cli, store: Sto
         edit(folder, f"name: first\ncommand: [train.py]\nsource: code\nnodes: 2\nwork: {work}\ndeadline: {deadline}\n")
         done = cli("resume", "first", folder / "job.yaml")
         assert done.code == code, (deadline, done.err)
-        assert ("counted from its submission, has passed" in done.err) == bool(code)
+        assert ("counted from the job's submission, has passed" in done.err) == bool(code)
 
 
 def test_unchanged_files_are_a_plain_resume(cli: Cli, store: Store, folder: Path) -> None:

@@ -145,7 +145,7 @@ def test_questions_accept_only_y_or_n(
 
 def test_a_swap_needs_a_replaceable_machine(cli: Cli, store: Store) -> None:
     a_job(store, nodes=(Node(cur=slot()), Node(cur=slot(model=Model.STATIC, machine="floor-s0"))))
-    assert "node 1 is a static machine" in cli("swap", "first", "--node", "1").err
+    assert "node 1 cannot be swapped" in cli("swap", "first", "--node", "1").err
     beyond = cli("swap", "first", "--node", "7")
     assert (beyond.code, "its nodes: 0, 1" in beyond.err) == (Exit.MISSING, True)
     assert cli("swap", "first").code == 0, "the only one that can be"
@@ -245,7 +245,7 @@ def test_several_files_are_all_checked_before_any_is_submitted(cli: Cli, store: 
     assert (wrong.code, "second.yaml:3: nodes" in wrong.err) == (Exit.USAGE, True)
     assert store.active_jobs() == ()
     other.write_text("name: first\ncommand: [train.py]\nsource: code\n")
-    assert "first is the name in several of these files" in cli("submit", file, other).err
+    assert "several of these files have the name first" in cli("submit", file, other).err
     other.write_text("name: second\ncommand: [train.py, --lr, 3e-4]\nsource: code\n")
     assert cli("submit", file, other, "--name", "x").code == Exit.USAGE
     assert cli("submit", file, other, "--watch").code == Exit.USAGE
