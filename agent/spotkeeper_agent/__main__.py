@@ -27,7 +27,7 @@ CONFIG_ERROR = 78  # EX_CONFIG; systemd does not restart the unit after it
 
 def main(argv: list[str]) -> int:
     if argv:
-        print(f"{argv}: unknown; the agent takes no arguments", file=sys.stderr)
+        print(f"unknown arguments {argv}: the agent takes none", file=sys.stderr)
         return 64
     use_one_arena()
     if has_units():

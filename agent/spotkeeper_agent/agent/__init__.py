@@ -7,7 +7,7 @@
 **Boot.** The startup script fetches ``bundles/<sha256>.tar`` with the machine's identity, verifies the hash, unpacks it
 to ``var/lib/spotkeeper/bundle/<sha256>/`` and starts the agent with ``PYTHONPATH=<that>/site``: as three systemd units
 (root helper, jobs, agent) if systemd runs, otherwise in the foreground. The agent syncs until its role is no longer
-``unknown``. A standby fetches the source and starts saver and launcher; a member with a disk mounts the disk. The
+``unknown``. A standby fetches the source and starts saver and launcher. A member with a disk mounts that disk. The
 bundle has ``site/`` (importable: agent, ``spotkeeper`` and their dependencies), ``job/`` (put on the job's path) and
 ``templates/job/``.
 

@@ -2,7 +2,7 @@
 
 Threads post events (``core/events.py``); only this loop acts on them. It is level-triggered: after every event it
 compares the newest document with the running processes, so a restarted agent continues where its predecessor stopped.
-The agent writes no record and affects no other machine. The package's docstring lists the files.
+The agent writes no record and affects no other machine. The docstring of ``agent/__init__.py`` lists the files.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Agent:
                 self._helped(event)
 
     def _helped(self, event: Helped) -> None:
-        """Handle the end of work that a helper thread did."""
+        """Handle the event with which a helper thread's work has ended."""
         parts = self._components
         match event:
             case SourceReady(folder):
@@ -248,7 +248,7 @@ class Agent:
         return quiet and not busy and self._membership.unreported is None
 
     def succeed(self) -> None:
-        """Execute another bundle's agent, if one is ready. Only for use after :meth:`run`. Raises OSError."""
+        """Replace this process by the newer agent, if one is ready. Call it only after :meth:`run`. Raises OSError."""
         if self._teardown.departure is None:
             self._components.upgrade.succeed()
 
@@ -279,7 +279,7 @@ class Agent:
         return None if assignment is None else assignment.disk or 0
 
     def _report(self) -> None:
-        """Pass progress, facts and questions for the next request to the sync thread."""
+        """Give the sync thread the progress, facts and questions that the next request shall carry."""
         machine, news = self._machine, self._membership.news()
         for fact in news.facts:
             self._sync.say(fact)

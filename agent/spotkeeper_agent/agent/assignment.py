@@ -25,8 +25,8 @@ class Lease:
     """The time that this machine may train without a reply.
 
     When the lease ends, the job is saved and stopped, and the machine is powered off unless it is static. ``heard``:
-    steady virtual time of the last reply, or of the agent's start. Steady time does not follow the wall clock, so
-    setting the wall clock ends no lease.
+    virtual time of the last reply, or of the agent's start, by a steady clock: setting the wall clock does not
+    change it, so it cannot end a lease.
     """
 
     heard: float
@@ -46,10 +46,10 @@ WORK_S = 60.0  # real seconds of work in a boot, added for clocks that run faste
 
 @dataclass
 class BootWatch:
-    """How long a machine that is not static waits for its first role. It costs money while it waits.
+    """Limits the time for which a machine that is not static waits for its first role, since waiting costs money.
 
-    If the agent never starts, a timer in the startup script powers the machine off. The file ``mark`` disarms that
-    timer. The file lies in ``/run``, which is empty after a boot, so every boot is watched.
+    If the agent never starts, a timer in the startup script powers the machine off. The agent stops that timer by
+    making the file ``mark``. The file lies in ``/run``, which is empty after a boot, so the limit holds in every boot.
     """
 
     started: float  # steady virtual seconds
@@ -81,7 +81,7 @@ class ReplyHandler:
         self._repeat_at = 0.0  # steady
 
     def answered(self, reply: SyncReply, asked: tuple[str, ...]) -> None:
-        """Process a reply. ``asked``: the old jobs that the request listed."""
+        """Process a reply. ``asked``: the jobs in ``old_jobs`` of the request, which may be over."""
         self._lease.renew(self._machine.clock.steady(), reply.lease_minutes)
         if reply.role is not Role.UNKNOWN:
             self._boot_watch.disarm()
@@ -115,7 +115,7 @@ class ReplyHandler:
     def _assigned(self, reply: SyncReply) -> None:
         machine = self._machine
         if reply.job is None or reply.node is None or reply.attempt is None:
-            machine.log.once("role", "sync.odd", role=reply.role.value, detail="a role without job, node and attempt")
+            machine.log.once("role", "sync.odd", role=reply.role.value, detail="the reply has no job, node or attempt")
             return
         assignment = Assignment(reply.job, reply.node, reply.attempt, reply.disk)
         if not assignment.same_life(machine.saved.assignment):
@@ -134,7 +134,7 @@ class ReplyHandler:
             self._take_document(reply.doc)
 
     def _repeat(self) -> None:
-        """Send facts again that are still true: before a machine is admitted, the function accepts only its hello."""
+        """Send the notice and the disk's facts again: until the machine is admitted, the function ignores them."""
         now = self._machine.clock.steady()
         if now < self._repeat_at:
             return
@@ -153,10 +153,10 @@ class ReplyHandler:
             self._teardown.begin(Departure("the job is done", then))
 
     def check_silence(self) -> None:
-        """Stop the job and leave it (a static machine only stops) after too long without an assignment or a reply."""
+        """After too long without an assignment or reply, save the job and power off; a static machine only saves."""
         machine, now = self._machine, self._machine.clock.steady()
         if self._boot_watch.over(now) and not machine.settings.static and machine.saved.assignment is None:
-            self._teardown.begin(Departure("no job was assigned since its boot", Then.POWER_OFF))
+            self._teardown.begin(Departure("no job was assigned since the boot", Then.POWER_OFF))
             return
         if not self._lease.over(now):
             machine.log.over("lease", "lease.well")

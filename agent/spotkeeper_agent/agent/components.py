@@ -25,7 +25,7 @@ from spotkeeper_agent.job.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class Components:
-    """The agent's components. The loop's thread calls them; helper, uploader, output and mirror have own threads."""
+    """The agent's components. The loop's thread calls them; some work in threads of their own."""
 
     helper: HelperThread
     uploader: Uploader
@@ -76,7 +76,7 @@ class Components:
 
 
 def _identity_server(machine: MachineState, metadata: Metadata) -> IdentityServer | None:
-    """Return the server that gives jobs their identity; None if the stack has none for jobs, or an invalid one."""
+    """Return the server of the jobs' identity; None if the setting ``job_identity`` is missing or invalid."""
     name = machine.settings.job_identity
     if not name:
         return None

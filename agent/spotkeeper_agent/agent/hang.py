@@ -44,7 +44,7 @@ _OVER = (RunPhase.STOPPING, RunPhase.STOPPED)  # the run is ending, and a stop h
 class Watch:
     """Watches one generation for a hang. ``now`` is always monotonic real seconds.
 
-    The job reads its step times from a clock that may be set, so only whether a step time has changed counts.
+    The job takes the times of its steps from a clock that may be set, so they are only compared with each other.
     """
 
     limits: HangRun
@@ -80,7 +80,7 @@ class Watch:
         return self._real(self.limits.idle_s, IDLE_FLOOR_S)
 
     def _idle(self, folder: Path, now: float) -> float | None:
-        """Return when the job became idle, if that is too long ago. Samples are rare: each reads all of ``/proc``."""
+        """Return since when the job uses no processor time, if that is too long; None otherwise."""
         limit = self.idle_limit_s
         if self.idle_since is None or now - self.sampled >= limit / SAMPLES:
             self.sampled = now
@@ -112,7 +112,7 @@ def processor_s(folder: Path) -> float:
 
 
 class _WorkerPlace(Struct, frozen=True):
-    """The used fields of a ``stacks.WorkerPlace`` in the file that the job's Python wrote."""
+    """The part of a ``stacks.WorkerPlace`` that is used here. The job's Python writes all of it to a file."""
 
     local_rank: int
     where: stacks.Where
@@ -128,7 +128,7 @@ _WORDS = {
 
 
 def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
-    """Return the state, among workers that still run, that explains a hang best, and that worker's local rank.
+    """Return state and local rank of the worker that explains the hang best, among the workers that still run.
 
     ``may_work``: whether a worker that seems to work is still within its limit; otherwise it counts as ELSEWHERE.
     """
@@ -142,7 +142,7 @@ def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
 
 
 class Asked(Enum):
-    """Progress of a request for stacks: WAITING at first, HAD once the stacks are there or overdue."""
+    """Progress of a request for stacks: WAITING, then HAD once the stacks are there or the wait for them is over."""
 
     WAITING = 1
     HAD = 2
@@ -197,7 +197,7 @@ class HangWatch:
         self._stacks(child, now)
 
     def _stacks(self, child: Child, now: float) -> bool:
-        """Request stacks once per standstill; return whether the stacks are there or overdue."""
+        """Request stacks once per standstill; return True once they are there or the wait for them is over."""
         file, had = child.folder / stacks.SHORT, self._dump
         if had is None or had.mark != _mark(child) or (now - had.made > STALE_S and had.asked is Asked.HAD):
             self._dump = _Dump(_mark(child), now + STACKS_S, _written(file), now)
@@ -232,7 +232,7 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether a step takes over half its limit here. Only a machine that reports a hang waits for all of it."""
+        """Whether the running step has taken over half its limit: enough for an answer, too little for a report."""
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

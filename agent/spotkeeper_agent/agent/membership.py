@@ -1,8 +1,8 @@
 """Starts and ends generations on this machine as the document says, and reports their ends.
 
 The module compares the newest document with the running processes, so a restarted agent continues where its predecessor
-stopped. The fact about an end is in the spool before the state file says that the end was reported. The supervisor
-starts and stops the processes.
+stopped. The fact about an end is on disk (``core/sync.py``) before the state file says that the end was reported. The
+supervisor starts and stops the processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class News:
 
 
 class Membership:
-    """This machine's part in a job. ``unreported``: a generation's end, until it is reported."""
+    """This machine's part in a job. ``unreported``: the end of a generation that is not reported yet, or None."""
 
     def __init__(self, machine: MachineState, components: Components) -> None:
         self._machine = machine
@@ -170,7 +170,7 @@ class Membership:
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
-        """Adopt the launcher's generation if the stored state lacks it, for example because the disk was full."""
+        """Adopt the launcher's generation if the state file lacks it, for example because the disk was full."""
         assignment, run = self._machine.saved.assignment, self._machine.saved.run
         if gen is None or code is not None or assignment is None or run is None:
             return
@@ -246,7 +246,7 @@ class Membership:
         output.go_on()
 
     def _ended(self, code: int, words: str = "") -> None:
-        """Report and store a generation's end; its upload has ended. ``words``: text to add to the generation's log."""
+        """Report and store a generation's end, after its upload. ``words``: text to add to the generation's log."""
         ending, self.unreported = self.unreported, None
         if ending is None:
             return

@@ -32,7 +32,7 @@ class NoticeHandler:
         self._report(change)
 
     def _report(self, change: Change) -> None:
-        """Report a new notice before a withdrawal: without any notice the function would cancel the replacement."""
+        """Report a new notice, then the old one's withdrawal: between notices the function cancels the replacement."""
         machine = self._machine
         if change.given is not None:
             self.give(change.given)
@@ -49,10 +49,10 @@ class NoticeHandler:
         machine.say(Kind.NOTICE, str(given.deadline))
 
     def act(self) -> None:
-        """Request a save at once, and a save-and-stop when the time left just suffices for it and a reserve.
+        """Request a save at once, and later a save-and-stop, as late as its duration and a reserve allow.
 
-        If the notice is too short for both, only the save-and-stop is requested, even after the deadline if the machine
-        still runs. Usually the function stops the job earlier, when the replacement is ready.
+        If the time does not suffice for both, only the save-and-stop is requested, even after the deadline as long as
+        the machine runs. Usually the function stops the job earlier, when the replacement is ready.
         """
         clock = self._machine.clock
         self._report(notices.prolong(self._machine.saved.notice, clock.now()))

@@ -1,8 +1,8 @@
 """Upgrades the agent in place while training continues: download by hash, verify, exec.
 
-The function names the bundle of the stack's agents (``SyncReply.bundle``, from ``stack/pools.json``). This process
-executes the new agent under the same pid, so it remains the unit's main process for systemd; launcher, saver and job
-run in the jobs' unit and are unaffected. ``bundle/current``, from which the unit starts, is switched only after the
+The function names the bundle that the stack's agents shall run (``SyncReply.bundle``, from ``stack/pools.json``). This
+process executes the new agent under the same pid, so it stays the main process of its systemd unit; launcher, saver and
+job run in the jobs' unit and are unaffected. ``bundle/current``, from which the unit starts, is switched only after the
 function has answered the new agent. If the new agent fails, systemd starts the old one, which tries the upgrade twice
 more and then waits for another hash.
 
@@ -48,7 +48,7 @@ class Bundles:
         self._proved = False
 
     def wants(self, sha256: str) -> bool:
-        """Whether to upgrade to this bundle; False after it failed ``TRIES`` times."""
+        """Whether to upgrade to this bundle; False once :data:`TRIES` upgrades to it have failed."""
         if self._own is None or not _HASH.match(sha256) or sha256 == self._own.name:
             return False
         return self._tried(sha256) < TRIES
@@ -131,7 +131,7 @@ def check_own(folder: Path) -> None:
     """Check that only root and this user can write or replace a bundle.
 
     Raises:
-        PermissionError: another user can.
+        PermissionError: another user can write or replace it.
     """
     found = (Path(root, name) for root, folders, files in os.walk(folder) for name in (*folders, *files))
     for path in (folder, *folder.absolute().parents, *found):
@@ -141,12 +141,12 @@ def check_own(folder: Path) -> None:
         if others or about.st_uid not in (0, os.geteuid()):
             owner = f"user {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
             raise PermissionError(
-                errno.EPERM, f"other users than the agent can write it ({owner}); not executed", str(path)
+                errno.EPERM, f"not executed, because other users than the agent can write it ({owner})", str(path)
             )
 
 
 class Upgrade:
-    """Upgrades the agent, in the loop's thread. ``folder``: the newer agent's, once it can be executed."""
+    """Upgrades the agent, in the loop's thread. ``folder``: the newer agent's folder, once it is complete."""
 
     def __init__(self, bundles: Bundles, bucket: Bucket, helper: HelperThread, launcher: Launcher, log: Log) -> None:
         self.folder: Path | None = None
@@ -157,7 +157,7 @@ class Upgrade:
         self._log = log
 
     def heard(self, sha256: str, serving: bool) -> None:
-        """Process a reply. ``serving``: the machine has a job, whose launcher may not have been found yet."""
+        """Process a reply. ``serving``: the machine has a job. Until its launcher is found, no bundle is deleted."""
         self._bundles.proved()
         if (self._launcher.up or not serving) and (gone := self._bundles.prune(self._launcher.home)):
             self._log("bundle.pruned", bundles=gone)

@@ -2,8 +2,8 @@
 
 The service has no long poll: interruption notices are polled every second. Other events are announced long before and
 polled less often. The stack's settings are in the instance's tags (``InstanceMetadataTags``), under the names of
-Compute Engine's attributes. Every request carries a session token: version 1 would answer any request that a job can
-make the machine send.
+Compute Engine's attributes. Every request carries a session token. Version 1 needs no token, so it would also answer
+requests that an attacker makes some program on the machine send.
 
 Source: AWS, "Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices",
 "EC2 instance rebalance recommendations", "View scheduled events".
@@ -63,7 +63,7 @@ class _Response:
 
 
 class Imds:
-    """A client of EC2's metadata service. ``endpoint``: ``http://host[:port]``, or the environment's. Thread-safe."""
+    """A client of EC2's metadata service at ``endpoint``, by default the environment's. Thread-safe."""
 
     def __init__(self, clock: Clock, endpoint: str | None = None) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class Imds:
         """Return a session token that stays valid for a while.
 
         Raises:
-            MetadataError: the service gives none.
+            MetadataError: the service gives no token.
         """
         with self._lock:
             token, ends = self._token
@@ -109,7 +109,7 @@ class Imds:
                 return token
             answer = self._ask("PUT", "api/token", {TTL: str(TTL_S)})
             if answer.status == 403:
-                raise MetadataError("api/token: HTTP 403: the metadata service is off; set HttpEndpoint to enabled")
+                raise MetadataError("api/token: HTTP 403: the metadata service is off; set `HttpEndpoint` to `enabled`")
             if answer.status != 200 or not answer.text:
                 raise MetadataError(f"api/token: HTTP {answer.status}")
             self._token = (answer.text, now + _seconds(answer.ttl))
@@ -142,7 +142,7 @@ class Imds:
                 raise MetadataError(f"{path}: {type(error).__name__}{hint}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
-        """Return this thread's open connection. At a request per second it costs a ninth as much as ``requests``."""
+        """Return this thread's open connection, which needs a ninth of the processor time of ``requests``."""
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is None:
             host = urlsplit(self.url).netloc
@@ -151,7 +151,7 @@ class Imds:
 
 
 def _seconds(text: str) -> float:
-    """Return a token's lifetime from its answer, or else the lifetime that was requested."""
+    """Convert the header with a token's lifetime to seconds; without it, return the lifetime that was requested."""
     return float(text) if text.isdigit() else float(TTL_S)
 
 
@@ -208,7 +208,7 @@ class Ec2:
             time.sleep(max(POLL_FLOOR_S, self._clock.real_s(POLL_S)))
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Sign a request. IAM checks the signature and passes the session's name, the instance id, to the function."""
+        """Sign a request. IAM checks the signature and tells the function the session's name: the instance id."""
         url = function + path
         found = _FUNCTION.search(urlsplit(url).hostname or "")
         scope = Scope(found[1] if found else self.region(), "lambda")
@@ -222,7 +222,7 @@ class Ec2:
 
     def loose(self) -> str:
         open_to_all = self._imds.answers_without_token("meta-data/instance-id")
-        return "its metadata service also answers version 1, which needs no token" if open_to_all else ""
+        return "its metadata service also answers requests without a token (version 1)" if open_to_all else ""
 
     def storage(self, root: str, bucket: str) -> S3:
         from spotkeeper_agent.cloud.s3 import S3
@@ -238,7 +238,7 @@ class Ec2:
         return self._describe()[1]
 
     def credentials(self) -> Credentials:
-        """Return the keys of the instance profile's role. Without new keys, return the last ones until they expire.
+        """Return keys of the instance profile's role: new ones, or else the last ones until they expire.
 
         Raises:
             MetadataError: the instance has no role, or the service gives no keys.
@@ -268,10 +268,10 @@ class Ec2:
         return made, _iso(ROLE + role, keys.expiration)
 
     def _describe(self) -> tuple[Instance, str]:
-        """Return the instance without warnings, and its region. The result is cached once the tags are there.
+        """Return the instance, without warnings, and its region. The result is cached once it has the tags.
 
         Raises:
-            MetadataError: the tags are not there yet, or the service does not answer.
+            MetadataError: the service does not show the tags yet, or does not answer.
         """
         if self._about is not None:
             return self._about
@@ -283,12 +283,12 @@ class Ec2:
         return self._about
 
     def _tags(self) -> dict[str, str]:
-        """Return the instance's tags, once they include the stack's tags or ``TAGS_S`` have passed."""
+        """Return the instance's tags; raise until they include the stack's tags or :data:`TAGS_S` seconds are over."""
         now = self._clock.steady()
         self._began = now if self._began is None else self._began
         names = (self._imds.get("meta-data/tags/instance") or "").split()
         if "sk-stack" not in names and now - self._began < TAGS_S:
-            raise MetadataError("meta-data/tags/instance: no tag sk-stack yet; is InstanceMetadataTags enabled?")
+            raise MetadataError("meta-data/tags/instance: no tag `sk-stack` yet; is `InstanceMetadataTags` enabled?")
         return {name: self._imds.get(f"meta-data/tags/instance/{name}") or "" for name in names}
 
     def _sign(self) -> Sign | None:
@@ -300,7 +300,7 @@ class Ec2:
         return Sign(Cause.REBALANCE) if self._poll(REBALANCE, REBALANCE_EVERY_S) else None
 
     def _poll(self, path: str, every_s: float) -> str | None:
-        """Return the text at a path, requested at most once in ``every_s``."""
+        """Return the text at a path, from a request that is at most ``every_s`` seconds old."""
         now = self._clock.steady()
         asked = self._asked.get(path)
         if asked is not None and now - asked[0] < every_s:
@@ -317,7 +317,7 @@ def _action(text: str, now: float) -> Sign:
 
 
 def _maintenance(text: str, now: float) -> Sign | None:
-    """Return the first active event as a :class:`Sign`. Every kind (stop, retirement, reboot) ends the processes."""
+    """Return the first active event as a :class:`Sign`, of any kind: stop, retirement and reboot all end the job."""
     events = _decode(MAINTENANCE, text, tuple[_Event, ...])
     try:
         starts = [_http_date(event.not_before) for event in events if event.state == "active"]

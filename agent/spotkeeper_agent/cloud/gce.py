@@ -30,7 +30,7 @@ ACCELERATED = re.compile(r"(a[2-9]x?|g[2-9])-")
 
 
 class _Upcoming(Struct, frozen=True):
-    """The value of ``upcoming-maintenance``, hours or days ahead with accelerators. Its keys have two spellings."""
+    """The value of ``upcoming-maintenance``. Its keys are spelled one way in the recursive answer, another alone."""
 
     in_tree: str = msgspec.field(default="", name="windowStartTime")
     by_itself: str = msgspec.field(default="", name="window_start_time")
@@ -84,8 +84,8 @@ class Gce:
         return self._read(text), etag or mark
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Return two tokens. Cloud Run checks the second one and removes its signature; the first one, valid for this
-        path only, reaches the function unchanged."""
+        """Return two tokens. Cloud Run checks the second token and removes its signature. The first token is valid for
+        this path only and reaches the function unchanged."""
         return {
             "Authorization": f"Bearer {self.identity_token(function + path)}",
             "X-Serverless-Authorization": f"Bearer {self.identity_token(function)}",
@@ -93,7 +93,7 @@ class Gce:
         }
 
     def identity_token(self, audience: str) -> str:
-        """Return a JWT signed by the cloud that names this instance.
+        """Return a JWT that names this instance and is signed by the cloud.
 
         Raises:
             MetadataError: the server gives no token.
@@ -155,7 +155,7 @@ class Gce:
         )
 
     def _ends(self, tree: _Tree, now: float) -> float | None:
-        """Return when maintenance ends this machine, if Google warns an hour ahead; None if it warns a minute ahead."""
+        """Return when maintenance ends a machine that Google warns an hour ahead; None if unknown or for others."""
         with self._lock:
             if not _ending(tree.maintenance_event):
                 self._calm, self._turned = True, None
@@ -196,7 +196,7 @@ class _Claims(Struct, frozen=True):
 
 
 def sign_of(preempted: str, event: str, upcoming: bytes, now: float, ends: float | None = None) -> Sign | None:
-    """Return the warning in these metadata values, if any. A live migration is none, because the machine continues.
+    """Return the warning in these metadata values, if any. A live migration is no warning: the machine continues.
 
     Args:
         upcoming: JSON of any shape; JSON that cannot be decoded counts as no maintenance.
@@ -213,7 +213,7 @@ def sign_of(preempted: str, event: str, upcoming: bytes, now: float, ends: float
 
 
 def _window(upcoming: bytes) -> float | None:
-    """Return when the announced window begins; None if no window is announced, or if the window is over."""
+    """Return when the announced maintenance window begins; None if none is announced or the maintenance is over."""
     try:
         told = codec.decode(upcoming, _Upcoming)
         over = (told.status or told.status_by_itself).upper() == "COMPLETE"
@@ -227,10 +227,10 @@ def _ending(event: str) -> bool:
 
 
 def _has_an_hour(tree: _Tree) -> bool:
-    """Whether Google announces this machine's maintenance an hour ahead: only with accelerators, and not on spot.
+    """Whether Google announces this machine's maintenance an hour ahead, and not only a minute.
 
-    Other machines get a minute. The metadata does not show an N1's accelerators, so an N1 counts as a machine without
-    them.
+    An hour is given to machines with accelerators that are not spot machines. The metadata does not show accelerators
+    of N1 machines, so these count as machines without accelerators.
 
     Source: https://cloud.google.com/compute/docs/gpus/gpu-host-maintenance
     """

@@ -3,10 +3,10 @@
 A job cannot reach the machine's metadata server (``roothelper_fence.py``), so it cannot act as its machine. Environment
 variables point the job's libraries to this server instead. It answers Google's libraries as a metadata server does, and
 AWS's as a container's credential endpoint does. It issues only tokens of the jobs' identity, which the machine's
-identity may impersonate. A machine runs one job at a time, so on GCP its processes need no further proof; AWS's
-libraries send a token from a file that only the jobs' group can read.
+identity may impersonate. AWS's libraries prove that they belong to the job with a token from a file that only the jobs'
+group can read. Google's libraries send no such proof; none is needed, because a machine runs one job at a time.
 
-The port stays the same while the machine is up, so a running job still reaches the server of a new agent.
+The port stays the same while the machine is up, so a running job also reaches the server of a restarted agent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of the clouds' APIs; only tests replace them. ``{region}`` is filled in."""
+    """Addresses of the clouds' APIs; only tests use others. ``{region}`` is replaced by the machine's region."""
 
     iam: str = "https://iamcredentials.googleapis.com"
     secrets: str = "https://secretmanager.googleapis.com"
@@ -75,14 +75,14 @@ class JobIdentity(Protocol):
     def answer(
         self, path: str, query: dict[str, list[str]], headers: dict[str, str], at: ServerAddress
     ) -> IdentityAnswer:
-        """Answer a job's GET request. ``headers``: with names in lower case.
+        """Answer a job's GET request. ``headers`` has names in lower case.
 
         Raises:
             IdentityError: no token is available now.
         """
 
     def environment(self, at: ServerAddress) -> dict[str, str]:
-        """Return the variables by which the cloud's libraries find the server."""
+        """Return the environment variables by which the cloud's libraries find the server."""
 
     def secret(self, reference: str) -> str:
         """Read a secret with the jobs' identity.
@@ -155,7 +155,7 @@ class IdentityServer:
 
 
 def _load_or_make(path: Path, make: Callable[[], str]) -> str:
-    """Return a file's text, and make the file if it does not exist. Only the jobs' group may read it."""
+    """Return a file's text; make the file first if it does not exist. Only agent and jobs' group may read it."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -35,7 +35,7 @@ class _Value(Struct, frozen=True, rename="pascal"):
 
 
 class AwsIdentity:
-    """A role. ``role``: its ARN; ``machine``: the instance whose keys assume it."""
+    """A role as the jobs' identity. ``role``: its ARN; ``machine``: the instance whose keys assume the role."""
 
     def __init__(self, role: str, machine: Ec2, clock: Clock, endpoints: Endpoints) -> None:
         self._role = role

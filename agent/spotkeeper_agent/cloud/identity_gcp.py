@@ -1,6 +1,6 @@
 """A service account as the jobs' identity: tokens by impersonation, served as by a metadata server.
 
-The machine's own account may only request the service account's tokens from IAM Credentials
+The machine's own account may do only one thing with the service account: request its tokens from IAM Credentials
 (``infra/gcp/identity.py``).
 """
 
@@ -45,7 +45,7 @@ class _Secret(Struct, frozen=True):
 
 
 class GcpIdentity:
-    """A service account. ``account``: its e-mail address; ``machine``: gives the machine's own access token."""
+    """A service account as the jobs' identity. ``account``: its address; ``machine``: gives the machine's own token."""
 
     def __init__(self, account: str, machine: Callable[[], str], clock: Clock, endpoints: Endpoints) -> None:
         self._account = account
@@ -61,7 +61,7 @@ class GcpIdentity:
     def answer(
         self, path: str, query: dict[str, list[str]], headers: dict[str, str], at: ServerAddress
     ) -> IdentityAnswer:
-        """Answer as a metadata server does: only requests with its header, and none from a proxy."""
+        """Answer like a metadata server: refuse requests without the header ``Metadata-Flavor``, or from a proxy."""
         if headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in headers:
             return IdentityAnswer(403)
         if path in ("", "/", "/computeMetadata", "/computeMetadata/", _ROOT):

@@ -1,8 +1,7 @@
 """The interface of metadata clients, and the thread that watches the metadata server for changes.
 
 ``gce.py`` and ``ec2.py`` implement :class:`Metadata`; ``cloud.here()`` chooses one. A request that fails is sent again;
-a failure never counts as "not preempted". Proxies are never used: the addresses are link-local, and a proxy would
-answer for another machine.
+a failure never counts as "not preempted". Proxies are never used: a proxy would ask its own machine's metadata server.
 """
 
 from __future__ import annotations
@@ -46,12 +45,13 @@ class Metadata(Protocol):
         """
 
     def wait(self, mark: str) -> tuple[Instance, str]:
-        """Return the instance and its new mark once its mark differs from ``mark``, or after a minute.
+        """Wait until the instance has changed; return it and a mark that stands for its new state.
 
-        With :data:`FIRST` it returns at once.
+        ``mark`` is the previous call's mark. If it is :data:`FIRST`, the call returns at once; without a change it
+        returns after a minute.
 
         Raises:
-            MetadataError: as above.
+            MetadataError: no usable answer.
         """
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
@@ -65,10 +65,10 @@ class Metadata(Protocol):
         """Make the next :meth:`prove` use new tokens or keys, because the function refused the last ones."""
 
     def loose(self) -> str:
-        """Return how a process outside this machine could read its metadata; "" if it cannot."""
+        """Return the reason why strangers could have this machine's metadata read to them; "" if they cannot."""
 
     def storage(self, root: str, bucket: str) -> Bucket:
-        """Return a bucket of this cloud, accessed as this machine. ``root``: the API's address, "" for the default."""
+        """Return a bucket, for use with this machine's rights. ``root``: the API's address, "" for the default."""
 
 
 class Watcher(threading.Thread):

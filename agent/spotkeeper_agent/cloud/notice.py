@@ -1,7 +1,7 @@
 """Turns the cloud's warnings into one notice with one deadline. Pure: no I/O, no clock.
 
-The metadata clients describe a warning as a :class:`Sign`, the same for both clouds; a shutdown arrives as SIGTERM.
-Both become a :class:`Notice`, which may be withdrawn.
+The metadata clients describe a warning as a :class:`Sign`, which is the same in both clouds; a shutdown arrives as
+SIGTERM. Warning and shutdown become a :class:`Notice`. A warning may be withdrawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REBALANCE_S = 3600.0  # assumed time to the end; the recommendation itself has n
 
 
 class Cause(str, Enum):
-    """Causes of a notice, from the least to the most certain. A less certain one never replaces a more certain."""
+    """Causes of a notice, the least certain first. A less certain cause never replaces a more certain one."""
 
     REBALANCE = "rebalance"  # a higher risk of preemption: save soon, boot a replacement
     MAINTENANCE = "maintenance"
@@ -30,7 +30,7 @@ _SURER = tuple(Cause)
 
 
 class Sign(Struct, frozen=True):
-    """A warning by the cloud. ``deadline``: the machine's end, unix seconds; None if the cloud does not tell."""
+    """A warning by the cloud. ``deadline``: the machine's end in unix seconds; None if the cloud does not tell it."""
 
     cause: Cause
     deadline: float | None = None
@@ -63,7 +63,7 @@ class Notice:
 @dataclass(frozen=True)
 class Change:
     """Notices to report. If both are set, ``given`` replaces ``withdrawn`` and is reported first, so the function
-    knows a notice at every moment."""
+    always knows of a notice."""
 
     given: Notice | None = None
     withdrawn: Notice | None = None
@@ -72,7 +72,7 @@ class Change:
 def observe(known: Notice | None, instance: Instance, notice_s: float, now: float) -> Change:
     """Compare the known notice with the metadata server's current state.
 
-    ``notice_s``: time from a preemption's first sign to the end, if the cloud does not tell.
+    ``notice_s``: seconds from a preemption's first sign to the machine's end, used if the cloud tells no deadline.
     """
     sign = instance.sign
     if known is not None and known.cause is Cause.SHUTDOWN:
@@ -84,7 +84,7 @@ def observe(known: Notice | None, instance: Instance, notice_s: float, now: floa
 
 
 def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
-    """Combine two notices. ``exact``: whether the cloud itself gave the new notice's deadline."""
+    """Choose between the known and a new notice. ``exact``: whether the cloud itself gave the new notice's deadline."""
     if _SURER.index(given.cause) < _SURER.index(known.cause):
         return Change()  # maintenance does not soften a preemption that has begun
     same = given.cause is known.cause
@@ -97,9 +97,9 @@ def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
 
 
 def prolong(known: Notice | None, now: float) -> Change:
-    """Postpone a rebalance recommendation's assumed deadline before a job stops for it, since AWS gives none.
+    """Postpone the deadline of a rebalance recommendation: AWS gives none, so a job must not stop at the assumed one.
 
-    The job saves and a replacement is requested; if none is available, training continues.
+    The job has saved and a replacement is requested; until that is ready, training continues.
     """
     if known is None or known.cause is not Cause.REBALANCE or known.deadline - now > REBALANCE_S / 2:
         return Change()
@@ -107,12 +107,12 @@ def prolong(known: Notice | None, now: float) -> Change:
 
 
 def scheduled(start: float, now: float) -> Sign | None:
-    """Return announced maintenance as a :class:`Sign`, from an hour before it until its window is surely over."""
+    """Return maintenance announced for ``start`` as a :class:`Sign`; None over an hour before, or a day after."""
     return Sign(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
 
 
 def shutdown(known: Notice | None, left_s: float, now: float) -> Notice:
-    """Return the notice of a shutdown that has begun, with the earlier of its deadline and the known notice's."""
+    """Return the notice of a shutdown that has begun; its deadline is never later than the known notice's."""
     deadline = int(now + left_s)
     return Notice(Cause.SHUTDOWN, min(deadline, known.deadline) if known else deadline, now)
 

@@ -1,8 +1,8 @@
 """S3: a :class:`~spotkeeper_agent.cloud.storage.Bucket` whose requests are signed by the machine's role.
 
 The hash of every piece is signed, so S3 refuses a piece that was changed in transit. The role needs ``s3:ListBucket``:
-without it S3 answers 403 instead of 404 for a missing object. A large object is sent in parts. So the agent has only
-one part in memory, and the object appears as a whole when it is complete. The bucket's lifecycle rule deletes the parts
+without it S3 answers 403 instead of 404 for a missing object. A large object is sent in parts, so that the agent needs
+memory for one part only. S3 shows the object once all parts are sent; a lifecycle rule of the bucket deletes the parts
 of uploads that are never completed.
 """
 
@@ -41,7 +41,7 @@ class _Parts:
 
 
 class S3:
-    """One bucket. ``root``: address of an API with URLs ``<root>/<bucket>/<name>``; "" means AWS."""
+    """One bucket. ``root``: an address, for objects at ``<root>/<bucket>/<name>``; "" for AWS's own address."""
 
     def __init__(
         self, root: str, bucket: str, region: str, credentials: Callable[[], Credentials], now: Callable[[], float]
@@ -132,7 +132,7 @@ class S3:
         return answer.headers.get("ETag", "")
 
     def _finish(self, name: str, upload: str, tags: tuple[str, ...]) -> None:
-        """Complete the upload. S3 answers 200 first and reports success or failure in the body."""
+        """Complete the upload. S3 always answers 200; only the body shows success or failure."""
         parts = "".join(
             f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
             for number, tag in enumerate(tags, 1)
@@ -179,13 +179,13 @@ class S3:
 
 
 def address(bucket: str, region: str) -> str:
-    """Return a bucket's address on AWS. The certificate does not cover names with dots, so those go into the path."""
+    """Return a bucket's address on AWS. A name with dots goes into the path: no certificate covers such a host."""
     host = f"s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
     return f"https://{host}/{bucket}" if "." in bucket else f"https://{bucket}.{host}"
 
 
 def _read(content: Readable, size: int) -> bytes:
-    """Read ``size`` bytes, or fewer at the end."""
+    """Read ``size`` bytes, or fewer at the content's end."""
     pieces = []
     while size and (piece := content.read(size)):
         pieces.append(piece)
@@ -206,10 +206,10 @@ def _check(name: str, answer: requests.Response) -> None:
 
 
 def _tag(name: str, answer: requests.Response, tag: bytes) -> str:
-    """Return an element's text in an XML answer.
+    """Return the text of the element ``tag`` in an XML answer.
 
     Raises:
-        StorageError: the answer does not have it.
+        StorageError: the answer does not have the element.
     """
     found = dict(_TAG.findall(answer.content[:65536]))
     if tag not in found:
@@ -225,7 +225,7 @@ def _size(name: str, answer: requests.Response) -> int:
 
 
 def _md5(answer: requests.Response) -> str:
-    """Return the MD5 from the object's metadata, or else its ETag if that is an MD5 (no parts, no KMS key)."""
+    """Return the MD5 from the object's metadata; else the ETag if it is an MD5 (no parts, no KMS key); else ""."""
     if told := answer.headers.get(MD5, ""):
         return str(told)
     plain = _PLAIN_MD5.match(answer.headers.get("ETag", ""))

@@ -17,7 +17,7 @@ CHUNK = 1 << 18
 
 
 class StorageError(Exception):
-    """The store gave no usable answer; try again."""
+    """The bucket gave no usable answer; try again."""
 
 
 class MissingError(StorageError):
@@ -26,7 +26,7 @@ class MissingError(StorageError):
 
 @dataclass(frozen=True)
 class Stored:
-    """An object in the bucket. ``md5``: in hex; "" if the store does not know it (S3, for an object made of parts)."""
+    """An object in the bucket. ``md5``: in hex; "" if unknown, as for an object that was sent to S3 in parts."""
 
     size: int
     md5: str
@@ -43,8 +43,8 @@ class Readable(Protocol):
 class FilePart:
     """A part of an open file (``size`` bytes from ``start``), hashed while it is read.
 
-    ``check`` is called with the size of each piece; ``check`` may wait, and raises StorageError to end the transfer.
-    ``also`` is another digest that is updated with the same bytes.
+    ``check`` is called with the size of each piece that was read. It may wait, and raises StorageError to end the
+    transfer. ``also`` is another digest that is updated with the same bytes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FilePart:
         try:
             piece = os.pread(self._file.fileno(), count, self._at)
         except ValueError:  # another thread closed it, and has set the flag that ``check`` tests
-            raise StorageError("interrupted: the file was closed meanwhile") from None
+            raise StorageError("interrupted: the file was closed during the transfer") from None
         self._check(len(piece))
         self._at += len(piece)
         self._left -= len(piece)
@@ -100,14 +100,14 @@ class Bucket(Protocol):
         """Make or replace an object of any size, piece by piece; return it as the store describes it.
 
         Raises:
-            StorageError: the store did not take it; an older object of this name is unchanged.
+            StorageError: the store did not accept the object; an older object of this name is unchanged.
         """
 
     def write(self, name: str, content: bytes) -> None:
         """Make or replace a small text object.
 
         Raises:
-            StorageError: the store did not take it.
+            StorageError: the store did not accept the object.
         """
 
     def create(self, name: str, content: bytes) -> bool:

@@ -35,7 +35,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Answered:
-    """The function answered. ``asked``: the old jobs that the request listed."""
+    """The function answered. ``asked``: the jobs in ``old_jobs`` of the request, which may be over."""
 
     reply: SyncReply
     asked: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class BundleReady:
 
 @dataclass(frozen=True)
 class SecretsRead:
-    """The job's secrets, by the names of their variables. Never printed."""
+    """The job's secrets are read. ``values``: by the names of their environment variables; never printed."""
 
     values: dict[str, str] = field(repr=False)
 
@@ -112,14 +112,14 @@ class Unmounted:
 
 @dataclass(frozen=True)
 class Dropped:
-    """The files of these old jobs were deleted from a static machine's disk."""
+    """The files of these jobs, which are over, were deleted from a static machine's disk."""
 
     jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class OutputThere:
-    """A generation's output is in the bucket. ``left_out``: a line for each file that is not, with the reason."""
+    """A generation's output is in the bucket. ``left_out``: for each file that was left out, a line with the reason."""
 
     gen: int
     files: int
@@ -159,7 +159,7 @@ class NoCopy:
 
 @dataclass(frozen=True)
 class Failed:
-    """The helper's work with the name ``what`` failed. ``why``: the cause, if a disk failed."""
+    """A helper thread's work with the name ``what`` failed. ``why``: the cause, if the disk was the problem."""
 
     what: str
     error: str
@@ -191,7 +191,7 @@ Event = Union[
 class HelperThread(threading.Thread):
     """A thread for slow work, so that the loop never blocks. Only the loop's thread may call its methods.
 
-    Each piece of work has a name. While work of that name runs, and shortly after it failed, no other is started.
+    Each piece of work has a name. While it runs, and shortly after it failed, no other work of this name starts.
     """
 
     def __init__(self, post: Callable[[Event], None], log: Log, name: str = "helper") -> None:

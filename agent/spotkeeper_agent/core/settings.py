@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def node(self) -> Path:
-        """The folder for sockets and logs of launcher and saver. The jobs' user may write to this folder."""
+        """The folder for the sockets and logs of launcher and saver. The jobs' user may write to it."""
         return self.run / "node"
 
     @property
@@ -72,8 +72,8 @@ def read(instance: Instance, root: Path) -> Settings:
     missing = [name for name in ("sk-stack", "sk-function", "sk-bucket") if not instance.attributes.get(name)]
     if missing:
         raise SettingsError(
-            f"instance {instance.name}: metadata attribute {', '.join(missing)} not set; "
-            "was it made from this stack's template?"
+            f"instance {instance.name}: the metadata lacks {', '.join(missing)}; "
+            "was the instance made from this stack's template?"
         )
     run = root / "run/spotkeeper"
     (run / "node").mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def root_from_env() -> Path:
 
 
 def notice_s(text: str | None) -> float:
-    """Return the virtual seconds that a preemption notice gives, from the attribute ``sk-notice-s``."""
+    """Return the virtual seconds from a preemption notice to the machine's end, from the attribute ``sk-notice-s``."""
     if text is None:
         return NOTICE_S
     try:
@@ -110,10 +110,10 @@ def notice_s(text: str | None) -> float:
 
 
 def boot_id(run: Path) -> str:
-    """Return this boot's id. A restarted agent gets the same one: ``/run`` is lost only at a reboot.
+    """Return this boot's id. A restarted agent reads it from a file in ``/run``, which is lost only at a reboot.
 
-    In the one-machine cloud ``run`` is an ordinary folder, so the file also has the kernel's boot id and the pid of the
-    process that stands for the VM's init.
+    In the one-machine cloud ``run`` is an ordinary folder. So the file also names the boot: by the kernel's boot id and
+    the pid of the process that stands for the VM's init.
     """
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     this = f"{kernel}/{os.environ.get('SPOTKEEPER_INIT_PID', '1')}"
@@ -150,7 +150,7 @@ class JobPath:
 
 
 def job_path() -> JobPath:
-    """Return the bundle's ``job/``, or in a checkout the checkout's folders."""
+    """Return the path for jobs: a bundle's folder ``job/``, or the source folders of a checkout."""
     agent, library = (
         Path(spotkeeper_agent.__file__).resolve().parents[1],
         Path(spotkeeper.__file__).resolve().parents[1],

@@ -1,7 +1,7 @@
 """The machine's state, shared by the parts of the agent's loop: assignment, newest document, activity.
 
-:class:`Saved`, in ``run/spotkeeper/agent.json``, survives a killed agent but not a reboot. It holds no decision of the
-function: a restarted agent fetches the document again.
+:class:`Saved`, in ``run/spotkeeper/agent.json``, survives a killed agent but not a reboot. The document is not stored:
+a restarted agent fetches it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Assignment(Struct, frozen=True):
 
 
 class Saved(Struct, frozen=True):
-    """Stored state. ``started``: newest generation started here; ``ended``: newest generation with a reported end."""
+    """Stored state. ``started``: newest generation started here; ``ended``: newest one whose end was reported."""
 
     boot: str
     assignment: Assignment | None = None
@@ -69,20 +69,20 @@ class AgentState(Enum):
     """The agent's activity.
 
     ========== ========== ===========================================================
-    from       to         on
+    from       to         when
     ========== ========== ===========================================================
     BOOT       HELLO      the settings are read
-    HELLO      IDLE       the function answers: a static machine without a job
-    HELLO      STANDBY    the function answers: an attempt of a node
-    IDLE       STANDBY    a job was granted this machine
-    STANDBY    RUNNING    a document lists the machine; source, launcher, disk are there
-    RUNNING    SAVING     save_stop; the notice or lease ends; the machine shuts down
-    RUNNING    RUNNING    a newer generation lists the machine: end one, start the other
+    HELLO      IDLE       the function answers that this static machine has no job
+    HELLO      STANDBY    the function answers that the machine is an attempt of a node
+    IDLE       STANDBY    a job is granted this machine
+    STANDBY    RUNNING    a document lists the machine; source, launcher and disk are there
+    RUNNING    SAVING     the document says SAVE_STOP, the notice or lease ends, or the machine shuts down
+    RUNNING    RUNNING    a newer generation lists the machine: the old one is ended, the new one started
     RUNNING    STOPPED    the job ended by itself (reported as EXIT or RELEASED); its output is in the bucket
     SAVING     STOPPED    the processes have ended (reported as RELEASED)
     STOPPED    RUNNING    a newer generation lists the machine
-    any        SUPERSEDED superseded or done: end, unmount, report FREED (static: DROPPED)
-    SUPERSEDED IDLE       a static machine has reported DROPPED; any other machine powers off
+    any        SUPERSEDED the machine is superseded or the job is done: the machine leaves the job (teardown.py)
+    SUPERSEDED IDLE       the static machine has left its job; any other machine powers off
     ========== ========== ===========================================================
     """
 
@@ -115,7 +115,7 @@ class MachineState:
             notify(f"STATUS={state.value}")
 
     def save(self, **changes: object) -> None:
-        """Change and store :attr:`saved`; with a full disk the change is kept in memory only."""
+        """Change and store :attr:`saved`; if the disk is full, the change is kept in memory only."""
         saved = replace(self.saved, **changes)
         if saved == self.saved:
             return
@@ -127,7 +127,7 @@ class MachineState:
             self.log.once(f"saved {error.errno}", "state.trouble", error=str(error), at=at)
 
     def say(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None:
-        """Report a fact to the function. ``gen``: the generation it is about, by default the newest one known here."""
+        """Report a fact to the function. ``gen``: the fact's generation, by default the newest one known here."""
         self.sync.say(FactIn(kind, self.gen if gen is None else gen, value), again=again)
 
     @property
@@ -148,7 +148,7 @@ class MachineState:
         return self.saved.assignment.job if self.saved.assignment is not None else None
 
     def member_of(self, doc: Generation) -> tuple[int, Member] | None:
-        """Return the index and entry of this boot among a document's members, or None. Each boot is another member."""
+        """Return index and entry of this machine in a document's members; None if not listed with this boot's id."""
         for index, member in enumerate(doc.members):
             if (member.uid, member.boot) == (self.settings.uid, self.settings.boot):
                 return index, member

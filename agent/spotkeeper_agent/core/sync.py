@@ -40,7 +40,7 @@ ANSWERS = frozenset({Kind.HERE, Kind.STACKS})  # to a roll call
 
 
 def pending_s(waited: float) -> float:
-    """Return the virtual seconds until the next poll, for an agent that has waited ``waited`` seconds for a change.
+    """Return the virtual seconds until the next poll of an agent that has waited ``waited`` seconds for a change.
 
     The interval grows with the wait, to save requests. After a minute of waiting it is 4 s, so the agent notices a
     change 2 s late on average.
@@ -49,10 +49,10 @@ def pending_s(waited: float) -> float:
 
 
 def answer_s(body: Sync) -> float:
-    """Return how long to wait for the answer to this request, real seconds.
+    """Return the real seconds to wait for the answer to this request.
 
-    A repeated request (``again``) starts a round, so the agent waits for that round: giving up early each time, it
-    would never get an answer from a slow cloud.
+    A repeated request (``again``) starts a round, which takes long if the cloud is slow. If the agent gave up before
+    the round's end each time, it would never get an answer.
     """
     quick = not body.again and all(fact.kind in ANSWERS for fact in body.facts)
     return POLL_ANSWER_S if quick else ANSWER_S
@@ -112,9 +112,9 @@ class _Spooled(Struct, frozen=True):
 
 
 class Outbox:
-    """Facts that the function has not acknowledged, in order, in memory and on disk. Thread-safe.
+    """The facts that the function has not acknowledged, in order, in memory and on disk (the spool). Thread-safe.
 
-    At its start it drops facts of earlier boots, since the function would take them for this boot's facts.
+    Facts of earlier boots on the disk are dropped, since the function would take them for this boot's facts.
     """
 
     def __init__(self, folder: Path, boot: str, log: Log) -> None:
@@ -131,7 +131,7 @@ class Outbox:
                 self._job, self._facts = left.job, list(left.facts)
 
     def assigned(self, job: str | None) -> None:
-        """Begin another job or attempt: drop the previous one's waiting facts, and forget which facts were delivered.
+        """Begin another job or attempt: forget which facts were delivered, and drop the previous job's waiting facts.
 
         Notices and reprieves stay, without a generation: they are about the machine and not about its job.
         """
@@ -144,7 +144,7 @@ class Outbox:
             self._save()
 
     def add(self, fact: FactIn, *, again: bool = False) -> bool:
-        """Queue a fact; return False if it is queued already, or was delivered and ``again`` is False."""
+        """Queue a fact; return False if it is already queued, or if it was delivered and ``again`` is False."""
         with self._lock:
             if (fact in self._delivered and not again) or fact in self._facts:
                 return False
@@ -211,7 +211,7 @@ class Syncer(threading.Thread):
         self._awaited: tuple[object, float] | None = None  # the awaited change, and since when (virtual)
 
     def say(self, fact: FactIn, *, again: bool = False) -> None:
-        """Send a fact until it is delivered. ``again``: with the next poll, send it even if it was delivered."""
+        """Send a fact until it is delivered. ``again``: send it with the next poll even if it was delivered before."""
         if self._outbox.add(fact, again=again) and not again:
             self._log("fact", kind=fact.kind.value, gen=fact.gen, value=fact.value)
             self._wake.set()
@@ -223,12 +223,12 @@ class Syncer(threading.Thread):
         return len(self._outbox.waiting())
 
     def ask_about(self, old_jobs: tuple[str, ...]) -> None:
-        """Ask once which of these old jobs are over; the :class:`Answered` lists them."""
+        """Ask once which of these jobs are over (``core/__init__.py``); the reply in :class:`Answered` names them."""
         with self._lock:
             self._old_jobs = old_jobs
 
     def want(self, ver: int, job: str | None, pending: bool, progress: Progress | None = None) -> None:
-        """Set the content of the next requests. A change to ``pending`` ends a long pause."""
+        """Set the content of the next requests. If ``pending`` becomes True, the current pause ends."""
         with self._lock:
             hurry = pending and not self._want.pending
             self._want = SyncWant(ver, job, pending, progress or self._want.progress)
@@ -242,9 +242,9 @@ class Syncer(threading.Thread):
                 self._wake.clear()
 
     def _pause_s(self) -> float:
-        """Return the real seconds until the next poll. A new generation, document state or job shortens it again.
+        """Return the real seconds until the next poll; after a new generation, document state or job it is short again.
 
-        Other changes of the document do not: while a large gang forms, each machine that boots causes such a change.
+        Other changes of the document do not: while a large gang forms, each machine that boots changes the document.
         """
         with self._lock:
             want = self._want
@@ -292,7 +292,7 @@ class Syncer(threading.Thread):
                 self._old_jobs = ()
 
     def _refused(self, error: str, body: Sync) -> None:
-        """Drop only the part of a request that caused a refusal: otherwise the request would block all later facts.
+        """Drop only the part of a request that caused a refusal, because a refused request blocks all later facts.
 
         The first refusal drops the fields that an older function may not know (``old_jobs``, ``again``); ``_exchange``
         has already dropped the progress. After further refusals, facts are sent and dropped one by one.

@@ -3,21 +3,20 @@
 ``disk.py``, ``mounting.py`` the data disk · ``systemd.py`` readiness, root requests, power-off · ``roothelper.py`` the
 root process, four requests · ``roothelper_fence.py`` blocks the metadata server for jobs · ``memory.py`` memory use.
 
-**Three users** share a machine under systemd. The agent (``spotkeeper``) may read the kernel's log but has no other
-right of root. For all else that needs root it sends requests to the root helper (the startup script contains the
-helper's code). Launcher and saver belong to the jobs' unit (``spotkeeper-job``): ``launcher/host.py`` starts and
-signals them, each in a sub-group of the unit's delegated cgroup. systemd makes the unit's socket, which only the agent
-may open. If the unit's process does not answer for 10 s (a job may stop it), root restarts the unit.
+**Three users** share a machine under systemd: root, the agent's and the jobs'. The agent (``spotkeeper``) may read the
+kernel's log but has no other right of root. For all else that needs root it sends requests to the root helper, whose
+code is in the startup script. Launcher and saver belong to the jobs' unit (``spotkeeper-job``): its process
+(``launcher/host.py``) starts and signals them, each in a cgroup of its own below the unit's. systemd makes the unit's
+socket, which only the agent may open. If the unit's process does not answer for 10 s, for example because a job has
+stopped it, the root helper restarts the unit.
 
-**The agent distrusts every file that a job can write.** It gives the jobs' group exactly what jobs write:
-``run/spotkeeper/node``, a generation's run folder, a job's ``ckpt``, ``out`` and ``env``, its source. The agent owns
-the parent folders of these, so no job can replace one of them by a link. All access goes through
-``train/core/beneath.py``, which follows no link, opens only regular files and bounds every read. A bundle that others
-can write is not executed.
+**The agent distrusts every file that a job can write.** The jobs' group may write only ``run/spotkeeper/node``, a
+generation's run folder, a job's ``ckpt``, ``out`` and ``env``, and its source. The agent owns the parent folders of
+these, so no job can replace one of them by a link. The agent opens these files only through ``train/core/beneath.py``,
+which follows no link, opens only regular files and bounds every read. A bundle that others can write is not executed.
 
-**Metadata.** Early in each boot a BPF program is attached to the root of all cgroups. It refuses ``connect`` to the
-metadata server to the jobs' user and to every user id above 999, except for datagrams and port 53. Without this program
-no job process starts. A process of the jobs' unit serves one job: systemd ends all that is left in its cgroup and
-removes its ``/tmp`` before another job begins. Units stop in the order agent, jobs, root helper, network. The tests in
-``tests/agent/systemd`` boot a machine with all of these.
+**Metadata.** Early in each boot a BPF program is attached to the root of all cgroups. It denies the jobs' user, and
+every user id above 999, connections to the metadata server, except datagrams and port 53. Without this program no job
+starts. One process of the jobs' unit serves one job: before another job begins, systemd ends all processes left in the
+unit's cgroup and removes its ``/tmp``. Units stop in the order agent, jobs, root helper, network.
 """

@@ -1,7 +1,7 @@
 """The data disk: finds it by its id, mounts and unmounts it.
 
-The root helper (``roothelper.py``) does the parts that need root; an agent that runs as root calls that module's
-functions itself. In the one-machine cloud a disk is a folder, and a symbolic link stands for the mount.
+The root helper (``roothelper.py``) does the parts that need root; an agent that runs as root calls the functions of
+``roothelper.py`` itself. In the one-machine cloud a disk is a folder, and a symbolic link to it stands for the mount.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Why(str, Enum):
 
 
 class DiskError(Exception):
-    """The disk cannot be used now. The caller tries again, but some causes last until a person acts."""
+    """The disk cannot be used now. The caller tries again, though some causes need a person's help."""
 
     def __init__(self, message: str, why: Why) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ EBS = re.compile(r"nvme-Amazon_Elastic_Block_Store_(vol[0-9a-f]{8,17})(-part[0-9
 
 
 def ebs_volume(by_id: Path) -> Path | None:
-    """Return the EBS volume without partitions (a boot disk has some); None unless exactly one is attached."""
+    """Return the data disk on EC2: the only EBS volume without partitions; None if there is none or more than one."""
     try:
         links = [found for entry in by_id.iterdir() if (found := EBS.match(entry.name))]
     except OSError:
@@ -65,7 +65,7 @@ class Disk:
 
     @property
     def device(self) -> Path:
-        """The disk's link below ``/dev/disk/by-id``. On EC2 it is the only volume that is not a boot disk."""
+        """The disk's link below ``/dev/disk/by-id``, by its name or, on EC2, by :func:`ebs_volume`."""
         return self._named if self._named.exists() else ebs_volume(self._named.parent) or self._named
 
     def present(self) -> bool:
@@ -97,7 +97,7 @@ class Disk:
             if has_units():
                 request_root("mount", disk=self.device.name)
                 if not self.mounted():
-                    raise DiskError(f"{self.point}: is mounted, but not in the agent's mount namespace", Why.MOUNT)
+                    raise DiskError(f"{self.point}: mounted, but not in the agent's mount namespace", Why.MOUNT)
             elif roothelper.mount(self.device, self.point):
                 self._log("disk.formatted", device=str(self.device))
         except roothelper.RefusedError as error:

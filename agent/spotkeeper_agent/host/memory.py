@@ -1,8 +1,8 @@
 """Keeps the agent small. ``__main__.py`` imports this module before any other.
 
-``requests`` imports a library that guesses text encodings. The agent does not need that library, and it would take 3
-MB, so this module makes its import fail. Glibc keeps the memory that imports and templates have freed, until the heap
-is trimmed (:func:`trim`).
+``requests`` imports a library that guesses text encodings and takes 3 MB. The agent does not need that library, so this
+module makes the import fail. Memory that imports and templates have freed stays with the process until glibc is told to
+return it (:func:`trim`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ warnings.filterwarnings("ignore", message="Unable to find acceptable character d
 
 
 def use_one_arena() -> None:
-    """Make all threads share one heap: each separate heap would keep some hundred kilobytes."""
+    """Make all threads share one heap, because each further heap takes some hundred kilobytes."""
     with contextlib.suppress(AttributeError):  # a C library without mallopt
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 

@@ -1,6 +1,6 @@
-"""Mounts the node's data disk, reports its content or why it cannot be mounted, and deletes files of old jobs.
+"""Mounts the data disk, reports its content or why it cannot be mounted, and deletes files of jobs that are over.
 
-Only the loop's thread may call it. The helper thread does the slow work: mkfs, mount, reading checkpoints' manifests.
+Only the agent's loop may call this module. A helper thread does the slow work: mkfs, mount, reading checkpoints.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ EVERY_S = 3600.0  # steady virtual seconds between two queries
 
 
 class ReportFact(Protocol):
-    """Report a fact to the function. ``gen``: the generation that it is about, by default the newest one known here."""
+    """Reports a fact to the function. ``gen``: the fact's generation, by default the newest one known here."""
 
     def __call__(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None: ...
 
 
 class Mounting:
-    """One machine's data disk. ``number``: the mounted disk's number, 0 for a static machine's own, None for none.
+    """One machine's data disk. ``number``: of the mounted disk (a static machine's own disk has 0); None if unmounted.
 
-    ``newest``: the newest complete checkpoint of the job that this agent knows to be on the disk.
+    ``newest``: the job's newest complete checkpoint on the disk, as far as this agent knows.
     """
 
     def __init__(self, disk: Disk, helper: HelperThread, say: ReportFact, clock: Clock, log: Log) -> None:
@@ -55,7 +55,7 @@ class Mounting:
         self._absent_since: float | None = None  # monotonic
 
     def look(self, number: int, ckpt: Path, attached: bool) -> None:
-        """Mount the disk if it is there. ``attached``: whether the cloud lists it; ``ckpt``: the job's folder on it."""
+        """Mount the disk if its device exists. ``attached``: whether it should exist; ``ckpt``: for checkpoints."""
         if self.number is not None:
             return
         if not self._disk.present():
@@ -74,7 +74,7 @@ class Mounting:
         self._helper.do("mount", mount)
 
     def _absent(self, number: int, attached: bool) -> None:
-        """Report a disk that the cloud lists as attached but that does not appear. Mounting is tried again."""
+        """Report a disk that is attached but whose device does not appear for a while. Mounting is tried again."""
         if not attached:
             self._absent_since = None
             return
@@ -84,13 +84,13 @@ class Mounting:
             self._refuse(number, Why.MISSING)
 
     def failed(self, number: int | None, why: Why | None) -> None:
-        """Count a failed try to mount; report a failure after a few. ``number`` None: this machine has left the job."""
+        """Count a failed try to mount; report it after a few tries. ``number``: None if this machine has no job."""
         self._tries += 1
         if self._tries >= TRIES and number is not None:
             self._refuse(number, why or Why.MOUNT)
 
     def _refuse(self, number: int, why: Why) -> None:
-        """Report a failure again at every try: the function accepts it only once this machine is admitted."""
+        """Report a failure at every try: the function ignores the report until this machine is admitted."""
         self._say(Kind.NO_DISK, f"{number}-{why.value}", again=True)
 
     def mounted(self, event: Mounted) -> None:
@@ -102,7 +102,7 @@ class Mounting:
         self.tell()
 
     def tell(self, *, again: bool = False) -> None:
-        """Report the mounted disk and its content. ATTACHED comes last, so it shows that the other facts have come."""
+        """Report the disk's content and then, as the last fact, ATTACHED: it shows that the others have arrived."""
         if self.number is not None:
             if self.newest is not None:
                 self._say(Kind.CHECKPOINT, str(self.newest), again=again)
@@ -117,7 +117,7 @@ class Mounting:
             self._say(Kind.CHECKPOINT, str(self.newest), gen=gen)
 
     def unmount(self, over: Path | None = None) -> None:
-        """Unmount for good; :class:`Unmounted` follows. ``over``: a folder to delete before that."""
+        """Unmount for good; :class:`Unmounted` follows. ``over``: a folder to delete before the unmount."""
         disk = self._disk
 
         def unmount() -> Unmounted:
@@ -129,7 +129,7 @@ class Mounting:
         self._helper.do("unmount", unmount)
 
     def drop(self, jobs: tuple[str, ...]) -> None:
-        """Delete the folders of jobs that are over; :class:`Dropped` follows. It mounts the disk if necessary."""
+        """Delete the folders of jobs that are over, from an unmounted disk too; :class:`Dropped` follows."""
         disk = self._disk
 
         def drop() -> Dropped:
@@ -153,8 +153,8 @@ class Mounting:
 def make_job_folders(mount: Path, job: str) -> None:
     """Make the folders on the disk that a job writes: its checkpoints, output and Python environment.
 
-    The agent owns their parent folder, so no job can replace one of them by a link. On a full disk the job's first
-    write fails.
+    The agent owns their parent folder, so no job can replace one of them by a link. Errors are ignored here, for
+    example of a full disk: the job's first write fails then.
     """
     with contextlib.suppress(OSError):
         for name in ("ckpt", "out", "env"):
@@ -165,7 +165,7 @@ def make_job_folders(mount: Path, job: str) -> None:
 
 
 def _jobs(mount: Path) -> tuple[str, ...]:
-    """Return the jobs with checkpoints on a disk: its folders with a ``ckpt``. Folders that a user made have none."""
+    """Return the jobs on a disk: folders named by a job that have a folder ``ckpt``, which users' own folders lack."""
     try:
         return tuple(
             sorted(path.name for path in mount.iterdir() if JOB_ID.match(path.name) and (path / "ckpt").is_dir())
@@ -175,10 +175,10 @@ def _jobs(mount: Path) -> tuple[str, ...]:
 
 
 class OldJobs:
-    """Old jobs with files on this static machine's disk, and when to ask whether they are over.
+    """The jobs with files on this static machine's disk, and when to ask the function which of them are over.
 
-    The function tells only the machine that serves a job that the job is over, and a job may end while its files are
-    here and this machine serves another job. ``serving``: the current job, which is never an old job.
+    The function reports a job's end only to machines that serve the job; this machine may serve another job by then
+    (``core/__init__.py``). ``serving``: the job that this machine serves, which is never asked about.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class OldJobs:
         self._not_before = float("-inf")
 
     def found(self, jobs: Iterable[str]) -> None:
-        """Set the jobs found on the disk; the next query is due at once."""
+        """Set the jobs found on the disk, and make the next question due at once."""
         self._jobs = set(jobs)
         self._not_before = float("-inf")
 
@@ -199,7 +199,7 @@ class OldJobs:
         self._jobs.difference_update(jobs)
 
     def question(self, now: float, serving: str | None) -> tuple[str, ...]:
-        """Return the old jobs to ask about in this sync: at most 32, in rotation; none until the next query is due."""
+        """Return the jobs to ask about in this request: at most 32, in rotation; none until a question is due."""
         jobs = sorted(self._jobs - {serving})
         if not jobs or now < self._not_before:
             return ()
@@ -209,5 +209,5 @@ class OldJobs:
         return tuple(chosen[:MAX_OLD_JOBS])
 
     def over(self, asked: Iterable[str], ended: Iterable[str], serving: str | None) -> tuple[str, ...]:
-        """Return the jobs to delete after an answer: asked about, ended, still here, and not being served."""
+        """Return the jobs to delete: those asked about and ended that are still on the disk and not ``serving``."""
         return tuple(sorted(self._jobs.intersection(asked, ended) - {serving}))

@@ -2,7 +2,7 @@
 restarts the jobs' unit.
 
 The agent has no root rights. It sends requests through a unix socket on which only the agent and root are answered.
-A request is one packet with one JSON object, one of four:
+A request is one packet with one of these four JSON objects:
 
     -> {"op": "mount", "disk": "google-sk-data"}      formatted first if blank; always at /mnt/sk-data
     -> {"op": "unmount"}
@@ -66,7 +66,7 @@ def mount(device: Path, point: Path) -> bool:
         check_blank(device)
         command("mkfs", "mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,discard", str(device))
     elif found != "ext4":
-        raise RefusedError("foreign", f"{device}: contains {found}, want ext4 or nothing; the disk is left unchanged")
+        raise RefusedError("foreign", f"{device}: contains {found}, not ext4; the disk is left unchanged")
     point.mkdir(parents=True, exist_ok=True)
     command("mount", "mount", "-t", "ext4", "-o", "noatime,discard,nodev,nosuid", str(device), str(point))
     return found is None
@@ -91,7 +91,7 @@ def kind(device: Path) -> str | None:
 
 
 def check_blank(device: Path) -> None:
-    """Check that the disk is zero where signatures lie: blkid also reports "nothing found" for a disk it cannot read.
+    """Check that a disk on which blkid found nothing is zero where signatures lie: blkid may have failed to read it.
 
     Raises:
         RefusedError: a byte is not zero, or cannot be read.
@@ -128,7 +128,7 @@ def command(why: str, *argv: str) -> None:
 
 @dataclass(frozen=True)
 class RootHelper:
-    """Serves one user, ``uid`` (and root). ``uid`` and ``gid`` become the owners of a mounted disk's root folder."""
+    """Serves root and the user ``uid``. ``uid`` and ``gid`` become the owners of a mounted disk's root folder."""
 
     uid: int
     gid: int
@@ -166,7 +166,7 @@ class RootHelper:
         if at == [str(self.point)]:
             return
         if at:
-            raise RefusedError("foreign", f"{disk}: is mounted at {at[0]}")
+            raise RefusedError("foreign", f"{disk}: the disk is mounted at {at[0]}")
         if self.point.is_symlink() or os.path.ismount(self.point):
             raise RefusedError("mount", f"{self.point}: is a link, or another disk is mounted there")
         mount(device, self.point)
@@ -198,23 +198,23 @@ def _parse(packet: bytes) -> dict[str, str]:
     try:
         pairs = json.loads(packet.decode("ascii"), object_pairs_hook=list)
     except (ValueError, RecursionError):
-        raise RefusedError("request", "is not JSON") from None
+        raise RefusedError("request", "the request is not JSON") from None
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
-        raise RefusedError("request", "is not an object")
+        raise RefusedError("request", "the request is not a JSON object")
     request = dict(pairs)
     wanted = {"mount": {"op", "disk"}, "unmount": {"op"}, "power-off": {"op"}, "restart-jobs": {"op"}}
     op = request.get("op")
     if not isinstance(op, str) or op not in wanted:
         raise RefusedError("request", "op is not one of mount, unmount, power-off, restart-jobs")
     if set(request) != wanted[op] or len(pairs) != len(request):
-        raise RefusedError("request", f"{op} takes {', '.join(sorted(wanted[op]))} and nothing else, each once")
+        raise RefusedError("request", f"a request `{op}` has exactly the keys {', '.join(sorted(wanted[op]))}")
     if op == "mount" and not (isinstance(request["disk"], str) and DISK.match(request["disk"])):
-        raise RefusedError("request", "disk is not the id of a data disk")
+        raise RefusedError("request", "`disk` is not the id of a data disk")
     return request
 
 
 def _mounted_at(number: int) -> list[str]:
-    """Return the mount points of a block device, as this process sees them."""
+    """Return the mount points of the block device with this number."""
     name = f"{os.major(number)}:{os.minor(number)}"
     lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [line[4] for line in lines if line[2] == name]
@@ -224,7 +224,7 @@ def _mounted_at(number: int) -> list[str]:
 
 
 def listen(path: Path, uid: int) -> socket.socket:
-    """Make a socket that only ``uid`` (and root) may open."""
+    """Make a socket that only root and the user ``uid`` may open."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = os.umask(0o177)

@@ -1,11 +1,11 @@
 """Fences the metadata server off from jobs and people; runs as root early in a boot.
 
-A BPF program at the ``connect`` hook of the root cgroup refuses the metadata server's addresses to the jobs' user and
-to every user id above the system accounts': people's ids, and subordinate ids that a job's container may map. It reads
-the real user id in the initial user namespace, so a process cannot evade the program by another cgroup, by a unit that
-systemd starts for it, or by its own user namespace. Datagrams and port 53 pass, because the clouds' name servers have
-the same address. The program needs neither nft nor iptables. If it cannot be attached, the jobs' unit does not start: a
-job must never be able to act as its machine.
+A BPF program runs at every ``connect`` on the machine. It refuses connections to the metadata server's addresses for
+the jobs' user and for all user ids above 999: people's ids, and ids that a job's container may use. The program reads
+the user id of the initial user namespace, so a process cannot evade it by another cgroup, by a unit that systemd starts
+for it, or by its own user namespace. Datagrams and port 53 pass, because the clouds' name servers have the same
+address. The program needs neither nft nor iptables. If it cannot be attached, the jobs' unit does not start: a job must
+never be able to act as its machine.
 
     roothelper_fence.py AGENT JOBS     the names of the two users (spotkeeper-fence.service)
 
@@ -37,10 +37,10 @@ _COPY, _CALL, _UID_GID = 0xBF, 0x85, 15
 
 
 def program(addresses: tuple[str, ...], family: socket.AddressFamily, agent: int, jobs: int) -> bytes:
-    """Return BPF code that returns 0 (refused) for a fenced user's stream to one of these addresses, otherwise 1.
+    """Return BPF code that returns 0 (refuse) for a fenced user's stream to one of these addresses, otherwise 1.
 
     ``agent`` and ``jobs`` are user ids. The agent may always connect, even if the image gave its account an id above
-    the system accounts'.
+    999.
     """
     refuse = [
         _insn(_LOAD, 2, 6, _TYPE), _insn(_EQUAL, 2, 0, 4, int(socket.SOCK_DGRAM)),
@@ -69,7 +69,7 @@ def _insn(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> 
 
 
 def raise_fence(cgroup: Path, agent: int, jobs: int) -> None:
-    """Attach the programs for IPv4 and IPv6 to ``cgroup`` and all below it. A second call would add another pair.
+    """Attach the programs for IPv4 and IPv6 to ``cgroup`` and all below it. Call it once: each call adds programs.
 
     Raises:
         OSError: the kernel refuses.

@@ -41,16 +41,16 @@ def notify(*lines: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return the interval in seconds for signs of life to the watchdog, half its limit; None without a watchdog."""
+    """Return the seconds between signs of life to systemd's watchdog (half its limit); None without a watchdog."""
     limit = os.environ.get("WATCHDOG_USEC", "")
     return int(limit) / 2e6 if limit.isdigit() and int(limit) > 0 else None
 
 
 def has_units() -> bool:
-    """Whether this process is the agent's systemd unit (``templates/boot``), beside a root helper and the jobs' unit.
+    """Whether the agent runs as a systemd unit (``templates/boot``), beside the root helper and the jobs' unit.
 
-    A variable that the unit sets decides, not the presence of a socket: an agent that overlooked the jobs' unit would
-    run jobs as its own user.
+    The agent's unit says so with a variable. A look for the jobs' socket would be unsafe: if the socket was missing,
+    the agent would run jobs as its own user.
     """
     return os.environ.get(UNITS) == "1"
 
@@ -87,7 +87,7 @@ def shutting_down() -> bool:
 
 
 def power_off(log: Log) -> None:
-    """Power this machine off: an agent's last act on a machine that is not static. Machines that run tests stay up."""
+    """Power this machine off, or have the process do so that stands for the VM's init in the one-machine cloud."""
     init = os.environ.get(INIT, "")
     if init.isdigit() and int(init) > 1:
         log("power.off", by="init", pid=int(init))
@@ -102,4 +102,4 @@ def power_off(log: Log) -> None:
         except RefusedError as error:
             log("power.trouble", error=str(error))
     else:
-        log("power.off", by="nothing", detail=f"neither systemd nor {INIT} is there; the agent ends without it")
+        log("power.off", by="nothing", detail=f"neither systemd nor {INIT} is there; only the agent ends")

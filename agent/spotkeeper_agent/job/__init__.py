@@ -11,13 +11,13 @@ bucket.
 ============================ ======================================================================================
 ``SPOTKEEPER_RUN``           folder of this generation, with ``ctl`` (the control file) and ``result.json``
 ``SPOTKEEPER_JOB``           the job's id; ``SPOTKEEPER_UID`` its uid; ``SPOTKEEPER_GEN`` the generation
-``SPOTKEEPER_SLOT``          this node's number
-``SPOTKEEPER_CKPT``          checkpoint folder; unset while this member's disk is not attached (state comes from a peer)
-``SPOTKEEPER_CKPT_LATE``     set instead: the folder to use once the control file says that the disk is mounted
+``SPOTKEEPER_SLOT``          the node (0, 1, ...) that this machine is
+``SPOTKEEPER_CKPT``          checkpoint folder, if the disk is mounted when the generation starts
+``SPOTKEEPER_CKPT_LATE``     set instead of it if the disk is mounted later: until then state comes from a peer
 ``SPOTKEEPER_SAVER``         path of the machine's saver socket, which outlives generations
 ``SPOTKEEPER_OUTPUT``        folder for results; it is in the bucket before the job's end is reported
-``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: sharded
-``SPOTKEEPER_MAX_WORLD``     processes of the job at its largest, if ``nodes`` has a min below its max
+``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
+``SPOTKEEPER_MAX_WORLD``     the most processes that the job may have; set if its number of nodes may change
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
 ``SPOTKEEPER_KEEP``          checkpoints kept; ``SPOTKEEPER_SEED`` the seed
 ============================ ======================================================================================
@@ -25,7 +25,8 @@ bucket.
 **Files**, below ``SPOTKEEPER_ROOT``::
 
     dev/disk/by-id/google-sk-data       data disk of the node or the static machine
-    mnt/sk-data/<job>/ckpt/<gen>-<step>/{...,COMMIT}   checkpoints; beside ckpt, .fetch/: a copy being fetched
+    mnt/sk-data/<job>/ckpt/<gen>-<step>/{...,COMMIT}   checkpoints
+    mnt/sk-data/<job>/.fetch/           a checkpoint that is being fetched from the bucket
     mnt/sk-data/<job>/env/              the job's own Python environment
     mnt/sk-data/<job>/out/              the job's output; var/lib/spotkeeper/out/<job> without a disk
     run/spotkeeper/<job>/<gen>/         ctl, result.json, exit.<local rank>, error.<local rank>, pid.<local rank>,
@@ -33,17 +34,16 @@ bucket.
     run/spotkeeper/node/                sockets, locks and logs of launcher and saver
     var/lib/spotkeeper/{bundle,src/<sha256>,spool}
 
-The bucket has the last 64 KB of each log, below a line that names the log and the bytes (``contract/uploads.py``).
+The bucket has the last 64 KB of each log, below a line that names the log (``contract/uploads.py``).
 
 **Output.** Once all processes of a member have ended with 0, the agent uploads ``SPOTKEEPER_OUTPUT`` and only then
 reports EXIT 0. So a job becomes DONE, and its disks are deleted, only when all output is in the bucket. A newer
 generation ends the upload. A restarted agent compares sizes and MD5 and sends only the files that the bucket lacks.
 During an upload the member reports ``Progress.uploading_s`` as a sign of life. ``out/<node>.json`` lists the files and
-is written last; readers take the newest generation's lists.
+is written last; readers use the lists of the newest generation.
 
-**Copies of checkpoints** are uploaded in parts of 64 MiB, so an interrupted upload continues at its last part. This
-works with every store and needs no upload session. The agent keeps the files open, so they may be deleted as old
-checkpoints meanwhile. All nodes choose the same checkpoint without communication: the newest one at each multiple of
-``every_min`` on the clock. A copy is complete when every node that COMMIT names as a writer has a list in the bucket. A
-fetched copy gets its name by one rename, so a reader never sees half of it.
+**Copies of checkpoints** are uploaded in parts of 64 MiB, so an interrupted upload continues at its last part. The
+agent keeps the files open, so the checkpoint may be deleted during the upload. All nodes choose the same checkpoint
+without communication: the newest one at each multiple of ``every_min`` on the clock. A copy is complete when each node
+that COMMIT names as a writer has a list in the bucket. One rename makes a fetched checkpoint visible as a whole.
 """

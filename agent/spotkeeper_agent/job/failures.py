@@ -1,6 +1,6 @@
 """Reads from a generation's run folder how its workers ended: exit codes, first failure, signs of broken hardware.
 
-The job may write anything into that folder: invalid content counts as missing.
+The job may write anything into that folder, so invalid content counts as missing.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def failures(folder: Path) -> dict[int, Failure]:
 
 
 def first(folder: Path) -> Failure | None:
-    """Return the earliest failure that no peer caused; if there is none, the earliest failure."""
+    """Return the earliest failure that no peer caused; if peers caused all failures, the earliest one."""
     return min(failures(folder).values(), key=Failure.order, default=None)
 
 
 def exit_codes(folder: Path) -> list[int]:
-    """Return the exit codes of workers that wrote one at their end (``exit.<local rank>``)."""
+    """Return the exit codes that workers wrote at their end (``exit.<local rank>``)."""
     return [code & 0xFF for code in _numbers(folder, "exit").values()]  # as exit(3) does: a job may write anything
 
 
@@ -84,7 +84,7 @@ def _numbers(folder: Path, kind: str) -> dict[int, int]:
 
 
 def _noted(folder: Path, kind: str) -> dict[int, bytes]:
-    """Return the contents of ``<kind>.<local rank>`` by local rank. The job may have replaced any of these files."""
+    """Return the contents of the files ``<kind>.<local rank>`` by local rank. The job may have replaced the files."""
     found = {}
     with contextlib.suppress(OSError):
         for name in beneath.names(folder):
@@ -116,8 +116,8 @@ def tail(folder: Path, name: str, most: int) -> bytes:
 def of_crash(folder: Path, root: Path) -> Sign | None:
     """Return the sign of broken hardware that a crashed generation left on this machine, if any.
 
-    The function compares machines and counts signs. Errors that a script can cause on any machine (out of memory, an
-    illegal address, a device-side assert) do not count as signs.
+    The function decides what follows: it compares machines and counts signs. Errors that a script can cause on any
+    machine (out of memory, an illegal address, a device-side assert) are no signs.
 
     Args:
         folder: the generation's run folder.
@@ -132,13 +132,13 @@ def of_crash(folder: Path, root: Path) -> Sign | None:
 
 
 def in_logs(folder: Path) -> Sign | None:
-    """Return a sign in the last output of workers and torchrun, if any."""
+    """Return a sign of broken hardware in the last output of workers and torchrun, if any."""
     text = "".join(tail(folder, name, END_BYTES).decode(errors="replace") for name in printed(folder))
     return next((found for found, pattern in _LOGS if re.search(pattern, text)), None)
 
 
 def in_kernel(lines: list[str]) -> Sign | None:
-    """Return a sign in kernel messages, if any: Xid lines of NVIDIA's driver, machine checks, disk errors."""
+    """Return a sign of broken hardware in the kernel's messages: NVIDIA's Xid errors, machine checks, disk errors."""
     found = {_XIDS.get(match[1]) for line in lines if (match := _XID.search(line))}
     if any(_KERNEL.search(line) for line in lines):
         found.add(Sign.HOST)
@@ -148,7 +148,7 @@ def in_kernel(lines: list[str]) -> Sign | None:
 def kernel_lines(kmsg: Path, since_s: float) -> list[str]:
     """Return the kernel log's messages since ``since_s`` (seconds since boot); [] if that log cannot be read.
 
-    Each read returns a record ``prio,seq,microseconds,flags;text`` (Documentation/ABI/testing/dev-kmsg).
+    Each read returns a record ``prio,seq,microseconds,flags;text`` (Linux, Documentation/ABI/testing/dev-kmsg).
     """
     try:
         fd = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

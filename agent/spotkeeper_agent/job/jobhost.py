@@ -1,7 +1,7 @@
-"""Client of the jobs' unit (``launcher/host.py``): starts, signals and sweeps processes of the job.
+"""Client of the jobs' unit (``launcher/host.py``): starts, signals and kills processes of the job.
 
 Under systemd the job's processes belong to another user, so the unit acts for the agent. Elsewhere (the one-machine
-cloud) the agent starts each of these processes itself, in a session of its own.
+cloud) the agent starts these processes itself, each in a session of its own.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ class Hosted:
 
 
 def give(path: Path) -> None:
-    """Give a file to the group that jobs run as; its mode stays the same."""
+    """Give a file to the jobs' group without changing the file's mode."""
     if has_units():
         os.chown(path, -1, grp.getgrnam(GROUP).gr_gid, follow_symlinks=False)
 
 
 def share(path: Path) -> None:
-    """Let the jobs' user write this file or folder. Jobs must not be able to write the parent folder."""
+    """Let the jobs' user write this file or folder, whose parent folder the jobs' user must not be able to write."""
     if has_units():
         give(path)
         if not path.is_symlink():
@@ -122,7 +122,7 @@ def home(state: Path, job: str) -> Path:
 
 
 def begin(job: str) -> None:
-    """Have the jobs' unit serve this job ("": no job) and remove all that another job left. May take seconds.
+    """Have the jobs' unit serve this job ("": no job) and remove all that another job left; this may take seconds.
 
     Raises:
         OSError: the unit does not answer.
@@ -163,9 +163,9 @@ def spawn(name: str, command: list[str], env: dict[str, str], log: Path) -> Proc
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Signal a program of the jobs' user; a program that has ended is ignored.
+    """Signal a program of the jobs' user; do nothing if the program has ended.
 
-    Pids up to 1 are ignored too: kill(2) would take 0 for the agent's own group, and -1 for all processes.
+    Pids up to 1 are ignored, because for kill(2) 0 means the caller's process group, and -1 all processes.
     """
     if pid <= 1:
         return
@@ -180,7 +180,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill every process with this folder's mark except the pids ``keep``; return the number of killed processes."""
+    """Kill the processes marked with ``folder`` (``launcher/process.py``), except ``keep``; return their number."""
     if not has_units():
         return process.sweep(folder, keep)
     try:
@@ -221,7 +221,7 @@ def _connect() -> socket.socket:
     _, owner, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if owner not in (0, os.geteuid()):  # root if systemd listens; the agent's user if there is no unit
         sock.close()
-        raise HostError(0, f"{HOST}: user {owner} listens there, want systemd; reboot this machine to renew its units")
+        raise HostError(0, f"{HOST}: user {owner} listens there, not systemd; reboot this machine to renew its units")
     return sock
 
 
@@ -236,8 +236,8 @@ def _ask(sock: socket.socket, message: dict[str, object]) -> _UnitReply:
     """Send one request and return its answer, bounded in time and length.
 
     Raises:
-        SilentError: no answer.
-        HostError: the unit restarts, refuses, or sends nonsense.
+        SilentError: the unit does not answer in time.
+        HostError: the unit restarts, refuses the request, or sends an invalid answer.
     """
     try:
         line = codec.decode(_exchange(sock, message), _UnitReply)

@@ -31,8 +31,8 @@ RENDEZVOUS_S = 60  # real; members start within one poll of each other, but a co
 class LaunchSpec:
     """This machine's part of a generation.
 
-    ``node``: the machine's node; ``index``: the machine's position among the members, torchrun's node rank; ``ckpt``:
-    the folder of checkpoints, writable at once unless ``late``; ``output``: the folder for the job's output.
+    ``index``: the machine's position among the members, torchrun's node rank (``node`` may be higher); ``ckpt``: the
+    folder of checkpoints, writable at once unless ``late``; ``output``: the folder for the job's output.
     """
 
     node: int
@@ -50,7 +50,7 @@ class LaunchSpec:
 
 
 def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
-    """Return the launcher that a job needs. A Python with a ``/`` in its name lies in the job's source.
+    """Return the launcher that a job needs. If ``run.python`` contains a ``/``, it is a path in the job's source.
 
     ``home``: the folder on the boot disk for the job's own Python environment.
     """
@@ -66,12 +66,12 @@ def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
 
 
 def threads(nproc: int) -> int:
-    """Return the number of OpenMP threads per process: the cores divided by ``nproc``. torchrun would set 1."""
+    """Return the number of OpenMP threads per process: cores divided by ``nproc``. torchrun's default would be 1."""
     return max(1, len(os.sched_getaffinity(0)) // nproc)
 
 
 def torchrun_args(templates: Path, doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) -> list[str]:
-    """Return torchrun's arguments, from ``torchrun.args.j2``: one per line, each a JSON string.
+    """Return torchrun's arguments, from ``torchrun.args.j2``, which has one JSON string per line.
 
     Raises:
         RenderError: the template is wrong.
@@ -87,16 +87,16 @@ def torchrun_args(templates: Path, doc: Generation, run: JobRun, spec: LaunchSpe
 
 
 def command(boot: Path, argv: tuple[str, ...], source: Path) -> list[str]:
-    """Return ``boot.py``, the script by its full path, and its arguments."""
+    """Return ``boot.py`` and its arguments: the script's full path (or ``-m`` and a module) and the script's own."""
     if argv[0] == "-m":
         return [str(boot), *argv]
     return [str(boot), str(source / argv[0]), *argv[1:]]
 
 
 def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) -> dict[str, str]:
-    """Return the variables that are added to the launcher's own environment. The package's docstring lists them.
+    """Return the variables that ``job/__init__.py`` lists, and the user's, for torchrun besides the launcher's own.
 
-    The user's values replace others, except ``SPOTKEEPER_*`` and PYTHONPATH: through it Python finds the library.
+    The user's values win, except for ``SPOTKEEPER_*`` and for PYTHONPATH, by which Python finds the library.
     """
     ours = {
         "SPOTKEEPER_RUN": str(folder),
@@ -129,7 +129,7 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has this IPv4 address; None for loopback, since gloo finds it."""
+    """Return the name of the network interface with this IPv4 address; None for loopback, which gloo finds itself."""
     if address.startswith("127."):
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -142,7 +142,7 @@ def interface_of(address: str) -> str | None:
 
 
 class RenderError(Exception):
-    """A template could not be rendered. The message has file, line number, line and cause."""
+    """A template could not be rendered. The message has the file, the line and the cause."""
 
 
 def to_json(value: object) -> str:
@@ -183,7 +183,7 @@ def render(path: Path, values: Mapping[str, object]) -> str:
 
 
 def _line(error: BaseException) -> int:
-    """Return the number of the template's line that caused an error; Jinja keeps it in compiled templates."""
+    """Return the number of the template's line that caused an error, from the traceback's frames in the template."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

@@ -1,7 +1,7 @@
 """Client of the launcher's socket. Starts launcher and saver so that they outlive the agent.
 
-The launcher (``launcher/server.py``) belongs to the machine, not to the agent: a restarted agent finds the launcher by
-its socket. ``jobhost.py`` starts the processes.
+A restarted agent finds the running launcher (``launcher/server.py``) by its socket. ``jobhost.py`` starts the
+processes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Requirements:
-    """A job's own Python environment (``launcher/pyenv.py``). ``home``: its parent folder if the node has no disk."""
+    """A job's own Python environment (``launcher/pyenv.py``). ``home``: its folder on the boot disk, if no other is."""
 
     source: Path
     file: str
@@ -72,7 +72,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """The launcher that a job needs, with all its variables: OpenMP and others read theirs when torch is imported."""
+    """The launcher that a job needs. All variables are part of it: OpenMP, for one, reads its at torch's import."""
 
     mode: str  # "zygote" or "exec"
     python: str
@@ -98,7 +98,7 @@ class _Run(Struct, frozen=True):
 
 
 class _LauncherLine(Struct, frozen=True):
-    """A line from the launcher: an answer (``ok``) or an event."""
+    """A line from the launcher: an answer, if ``ok`` is set, or else an event."""
 
     ok: bool | None = None
     error: str = ""
@@ -122,7 +122,7 @@ class Launcher:
     """One launcher. Its own thread starts it and reads its socket; only the loop's thread may call the methods."""
 
     def __init__(self, folder: Path, job_path: JobPath, post: Callable[[Posted], None], log: Log) -> None:
-        """``folder`` will have the launcher's socket and logs. Its path marks each process that the launcher starts."""
+        """``folder`` is for the launcher's socket and logs; its path marks the processes that the launcher starts."""
         self.folder = folder
         self._job_path = job_path
         self._post = post
@@ -142,7 +142,7 @@ class Launcher:
 
     @property
     def stale(self) -> bool:
-        """Whether an agent of another bundle started the launcher, so the next generation needs a new one."""
+        """Whether an agent of another bundle started the launcher, so the next generation needs a new launcher."""
         return self.up and self.home != str(self._job_path.agent.resolve())
 
     @property
@@ -175,20 +175,20 @@ class Launcher:
         self._ask({"op": "signal", "gen": gen, "signal": number})
 
     def kill(self, gen: int) -> None:
-        """Kill all processes of a generation. Raises LaunchError if it does not run."""
+        """Kill all processes of a generation. Raises LaunchError if the generation does not run."""
         self._ask({"op": "kill", "gen": gen})
 
     def stacks(self, gen: int) -> None:
-        """Write the stacks of a generation's processes into its run folder. Raises LaunchError if it does not run."""
+        """Have a generation's stacks written into its run folder. Raises LaunchError if the generation does not run."""
         self._ask({"op": "stacks", "gen": gen})
 
     def renew(self) -> None:
-        """Replace the idle launcher by a new one of the same kind; posts :class:`LauncherUp`."""
+        """Replace the idle launcher by a new launcher of the same kind, which posts :class:`LauncherUp`."""
         self._renewing, self._socket = True, None
         self.quit()
 
     def quit(self) -> None:
-        """End the launcher and its processes, even while it starts; :attr:`gone` is True once all have ended."""
+        """End the launcher and its processes, also a launcher that starts; :attr:`gone` is True once all have ended."""
         if self.pid:
             jobhost.send_signal(self.pid, signal.SIGKILL)
         if self._process is not None and self._process.poll() is None:
@@ -255,7 +255,7 @@ class Launcher:
                 self._process = process = self._spawn(kind)
             time.sleep(RETRY_S)
         process.terminate()
-        limit = f"{BUILD_S:.0f} s, with its environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
+        limit = f"{BUILD_S:.0f} s of making its environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
         raise LaunchError(f"the launcher was not ready after {limit}")
 
     def _try_connect(self) -> socket.socket | None:
@@ -272,7 +272,7 @@ class Launcher:
             os.close(folder)
 
     def _greet(self, sock: socket.socket, kind: LauncherKind) -> _LauncherLine | None:
-        """Return the launcher's status; if the launcher is of another kind, kill it and return None."""
+        """Return the launcher's status; kill a launcher of another kind and return None."""
         sock.settimeout(ANSWER_S)
         try:
             sock.sendall(b'{"op": "status"}\n')
@@ -300,7 +300,7 @@ class Launcher:
         return sock
 
     def _await_guard(self) -> None:
-        """Wait for the guard's end: after it no process of the launcher is left, and another generation may begin."""
+        """Wait for the end of the guard (``launcher/guard.py``): then no process of the launcher is left."""
         if self._guard is not None:
             select.select([self._guard], [], [], GUARD_S)
             os.close(self._guard)
@@ -341,7 +341,7 @@ class Launcher:
 
 
 def saver_pid(folder: Path) -> int | None:
-    """Return the pid of the machine's saver, which an earlier agent may have started, or None."""
+    """Return the pid of the machine's saver, also if an earlier agent started it; None if no saver answers."""
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:

@@ -1,8 +1,8 @@
 """A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
 
-Only the end of a log is uploaded: readers look there first, and a job that prints a gigabyte must fill neither the
-bucket nor ``/run``, because ``/run`` lies in the memory that job and agent need. The machine has a longer tail of each
-log until the machine is deleted.
+Only the end of a log is uploaded, because readers look there first and a job may print gigabytes. For the same reason
+long logs are cut on the machine: they lie in ``/run``, which takes the memory that job and agent need. What is left
+there is longer than what is uploaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAUNCHER_LOG = "torchrun.log"
 
 @dataclass(frozen=True)
 class Task:
-    """An upload. ``who``: the machine's title in the log; ``extra``: more text, such as the error of a failed start."""
+    """An upload. ``who``: the machine, as titles call it; ``extra``: more text, such as the error of a failed start."""
 
     name: str
     folder: Path
@@ -53,8 +53,8 @@ def whose(node: int, machine: str) -> str:
 def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
     """Return the last output of torchrun and this node's ranks (``contract.uploads``).
 
-    Errors come last, where a reader looks first. The very last ones are from the rank that failed first without a
-    peer's failure; the other ranks only report that a peer has ended.
+    Errors come last, where a reader looks first. At the very end are those of the rank that probably caused the crash:
+    the first to fail by itself, and not because a peer had ended.
     """
     failed = failures(folder)
     logs = [Path(name) for name in printed(folder)]
@@ -70,7 +70,7 @@ def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
 
 
 def _without_children(log: bytes) -> bytes:
-    """Return torchrun's log without its thirty lines about a failed worker: the worker's own log says more."""
+    """Return torchrun's log without torchrun's thirty lines about a failed worker, whose own log says more."""
     end = log.find(b".ChildFailedError:")
     start = log.rfind(b"Traceback (most recent call last):", 0, max(0, end))
     return log if end < 0 or start < 0 else log[:start]
@@ -99,7 +99,7 @@ def _printable(name: str) -> str:
 
 
 def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
-    """Return the last whole lines of a file, at most ``limit`` bytes; of a longer last line, return the end."""
+    """Return the last whole lines of a file, at most ``limit`` bytes, or the end of a last line that is longer."""
     try:
         text, start = beneath.tail(folder, str(path), limit)
     except OSError:
@@ -113,7 +113,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
 
 
 def trim(folder: Path) -> None:
-    """Free the space of all but the ends of long logs: torchrun's log, and worker output that bypasses the pipes."""
+    """Free the space of all but the ends of long logs, for logs that ``launcher/output.py`` does not keep short."""
     for name in printed(folder):
         with contextlib.suppress(OSError):  # it is gone, or the file system has no holes
             fd = beneath.open_file(folder, name, os.O_WRONLY)
@@ -138,7 +138,7 @@ class Uploader(threading.Thread):
         self._idle.set()
 
     def follow(self, task: Task) -> None:
-        """Follow this task from now on, after a last upload of the previous one."""
+        """Upload the previous task a last time, and this task from now on."""
         self._idle.clear()
         self._tasks.put(task)
 

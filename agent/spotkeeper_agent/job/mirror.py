@@ -1,7 +1,7 @@
 """Decides when this machine copies a committed checkpoint to the bucket, and when it fetches one.
 
-Only the loop's thread may call it; a separate helper thread transfers the data (``mirror_transfer.py``). A copy never
-delays a save, a stop or a notice: it is interrupted and continues later. No job needs a copy soon, since a checkpoint's
+Only the loop's thread may call this module; a separate helper thread transfers the data (``mirror_transfer.py``). A
+save, a stop or a notice interrupts a copy, which continues later: no job needs its copies soon, since a checkpoint's
 disk outlives its machine. The function knows which copies exist, orders fetches, and deletes old copies.
 """
 
@@ -55,7 +55,7 @@ class Mirroring:
         self._fetch(machine, child, mounting)
 
     def helped(self, event: Helped, machine: MachineState, mounting: Mounting) -> None:
-        """Handle the end of work that the helper thread did."""
+        """Handle the event with which the helper thread's work has ended."""
         match event:
             case MirrorThere():
                 self._sent(event, machine)
@@ -88,7 +88,7 @@ class Mirroring:
             self._send(self._upload)
 
     def _begin(self, machine: MachineState, child: Child, want: MirrorRun, doc: Generation) -> None:
-        """Copy the newest checkpoint once per interval of the clock, so that all nodes choose the same checkpoint."""
+        """Copy the newest checkpoint once per interval of the clock; so all nodes copy the same checkpoint."""
         commit, now = child.control.commit, self._clock.now()
         turn, (known, known_at) = int(now // want.every_s), self._known
         early = turn == self._turn or (known_at is not None and turn <= int(known_at // want.every_s))
@@ -130,7 +130,7 @@ class Mirroring:
         self._give_up()
 
     def _not_sent(self) -> None:
-        """Note a failed upload; the pause before the next one doubles."""
+        """Note a failed upload; the pause before the next try doubles."""
         if self._upload is not None and not self._upload.stop.is_set():
             tries = self._trouble[0] + 1
             self._trouble = tries, time.monotonic() + min(PAUSE_MOST_S, 2.0**tries)
@@ -186,7 +186,7 @@ class Mirroring:
             machine.say(Kind.UNMIRRORED, str(event.commit))
 
     def _not_fetched(self, error: str, why: Why | None, machine: MachineState) -> None:
-        """Note a failed fetch. After ``PATIENCE_S`` without a byte the copy counts as gone, unless the disk failed."""
+        """Note a failed fetch. If no byte arrives for :data:`PATIENCE_S` seconds, the copy counts as gone."""
         download, now = self._download, self._clock.steady()
         if download is None or why is not None:
             return
@@ -215,7 +215,7 @@ class Mirroring:
 
 
 def _copies(doc: Generation, node: int) -> bool:
-    """Whether this node uploads copies: every node with a disk for sharded state, the lowest of them otherwise."""
+    """Whether this node uploads copies: of sharded state all nodes with a disk do, otherwise the lowest of them."""
     writers = [member.node for member in doc.members if member.disk]
     return node in writers and (not doc.replicated or node == min(writers))
 

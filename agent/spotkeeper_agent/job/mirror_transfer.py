@@ -1,13 +1,13 @@
 """Copies one checkpoint to the bucket (:class:`CheckpointUpload`) or back (:class:`CheckpointDownload`).
 
-Both run in a helper thread. An upload sends part after part and creates the list last. It keeps the files open, so they
-may be deleted as an old checkpoint meanwhile. It runs at the lowest priority, is rate-limited, and stops at the next
-piece once ``stop`` is set. Parts that are in the bucket already, by size and MD5, are not sent again, so a restarted
+Both run in a helper thread. An upload sends part after part and creates the list of files last. It keeps the files
+open, so the checkpoint may be deleted during the upload. It runs at the lowest priority, is rate-limited, and stops at
+the next piece once ``stop`` is set. Parts whose size and MD5 the bucket already has are not sent again, so a restarted
 agent continues an upload.
 
-A download verifies every byte's hash, and one rename puts the checkpoint into the checkpoint folder. Until then its
-files lie beside that folder in ``.fetch``, where only the agent can write: in the checkpoint folder a job could replace
-any file by a link.
+A download verifies the hash of every file, and one rename puts the checkpoint into the checkpoint folder. Until then
+its files lie beside that folder in ``.fetch``, where only the agent can write: in the checkpoint folder a job could
+replace any file by a link.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RottenError(Exception):
 
 @dataclass
 class Pace:
-    """Limits a transfer to ``bytes_s`` bytes per second; ``stop`` ends a wait."""
+    """Limits a transfer to ``bytes_s`` bytes per second. Setting ``stop`` ends the transfer."""
 
     bytes_s: float
     stop: threading.Event

@@ -4,8 +4,8 @@ The folder is on the job's data disk, so it outlives a machine. Until that disk 
 takes its place. Object names contain the node, and only members of the newest generation upload, so two machines never
 write different objects with the same name. The list of all files (``contract.uploads``) is written last.
 
-Only the loop's thread may call ``Outputs``; a helper reads and sends the files. Files that are already in the bucket
-are not sent again, so a restarted agent continues an upload.
+Only the loop's thread may call ``Outputs``; a helper thread reads and sends the files. Files that are already in the
+bucket are not sent again, so a restarted agent continues an upload.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def list_name(job: str, node: int) -> str:
 
 
 def plain(path: str) -> str:
-    """Return a file's name in the bucket: its path, if that is a valid name, or else a similar unique name."""
+    """Return a file's name in the bucket: the path, if all its characters are plain, or else a similar unique name."""
     name = _NOT_PLAIN.sub("_", path)
     if name == path and len(name) <= _MOST_NAME:
         return name
@@ -83,7 +83,7 @@ class Found:
 def find(folders: tuple[Path, ...]) -> tuple[list[Found], list[str]]:
     """Return the files of these folders as one tree, sorted by path, and lines about files that are left out.
 
-    Of two files with one path the newer one counts. A link counts as its target if the target is inside the folder.
+    If two folders have a file with the same path, the newer one counts. A link inside the folder counts as its target.
 
     Raises:
         OSError: a folder cannot be read.
@@ -99,7 +99,7 @@ def find(folders: tuple[Path, ...]) -> tuple[list[Found], list[str]]:
                 found[name] = one
     files = [found[name] for name in sorted(found)]
     if len(files) > MOST_FILES:
-        left_out.append(f"{len(files) - MOST_FILES} files more than the limit of {MOST_FILES}: pack them into one")
+        left_out.append(f"{len(files) - MOST_FILES} files beyond the limit of {MOST_FILES}: pack several into one")
     return files[:MOST_FILES], left_out
 
 
@@ -111,7 +111,7 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _look(folder: Path, name: str) -> Found | str:
-    """Return the file, or a line that says why it is left out. The upload opens it without following links."""
+    """Return the file with its links resolved, since the upload follows none, or a line why it is left out."""
     shown = name.encode("utf-8", "backslashreplace").decode()
     if shown != name:
         return f"{shown}: its name is not UTF-8"
@@ -140,7 +140,7 @@ class OutputUpload:
         self._there: dict[tuple[str, int, int], OutputFile] = {}  # files that a later try need not check
 
     def work(self) -> OutputThere:
-        """Send the missing files, then the list. Without files there is no list.
+        """Send the missing files, then the list, unless there are no files.
 
         Raises:
             StorageError: the bucket refused a file, or ``stop`` was set; try again.
@@ -182,7 +182,7 @@ class OutputUpload:
 
 @dataclass
 class _Trouble:
-    """Failed tries since the last uploaded file. ``since``: time of the first try; ``count``: files uploaded then."""
+    """Failed tries since the last uploaded file. ``since``: time of the first; ``count``: files uploaded by then."""
 
     since: float
     count: int
@@ -193,7 +193,7 @@ class _Trouble:
 
 @dataclass
 class Outputs:
-    """One machine's uploads, one at a time. ``spare``: the folder for output until the disk is attached."""
+    """The uploads of a machine, of which one runs at a time. ``spare``: the folder for output without a disk."""
 
     bucket: Bucket
     helper: HelperThread
@@ -234,7 +234,7 @@ class Outputs:
         return True
 
     def go_on(self) -> None:
-        """Start the next try unless a try is running or the pause after the last one is not over."""
+        """Start the next try, unless a try is running or the pause after the last try is not over."""
         if self.upload is not None and (self._trouble is None or time.monotonic() >= self._trouble.not_before):
             self.helper.do("output", self.upload.work)
 

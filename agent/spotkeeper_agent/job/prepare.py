@@ -1,6 +1,6 @@
 """Prepares a job on this machine before it has to train: its files, its secrets, the saver and a warm launcher.
 
-A standby does all of this before its hello, so training never waits for it. Only the loop's thread may call it.
+A standby prepares before its hello, so training never waits for it. Only the loop's thread may call this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRIES = 3  # tries to read the secrets, a second apart; then the start fails, wh
 
 
 class Preparation:
-    """Prepares the inputs of a generation. ``source``: the job's folder, once it is fetched."""
+    """Prepares what a generation needs. ``source``: the folder with the job's files, once they are fetched."""
 
     def __init__(self, settings: Settings, bucket: Bucket, launcher: Launcher, helper: HelperThread) -> None:
         self.source: Path | None = None
@@ -54,7 +54,7 @@ class Preparation:
         self._saver_at = 0.0
 
     def prepare(self, job: str, run: JobRun) -> None:
-        """Start the missing parts, one after the other; called in every iteration of the agent's loop."""
+        """Fetch the source, then start saver and launcher; called in every iteration of the agent's loop."""
         if self.source is None:
             folder, bucket, sha256 = self._sources, self._bucket, run.source_sha256
 
@@ -71,7 +71,7 @@ class Preparation:
             self._launcher.begin(launcher_kind(run, self.source, home))
 
     def mounted(self, folder: Path | None) -> None:
-        """Set the folder for the job's environment on the node's disk; None while the disk is not mounted."""
+        """Set the folder on the disk for the job's Python environment; None while the disk is not mounted."""
         if folder == self._mounted:
             return
         self._mounted = folder
@@ -92,7 +92,7 @@ class Preparation:
                 self._saver = start_saver(self._set.node, job_path().saver)
 
     def launcher_lost(self, at_once: bool) -> None:
-        """Start the launcher again: ``at_once`` if it was running, after a pause if it could not be started."""
+        """Have the launcher started again, ``at_once`` or after a pause."""
         self._launching = False
         if has_units():
             self.source = None  # the jobs' unit may have restarted, so it must begin the job first
@@ -100,13 +100,14 @@ class Preparation:
         self._launch_at = 0.0 if at_once else time.monotonic() + LAUNCH_RETRY_S
 
     def greet_when_warm(self) -> None:
-        """Send the hello only when the launcher is warm, so that training need not wait for this machine."""
+        """Have the hello sent once the launcher is warm, so that training need not wait for this machine."""
         self._greet_by = time.monotonic() + WARM_S
 
     def may_greet(self) -> bool:
         """Return whether to send the hello now; True only once.
 
-        A machine joins even if its launcher cannot start: that counts as a crash, which the job's crash budget covers.
+        A machine joins even if its launcher cannot start: its generation then ends with a crash, which the job's crash
+        budget covers.
         """
         if self._greet_by is None:
             return False
@@ -135,7 +136,7 @@ class Preparation:
         self._greet_by, self._launch_failed = None, False
 
     def forget_sources(self) -> None:
-        """Delete all sources; only for use while no job runs or is assigned. The next job's fetch waits for the end."""
+        """Delete all sources, while no job is assigned. A fetch for the next job waits until they are deleted."""
         folder = self._sources
         self._mounted = None
         beneath.make_way(self._set.node, pyenv.DISK)  # a job may have made this file
@@ -151,9 +152,8 @@ class Preparation:
 class JobSecrets:
     """The variables of a job's identity, and its secrets, read with that identity.
 
-    Secrets exist only in this process and in the job's environment: they reach the launcher through its socket, and the
-    redaction filter learns them, so no uploaded log contains them. ``refused``: the reason why secrets could not be
-    read in a few tries; "" if they could, or if that is not known yet.
+    Secrets exist only in this process and in the job's environment: they reach the launcher through its socket, and are
+    removed from uploaded logs. ``refused``: why the secrets could not be read in a few tries, or "".
     """
 
     def __init__(self, identity_server: IdentityServer | None, helper: HelperThread, log: Log) -> None:
@@ -165,12 +165,12 @@ class JobSecrets:
         self._failed = 0
 
     def prepare(self, references: Mapping[str, str]) -> None:
-        """Read the secrets if they are due; :class:`SecretsRead` follows. Called in every iteration of the loop."""
+        """Read the secrets unless that is done; :class:`SecretsRead` follows. Called in every iteration of the loop."""
         if not references or self._values is not None or self.refused:
             return
         identity_server = self._identity_server
         if identity_server is None:
-            self.refused = "the job has secrets, but its stack gives jobs no identity to read them (job_identity)"
+            self.refused = "the job has secrets, but the stack gives jobs no identity to read them (`job_identity`)"
             return
         wanted = dict(references)
         self._helper.do(
@@ -187,7 +187,7 @@ class JobSecrets:
             self.refused = error
 
     def environment(self, references: Mapping[str, str]) -> dict[str, str] | None:
-        """Return the variables; None until the secrets are read."""
+        """Return the variables of identity and secrets; None until the secrets are read."""
         if references and self._values is None:
             return None
         served = self._identity_server.environment() if self._identity_server is not None else {}

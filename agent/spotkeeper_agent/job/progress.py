@@ -1,6 +1,6 @@
 """Derives reports from a running job's control file: progress, stalls, failed saves.
 
-Only the lowest member reports progress: once a minute (twice in a job of one machine) and at each commit.
+Only the member with the lowest node reports progress: at each commit, and once a minute (a lone member twice).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATE_MIN_S = 1.0  # real
 
 @dataclass
 class Reporter:
-    """Reports of one generation. ``lowest``: whether this node is the lowest member and reports progress."""
+    """Reports of one generation. ``lowest``: whether this node is the lowest of the members and reports progress."""
 
     gen: int
     lowest: bool
@@ -69,9 +69,9 @@ class Reporter:
         )
 
     def facts(self, control: Control, now: float) -> list[FactIn]:
-        """Return the facts to report: a full disk, another failed save, saves that work again, a straggler, a stall.
+        """Return the facts to report: a full disk, other failed saves, saves that work again, a straggler, a stall.
 
-        ``now``: monotonic seconds, also in the methods below.
+        ``now`` is in monotonic seconds, here and in the methods below.
         """
         found = [*self._saving(control.fault), *self._lagging(control.lag)]
         if self._age(control, now) > max(STALL_MIN_S, STALL_FACTOR * control.step_s):
@@ -79,7 +79,7 @@ class Reporter:
         return found
 
     def late(self, control: Control, now: float) -> bool:
-        """Whether the running step has taken over three times the median, so that a fact may follow soon."""
+        """Whether the running step has taken over three times a step's median, so that a fact may follow soon."""
         return control.step_s > 0 and self._age(control, now) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
 
     def _age(self, control: Control, now: float) -> float:

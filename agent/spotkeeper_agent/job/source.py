@@ -1,7 +1,7 @@
 """Fetches a job's source by its hash, verifies it before use, and unpacks it safely.
 
-Each archive is unpacked once, into a folder named by its hash. A folder has that name only once it is complete. A
-static machine deletes all sources when it leaves a job.
+Each archive is unpacked once, into a folder that gets the archive's hash as its name when it is complete. A static
+machine deletes all sources when it leaves a job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def verified(bucket: Bucket, name: str, sha256: str, folder: Path) -> Iterator[I
             digest.update(piece)
             file.write(piece)
         if digest.hexdigest() != sha256:
-            raise HashError(f"{name}: its hash is {digest.hexdigest()}; not used")
+            raise HashError(f"{name}: not used, because its hash is {digest.hexdigest()}")
         file.seek(0)
         yield file
 
@@ -109,7 +109,7 @@ def share(folder: Path) -> None:
 def extract(tar: tarfile.TarFile, folder: Path) -> None:
     """Unpack an archive into ``folder``. Devices, and paths and links that lead outside, are errors.
 
-    Python has a filter for this since 3.11.4; Debian 12 has an older 3.11.
+    Python's own filter for this came with 3.11.4, but Debian 12 has an older Python 3.11.
 
     Raises:
         tarfile.TarError: a member would lead outside; the message names it.
@@ -126,7 +126,7 @@ def extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 
 def _check(member: tarfile.TarInfo, folder: Path) -> None:
-    """Check a member's path on the disk, since an earlier member may have put a link there."""
+    """Check where a member's path leads on the disk: an earlier member may have put a link into the path."""
     leads = [folder / member.name]
     if member.issym():
         leads.append(folder / Path(member.name).parent / member.linkname)

@@ -1,7 +1,7 @@
 """Starts and stops one generation on this machine, and leaves none of its processes behind.
 
-A stop has these steps: the control file requests it with a deadline -> the job saves, writes ``result.json`` and exits
--> SIGTERM to torchrun -> SIGKILL to the whole generation. Each step follows when the time for the step before is over.
+A stop has these steps: the control file requests a stop by a deadline -> the job saves, writes ``result.json`` and
+exits -> SIGTERM to torchrun -> SIGKILL to the whole generation. A step follows if the time of the step before is over.
 The agent's loop decides what to run and when to stop; ``launch_spec.py`` builds arguments and environment.
 """
 
@@ -47,7 +47,7 @@ KEPT_RUNS = 3  # number of generations with kept folders, for their logs
 
 
 class Stop(Enum):
-    """Progress of a stop: ASKED -> TERMED (SIGTERM sent) -> KILLED. TERMED and KILLED come at set times."""
+    """Progress of a stop: ASKED, then at set times TERMED (SIGTERM was sent) and KILLED (SIGKILL was sent)."""
 
     ASKED = 1
     TERMED = 2
@@ -76,7 +76,7 @@ class Child:
 
     @property
     def need_s(self) -> float:
-        """Real seconds that a stop needs, as the last saves show; the grace period if the script saves on SIGTERM."""
+        """Real seconds that a stop needs, from the last saves; the grace period if the script saves on SIGTERM."""
         if self.signals and self.control.state is RunPhase.STARTING:
             return self.grace_s
         return min(NEED_MOST_S, 1.5 * self.control.save_s + 2 * self.control.step_s)
@@ -84,7 +84,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Ending:
-    """A generation's end here. ``code``: as a shell shows it; ``result``: the job's ``result.json``, if any."""
+    """How a generation ended here. ``code``: as a shell shows it; ``asked``: whether a stop was requested here."""
 
     gen: int
     code: int
@@ -104,7 +104,7 @@ class Ending:
     def stopped(self) -> bool:
         """Whether the generation ended in a save-and-stop, requested here or agreed with a peer.
 
-        Exit code 93 always counts as the job's own end, because no other generation may begin.
+        Exit code 93 always counts as the job's own end: with this code a script asks never to be started again.
         """
         if self.code == NO_RESTART:
             return False
@@ -186,7 +186,7 @@ class Supervisor:
         self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - now, 2))
 
     def _set_deadline(self, child: Child, until: float) -> None:
-        """Set the times of a stop. The job's deadline is the time of SIGTERM; SIGKILL follows a little later."""
+        """Set the times of a stop: SIGKILL at ``until``, and SIGTERM, which is the job's deadline, a little earlier."""
         child.saving = True
         child.kill_at = until
         child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.monotonic()))
@@ -198,7 +198,7 @@ class Supervisor:
             self._launcher.stacks(self.child.gen)
 
     def discard(self) -> None:
-        """End the generation now. Unsaved steps are lost, and its end is not reported."""
+        """End the generation now. Unsaved steps are lost, and the generation's end is not reported."""
         if self.child is not None and not self.child.discarded:
             self.child.discarded = True
             self._kill(self.child)
@@ -285,14 +285,14 @@ class Supervisor:
         self._warn(
             child,
             f"no checkpoint is here, and generation {child.gen} has not called spotkeeper.attach() within "
-            f"{UNATTACHED_S:.0f} s. A script that never does starts over after every loss: "
+            f"{UNATTACHED_S:.0f} s. Without this call a script starts over after every loss: "
             'docs/train.md, "The script"',
         )
 
     def _warn_damaged_control(self, child: Child) -> None:
         """Warn once, in the job's log, that the job has damaged its control file.
 
-        Values that cannot be read count as not set: a stop then treats the job as not started, and sends SIGTERM.
+        Values that cannot be read count as not set. A stop then sends SIGTERM, as for a job that is still starting.
         """
         if child.spoilt or not (trouble := child.control.trouble()):
             return
@@ -301,7 +301,7 @@ class Supervisor:
         self._warn(
             child,
             f"{trouble}. Only the agent and the library may write this file, but another program of this job did. "
-            "Training continues, but its progress may be missing in status, and a stop may come only as SIGTERM",
+            "Training continues, but `status` may not show its progress, and a stop may come only as SIGTERM",
         )
 
     def _warn(self, child: Child, words: str) -> None:
@@ -318,7 +318,7 @@ class Supervisor:
         return now - child.workers_done > (LINGER_S if stopped else DONE_LINGER_S)
 
     def _forget_old(self, folder: Path) -> None:
-        """Delete all but the last few generations' folders."""
+        """Delete the folders of all but the last few generations."""
         old = [path for path in folder.parent.iterdir() if path.name.isdigit() and int(path.name) < int(folder.name)]
         for path in sorted(old, key=lambda path: int(path.name))[: -KEPT_RUNS + 1]:
             beneath.remove(path.parent, path.name)

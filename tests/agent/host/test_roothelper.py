@@ -105,7 +105,7 @@ def test_a_disk_that_is_mounted_elsewhere_is_not_touched(
     monkeypatch.setattr(RootHelper, "_device", lambda *_: Path("/"))
     monkeypatch.setattr(roothelper, "_mounted_at", lambda _: ["/"])
     answer = helper.answer(AGENT, b'{"op": "mount", "disk": "google-sk-data"}')
-    assert answer == {"ok": False, "why": "foreign", "error": "google-sk-data: is mounted at /"}
+    assert answer == {"ok": False, "why": "foreign", "error": "google-sk-data: the disk is mounted at /"}
     assert done == []
 
 

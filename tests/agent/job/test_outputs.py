@@ -109,7 +109,7 @@ def test_only_files_inside_the_folder_are_uploaded(tmp_path: Path, monkeypatch: 
     ]
     monkeypatch.setattr(output, "MOST_FILES", 2)
     found, left_out = find((out,))
-    assert len(found) == 2 and "1 files more than the limit of 2: pack them into one" in left_out
+    assert len(found) == 2 and "1 files beyond the limit of 2: pack several into one" in left_out
 
 
 # ---------------------------------------------------------------- one upload, against a bucket

@@ -146,4 +146,4 @@ def test_a_job_with_unreadable_secrets_is_told_the_reason(fake: Fake, machine: M
     vm = machine()
     code, log = run_it(fake, vm, a_job(vm, ASKS, secrets=REFERENCES))
     assert code == "1"
-    wait_until(lambda: "its stack gives jobs no identity to read them (job_identity)" in log())
+    wait_until(lambda: "the stack gives jobs no identity to read them (`job_identity`)" in log())

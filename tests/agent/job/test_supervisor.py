@@ -102,7 +102,7 @@ def test_a_script_that_always_starts_over_is_warned_in_its_log(
     one.tick()
     one.tick()
     text = log.read_text() if log.exists() else ""
-    assert text.count("A script that never does starts over after every loss: docs/train.md") == told
+    assert text.count("Without this call a script starts over after every loss: docs/train.md") == told
     one.child.control.close()
 
 
