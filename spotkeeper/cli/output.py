@@ -120,7 +120,7 @@ def agree(consequence: str, question: str, again: str) -> None:
         CliError: the answer is no, or this process has no terminal.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CliError(f"{consequence}\nnothing was changed: asking needs a terminal", Exit.REFUSED, again)
+        raise CliError(f"{consequence}\nnothing was changed, since asking needs a terminal", Exit.REFUSED, again)
     note(consequence)
     if not confirm(question):
         raise CliError("nothing was changed", Exit.REFUSED)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_stack(stack: str | None) -> tuple[Target, Store]:
-    """Return the stack and its bucket, even if the stack's document is unreadable: requests and logs do not need it.
+    """Return the stack and its bucket, even if the stack's document, which few commands need, is unreadable.
 
     Raises:
         CliError: no such stack, or the bucket belongs to another stack.
@@ -38,7 +38,7 @@ def stack_for(stack: str | None, file: Path) -> tuple[Target, Store, StackState]
     """Return the stack for a job file, its bucket, and its document.
 
     Raises:
-        CliError, StoreError: no such stack, or the bucket failed. Problems of the file itself are printed before.
+        CliError, StoreError: no such stack, or the bucket failed (after the job file's own problems are printed).
     """
     from spotkeeper.contract.parse.jobfile import read_job
 
@@ -80,7 +80,7 @@ def checked(
 
 
 def unheard(target: Target, what: str) -> str:
-    """Say why a request waits if the function could not be notified. Announce the next tick only if ticks succeed."""
+    """Return the note for a user whose request did not reach the function. It names the next tick if ticks succeed."""
     store = target.store()
     with contextlib.suppress(StoreError):
         if no_tick := silence(store, store.read_stack(), target):

@@ -1,6 +1,6 @@
 """Reads the checks that need a real cloud from `docs/first-live-hour.md`, and fills in a stack's names.
 
-Everything else is tested without an account. This module calls no cloud.
+Tests without an account cover everything else. This module calls no cloud.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORD = re.compile(r"(?<![A-Z_])(STACK|BUCKET|PROJECT|REGION)(?![A-Z]|_[A-Z])")
 
 
 class LiveCheck(Struct, frozen=True):
-    """One check of the page. ``command``: for a shell; the reader replaces words such as VM, JOB and ZONE."""
+    """One check of the document. ``command``: for a shell; the reader replaces words such as VM, JOB and ZONE in it."""
 
     what: str
     why: str
@@ -33,7 +33,7 @@ class LiveCheck(Struct, frozen=True):
 
 
 def of_stack(stack: str | None) -> tuple[LiveCheck, ...]:
-    """Return the checks for a stack of this checkout. Errors: as :func:`read_stack_file`, or no such page."""
+    """Return the checks for a stack of this checkout. Errors: as :func:`read_stack_file`, or no such document."""
     settings = read_stack_file(None, stack, "spotkeeper live-check --list --stack NAME").settings
     names = {
         "STACK": settings.stack,
@@ -49,7 +49,7 @@ def of_stack(stack: str | None) -> tuple[LiveCheck, ...]:
 
 
 def checks(page: str, cloud: str, names: Mapping[str, str]) -> tuple[LiveCheck, ...]:
-    """Return the checks for one cloud and those for both; ``names``: values for placeholders, such as ZONE."""
+    """Return the checks for one cloud and those for both. ``names``: values for placeholders, such as REGION."""
     parts = {head: body for head, _, body in (part.partition("\n") for part in page.split("\n## "))}
     found = _CHECK.findall(parts[SECTIONS[cloud]]) + _CHECK.findall(parts["Both"])
     return tuple(_filled_in(one, names) for one in found)

@@ -1,8 +1,8 @@
 """``live-check``: checks a stack in its real cloud, beginning with the mistakes that are cheapest to find.
 
-It submits a temporary job of one spot machine, so that the function itself launches, attaches, replaces and deletes,
-and deletes all of it at the end. It also runs the commands of docs/first-live-hour.md whose expected output the page
-states, and lists those that a person must judge.
+It submits a temporary job of one spot machine, which the function launches and replaces as for any job, and deletes
+everything at the end. It also runs the commands of docs/first-live-hour.md that come with a pattern of the expected
+output, and lists the commands that a person must judge.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Probe:
         return held.value
 
     def until(self, what: str, limit_s: float, read: Callable[[Record], str | None]) -> str:
-        """Call ``read`` until it returns a text, and return that. ``limit_s``: virtual seconds.
+        """Call ``read`` until it returns a text, and return that text. ``limit_s``: virtual seconds.
 
         Raises:
             CheckFailedError: the limit has passed, or the job ended or went on hold.
@@ -109,7 +109,7 @@ class Probe:
         raise CheckFailedError(f"no {what} within {limit_s / 60:.0f} minutes", self._refusals())
 
     def _refusals(self) -> str:
-        """The cloud's last refusal, the most likely reason; without one, commands that show more."""
+        """The cloud's last refusal, as the most likely reason; without a refusal, commands that show more."""
         said = [entry.detail for entry in self.store.list_ledger(self.job) if entry.event is Event.REFUSED]
         commands = f"spotkeeper logs {self.name}; spotkeeper status {self.name}"
         return f"the cloud refused: {said[-1]}" if said else commands
@@ -174,7 +174,7 @@ def _pool(state: StackState) -> PoolState:
 def _agree(probe: Probe) -> None:
     what = (
         f"{probe.state.stack}: this launches one spot machine of {probe.pool.name} ({probe.pool.machine_type}), "
-        f"preempts it once, and deletes everything: at most ${probe.most_usd():.2f}"
+        f"preempts it once, and deletes everything; it costs at most ${probe.most_usd():.2f}"
     )
     agree(what, "Spend it?", f"spotkeeper live-check --stack {probe.state.stack} --yes")
 
@@ -196,8 +196,8 @@ def _rows(probe: Probe) -> Iterator[Row]:
 def _paid(probe: Probe) -> Iterator[Row]:
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("a spot machine is launched", lambda: _launched(probe)),
-        ("its disk is attached, and it trains", lambda: _trains(probe)),
-        ("the fence keeps the job from the machine's token", lambda: _fenced(probe)),
+        ("its disk is attached and the job trains", lambda: _trains(probe)),
+        ("the job cannot get the machine's token", lambda: _fenced(probe)),
         ("a checkpoint is durable", lambda: _saves(probe)),
         ("a preemption costs no step", lambda: _drill(probe)),
     )
@@ -228,7 +228,7 @@ def _request(probe: Probe, method: str, path: str) -> int:
     try:
         return requests.request(method, url, timeout=30.0, json={} if method == "POST" else None).status_code
     except requests.RequestException as error:
-        remedy = "see the function's log; after `up`, roles and the first start take minutes"
+        remedy = "see the function's log; after `pulumi up`, its rights and first start may take minutes"
         raise CheckFailedError(f"{url}: {type(error).__name__}", remedy) from None
 
 
@@ -269,7 +269,7 @@ def _submit(probe: Probe) -> str:
     probe.job = done.job
     if not heard:
         raise CheckFailedError(
-            "the function rejects requests from this shell", "log in, or become a submitter of the stack"
+            "the function rejects requests from this shell", "log in, or be added to `submitters` in the stack file"
         )
     return f"{probe.name} ({done.job})"
 
@@ -294,10 +294,10 @@ def _trains(probe: Probe) -> str:
 
 def _fenced(probe: Probe) -> str:
     if probe.target.local is not None:
-        raise CheckSkippedError("the local cloud has no fence: its machines are your own processes")
+        raise CheckSkippedError("does not apply to the local cloud, whose machines are your own processes")
     told = json.loads(probe.until("report of the job in its log", TRAIN_S, lambda _: _said(probe)))
     if "given" in told["tokens"]:
-        remedy = 'the image lacks what the fence needs: docs/security.md, "The units on a machine"'
+        remedy = 'the image lacks what spotkeeper-fence needs (docs/security.md, "The units on a machine")'
         raise CheckFailedError("a job was given the machine's token", remedy)
     return f"{'; '.join(dict.fromkeys(told['tokens']))}; torch {told['torch']}, {told['devices']} devices"
 
@@ -320,7 +320,7 @@ def _drill(probe: Probe) -> str:
     try:
         check(probe.target, probe.state, announced=True)
     except CliError:
-        raise CheckSkippedError(f'no {TEMPLATE}: the experiment template is in docs/day-two.md, "Drills"') from None
+        raise CheckSkippedError(f'{TEMPLATE} is not set (docs/day-two.md, "Drills")') from None
     victim = drill.choose(probe.store, probe.state, probe.record(), None, announced=True, now=probe.target.clock.now())
     targets = drill.targets_of(probe.store, probe.record(), probe.target)
     preempt(probe.target, probe.state, victim)
@@ -330,7 +330,7 @@ def _drill(probe: Probe) -> str:
         from spotkeeper.report.drill import misses
 
         raise CheckFailedError("; ".join(misses(view)), f"spotkeeper report {probe.name}")
-    return f"{victim.vm} was replaced, {view.elapsed_s:.0f} s to the next step"
+    return f"{victim.vm} was replaced; the next step came after {view.elapsed_s:.0f} s"
 
 
 def _delete(probe: Probe) -> str:
@@ -350,7 +350,7 @@ def _delete(probe: Probe) -> str:
 
 
 def _of_the_page(probe: Probe) -> Iterator[Row]:
-    """Run the page's commands whose output the page states, and list those that a person must judge."""
+    """Run the document's commands that have a pattern for their output; list those that a person must judge."""
     if probe.target.local is not None:
         return
     words = {"JOB": probe.name, "VM": probe.machine(), "ZONE": probe.record().zone or ""}

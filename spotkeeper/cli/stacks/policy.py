@@ -1,8 +1,8 @@
 """``policy``: serves the policy that chooses machines on standard input and output, to evaluate it on other markets.
 
-It reads and writes one JSON object per line (``contract.policy``). An invalid line does not end it: an invalid tick
-gets the answer that is always safe (continue what runs, else on-demand), and the problem goes to standard error. An
-invalid start discards the current case, so that its ticks are not answered from the previous case.
+It reads and writes one JSON object per line (``contract.policy``). An invalid line goes to standard error and does not
+end the command. An invalid ``tick`` gets the answer that is always safe: keep what runs, else on-demand. An invalid
+``start`` ends the current case, so that ticks of the new case are not answered as ticks of the old one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 
 def _wrong(error: Exception) -> str:
-    """Describe what is wrong with a line. A lookup or calculation fails if its message does not fit its case."""
+    """Describe what is wrong with a line. Errors other than DecodeError mean that it does not fit its case."""
     if isinstance(error, AttributeError):
         return "no case has begun"
     return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"

@@ -1,7 +1,7 @@
 """``reconcile --once``: runs one tick from this shell, with the user's identity. ``repair``: rebuilds the allocation.
 
-It is the function's own tick on the same bucket: paced, limited in time, under leases. Both may run at once, since
-every write is conditional; then one of them does no work.
+The tick is the function's own, with the same pace, time limit and leases. It may run at the same time as a tick of the
+function, since every write is conditional and a job's lease allows one round at a time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LOGIN_S = 30.0  # time limit for gcloud
 class ShellTick(Struct, frozen=True):
     """The result of a tick.
 
-    ``failed``: jobs whose round failed; ``orphans``: jobs with machines and no record; ``late``: jobs for which no time
-    was left.
+    ``failed``: jobs whose round failed. ``orphans``: jobs that have machines but no record. ``late``: jobs for which no
+    time was left.
     """
 
     jobs: int
@@ -70,10 +70,10 @@ def run(stack: str | None, *, once: bool, as_json: bool) -> None:
     if not once:
         raise CliError("reconcile needs --once", Exit.USAGE, "spotkeeper reconcile --once")
     done = tick(find_target(stack))
-    late = f"; time ran out before {len(done.late)} of them: run it again" if done.late else ""
+    late = f"; there was no time for {len(done.late)} of them, so run this again" if done.late else ""
     emit(done, as_json, f"{done.jobs} unfinished job{'' if done.jobs == 1 else 's'} reconciled{late}")
     if done.failed:
-        remedy = "fix what the ALARM above names, if any, then run it again"
+        remedy = "fix what the ALARM above names, if any, then run this again"
         raise CliError(f"rounds failed: {', '.join(done.failed)}", Exit.FAILED, remedy)
 
 
@@ -118,7 +118,7 @@ class _Once(logging.StreamHandler):  # type: ignore[type-arg]
 
 @contextlib.contextmanager
 def _each_line_once() -> Iterator[None]:
-    """Log each line once: all rounds report the same unreadable document."""
+    """Log each line only once, since every round reports the same unreadable document."""
     log, handler = logging.getLogger("spotkeeper"), _Once()
     log.addHandler(handler)
     try:
@@ -131,7 +131,7 @@ def repair_allocation(target: Target) -> Allocation:
     """Rebuild the allocation from the jobs' documents and the cloud's machines.
 
     Raises:
-        CliError: it cannot or need not be rebuilt; the message says why.
+        CliError: the allocation cannot or need not be rebuilt; the message says why.
         StoreError: the bucket failed.
     """
     runtime = _runtime(target)
@@ -166,7 +166,7 @@ def _runtime(target: Target) -> Runtime:
 
 
 def _check_aws_login() -> None:
-    """Raise CliError if requests to AWS cannot be signed: then every listing would be empty."""
+    """Raise CliError if requests to AWS cannot be signed, since every listing would then be empty."""
     try:
         from botocore.session import get_session
     except ImportError:  # Lambda has botocore, a laptop may not

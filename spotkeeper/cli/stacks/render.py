@@ -1,6 +1,6 @@
 """``render``: prints the text that machines receive. ``plan``: prints the resources that `pulumi up` would declare.
 
-A plan runs the project's own Pulumi program against a monitor that creates nothing; it compares with no cloud and
+``plan`` runs the project's own Pulumi program against a monitor that creates nothing, and compares with no cloud and
 no state. Neither command calls a cloud.
 """
 
@@ -34,7 +34,7 @@ class Rendered(Struct, frozen=True):
 
 
 def run(file: Path | None, stack: str | None, *, as_json: bool) -> None:
-    """Print the texts of a stack file, or of a job file."""
+    """Print the texts that machines receive from a stack file or a job file."""
     texts: tuple[Rendered, ...]
     if file is not None and not file.name.startswith("Pulumi."):
         texts = job_texts(read_job(file, None, 0.0))
@@ -103,7 +103,7 @@ def _example(spec: JobSpec, nproc: int) -> Generation:
 
 
 class Planned(Struct, frozen=True, omit_defaults=True):
-    """A planned resource. ``inputs`` have Pulumi's names; a component has none."""
+    """A planned resource. ``inputs`` have Pulumi's names; a component resource has no inputs."""
 
     type: str
     name: str

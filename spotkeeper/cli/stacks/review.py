@@ -1,8 +1,8 @@
 """``review``: writes the pull request comment about a `pulumi preview` and a stack file, and guards data and rules.
 
 It reads files and prints; it calls no cloud, runs no engine, and works with any repository host. It checks the rules of
-`--policy-pack infra/policy`, without those that the pack's configuration file turns off. It does not run the
-pack, because the engine's JSON says that a rule is broken, but not which one.
+`infra/policy` itself, except those that the configuration file there turns off. Pulumi's engine could check them too,
+but its JSON says only that a rule is broken, not which one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JOBS = 3  # most forecasts in a review, since each takes seconds
 
 @dataclass(frozen=True)
 class Comment:
-    """Where the pull request comment goes: to ``file``, if it is not None. ``stacks`` is how many stacks share it."""
+    """The file for the pull request comment, if any, and the number of stacks whose reviews go into the comment."""
 
     file: Path | None = None
     stacks: int = 1
@@ -83,7 +83,7 @@ def run(
     _say(made, settings, comment, as_json=as_json)
     if made.verdict is Verdict.REFUSED:
         names = ", ".join(change.name for change in found.lost())
-        remedy = f"keep it; or, if the loss is intended, pass --allow-data-loss (on a pull request: the label {LABEL})"
+        remedy = f"keep the data, or allow the loss with --allow-data-loss (on a pull request: the label {LABEL})"
         raise CliError(f"data would be lost: {names}", Exit.REFUSED, remedy)
     if made.verdict is Verdict.BROKEN:
         names = ", ".join(sorted({one.rule for one in broken if one.stops}))
@@ -93,7 +93,7 @@ def run(
         raise CliError("the preview failed or the stack file is invalid: see above", Exit.FAILED)
     if quiet and found.changes:
         names = ", ".join(change.name for change in found.changes)
-        remedy = "pulumi up reverts it; or add the manual change to the program"
+        remedy = "pulumi up to revert manual changes, or add them to the program"
         raise CliError(f"the cloud differs from the declaration: {names}", Exit.REFUSED, remedy)
 
 
@@ -176,7 +176,7 @@ def _before(base: Path | None, name: str) -> StackCost | None:
 
 
 def cost_of(settings: Settings) -> StackCost:
-    """Return the cost of a stack at the prices of its file and of the catalog."""
+    """Return the cost of a stack at the prices of its file and of the price list."""
     from infra.catalog import DISK_PRICES
     from infra.settings.model import pool_state
 
@@ -210,13 +210,13 @@ class _NotYetError(Exception):
 
 
 def broken_rules(preview: bytes, stack: str, config: Path = CONFIG) -> tuple[Broken, ...]:
-    """Return the broken rules of a stack of this name, mandatory ones first.
+    """Return the rules that the preview of a stack breaks, mandatory rules first.
 
     Rules over the whole stack are checked only if the preview lists all of it (`--show-sames`).
 
     Raises:
         CliError: the file that turns rules off is invalid, or this is no checkout.
-        PreviewError: it is not a preview.
+        PreviewError: the text is not a preview.
     """
     try:
         from infra.policy.resource import DeclaredResource
@@ -254,14 +254,14 @@ def _levels(config: Path, rules: Sequence[Rule]) -> dict[str, Enforcement]:
     """Read the enforcement level of each configured rule.
 
     Raises:
-        CliError: the file is invalid, or names an unknown rule, so that the rule its author meant stays on.
+        CliError: the file is invalid, or names an unknown rule (the rule that its author meant would stay on).
     """
     if not config.is_file():
         return {}
     try:
         written = codec.decode(config.read_bytes(), dict[str, Enforcement | _Configured])
     except (msgspec.DecodeError, OSError) as error:
-        remedy = '{"no-public-address": "disabled"}, or advisory, or mandatory'
+        remedy = '{"no-public-address": "disabled"}, or "advisory", or "mandatory"'
         raise CliError(f"{config.name} of infra/policy: {error}", Exit.USAGE, remedy) from None
     known = {ALL_RULES, *(rule.name for rule in rules), *(rule.together for rule in rules)}
     for name in written:

@@ -37,7 +37,7 @@ class StackFile:
 
 
 def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFile:
-    """Read and check a stack file. ``other``: for error messages, the command with the option that takes a path.
+    """Read and check a stack file. ``other``: for error messages, a command line that names another stack file.
 
     Raises:
         SpecError: the stack file is invalid; the problems have line numbers.
@@ -70,7 +70,7 @@ def stack_path(stack: str | None, other: str) -> Path:
 
     Args:
         stack: a name, or the path of a stack file; None: SPOTKEEPER_STACK, else the local stack.
-        other: for the error message, the command with the option that takes a path.
+        other: for the error message, a command line that names another stack file.
 
     Raises:
         CliError: no stack of this name.
@@ -90,7 +90,7 @@ def stack_path(stack: str | None, other: str) -> Path:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """The line number of every setting, by the name that messages use.
+    """The line number of every setting, by the setting's name in messages.
 
     Raises:
         SpecError: the file is missing, is not YAML, or has no mapping ``config:``.
@@ -185,7 +185,7 @@ def stack_schema() -> dict[str, Any]:
 
 
 def _described(of: type) -> dict[str, Any]:
-    """Move each description to its field, where editors look for it; msgspec puts them at branches and types."""
+    """Move each description to its field, where editors look for it. msgspec puts it at a type or a union's branch."""
     import msgspec
 
     schema = msgspec.json.schema(of)
@@ -202,7 +202,7 @@ def _described(of: type) -> dict[str, Any]:
 
 
 def _by_hand(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from optional fields: in a file that a user writes, an empty value is a mistake."""
+    """Remove null from optional fields, since an empty value in a file that a user writes is a mistake."""
     for one in schema.get("$defs", {}).values():
         for field in one.get("properties", {}).values():
             kinds = [part for part in field.get("anyOf", ()) if part != {"type": "null"}]
@@ -232,7 +232,7 @@ class PlacedProblem(Struct, frozen=True):
 
 
 class CheckedPool(Struct, frozen=True):
-    """A pool. Prices are for all its machines in its dearest zone: all on spot, or as many as allowed on-demand."""
+    """A pool. Prices are for all its machines in its dearest zone, on spot or with the most on-demand machines."""
 
     name: str
     kind: str
@@ -263,7 +263,7 @@ def run_check(stack: str | None, *, as_json: bool) -> None:
         stack: a stack's name, or the path of its file; None: SPOTKEEPER_STACK, else the local stack.
 
     Raises:
-        SpecError: all problems; with ``as_json`` they are printed, and a :class:`CliError` is raised.
+        SpecError: all problems; with ``as_json``, they are printed and a :class:`CliError` is raised instead.
         CliError: no such stack, or no checkout.
     """
     file = stack_path(stack, "spotkeeper check FILE")
@@ -299,7 +299,7 @@ def check(file: Path) -> CheckedStack:
 
 
 def _of_jobs(file: Path) -> tuple[Problem, ...]:
-    """The problems of the job files that an invalid stack file names, without its own problems."""
+    """The problems of the job files that an invalid stack file names, without the stack file's own problems."""
     from infra.settings.read import NAMESPACE, read_one
     from spotkeeper.local.deploy.config import read_config
 
@@ -354,6 +354,4 @@ def _text(checked: CheckedStack) -> str:
     lines += [f"  job {name}" for name in checked.jobs]
     if checked.examples:
         lines.append(f"example values to replace: {', '.join(checked.examples)}")
-    return "\n".join(
-        [*lines, "no cloud was called: quotas, images and permissions are checked by pulumi preview and up"]
-    )
+    return "\n".join([*lines, "no cloud was called; pulumi preview and pulumi up check quotas, images and permissions"])

@@ -85,7 +85,7 @@ def test_without_a_terminal_down_refuses_and_names_the_jobs(cli: Cli, here: Path
     done = cli("local", "down", "--folder", here, *more)
     assert (done.code, done.out) == (4, "")
     yes = f"spotkeeper local down --yes --folder '{here}'"
-    unasked = "error: nothing was changed: asking needs a terminal"
+    unasked = "error: nothing was changed, since asking needs a terminal"
     assert done.err.splitlines() == [*NAMED, unasked, f"  try: {yes}"]
 
 

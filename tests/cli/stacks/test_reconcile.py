@@ -46,7 +46,7 @@ def test_jobs_without_time_are_counted(cli: Cli, store: Store, monkeypatch: pyte
     monkeypatch.setenv("SPOTKEEPER_COMPUTE_ENDPOINT", NOBODY)
     monkeypatch.setattr(sweep, "tick", lambda *_: TickResult(3, late=("abcd2345", "wxyz2345")))
     done = cli("reconcile", "--once")
-    assert done.out == "3 unfinished jobs reconciled; time ran out before 2 of them: run it again\n"
+    assert done.out == "3 unfinished jobs reconciled; there was no time for 2 of them, so run this again\n"
 
 
 def test_repeated_log_lines_are_printed_once(
