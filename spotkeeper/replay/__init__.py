@@ -1,4 +1,4 @@
-"""Recorded markets and their replay: from a market, a job and a policy to cost, end and preemptions.
+"""Replays a job on a recorded market under a policy: what it costs, when it ends, how often it is preempted.
 
-Pure, except for reading a recording. It replays reconcile's own policy and decides nothing itself.
+Pure, except for reading a recording. All decisions are the policy's, for example reconcile's own policy.
 """

@@ -2,8 +2,8 @@
 
 Time advances in the recording's ticks. A gang runs in a zone that has capacity for the whole gang during the whole
 tick. A zone without that capacity preempts the gang at the start of the tick. Every launch pays its start-up:
-``restart_h``, plus ``move_h`` in another zone, ``move_price`` in another region, and ``attempt_h`` for each refusal
-before the launch. If the recording ends before the job, it is played again from its beginning.
+``restart_h``, plus ``move_h`` in another zone, ``move_price`` in another region, and ``attempt_h`` for each refused
+request before the launch. If the recording ends before the job, it is played again from its beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReplayPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A job that starts at tick ``begins`` of a recording, with its checkpoint or data in zone ``home``."""
+    """A job that starts at tick ``begins`` of a recording; its checkpoint or data is in zone ``home``."""
 
     name: str
     recording: Recording
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def on_demand_only(self) -> float:
-        """Cost of the job without spot, in on-demand hours of the gang."""
+        """Cost of the job on on-demand machines alone, in on-demand hours of the gang."""
         return (self.terms.work_h + self.terms.restart_h) * self.terms.on_demand_price
 
     @cached_property
@@ -64,7 +64,7 @@ class Case:
 
 @dataclass
 class PlayedOutcome:
-    """Result of a replay. The unit of money is an on-demand hour of the gang. ``waited_h``: hours without a machine."""
+    """Result of a replay. The unit of money is an on-demand hour of the gang. ``waited_h``: hours without machines."""
 
     cost: float = 0.0
     finish_h: float = 0.0
@@ -158,7 +158,7 @@ class _Replay:
                     self.out.cost += self.terms.probe_h * self._prices[name]
 
     def _try(self, attempts: Sequence[str], tick: int, at: int) -> None:
-        """Launch the first attempt that has capacity. The running machines stop unless ``attempts`` keeps them."""
+        """Launch at the first of ``attempts`` with capacity. Running machines stop unless ``attempts`` keeps them."""
         self.tried, refused = {}, 0
         for attempt in attempts:
             if attempt == KEEP:
@@ -211,7 +211,7 @@ class _Replay:
         return need <= terms.tick_h + 1e-9
 
     def _force(self, last: int) -> None:
-        """Finish the job on on-demand machines at the end of the replayed time. A deadline, if any, is missed."""
+        """At the end of the replayed time, finish the job on on-demand machines. Its deadline, if any, is missed."""
         terms, out = self.terms, self.out
         start_up = self.pending if self.kind == "od" else terms.restart_h
         hours = start_up + terms.work_h - self.done

@@ -1,8 +1,8 @@
 """A recorded market: how many machines each zone had at each tick, and their price as a share of on-demand.
 
-Two formats are read: one value per tick, and run lengths ``[value, ticks]``, as in the shipped files. ``null`` is a gap
-without observation. A gap counts as no capacity at the last price, and so does a price of zero, since machines are
-never free.
+Two formats are read: one value per tick, and run lengths ``[value, ticks]``, as in the shipped files. ``null`` means
+that nothing was observed. This counts as no capacity at the last price, and so does a price of zero, since machines
+are never free.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RecordedZone:
 
 @dataclass(frozen=True)
 class Recording:
-    """Zones of one machine type over the same ticks. ``gang``: number of machines observed at once."""
+    """Zones of one machine type over the same ticks. ``gang``: of how many machines capacity was observed."""
 
     collection: str
     market: str
@@ -78,7 +78,7 @@ class Recording:
 
     @cached_property
     def up(self) -> tuple[bytes, ...]:
-        """For each zone, one byte per tick: 1 if a whole gang fits."""
+        """For each zone, one byte per tick: 1 if the zone has capacity for a whole gang, else 0."""
         return tuple(bytes(count >= self.gang for count in zone.capacity) for zone in self.zones)
 
 
@@ -97,14 +97,14 @@ def read(path: Path, *, ratio: float = 0.3) -> Recording:
         raise RecordingError(f"{path}: {error}") from None
     if not LEAST_TICK_S <= file.gap_seconds <= LONGEST_TICK_S:
         raise RecordingError(
-            f"{path}: gap_seconds: want {LEAST_TICK_S:g} to {LONGEST_TICK_S:g}, not {file.gap_seconds:g}"
+            f"{path}: gap_seconds must be {LEAST_TICK_S:g} to {LONGEST_TICK_S:g}, not {file.gap_seconds:g}"
         )
     zones = tuple(_zone(zone, ratio) for zone in file.zones)
     if any(price > MOST for zone in zones for price in zone.price):
-        raise RecordingError(f"{path}: prices are shares of the on-demand price, {MOST:g} at most")
+        raise RecordingError(f"{path}: a price must be a share of the on-demand price, {MOST:g} at most")
     lengths = {len(series) for zone in zones for series in (zone.capacity, zone.price)}
     if len(lengths) != 1 or lengths == {0} or file.gang < 1:
-        raise RecordingError(f"{path}: every zone needs capacity and price for each of the same ticks")
+        raise RecordingError(f"{path}: all zones must have a capacity and a price for the same ticks")
     return Recording(file.collection, file.market, file.gap_seconds / 3600.0, file.gang, zones)
 
 

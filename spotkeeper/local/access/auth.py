@@ -7,8 +7,8 @@ accepts them. Times in tokens are virtual.
 The ports are open to every process of this machine and to every page in a browser on it, and a call may run a program
 as the operator. So the server refuses every connection of another user of this machine (``server.OwnersOnly``), also at
 the metadata servers, which hand out tokens. A call of the API must carry a bearer token. A browser's call is refused
-even with a token. So is a call for another host name: a page may let its own host name resolve to this machine (DNS
-rebinding).
+even with a token. A call whose ``Host`` is not this machine is refused too, because a web page could make its own host
+name resolve to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPERATOR = Principal("operator@localhost")
 
 
 class Tokens:
-    """Makes and reads tokens, with one key pair and one secret per cloud. Only the folder's owner can read these."""
+    """Makes and reads tokens, with one key pair and one secret per cloud, which only the folder's owner can read."""
 
     def __init__(self, folder: Path) -> None:
         self._key = _load_key(folder / "key.pem")
@@ -65,7 +65,7 @@ class Tokens:
         return {"keys": [self._jwk]}
 
     def identity(self, email: str, audience: str, now: float, compute_engine: JsonObject | None = None) -> str:
-        """Return an identity token. ``compute_engine``: the claims that ``format=full`` adds for a VM."""
+        """Return an identity token. ``compute_engine``: the claims that ``format=full`` adds to a VM's token."""
         subject = str(int.from_bytes(hashlib.sha256(email.encode()).digest()[:8], "big"))
         claims: JsonObject = {
             "iss": ISSUER,
@@ -138,7 +138,7 @@ def operator_token(folder: Path) -> str:
 
 
 class RequestGuard:
-    """Checks each request before any other code reads it. ``now``: virtual time, by which access tokens expire."""
+    """Checks each request before any other code reads it. ``now`` returns the virtual time, for expired tokens."""
 
     def __init__(self, folder: Path, tokens: Tokens, now: Callable[[], float]) -> None:
         self._operator = operator_token(folder).encode()
@@ -168,12 +168,12 @@ class RequestGuard:
 
 
 def foreign_refusal(request: Request, names: frozenset[str]) -> ApiError | None:
-    """Return why a request is refused at any address, or None. ``names``: accepted host names beside loopback's own."""
+    """Return why every address refuses this request, or None. ``names``: host names accepted besides loopback's own."""
     if "origin" in request.headers:
         return forbidden("Requests with an Origin header are refused: no web page may call this cloud.")
     host = _host(request.headers.get("host", ""))
     if not is_loopback(host) and host not in names:
-        return forbidden("The Host header names no address of this machine.")
+        return forbidden("The Host header must name an address of this machine.")
     return None
 
 
@@ -184,9 +184,9 @@ def _host(header: str) -> str:
 
 
 def _content_refusal(request: Request) -> ApiError | None:
-    """The refusal of a body that is not JSON (a web page can send one without a preflight request); else None."""
+    """Return the refusal of a body that is not JSON, else None: a web page can send such a body without a preflight."""
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if empty or kind == "application/json" or request.url.path.startswith(_BINARY):
         return None
-    return ApiError(415, "unsupportedMediaType", f"Content-Type {kind!r}: want application/json.")
+    return ApiError(415, "unsupportedMediaType", f"Content-Type {kind!r}: must be application/json.")

@@ -1,7 +1,7 @@
 """IAM: the stack's service accounts have the permissions that their declared roles, bindings and conditions give.
 
-Only declared accounts are limited to their bindings: the operator of this machine may do everything, and machines what
-``bucket/bucket_api.py`` allows. A binding counts once it is ``Timing.grants_s`` old; on Google Cloud it takes minutes.
+Only declared accounts need bindings: the operator may do everything, and a machine may do what ``bucket/bucket_api.py``
+allows. A binding takes effect ``Timing.grants_s`` seconds after its declaration; on Google Cloud this takes minutes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RoleGrant(NamedTuple):
 
 
 class Accounts(Effect):
-    """Implements accounts: each gets a unique number, so a later account of the same name has another one."""
+    """Implements accounts. Each gets a unique number, so that a later account of the same name is not the same."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -89,7 +89,7 @@ class _Deleted(Struct, frozen=True):
 class CustomRoles(Effect):
     """Implements custom roles: a role's id stays taken for weeks after the role's deletion.
 
-    For a week a new declaration restores the old role. Then Google deletes the role, within another thirty days.
+    In the first week a new declaration restores the old role. Within the next thirty days Google deletes the role.
     https://cloud.google.com/iam/docs/creating-custom-roles#deleting-custom-role
     """
 
@@ -163,7 +163,7 @@ class ProjectIam:
             return PREDEFINED[role]
         custom = self._resources.get(CUSTOM_ROLE, role.rpartition("/")[2]) if role.startswith("projects/") else None
         if custom is None:
-            raise errors.not_built(f"the permissions of {role}")
+            raise errors.not_built(f"the role {role}, because its permissions are unknown")
         return frozenset(section(_Role, custom.properties, custom.name).permissions)
 
 
@@ -173,14 +173,14 @@ def _covers(grant: RoleGrant, required: RequiredPermission) -> bool:
     try:
         return not grant.condition or holds(grant.condition, required.name)
     except ConditionError as error:
-        raise errors.not_built(f"a condition in an unsupported form: {error}") from None
+        raise errors.not_built(f"a condition in this form: {error}") from None
 
 
 # Policies of single resources. They are only stored, and not enforced.
 
 
 class PolicyCondition(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The condition of a binding. ``expression``: CEL, stored and not evaluated."""
+    """The condition of a binding. ``expression``: in CEL; this cloud stores it and does not evaluate it."""
 
     expression: str
     title: str = ""
@@ -195,7 +195,7 @@ class PolicyBinding(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A resource's policy. ``etag``: the version that was read, which a change must name ("": any version)."""
+    """A resource's policy. ``etag``: its version. A change must name the version that it replaces; "": any version."""
 
     etag: str = ""
     version: int = 1
@@ -203,13 +203,13 @@ class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True)
 
 
 class Policies:
-    """Whole policies by the path of their resource; each change must name the version that was read."""
+    """The policies of single resources. A change replaces a whole policy and must name the version that was read."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def get(self, path: str) -> JsonObject:
-        """Return the policy of an existing resource; without bindings if it was never set."""
+        """Return the policy of an existing resource; if none was ever set, a policy without bindings."""
         return to_json(self._find(path))
 
     def put(self, path: str, body: JsonValue) -> JsonObject:
@@ -225,7 +225,7 @@ class Policies:
         return to_json(kept)
 
     def forget(self, path: str) -> None:
-        """Delete the policy of a deleted resource, so that a new resource of its name begins with an empty one."""
+        """Delete a deleted resource's policy, so that a new resource of the same name begins without bindings."""
         self._world.state.delete(POLICIES, path)
 
     def _find(self, path: str) -> IamPolicy:
@@ -256,7 +256,7 @@ def holds(expression: str, name: str | None) -> bool:
     """Whether a binding with this condition applies to a resource.
 
     Args:
-        name: the resource's name; None if the request does not tell the name; then no condition on names is met.
+        name: the resource's name; None if the request does not contain the name. None meets no condition.
 
     Raises:
         ConditionError: the expression has an unsupported form.
@@ -265,7 +265,7 @@ def holds(expression: str, name: str | None) -> bool:
 
 
 def extract(name: str, template: str) -> str:
-    """IAM's ``extract``: the text between the first matches of the template's two ends; "" if an end does not match."""
+    """Return the text at the template's ``{variable}``, like IAM's ``extract``; "" if the template does not match."""
     parts = _VARIABLE.split(template)
     if len(parts) != 2:
         raise ConditionError(f"extract({template!r}): want one {{variable}}")
@@ -275,7 +275,7 @@ def extract(name: str, template: str) -> str:
 
 
 class _Evaluation:
-    """Evaluates a condition by recursive descent. It parses both sides of an operator, whatever the first side is."""
+    """Evaluates a condition by recursive descent. It reads both sides of an operator even if the first side decides."""
 
     def __init__(self, expression: str, name: str) -> None:
         self._expression, self._name = expression, name
@@ -325,7 +325,7 @@ class _Evaluation:
     def _term(self, token: re.Match[str]) -> bool:
         call, text, compare = token["call"], token["text"], token["compare"]
         if (call == "extract") != bool(compare):
-            raise ConditionError(f"{token[0].strip()!r}: only extract is compared with a text, and it must be")
+            raise ConditionError(f"{token[0].strip()!r}: compare `extract`, and only `extract`, with a text")
         if call == "extract":
             return (extract(self._name, text) == token["value"]) == (compare == "==")
         return self._name.startswith(text) if call == "startsWith" else self._name.endswith(text)

@@ -1,7 +1,7 @@
 """Finds which user of this machine owns the client end of a loopback connection.
 
 The kernel tells the owner of a single socket through netlink (``sock_diag``) in microseconds. Reading ``/proc/net/tcp``
-takes milliseconds on a busy machine and serves only sandboxes without ``sock_diag``, such as gVisor.
+takes milliseconds on a busy machine, so it is read only in sandboxes without ``sock_diag``, such as gVisor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Address = tuple[str, int]
 
 
 class Connection(Protocol):
-    """An accepted socket, or asyncio's view of one."""
+    """An accepted socket, or asyncio's wrapper of an accepted socket."""
 
     def getpeername(self) -> Address: ...
 
@@ -50,7 +50,7 @@ def owner(connection: Connection) -> int | None:
 
 
 def by_netlink(client: Address, server: Address) -> int | None:
-    """Ask the kernel for the client's socket; this also finds an IPv6 socket that is connected to an IPv4 address.
+    """Ask the kernel who owns the client's socket; an IPv6 socket may also be connected to an IPv4 address.
 
     Raises:
         OSError: this kernel or sandbox lacks ``sock_diag``.
@@ -63,7 +63,7 @@ def by_netlink(client: Address, server: Address) -> int | None:
         netlink.send(_HEADER.pack(_HEADER.size + len(query), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0) + query)
         answer = netlink.recv(4096)
     if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
-        raise OSError("sock_diag: refused, or no such socket")
+        raise OSError("sock_diag refused the query or found no such socket")
     _family, state, uid = _FOUND.unpack_from(answer, _HEADER.size)
     return int(uid) if state == ESTABLISHED else None
 
@@ -83,14 +83,14 @@ def by_table(client: Address, server: Address) -> int | None:
 
 
 def _hex(address: Address, mapped: bool) -> str:
-    """An address as the tables show it: 32-bit words in the machine's byte order; IPv6 as ::ffff:a.b.c.d."""
+    """An address as the tables show it: words in the machine's byte order. ``mapped``: as ::ffff:a.b.c.d in IPv6."""
     host = socket.inet_aton(address[0])
     words = [bytes(4), bytes(4), b"\0\0\xff\xff", host] if mapped else [host]
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"
 
 
 def _stands_for_many(uid: int) -> bool:
-    """Whether this id is the one (65534) that a user namespace shows for all users without an id in it."""
+    """Whether this is the id (65534) that a user namespace shows for every user who has no id in the namespace."""
     if uid != int(Path("/proc/sys/kernel/overflowuid").read_text()):
         return False
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())

@@ -1,7 +1,7 @@
 """The table of permissions that each call of Compute Engine requires, and on which resources.
 
-A method without an entry is refused. If the path names a resource by its number, IAM knows no name of the resource: no
-condition on names is met.
+A method without an entry is refused. A resource that the path names by its number, and not by its name, meets no
+condition on names.
 
 Sources: "IAM permissions" of each method in https://cloud.google.com/compute/docs/reference/rest/v1, and "Required
 permissions" of https://cloud.google.com/compute/docs/instances/create-start-instance. Attaching a disk requires the
@@ -22,7 +22,7 @@ ACT_AS = "iam.serviceAccounts.actAs"
 
 
 class RequiredPermission(NamedTuple):
-    """A permission that a call requires. ``name``: the resource's name for conditions; None if the request lacks it."""
+    """A permission that a call requires. ``name``: the resource's name for conditions; None if not in the request."""
 
     permission: str
     name: str | None
@@ -34,7 +34,7 @@ Accounts = Callable[[Ref], list[str]]
 
 
 class Rights:
-    """Finds the permissions that a call requires. ``merge``: adds an insert's template; ``accounts``: of a machine."""
+    """Finds a call's required permissions. ``merge`` adds the template to an insert; ``accounts``: a VM's accounts."""
 
     def __init__(self, merge: Merge, accounts: Accounts) -> None:
         self._merge = merge
@@ -49,7 +49,7 @@ class Rights:
         for verb, pattern, required in self._table:
             if verb == call.method and pattern.match(call.path):
                 return tuple(required(call))
-        raise errors.not_built(f"the permissions of {call.method} {call.path}")
+        raise errors.not_built(f"{call.method} {call.path} by a declared account")
 
     def _methods(self) -> Iterator[tuple[str, str, PermissionsOf]]:
         for kind in ("instances", "disks"):
@@ -75,7 +75,7 @@ class Rights:
             yield "POST", f"{REGION}/advice/{method}", _in_project(f"compute.advice.{method}")
 
     def _insert(self, call: ApiCall) -> Iterator[RequiredPermission]:
-        """Yield the permissions of an insert: fields of the template require the same ones as fields of the body."""
+        """Yield the permissions of an insert. A field requires the same in the template as in the body."""
         project, body = call.at["project"], self._merge(call)
         name = _text(call.body, "name")
         machine = call.ref("instances", name).path
@@ -145,7 +145,7 @@ def _disk_of(call: ApiCall, disk: w.AttachedDisk, name: str) -> Iterator[Require
 
 
 def _image(link: str | None, call: ApiCall) -> Iterator[RequiredPermission]:
-    """Yield the permission for an image; another project's image needs none here, since that project shares it."""
+    """Yield the permission for an image of this project; another project's image needs none here, as it is shared."""
     path = _path(link, call.at["project"]) if link else None
     if path is not None and path.startswith(f"projects/{call.at['project']}/"):
         yield RequiredPermission("compute.images.useReadOnly", path)

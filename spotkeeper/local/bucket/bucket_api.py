@@ -69,7 +69,7 @@ class BucketApi:
         return endpoint
 
     def _allow(self, request: Request) -> None:
-        """Refuse a request with a machine's token."""
+        """Refuse a request that carries a machine's token."""
         principal = self._find_principal(request)
         if principal is not None and principal.vm:
             raise errors.forbidden(f"{principal.email} does not have access to the bucket.")
@@ -88,7 +88,7 @@ class BucketApi:
         return self._shown(self._found(request))
 
     async def _patch(self, request: Request) -> JsonObject:
-        """Change the named fields; labels are replaced as a whole."""
+        """Change the fields that the body has; labels are replaced as a whole."""
         old = self._found(request)
         body = _fields(decode(await request.body()))
         changed = {**old.properties, **body, "updated": timestamp(self._world.now())}
@@ -115,16 +115,16 @@ class BucketApi:
             return _of_bucket(name, self._policies.put(f"buckets/{name}", body))
 
     async def _list(self, request: Request) -> JsonObject:
-        """List all objects below a prefix at once; each has one version."""
+        """List all objects below a prefix in one answer; each object has only one version."""
         unknown = set(request.query_params) - {"prefix", "versions", "alt", "prettyPrint", "projection", "maxResults"}
         if unknown:
-            raise errors.not_built(f"a list of objects by {', '.join(sorted(unknown))}")
+            raise errors.not_built(f"a list of objects with the parameters {', '.join(sorted(unknown))}")
         name, prefix = self._found(request).name, request.query_params.get("prefix", "")
         found: list[JsonValue] = list(self._buckets.listed(name, prefix, self._world.config.endpoint))
         return {"kind": "storage#objects", **({"items": found} if found else {})}
 
     async def _caches(self, request: Request) -> JsonObject:
-        """List the bucket's caches in zones, of which this cloud has none."""
+        """Return an empty list, because this cloud has no zonal caches of buckets."""
         self._found(request)
         return {"kind": "storage#anywhereCaches"}
 
@@ -150,13 +150,13 @@ class BucketApi:
 
 
 def _fields(body: JsonValue) -> JsonObject:
-    """Return the bucket's fields from a request body; ApiError 400 if it is no object, 501 for an unsupported field."""
+    """Return the bucket's fields in a request body; ApiError 400 if it is no object, 501 for an unsupported field."""
     clean = without_nulls(body)
     if not isinstance(clean, dict):
         raise ApiError(400, "parseError", "Expected a bucket.")
     unknown = sorted(set(clean) - KEPT - {"name", "kind"})
     if unknown:
-        raise errors.not_built(f"bucket field '{unknown[0]}'")
+        raise errors.not_built(f"the bucket field '{unknown[0]}'")
     return {key: value for key, value in clean.items() if key != "kind"}
 
 
@@ -207,7 +207,7 @@ class StorageApi:
             sent = _upload(request, await request.body())
             condition = request.query_params.get("ifGenerationMatch", "")
             if condition not in ("", "0"):
-                raise errors.not_built("replacing one version over HTTP (the function writes the SQLite file itself)")
+                raise errors.not_built("uploads on condition of a version (the function writes the file directly)")
             self._allow(request, sent.name, write=True)
             self._bucket(bucket)
             self._buckets.put(sent.name, sent.data, sent.kind, new=bool(condition))
@@ -225,7 +225,7 @@ class StorageApi:
             raise ApiError(404, "notFound", "The specified bucket does not exist.")
 
     def _allow(self, request: Request, key: str, write: bool) -> None:
-        """Raise ApiError (403) if a VM uses a path that is not its own; the operator and the function may use all."""
+        """Raise ApiError (403) if a VM uses a path that is not its own; operator and function may use all paths."""
         principal = self._find_principal(request)
         if principal is None or not principal.vm:  # the guard has refused requests without a valid token
             return
@@ -248,7 +248,7 @@ class Upload(NamedTuple):
 
 
 def _upload(request: Request, body: bytes) -> Upload:
-    """Read an upload: bytes, alone or with a description. ApiError 400 if malformed, 501 for an upload in pieces."""
+    """Read an upload: bytes, with or without a description. ApiError 400 if malformed, 501 for an upload in pieces."""
     how, kind = request.query_params.get("uploadType"), request.headers.get("content-type", "")
     name = request.query_params.get("name", "")
     if how == "media":
@@ -260,17 +260,17 @@ def _upload(request: Request, body: bytes) -> Upload:
     mark = b"\r\n--" + str(boundary.get_param("boundary", "")).encode()
     parts = (b"\r\n" + body).split(mark)
     if len(parts) != 4 or not parts[-1].startswith(b"--"):
-        raise ApiError(400, "badRequest", "Expected a description and the object's bytes, in multipart/related.")
+        raise ApiError(400, "badRequest", "Expected a multipart/related body: a description, then the object's bytes.")
     _, _, told = parts[1].partition(b"\r\n\r\n")
     head, _, data = parts[2].partition(b"\r\n\r\n")
     about = decode(told)
     if not isinstance(about, dict):
-        raise ApiError(400, "parseError", "Expected a description of the object.")
+        raise ApiError(400, "parseError", "Expected a description of the object as a JSON object.")
     if about.get("storageClass") == CLASS:
         del about["storageClass"]
     unknown = sorted(set(about) - {"bucket", "name", "contentType", "kind"})
     if unknown:
-        raise errors.not_built(f"object field '{unknown[0]}'")
+        raise errors.not_built(f"the object field '{unknown[0]}'")
     return Upload(name or str(about.get("name", "")), str(about.get("contentType", "")) or _kind(head), data)
 
 

@@ -23,7 +23,7 @@ CLASS = "STANDARD"  # storage class of every object; Google's provider sends it 
 
 
 class ContentType(Struct, frozen=True):
-    """An object's content type, which the SQLite file does not store; only a deployment reads it."""
+    """An object's content type, kept here because ``bucket.sqlite`` does not store it; only a deployment reads it."""
 
     value: str
 
@@ -47,14 +47,14 @@ class Buckets(Effect):
         return {}
 
     def remove(self, resource: Resource) -> None:
-        """Delete the bucket's objects; like the provider, refuse if there are objects and no forceDestroy."""
+        """Delete the bucket's objects; like Google's provider, refuse to delete any unless ``forceDestroy`` is true."""
         if resource.properties.get("forceDestroy") is not True:
             self.must_be_empty(resource.name)
         for key in self.objects.list(""):
             self.delete(key)
 
     def must_be_empty(self, name: str) -> None:
-        """Raise ApiError (409) if the bucket has objects; the API has no force option."""
+        """Raise ApiError (409) if the bucket has objects: the API, unlike the provider, cannot force a deletion."""
         if self.objects.list(""):
             raise ApiError(409, "conflict", f"The bucket {name} you tried to delete is not empty.")
 

@@ -1,6 +1,6 @@
 """Attaches disks to VMs, at an insert or while the VM runs.
 
-A disk is in use from the start of an attach until its detach has ended or its VM is gone. The device is a folder.
+A disk is in use from the start of its attach until its detach has ended or its VM is gone. Its content is a folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Attachments:
     # Insert and removal of a VM
 
     def take(self, vm: LocalVm) -> LocalVm:
-        """Create the boot disk and acquire the existing disks."""
+        """Create the VM's new disks and acquire its existing disks."""
         out: list[AttachedDisk] = []
         try:
             for index, disk in enumerate(vm.wire.disks or []):
@@ -59,7 +59,7 @@ class Attachments:
         )
 
     def release(self, vm: LocalVm) -> None:
-        """Release all disks of a deleted VM; delete those with autoDelete."""
+        """Release all disks of a deleted VM; delete the disks with autoDelete."""
         for disk in vm.wire.disks or []:
             if disk.source is None:
                 continue

@@ -1,16 +1,16 @@
 """The read-only part of Compute Engine: zones, regions, machine and disk types, images, the project, advice.
 
-``advice`` answers with the spot capacity, prices and preemption rates of the recorded market.
+The methods of ``advice`` answer with the spot capacity, prices and preemption rates of the recorded market.
 
-``capacityHistory``: prices of a region, at most a year back; daily preemption rates of a region or a zone, for at most
-30 days. Custom types and N1 have no rates; the price of an N1 excludes its accelerators.
+``capacityHistory``: the prices of a region in the last year; the daily preemption rates of a region or a zone in the
+last 30 days. Custom machine types and N1 have no history (400).
 
-``capacity``: a score from 0 to 1 for all machines of a request, and an uptime of an hour or ten minutes. The score is
-the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if the
-zone usually still had it an hour later. Both are a record, not a forecast. Distributions over several zones, models
-other than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
+``capacity``: the chance (0 to 1) to get all machines of a request, and their expected uptime, an hour or ten minutes.
+The chance is the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if,
+in most of that time, the zone still had the capacity an hour later. Distributions over several zones, machines other
+than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
 
-Source of advice: https://cloud.google.com/compute/docs/reference/rest/v1/advice
+Source of ``advice``: https://cloud.google.com/compute/docs/reference/rest/v1/advice
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class CatalogApi:
         return self._base("compute#diskType", call.path, call.at["name"]) | {"zone": zone, "defaultDiskSizeGb": "10"}
 
     def _image(self, call: ApiCall) -> JsonObject:
-        """Show an image. Every name exists and is empty: a VM runs this machine's own programs."""
+        """Show an image. An image of any name exists and is empty, because a VM runs this machine's programs."""
         name = call.at["name"]
         path = f"projects/{call.at['project']}/global/images/{name}"
         return self._base("compute#image", path, name) | {"status": "READY", "diskSizeGb": "10", "family": name}
@@ -201,13 +201,13 @@ def history(world: World, project: str, region: str, body: HistoryRequest) -> Js
     """Answer a ``capacityHistory`` request.
 
     Raises:
-        ApiError: 400 for an invalid request, 404 for an unknown machine type, 501 for a shape that is not built.
+        ApiError: 400 for an invalid request, 404 for an unknown machine type, 501 for an unsupported shape.
     """
     machine = _history_machine(project, region, body.instance_properties)
     place = _place(world, region, body.location_policy.location)
     types = _types(body.types)
     if "PRICE" in types and place != region:
-        raise errors.invalid("locationPolicy.location", place, "Price history is of a region, not of a zone.")
+        raise errors.invalid("locationPolicy.location", place, "A zone has no PRICE history; ask for its region.")
     kind = "regions" if place == region else "zones"
     location = world.self_link(f"projects/{project}/{kind}/{place}")
     out: JsonObject = {"location": location, "machineType": machine.name}
@@ -242,13 +242,13 @@ def _sold(project: str, region: str, name: str) -> catalog.MachineType:
 
 
 def _place(world: World, region: str, location: str | None) -> str:
-    """The name of the region or of one of its zones."""
+    """Return the name of the region, or of its zone if ``location`` names one."""
     if not location:
         return region
     kind, _, name = location.rstrip("/").rpartition("/")
     known = [region] if kind.endswith("regions") else world.config.zones if kind.endswith("zones") else ()
     if name not in known or (name != region and catalog.region_of(name) != region):
-        raise errors.invalid("locationPolicy.location", location, f"Want regions/{region} or a zone of it.")
+        raise errors.invalid("locationPolicy.location", location, f"Must be regions/{region} or a zone of this region.")
     return name
 
 
@@ -262,7 +262,7 @@ def _types(types: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _prices(world: World, machine: catalog.MachineType, zone: str) -> Iterator[JsonValue]:
-    """Yield the prices of the last year, the newest last; the newest price's interval has no end yet."""
+    """Yield the prices of the last year, the newest last. The interval of the newest price has no end yet."""
     now = world.now()
     for start, end, share in world.market.price_runs(zone, now - YEAR_S, now):
         interval: JsonObject = {"startTime": timestamp(start)}
@@ -294,10 +294,10 @@ def _money(usd: float) -> JsonValue:
 
 
 def capacity(world: World, project: str, region: str, body: CapacityRequest) -> JsonObject:
-    """Answer a ``capacity`` request: one recommendation, the best of the named zones (default: all of the region).
+    """Answer a ``capacity`` request: one recommendation, the best of the named zones (default: all zones).
 
     Raises:
-        ApiError: 400 for an invalid request, 404 for an unknown machine type, 501 for a shape that is not built.
+        ApiError: 400 for an invalid request, 404 for an unknown machine type, 501 for an unsupported shape.
     """
     size, machine = _size(body.size), _capacity_machine(project, region, body)
     zones = _zones(world, region, body.distribution_policy)
@@ -311,7 +311,7 @@ def capacity(world: World, project: str, region: str, body: CapacityRequest) -> 
 
 
 def _scores(world: World, zone: str, size: int) -> tuple[float, float] | None:
-    """Return obtainability and uptime (seconds) from the zone's last day; None if that day was not recorded."""
+    """Return the chance and the uptime (seconds) by the zone's last day; None if that day was not recorded."""
     now = world.now()
     carried = world.market.carried(zone, now - DAY_S, now, size)
     if not carried:
@@ -342,7 +342,7 @@ def _capacity_machine(project: str, region: str, body: CapacityRequest) -> str:
     if len(types) > MAX_TYPES:
         raise ApiError(400, "badRequest", f"At most {MAX_TYPES} machine types.")
     if len(types) > 1 or any(one.guest_accelerators or one.disks for one in selections):
-        raise errors.not_built("capacity advice for several machine types, accelerators or local disks")
+        raise errors.not_built("capacity advice for accelerators, local disks or several machine types")
     return _sold(project, region, types[0]).name
 
 

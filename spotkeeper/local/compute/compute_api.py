@@ -1,6 +1,6 @@
 """Compute Engine's REST API: routes single and batched requests to the parts of the cloud.
 
-This module does routing, bodies and Google's envelopes; it has no state, no decisions. An unsupported method gets 501.
+This module routes, parses bodies and writes Google's envelopes; it has no state. An unsupported method gets 501.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ComputeApi:
         head, _, body = payload.replace(b"\r\n", b"\n").partition(b"\n\n")
         words = head.split(b"\n", 1)[0].decode().split(" ")
         if len(words) < 2:
-            raise ApiError(400, "badRequest", "A part is no HTTP request.")
+            raise ApiError(400, "badRequest", "A part of the batch is no HTTP request.")
         target = urlsplit(words[1])
         path = unquote(target.path).partition("/compute/")[2].partition("/")[2]
         status, answered = self.answer(words[0], path, dict(parse_qsl(target.query)), body, principal)
@@ -263,7 +263,7 @@ class ComputeApi:
         return handle
 
     def _once_on_instance(self, call: ApiCall, verb: str, start: Start, *body: object) -> JsonObject:
-        """Start an operation once per requestId and VM name; for a deleted VM, per name or id in the path."""
+        """Start an operation once per requestId and VM name; for a deleted VM, once per name or id in the path."""
         ref = call.ref(INSTANCES)
         try:
             target = self._parts.machines.get(ref).ref

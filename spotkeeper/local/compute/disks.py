@@ -1,7 +1,7 @@
 """Disks and snapshots: folders that outlive machines. One VM at a time uses a disk.
 
-A disk is in use from the start of an attach until its detach has ended or its VM is gone. A second attach fails,
-with 400 in the answer or with RESOURCE_IN_USE_BY_ANOTHER_RESOURCE in the operation.
+A disk is in use from the start of its attach until its detach has ended or its VM is gone. An attach of a disk in use
+fails, with 400 in the answer or with RESOURCE_IN_USE_BY_ANOTHER_RESOURCE in the operation.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Disks:
     # Attachments
 
     def check_free(self, project: str, zone: str, disk: w.AttachedDisk) -> Ref:
-        """Return an attachment's disk; ApiError 400 or 404 unless it exists, is ready, in this zone and unused."""
+        """Return the disk to attach; ApiError 400 or 404 unless it exists, is ready, in this zone and not in use."""
         ref = parse_ref(disk.source or "", project)
         if ref is None or ref.kind != DISKS:
             raise errors.invalid("resource.source", disk.source, "Must be the URL of a disk.")
@@ -176,7 +176,7 @@ class Disks:
         return ref
 
     def acquire(self, path: str, vm_path: str) -> w.Disk:
-        """Mark the disk as used by a VM; FailedOperationError if another VM uses it, or it is gone."""
+        """Mark the disk as used by a VM; FailedOperationError if it is gone or another VM uses it."""
         disk = self.find(path)
         if disk is None or disk.status != "READY":
             raise errors.failed_not_found(path)
@@ -206,7 +206,7 @@ class Disks:
         return self._world.state.all(SNAPSHOTS, w.Snapshot, prefix)
 
     def create_snapshot(self, source: Ref, body: w.SnapshotBody, request_id: str | None) -> OpDoc:
-        """Snapshot a disk. The content is that at the time of the copy, so a job must have stopped writing before."""
+        """Create a snapshot of a disk. The disk is copied later, so a job must not write until the operation ends."""
         disk = self.get(source)
         called = validate.name(body.name)
         validate.labels(body.labels)
@@ -287,7 +287,7 @@ class Disks:
             self._world.state.after(lambda: self._host.drop_snapshot(snapshot.id))
 
     def resume_copies(self) -> None:
-        """Repeat interrupted copies from the start, after a restart."""
+        """After a restart of the control plane, repeat interrupted copies from their start."""
         for op in self._operations.list("projects/"):
             if (
                 op.operation.status == "RUNNING"

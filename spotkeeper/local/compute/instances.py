@@ -26,7 +26,7 @@ from spotkeeper.local.spot_market.power import Power
 
 
 class InstanceBuilder:
-    """Makes the instance that the API shows from an insert's body and its template, without any effect."""
+    """Builds the instance that the API shows from an insert's body and template; it changes nothing."""
 
     def __init__(self, world: World, stored: StoredResources, disks: Disks) -> None:
         self._world = world
@@ -34,7 +34,7 @@ class InstanceBuilder:
         self._disks = disks
 
     def build(self, ref: Ref, body: w.InstanceBody, template: Ref | None) -> w.Instance:
-        """Resolve every reference and fill in every default; ApiError with the answer of instances.insert."""
+        """Resolve every reference and fill in every default; ApiError if ``instances.insert`` must refuse the body."""
         merged = self.merged(body, template)
         validate.properties(merged, in_template=False)
         machine = validate.machine_type(merged.machine_type)
@@ -74,7 +74,7 @@ class InstanceBuilder:
         )
 
     def merged(self, body: w.InstanceBody, template: Ref | None) -> w.InstanceProperties:
-        """Merge template and body by RFC 7396: maps merge key by key, lists replace."""
+        """Merge the body into the template by RFC 7396: maps merge key by key, a list replaces the template's list."""
         if template is None:
             return body
         base = to_json(self._stored.template(template))
@@ -91,7 +91,7 @@ class InstanceBuilder:
         elif disk.initialize_params is not None:
             self._image(disk.initialize_params.source_image, f"{at}.initializeParams.sourceImage")
             if disk.initialize_params.source_snapshot is not None:
-                raise errors.not_built("a VM's disk from a snapshot (create the disk, then attach it)")
+                raise errors.not_built("inserts that restore a snapshot (create the disk first)")
             boot_name = disk.initialize_params.disk_name or (ref.name if disk.boot else f"{ref.name}-{index}")
             boot = Ref(ref.project, ref.scope, "disks", boot_name)
             if self._disks.find(boot.path) is not None:
@@ -107,7 +107,7 @@ class InstanceBuilder:
         )
 
     def _image(self, link: str | None, at: str) -> None:
-        """Accept any well-formed image link: this cloud stores no images."""
+        """Accept any well-formed image link, since this cloud stores no images."""
         if link is None:
             return
         path = link.split("/compute/v1/")[-1].split("/compute/beta/")[-1]
@@ -184,7 +184,7 @@ class InstanceApi:
     # Insert
 
     def insert(self, ref: Ref, body: w.InstanceBody, template: Ref | None, request_id: str | None) -> OpDoc:
-        """Accept a VM; the API lists it now, even if the insert fails later. ApiError 400, 403 (quota), 404 or 409."""
+        """Accept a VM, which the API lists from now on. ApiError 400, 403 (quota), 404 or 409 if it is refused."""
         if self._machines.find(ref.path) is not None:
             raise errors.already_exists(ref.path)
         wire = self._builder.build(ref, body, template)
@@ -209,7 +209,7 @@ class InstanceApi:
         return LocalVm(ref.path, ref.project, ref.place, wire, address)
 
     def _address(self, number: int) -> str:
-        """Return an address of 127/8 in this cloud's block; clouds on one machine have different blocks."""
+        """Return an address of this cloud's block of 127/8; other clouds on this machine have other blocks."""
         block = 10 + int(self._world.config.uid[:4], 16) % 200
         return f"127.{block}.{number // 250 % 250}.{number % 250 + 1}"
 
@@ -300,7 +300,7 @@ class InstanceApi:
         return self._world.timing.start_s
 
     def simulate(self, ref: Ref, request_id: str | None) -> OpDoc:
-        """Simulate maintenance, which preempts a spot VM, as on Compute Engine."""
+        """Simulate maintenance. As on Compute Engine this preempts a spot VM."""
         vm = self._machines.get(ref)
         return self._operations.start("simulateMaintenanceEvent", vm.ref, vm.id, request_id)
 
@@ -333,5 +333,5 @@ class InstanceApi:
         return self._operations.start("setMetadata", vm.ref, vm.id, request_id)
 
     def set_maintenance(self, vm: LocalVm, event: str, at: float = 0.0) -> None:
-        """Set ``maintenance-event`` in metadata to NONE or the host's next action. ``at``: its announced time."""
+        """Set ``maintenance-event`` in metadata to NONE or the host's next action. ``at``: the action's time."""
         self._machines.put(vm, maintenance=event, maintenance_at=at)

@@ -67,7 +67,7 @@ class Operations:
         self._done.append(callback)
 
     def replay(self, project: str, request_id: str | None, target: str, verb: str) -> OpDoc | None:
-        """Return the operation that this requestId has already started, even if it failed; None if there is none.
+        """Return the operation that this requestId has already started, even a failed one; None if it started none.
 
         Raises:
             ApiError: 400 for an invalid or zero UUID, or a UUID that was used for another request.
@@ -84,11 +84,11 @@ class Operations:
         if seen is None:
             return None
         if seen.target != f"{verb} {target}":
-            raise errors.invalid("requestId", request_id, f"It was used before, for '{seen.target}'.")
+            raise errors.invalid("requestId", request_id, f"This UUID was used before, for '{seen.target}'.")
         return self.get(seen.operation)
 
     def start(self, verb: str, target: Ref, target_id: int, request_id: str | None = None, **data: str) -> OpDoc:
-        """Accept an operation: PENDING now, RUNNING after ``accept_s``. Call it in the target's transaction."""
+        """Accept an operation: PENDING now, RUNNING after ``accept_s`` seconds. Call it in the target's transaction."""
         doc = self._new(verb, target, target_id, request_id, USER, data)
         self._world.soon(self._world.timing.accept_s, "op.run", doc.path)
         if request_id is not None:
@@ -97,7 +97,7 @@ class Operations:
         return doc
 
     def note(self, verb: str, target: Ref, target_id: int) -> None:
-        """Record a completed action of the provider (``compute.instances.preempted``)."""
+        """Record what the provider did itself (``compute.instances.preempted``) as a completed operation."""
         doc = self._new(verb, target, target_id, None, SYSTEM, {})
         now = timestamp(self._world.now())
         self._put(doc, status="DONE", progress=100, start_time=now, end_time=now)
@@ -172,7 +172,7 @@ class Operations:
             self._put(doc, **_failure(failure))
 
     def end(self, path: str, failure: FailedOperationError | None = None) -> None:
-        """Set DONE, with or without an error; no effect on an ended operation."""
+        """End the operation, with an error if it failed; no effect on an ended operation."""
         doc = self.get(path)
         if doc is None or doc.operation.status == "DONE":
             return

@@ -1,4 +1,4 @@
-"""Implements query parameters of Compute Engine: ``filter``, ``orderBy``, pages for lists; ``fields`` for any answer.
+"""Implements query parameters: ``filter``, ``orderBy`` and pages for lists, ``fields`` for any answer.
 
 Filters are the AIP-160 subset that Spotkeeper sends, and the ``eq`` regular expressions of gcloud:
 
@@ -37,7 +37,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Filter:
-    """A parsed filter: terms joined by AND in groups, the groups joined by OR."""
+    """A parsed filter: groups joined by OR; a group's terms are joined by AND."""
 
     any_of: tuple[tuple[_Term, ...], ...]
 
@@ -259,7 +259,7 @@ def parse_mask(text: str) -> Mask:
 
 
 def _selectors(words: Iterator[str], text: str) -> tuple[Mask, str]:
-    """Parse selectors; return their mask and the word that ends them."""
+    """Parse the selectors of a list; return their mask and the word that ends the list."""
     mask: Mask = {}
     while True:
         end = _selector(mask, words, text)

@@ -1,6 +1,6 @@
 """Stores declared resources outside Compute Engine; some types have an effect.
 
-``POST /local/v1/resources/{type}`` with ``{name, properties}``; PUT, GET, DELETE with the name. Types with an effect:
+``POST /local/v1/resources/{type}`` takes ``{name, properties}``; PUT, GET, DELETE add the name. Types with an effect:
 ``cloudfunctionsv2:function`` (a process), ``cloudscheduler:job`` (ticks), ``logging:projectSink`` with
 ``pubsub:topic`` and ``pubsub:subscription`` (preemption events), ``storage:bucket``, accounts and custom roles.
 """
@@ -58,14 +58,14 @@ class Resource(Struct, frozen=True):
 
 
 class Declaration(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a POST or PUT; properties by Pulumi's names."""
+    """The body of a POST or PUT. ``properties``: by their names in Pulumi."""
 
     name: str
     properties: JsonObject = {}
 
 
 class Effect:
-    """Implements a resource type. This base class does nothing. Runs inside the request's transaction."""
+    """Implements a resource type; this base class does nothing. Methods run in the request's transaction."""
 
     def check(self, name: str, properties: JsonObject) -> None:
         """Raises ApiError for properties that this cloud does not support."""
@@ -102,7 +102,7 @@ class Resources:
     def create(self, type_: str, declared: Declaration) -> Resource:
         """Create a resource; ApiError 409 for a taken name, 501 for an unsupported type."""
         if type_ not in self._effects and type_ not in ONLY_KEPT:
-            raise errors.not_built(f"resource type {type_}")
+            raise errors.not_built(f"resources of type {type_}")
         if self.get(type_, declared.name) is not None:
             raise errors.already_exists(f"{type_}/{declared.name}")
         return self._apply(type_, declared)
@@ -138,7 +138,7 @@ class Resources:
 
 
 def section(type_: type[T], properties: JsonObject, field: str) -> T:
-    """Convert properties to a struct with some of them; other keys are ignored.
+    """Convert properties to a struct; keys that the struct lacks are ignored.
 
     Raises:
         ApiError: 400 with the path of the invalid value.

@@ -24,7 +24,7 @@ from spotkeeper.local.core.world import World
 
 @dataclass(frozen=True)
 class Collection:
-    """A REST collection. ``fields``: allowed in a body; ``refs``: field -> kind of resource that it refers to."""
+    """A REST collection. ``fields``: allowed in a body; ``refs``: field -> kind of the resource that it names."""
 
     kind: str
     wire: str
@@ -132,7 +132,7 @@ class StoredResources:
             raise errors.invalid("body", body, "Expected an object.")
         unknown = sorted(set(clean) - collection.fields)
         if unknown:
-            raise errors.not_built(f"{collection.kind} field '{unknown[0]}'")
+            raise errors.not_built(f"the {collection.kind} field '{unknown[0]}'")
         for name, kind in collection.refs.items():
             link = clean.get(name)
             if not isinstance(link, str):

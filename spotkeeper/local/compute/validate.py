@@ -1,7 +1,7 @@
 """Checks rules of Compute Engine beyond its schema: names, labels, combinations of scheduling fields. Pure.
 
-The real API refuses each violation during an ``up``, and ``pulumi preview`` does not find them, so this cloud refuses
-them too.
+``pulumi preview`` does not find violations of these rules, and the real API refuses them only during ``pulumi up``. So
+this cloud refuses them too.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _durations(given: Scheduling, at: str) -> None:
 
 
 def machine_type(value: str | None) -> catalog.MachineType:
-    """Find a machine type by name or URL. A type that is not in the catalogue is refused as a likely typo."""
+    """Find a machine type by name or URL; refuse a type that is not in the catalogue, since it may be a typo."""
     if not value:
         raise errors.required("resource.machineType")
     found = catalog.machine_type(value.rsplit("/", 1)[-1])

@@ -17,7 +17,7 @@ DEFAULT_SERVICE_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.c
 
 
 class Timing(Struct, frozen=True):
-    """How long each step takes, virtual seconds."""
+    """How many virtual seconds each step takes."""
 
     accept_s: float = 1.0  # an operation is PENDING
     stage_s: float = 4.0  # PROVISIONING -> STAGING

@@ -48,7 +48,7 @@ def required(field: str) -> ApiError:
 
 
 def in_use(path: str, user: str) -> ApiError:
-    """The refusal of a request for a used resource; an operation fails with :func:`failed_in_use` instead."""
+    """The refusal of a request for a resource in use; an accepted operation fails with :func:`failed_in_use`."""
     message = f"The resource '{path}' is already being used by '{user}'"
     return ApiError(400, "resourceInUseByAnotherResource", message)
 
@@ -75,7 +75,7 @@ def zone_down(zone: str) -> ApiError:
 
 def not_built(feature: str) -> ApiError:
     """The refusal of a feature of Google Cloud that this cloud does not support."""
-    message = f"{feature}: not built into the one-machine cloud; spotkeeper/local/compute shows what is."
+    message = f"The one-machine cloud does not support {feature}; spotkeeper/local/ shows what is supported."
     return ApiError(501, "notImplemented", message)
 
 

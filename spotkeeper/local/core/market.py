@@ -1,7 +1,7 @@
 """Replays capacity and price of spot machines from a recorded market. Pure: callers pass the time.
 
-A recorded gang of 16 VMs represents the few that fit on a laptop. Zones map to recorded zones by name, the others in
-order. The seed chooses where the replay begins. Spot prices are per region, as Google's are: those of its first zone.
+A recorded gang of 16 VMs represents the few that fit on a laptop. A zone gets the recorded zone of its name, otherwise
+the next unused one. The seed chooses where the replay begins. A region has one spot price, that of its first zone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Series:
 class Market:
     """A replay of a recorded market.
 
-    ``epoch`` is the virtual time of the first tick; prices are shares of the on-demand price.
+    ``epoch`` is the virtual time of the replay's first tick; prices are shares of the on-demand price.
     """
 
     capacities: dict[str, Series]
@@ -82,16 +82,16 @@ class Market:
 
         Args:
             name: a file of ``local/markets``, without ``.json``; or the path of another recording, with ``.json``.
-            per_zone: VMs per zone where the recording shows a whole gang.
-            calm_s: the replay begins where the market is calm for this long.
+            per_zone: how many VMs a zone has capacity for while the recorded zone has capacity for a whole gang.
+            calm_s: the replay begins at a time after which the market is calm for this many virtual seconds.
 
         Raises:
-            ValueError: unknown recording, too many zones, or no calm of this length.
+            ValueError: unknown recording, more zones than recorded ones, or no calm time of this length.
         """
         path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
         if not path.is_file():
             known = ", ".join(sorted(found.stem for found in FOLDER.glob("*.json")))
-            raise ValueError(f"market {name!r}: no such recording (known: {known})")
+            raise ValueError(f"no such recorded market: {name!r} (known: {known})")
         data = codec.decode(path.read_bytes(), _File)
         chosen = _match(zones, data.zones, name)
         ticks = sum(count for _, count in data.zones[0].capacity)
@@ -101,7 +101,7 @@ class Market:
             ahead = int(calm_s // data.gap_seconds) + 1
             starts = _calm(capacities, len(starts), ahead, data.gang * CALM_SHARE)
             if not starts:
-                raise ValueError(f"market {name!r} is never calm for {calm_s:.0f} s in all of {', '.join(zones)}")
+                raise ValueError(f"market {name!r} is never calm for {calm_s:.0f} s in all zones ({', '.join(zones)})")
         first = {region_of(zone): zone for zone in reversed(zones)}  # a region's zones have one price
         return cls(
             capacities=capacities,
@@ -131,7 +131,7 @@ class Market:
         return self.epoch + (first - self.offset) * self.gap_s
 
     def mean_price(self, zone: str, start: float, end: float) -> float:
-        """Time-weighted mean of the price share over ``[start, end]``."""
+        """Time-weighted mean of the price over ``[start, end]``, as a share of the on-demand price."""
         if end <= start:
             return self.price(zone, start)
         return sum((b - a) * share for a, b, share in self.price_runs(zone, start, end)) / (end - start)
@@ -147,7 +147,7 @@ class Market:
     def preempted(self, zone: str, start: float, end: float) -> float | None:
         """Return the preempted share of a zone's spot machines within ``[start, end]``; None if it is not recorded.
 
-        Each drop in capacity counts as that many preempted machines, the capacity at the end as surviving machines.
+        A drop of capacity by n counts as n preempted machines, the capacity at the end as surviving machines.
         """
         first, last = self._recorded(start), self._recorded(end)
         if last <= first:
@@ -166,24 +166,24 @@ class Market:
         return self.epoch + (tick - self.offset) * self.gap_s
 
     def _recorded(self, now: float) -> int:
-        """The tick at a time, also before the replay's start, but not before the recording's first tick."""
+        """The tick at ``now``, which may be before the replay's start; at least the recording's first tick."""
         return max(0, self.offset + int((now - self.epoch) // self.gap_s))
 
 
 def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:
-    """Return the ticks below ``starts`` from which all capacities are at least ``least`` for ``ahead`` ticks."""
+    """Return each tick below ``starts`` from which all capacities stay at least ``least`` for ``ahead`` ticks."""
     bad = [any(series.at(tick) < least for series in capacities.values()) for tick in range(starts + ahead)]
     return [start for start in range(starts) if not any(bad[start : start + ahead])]
 
 
 def _match(zones: tuple[str, ...], recorded: list[_Zone], name: str) -> dict[str, _Zone]:
-    """Map zones to recorded zones by name; the others take the remaining recorded zones, in order."""
+    """Map each zone to the recorded zone of its name; zones without one take the remaining recorded zones, in order."""
     by_name = {zone.zone: zone for zone in recorded}
     left = iter(zone for zone in recorded if zone.zone not in zones)
     out: dict[str, _Zone] = {}
     for zone in zones:
         found = by_name.get(zone) or next(left, None)
         if found is None:
-            raise ValueError(f"market {name!r} has {len(recorded)} zones, want {len(zones)}")
+            raise ValueError(f"market {name!r} has {len(recorded)} zones, but the cloud needs {len(zones)}")
         out[zone] = found
     return out

@@ -1,7 +1,7 @@
 """Finds and kills processes of this machine by a mark in their environment. Standard library only; Linux only.
 
-A process group is not enough: a process may leave its group, and a double fork leaves the process tree, but both
-inherit the mark. A process that cleared its environment is found as a descendant of the VM's init, a subreaper.
+Every child inherits the mark, even if it leaves its process group or, by a double fork, its parent's process tree.
+A process that cleared its environment is found as a descendant of the VM's init, which adopts orphans (a subreaper).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def is_same(pid: int, started: int) -> bool:
 
 
 def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) -> int:
-    """SIGKILL all processes with the mark and their descendants and those of ``root``; return the number of processes.
+    """SIGKILL all marked processes, their descendants and those of ``root``; return the number of killed processes.
 
-    Each sweep finds children before their parents die, and sweeps repeat until one finds none, so that no fork
+    Each sweep finds children before their parents die, and sweeps repeat until a sweep finds nothing, so that no fork
     escapes. A child without the mark has cleared its environment, or hides its environment from all users but root.
     """
     kept = {os.getpid(), *spare}
@@ -94,7 +94,7 @@ def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) 
 
 
 def _wait_gone(pids: set[int]) -> None:
-    """Wait at most a second for the end of each process: until then it may still occupy a port."""
+    """Wait at most a second for the end of each process, since until its end a process may occupy a port."""
     for pid in pids:
         try:
             fd = os.pidfd_open(pid)

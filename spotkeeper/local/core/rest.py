@@ -144,7 +144,7 @@ def without_nulls(value: JsonValue) -> JsonValue:
 
 
 def parse_body(body: JsonValue, kind: type[T]) -> T:
-    """Convert a request body to its struct; ApiError 400 if it is invalid, 501 for a field that is not built."""
+    """Convert a request body to its struct; ApiError 400 if it is invalid, 501 for an unsupported field."""
     clean = without_nulls(body)
     if not isinstance(clean, dict):
         raise ApiError(400, "badRequest", "Invalid JSON payload received. Expected an object.")
@@ -162,7 +162,7 @@ def _refusal(text: str) -> ApiError:
         return ApiError(400, "badRequest", f"Invalid value in JSON payload: {text}")
     name, at = found["name"], found["at"] or ""
     if any(name in fields for fields in NOT_BUILT.values()):
-        return errors.not_built(f"field '{at + '.' if at else ''}{name}'")
+        return errors.not_built(f"the field '{at + '.' if at else ''}{name}'")
     message = f"Invalid JSON payload received. Unknown name \"{name}\" at '{at}': Cannot find field."
     return ApiError(400, "badRequest", message)
 
@@ -200,7 +200,7 @@ def refused(error: ApiError) -> Response:
 
 
 def session() -> requests.Session:
-    """Return a session that ignores proxy settings: a proxy cannot reach this machine's loopback."""
+    """Return an HTTP session that ignores proxy settings: a proxy cannot reach this machine's loopback address."""
     made = requests.Session()
     made.trust_env = False
     return made

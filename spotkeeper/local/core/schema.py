@@ -142,7 +142,7 @@ class Accelerator(RequestPart, frozen=True):
 
 
 class InstanceProperties(RequestPart, frozen=True):
-    """The properties of a template; an instance has a name and a zone besides."""
+    """The properties of a template; an instance also has a name and a zone."""
 
     machine_type: str | None = None
     description: str | None = None

@@ -8,7 +8,7 @@ from spotkeeper.local.spot_market.bill import Bill, Line
 
 
 class VmView(Struct, frozen=True):
-    """A VM as ``status`` shows it. ``notice_until``: virtual time of ACPI off, at the end of a preemption notice."""
+    """A VM as ``status`` shows it. ``notice_until``: the virtual time at which its preemption notice ends."""
 
     name: str
     id: str
@@ -37,7 +37,7 @@ class DiskView(Struct, frozen=True):
 
 
 class ZoneView(Struct, frozen=True):
-    """A zone as ``status`` shows it. ``capacity``: of spot VMs, now; ``overridden``: an operator has set it."""
+    """A zone as ``status`` shows it. ``capacity``: for spot VMs, now; ``overridden``: the operator set the capacity."""
 
     zone: str
     capacity: int | None
@@ -83,7 +83,7 @@ class Maintenance(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetCapacity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to set a zone's capacity. ``nodes`` None: the market's capacity (spot), or no limit (on-demand)."""
+    """A request to set a zone's capacity to ``nodes``; None: back to the market's (spot) or to no limit (on-demand)."""
 
     zone: str
     nodes: int | None = None

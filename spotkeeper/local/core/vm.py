@@ -19,7 +19,7 @@ KIND = "instances"
 class Ending(str, Enum):
     """The reason why a VM stops.
 
-    DELETE frees the VM's name and disks; so do PREEMPT and EXPIRE if the VM's termination action is DELETE.
+    DELETE frees the VM's name and disks. PREEMPT and EXPIRE do so too if the VM's termination action is DELETE.
     """
 
     NONE = ""

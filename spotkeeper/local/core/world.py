@@ -1,7 +1,7 @@
 """The state that all parts of the control plane share: settings, clock, database, market, and the timer loop.
 
 Documents and timers are in one SQLite file; a kill -9 at any time loses nothing. Each request and each timer runs in
-one transaction, so a document, its operation and the timer that ends it exist together or not at all. Effects outside
+one transaction, so a document, its operation and the operation's timer exist together or not at all. Effects outside
 the database (processes, folders, sockets) are queued with ``after`` and run after the commit; each can be repeated.
 VMs and disks register the handlers of their timers here.
 """
@@ -204,7 +204,7 @@ class World:
         return self.clock.now()
 
     def at(self, due: float, kind: str, arg: str) -> None:
-        """Set a timer in the current transaction; when it fires, ``kind`` must have a handler."""
+        """Set a timer in the current transaction. When it fires, ``handlers`` must have a handler of this kind."""
         self.state.at(due, kind, arg)
         self.state.after(self.rearm)
 

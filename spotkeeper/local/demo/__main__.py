@@ -1,4 +1,4 @@
-"""The main job, end to end: cloud up, stack up, train while machines are preempted, prove it, destroy.
+"""Runs the demo: start a cloud, deploy a stack, train while machines are preempted, check the weights, destroy all.
 
 python -m spotkeeper.local.demo [--seed N] [--steps N] [--scale N]
 """
@@ -61,7 +61,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="draws other faults")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the job")
     parser.add_argument(
-        "--scale", type=float, default=SCALE, help="how many times faster than real the cloud's clock runs"
+        "--scale", type=float, default=SCALE, help="how many times faster than real time the cloud's clock runs"
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where everything is written")
     parser.add_argument("--engine", choices=("auto", "pulumi", "in-process"), default="auto")
@@ -71,14 +71,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the demo and return its exit code.
 
-    0: all promises hold; 1: one does not, or the demo failed; 2: another demo runs in the folder; 130: Ctrl-C.
+    0: all promises hold; 1: a promise is broken, or the demo failed; 2: another demo uses the folder; 130: Ctrl-C.
     """
     args = parse(sys.argv[1:] if argv is None else argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     stop = StopSignal()
     stop.listen()
     try:
-        with only_one(args.folder, "make demo", "take another folder: make demo ARGS=--folder=.spotkeeper/second"):
+        with only_one(args.folder, "make demo", "use another folder: make demo ARGS=--folder=.spotkeeper/second"):
             return attempt(Demo(args, console, stop), console)
     except BusyError as error:
         console.print(f"[bold red]the demo did not start:[/] {error}", highlight=False)
@@ -158,7 +158,7 @@ class DemoError(Exception):
 
 
 class Demo:
-    """One run of the demo. ``clean_up`` can remove its resources after every step."""
+    """One run of the demo. ``clean_up`` can remove its resources at any time."""
 
     def __init__(self, args: argparse.Namespace, console: Console, stop: StopSignal) -> None:
         self.args = args
@@ -171,7 +171,7 @@ class Demo:
     def run(self) -> int:
         began = time.monotonic()
         cloud, engine = self.bring_up()
-        self.say("a job is submitted: a byte-level GPT on three machines, one static, two spot")
+        self.say("submit a job: a byte-level GPT on one static machine and two spot machines")
         spec, source = self.job()
         store = local_target(cloud.folder).store()
         self.until("the static machine to be up", lambda: bool(store.list_static_hellos()))
@@ -183,7 +183,7 @@ class Demo:
         bill = cloud.bill().bill
         ledger = (*store.list_ledger(job), *record.outbox)
         left = self.destroy(cloud)
-        self.say("the same job again, undisturbed, under plain torchrun: this takes about a minute")
+        self.say("repeat the same training undisturbed, under plain torchrun (takes about a minute)")
         with self.console.status("training"):
             alone = proof.left_alone(JOB_FILE.parent, self.training(), 3, dict(spec.env), self.folder / "alone")
         done = proof.DemoReport(
@@ -206,11 +206,11 @@ class Demo:
         """Remove the cloud of an interrupted run, start a new one, and bring the stack up."""
         self._end_cloud()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.say(f"a cloud on this machine: three zones, spot market replayed, {self.args.scale:g} times as fast")
+        self.say(f"start a one-machine cloud: three zones, a recorded spot market, {self.args.scale:g} times as fast")
         self.cloud = cloud = LocalCloud.up(
             self.folder / "cloud", scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
         )
-        self.say("pulumi up: what the project's own Pulumi program declares")
+        self.say("pulumi up: deploy a stack with the project's own Pulumi program")
         done = deploy.up(
             STACK, STACK_FILE, cloud, cloud.folder / "deploy", Printer(self.console), engine=self.args.engine
         )
@@ -224,7 +224,7 @@ class Demo:
         return replace(spec, command=command), pack(JOB_FILE.parent)
 
     def training(self) -> tuple[str, ...]:
-        """The part of the command that determines the weights."""
+        """The part of the job's command that determines the weights."""
         return ("train.py", "--steps", str(self.args.steps))
 
     def submit(self, store: Store, spec: JobSpec, source: Source) -> str:
@@ -249,7 +249,7 @@ class Demo:
         self.watch(lambda: self.view(store, job, watcher), done, failure)
 
     def view(self, store: Store, job: str, watcher: Watcher) -> JobView:
-        """The view of ``spotkeeper watch``, but with the step at this moment."""
+        """Return what ``spotkeeper watch`` shows, but with the current step."""
         assert self.cloud is not None
         held = store.read_record(job)
         assert held is not None
@@ -258,7 +258,7 @@ class Demo:
         return replace(view, step=watcher.step() or view.step, total_steps=self.args.steps)
 
     def watch(self, view: Callable[[], JobView], done: threading.Event, failure: list[Exception]) -> None:
-        """Show the job until it ends; ChaosError if a fault failed, or the job does not end after the last fault."""
+        """Show the job until it ends; ChaosError if a fault failed, or the job ends too early or too late."""
         screen = Screen(self.console, self.notes)
         end = float("inf")
         with (
@@ -281,10 +281,10 @@ class Demo:
                 time.sleep(0.5)
         screen.last(now)
         if not done.wait(5):
-            raise ChaosError("the job ended before the last fault: give it more --steps")
+            raise ChaosError("the job ended before the last fault: repeat the demo with more --steps")
 
     def outcome(self, store: Store, job: str) -> Record:
-        """Return the record of the ended job; DemoError if the job failed, or its resources remain."""
+        """Return the record of the ended job; DemoError if the job failed or its machines and disks remain."""
 
         def done() -> bool:
             held = store.read_record(job)
@@ -314,14 +314,14 @@ class Demo:
         self._end_cloud()
 
     def _end_cloud(self) -> None:
-        """Find the cloud by its folder: after an interrupted start ``self.cloud`` is None."""
+        """End the cloud. The folder tells whether one exists: after an interrupted start ``self.cloud`` is None."""
         folder = self.folder / "cloud"
         if (folder / "cloud.json").is_file():
             LocalCloud.attach(folder).down(purge=True)
         self.cloud = None
 
     def until(self, event: str, poll: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Poll until the result is true; DemoError after ``seconds`` real seconds."""
+        """Call ``poll`` until it returns true; DemoError after ``seconds`` real seconds."""
         for _ in ticks(seconds):
             self.stop.check()
             if poll():

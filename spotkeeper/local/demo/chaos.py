@@ -1,7 +1,7 @@
 """Chaos: preempts machines as clouds do, one fault after the other.
 
-A fault waits until training is steady, preempts, and waits until training steps again with every node filled.
-``proof`` measures the cost of each fault.
+A fault waits until training is steady, preempts, and waits until the preempted machine is replaced. ``proof`` measures
+the cost of each fault.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Chaos:
     _roots: dict[str, Path] = field(default_factory=dict)
 
     def faults(self) -> list[tuple[str, Callable[[], None]]]:
-        """All faults in an order that the seed chooses; the loss of all capacity is always the third."""
+        """Return all faults in an order that the seed chooses; the loss of all capacity is always the third fault."""
         faults: list[tuple[str, Callable[[], None]]] = [
             ("a spot machine with a notice", lambda: self.one(announced=True)),
             ("a spot machine without a notice", lambda: self.one(announced=False)),
@@ -55,11 +55,11 @@ class Chaos:
             ("a machine while it writes a checkpoint", self.during_save),
         ]
         self.rng.shuffle(faults)
-        faults.insert(2, ("a machine and removes all spot capacity of its zone, so that on-demand steps in", self.dry))
+        faults.insert(2, ("a machine and ends its zone's spot capacity, so that on-demand fallback begins", self.dry))
         return faults
 
     def run(self) -> None:
-        """Cause all faults, one after the other; ChaosError if the job does not recover within ``PATIENCE_S``."""
+        """Cause all faults one by one; ChaosError if the job takes over ``PATIENCE_S`` real seconds to recover."""
         for title, fault in self.faults():
             self.steady("before the next fault")
             self.report(f"preempts {title}")
@@ -95,7 +95,7 @@ class Chaos:
         self.replaced([(node, slot)])
 
     def dry(self) -> None:
-        """Remove a zone's capacity and a machine, so that on-demand steps in; then restore spot capacity."""
+        """End a zone's capacity and preempt a machine, so that on-demand fallback begins; then restore the capacity."""
         node, slot = self.rng.choice(self.spot_members(1))
         self.cloud.set_capacity(slot.zone, 0, reclaim=False)
         try:
@@ -132,7 +132,7 @@ class Chaos:
         return None
 
     def saving(self, vm: str) -> bool:
-        """Whether the VM is writing a checkpoint: the checkpoint's folder exists, its COMMIT does not yet."""
+        """Whether the VM is writing a checkpoint: its folder exists, but its COMMIT does not exist yet."""
         if vm not in self._roots:
             self._roots = {view.name: Path(view.root) for view in self.cloud.status().vms}
         folder = self._roots.get(vm, Path("/nonexistent")) / "mnt" / "sk-data" / self.job / "ckpt"
@@ -143,7 +143,7 @@ class Chaos:
         return False
 
     def spot_members(self, least: int) -> list[tuple[int, Slot]]:
-        """Wait until at least ``least`` nodes are on spot and training is steady."""
+        """Wait until at least ``least`` nodes are on spot machines and training is steady; return these nodes."""
 
         def members() -> list[tuple[int, Slot]] | None:
             found = self.on_spot()
@@ -172,7 +172,7 @@ class Chaos:
         self.until(f"steady training {when}", self.is_steady)
 
     def is_steady(self) -> bool:
-        """Whether every node is a member, nothing is pending, and the generation has trained ``STEADY_STEPS``."""
+        """Whether every node is a member, no change is pending, and the generation has made ``STEADY_STEPS`` steps."""
         record = self.record()
         if record.stop or record.roll or record.move or record.phase is not Phase.RUN or not record.gen:
             return False
@@ -185,7 +185,7 @@ class Chaos:
         return trace.last_step >= start + STEADY_STEPS
 
     def until(self, event: str, poll: Callable[[], T | None], period_s: float = 0.1) -> T:
-        """Poll every ``period_s`` until the result is true; ChaosError after ``PATIENCE_S`` real seconds."""
+        """Call ``poll`` every ``period_s`` until it returns true; ChaosError after ``PATIENCE_S`` real seconds."""
         for _ in ticks(PATIENCE_S, period_s):
             if found := poll():
                 return found

@@ -1,4 +1,4 @@
-"""The proof: the cost of every recovery, and that the weights equal those of an undisturbed run."""
+"""Measures the cost of every recovery, and proves that the weights equal those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _GRACE_S = 40.0  # torchrun gives its workers 30 s
 class Recovered(Struct, frozen=True):
     """One recovery, in real seconds.
 
-    ``seconds``: from the last step before it to the first step after it, without the boots of replacements.
-    ``boot_seconds``: the longest boot, from the decision to the hello. ``announced``: a notice preceded the recovery,
-    or reconcile made the change itself.
+    ``seconds``: from the last step before the loss to the first step after it, without the replacements' boots.
+    ``boot_seconds``: the longest boot, from the decision to the hello. ``announced``: a notice preceded the loss, or
+    reconcile itself decided to change the machine.
     """
 
     cause: str
@@ -188,7 +188,7 @@ def show(console: Console, done: DemoReport, weights: str | None, elapsed_s: flo
     lines = [
         f"{done.steps} steps in {done.generations} generations; {lost} steps trained twice",
         f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}"
-        " (the static machine's time before and after the job is in both)",
+        " (both include the static machine's time before and after the job)",
         f"weights {weights or '(none)'}",
         ("identical, bit by bit, to those of the undisturbed run" if done.weights_identical else "NOT THE SAME")
         + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
@@ -217,7 +217,7 @@ class GenerationTrace:
 
 @dataclass
 class Watcher:
-    """Follows one job on all VMs below ``vms`` (the folder that holds a root per VM)."""
+    """Follows one job on all VMs below ``vms``, the folder that contains each VM's root folder."""
 
     vms: Path
     job: str

@@ -1,6 +1,6 @@
 """Creates, updates and deletes one resource on a one-machine cloud, by ``table.py``; both drivers use it.
 
-Deleting a missing resource succeeds; creating an existing one is an error of the cloud.
+The deletion of a missing resource succeeds; the creation of an existing one fails with the cloud's error.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class GoneError(DeployError):
 
 @dataclass(frozen=True)
 class ResourceClient:
-    """A client of the control plane. ``endpoint``: its root; ``token``: the operator's token, sent with every call."""
+    """A client of the control plane. ``endpoint``: its root URL; ``token``: the operator's, sent with every call."""
 
     endpoint: str
     token: str = field(default="", repr=False)
 
     def create(self, t: PlacedResource) -> Json:
-        """Create the resource and return outputs that only the cloud knows; DeployError with the cloud's refusal."""
+        """Create the resource and return the outputs that only the cloud knows; DeployError if the cloud refuses."""
         kind = table.kind_of(t.type)
         if kind.path:
             self._operation(self._call("POST", self._compute(table.collection(t)), kind.body(t)))
@@ -90,7 +90,7 @@ class ResourceClient:
         end = time.monotonic() + OPERATION_S
         while operation.get("status") != "DONE":
             if time.monotonic() > end:
-                raise DeployError(f"{operation.get('targetLink')}: not done after {OPERATION_S:.0f} s")
+                raise DeployError(f"{operation.get('targetLink')}: the operation is not done after {OPERATION_S:.0f} s")
             time.sleep(_POLL_S)
             path = urllib.parse.urlsplit(str(operation["selfLink"])).path.partition("/compute/v1/")[2]
             operation = self._call("GET", self._compute(path))

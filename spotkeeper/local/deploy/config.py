@@ -22,7 +22,7 @@ PLUGIN = "pulumi-resource-gcp"  # the name under which the engine finds the prov
 
 
 class _Key(msgspec.Struct):
-    """A key in the ``config`` of ``Pulumi.yaml``; only the engine needs its other fields."""
+    """A key in the ``config`` of ``Pulumi.yaml``, without the fields that only Pulumi's engine needs."""
 
     default: object = None
 
@@ -66,7 +66,7 @@ def _of_this_project(config: Mapping[str, object], file: str) -> dict[str, objec
     """Put keys without a namespace into the project's namespace, as Pulumi does."""
     short = {f"{NAMESPACE}:{key}": value for key, value in config.items() if ":" not in key}
     if twice := sorted(short.keys() & config.keys()):
-        raise SpecError([Problem(key, "given twice, with and without its namespace: remove one", source=file)
+        raise SpecError([Problem(key, "given twice, with and without its namespace: remove one of them", source=file)
                          for key in twice])  # fmt: skip
     return {**{key: value for key, value in config.items() if ":" in key}, **short}
 

@@ -83,14 +83,14 @@ class Engine:
 
     @property
     def _project(self) -> Path:
-        """The folder of a copy of the project, since the engine writes and deletes stack files in the project."""
+        """The folder of the engine's own copy of the project: the engine writes and deletes stack files there."""
         return (self.folder / "project").absolute()
 
     def exists(self) -> bool:
         return (self.folder / "state" / ".pulumi" / "stacks").exists()
 
     def select(self, config_file: Path) -> None:
-        """Write the project (the checkout's program, this cloud's addresses) and the plugin, and select the stack."""
+        """Write the project (the checkout's program with this cloud's addresses) and the plugin; select the stack."""
         for name in ("state", "home", "bin", "project"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         plugin = self.folder / "bin" / PLUGIN
@@ -184,7 +184,7 @@ def _events(lines: Iterator[str] | Any, notes: list[str]) -> Iterator[dict[str, 
 
 
 class _EventListener:
-    """Converts the engine's events. A component's two events are its start and the registration of its outputs."""
+    """Converts the engine's events. A component starts with one event and ends with the event of its outputs."""
 
     def __init__(self, on_event: OnEvent, planning: bool) -> None:
         self._on_event = on_event

@@ -18,7 +18,7 @@ STACK_REFERENCE = "pulumi:pulumi:StackReference"
 
 
 class Registrar(Protocol):
-    """The interface of one pass of the runner."""
+    """What the monitor calls: one run of the program by the runner."""
 
     @property
     def shown(self) -> list[StateEntry] | None: ...
@@ -27,7 +27,7 @@ class Registrar(Protocol):
 
 
 class Monitor(MockMonitor):
-    """Receives registrations from several threads at once, each registration as soon as its inputs are known."""
+    """Receives registrations of resources from several threads, each as soon as its inputs are known."""
 
     def __init__(self, run: Registrar) -> None:
         super().__init__(_Cloud(self))
@@ -39,7 +39,7 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
-        """Return a reference to another stack for a plan, with unknown outputs; DeployError if this is no plan."""
+        """Return a reference to another stack, with unknown outputs; DeployError if the run makes resources."""
         if self._run.shown is None:
             raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
         return stack, {"name": stack}
@@ -69,7 +69,7 @@ class _Cloud(Mocks):
         self._monitor = monitor
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], None]:
-        raise DeployError(f"{args.token}: the program calls the cloud, which the runner does not support")
+        raise DeployError(f"the program calls {args.token}, but the in-process runner supports no calls")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         if args.typ == STACK_REFERENCE:
@@ -78,7 +78,7 @@ class _Cloud(Mocks):
 
 
 def plain(value: Any, masked: bool = False) -> Any:  # noqa: PLR0911 - one per kind
-    """Convert a value from Pulumi's wire format to plain JSON: integers, unwrapped secrets, and paths of files.
+    """Convert a value from Pulumi's wire format to plain JSON, with integers, secrets in clear, and paths of files.
 
     ``masked``: replace secrets and unknown values by placeholders, for output.
     """

@@ -47,7 +47,7 @@ class StandIn(p.Provider):
         return p.ConfigureResponse(supports_preview=True)
 
     async def check(self, request: p.CheckRequest) -> p.CheckResponse:
-        """Replace files by their paths: the engine's state keeps only an asset's hash."""
+        """Replace files by their paths, because the engine's state has only the hash of a file."""
         table.kind_of(type_of(request))
         files = {key: v for key, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
         paths = from_plain(to_plain(files))

@@ -17,7 +17,7 @@ class DeployError(Exception):
 
 
 class Endpoint(Protocol):
-    """The address of a one-machine cloud: root of its control plane, and the operator's token."""
+    """Access to a one-machine cloud: the root URL of its control plane, and the operator's token."""
 
     @property
     def endpoint(self) -> str: ...

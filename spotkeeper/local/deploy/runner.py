@@ -82,8 +82,8 @@ def _defaults(config: dict[str, str]) -> ProviderDefaults:
 def declared(stack: str, config: dict[str, str]) -> tuple[StateEntry, ...]:
     """Return the resources that the program declares, in order, also for a stack of a real cloud.
 
-    It calls no cloud and records nothing. Inputs are as ``pulumi preview`` shows them: with masked secrets, and a
-    placeholder for values that only a cloud knows.
+    It calls no cloud and records nothing. Inputs are as ``pulumi preview`` shows them: secrets are masked, and values
+    that only a cloud knows have a placeholder.
 
     Raises:
         DeployError: the program failed.
@@ -103,7 +103,7 @@ def destroy(stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_eve
     if state.stack != stack:
         raise DeployError(f"{folder / _STATE} belongs to the stack {state.stack!r}, not to {stack!r}")
     if guarded := [entry.name for entry in state.entries() if entry.protect]:
-        raise DeployError(f"protected: {', '.join(guarded)}. Set on_destroy and run up before this")
+        raise DeployError(f"protected: {', '.join(guarded)}. Set `on_destroy: delete` and run `up` first")
     defaults = ProviderDefaults(state.project, state.region)
     run = DeployRun(state, ResourceClient(cloud.endpoint.rstrip("/"), cloud.token), defaults, on_event, dry=False)
     run.forget_unfinished()
@@ -177,7 +177,7 @@ class DeployRun:
         self.state.arrange(urns[:drain], urns[drain:])
 
     def remove_undeclared(self) -> None:
-        """Delete resources that the program no longer declares, newest first; then old resources of replacements."""
+        """Delete resources that the program no longer declares, newest first; then resources that were replaced."""
         gone = [entry for entry in self.state.entries() if entry.urn not in self.declared]
         for entry in reversed(gone):
             self.remove(entry)
@@ -237,7 +237,7 @@ class DeployRun:
         return self.api.create(table.target(entry.type, entry.name, entry.inputs, self.defaults))
 
     def _provided(self, entry: StateEntry, old: StateEntry | None) -> Json:
-        """Create or update with the program's own provider, and return computed outputs. A dry run checks only.
+        """Create or update with the program's own provider, and return computed outputs. A dry run only checks inputs.
 
         Raises:
             DeployError: the provider refuses the inputs; nothing was changed.
@@ -355,7 +355,7 @@ class _Workers(ThreadPoolExecutor):
 
 
 def _execute(run: DeployRun, stack: str, config: dict[str, str]) -> dict[str, Any]:
-    """Run the program with our monitor, in a new thread."""
+    """Run the program in a new thread, with the runner's monitor instead of Pulumi's."""
     import pulumi
     from pulumi.runtime.settings import SETTINGS, get_root_resource
     from pulumi.runtime.stack import run_pulumi_func

@@ -43,7 +43,7 @@ class _File(Struct, frozen=True):
 
 
 class DeployState:
-    """The recorded resources in order of creation. Thread-safe."""
+    """The recorded resources, in the order of their creation. Thread-safe."""
 
     def __init__(self, path: Path, stack: str, project: str, region: str) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class DeployState:
             self._write(entries=(*others, entry))
 
     def arrange(self, first: Sequence[str], last: Sequence[str]) -> None:
-        """Put the URNs of ``first`` before all others, and those of ``last`` after them."""
+        """Put the entries with the URNs in ``first`` before all others, and the entries in ``last`` after them."""
         with self._lock:
             entries = {entry.urn: entry for entry in self._file.entries}
             between = [urn for urn in entries if urn not in first and urn not in last]

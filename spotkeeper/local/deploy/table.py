@@ -116,7 +116,7 @@ def computed(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults)
 
 @dataclass(frozen=True)
 class InputChange:
-    """The difference between two declarations of a resource."""
+    """What changed between two declarations of a resource."""
 
     keys: tuple[str, ...]
     replaces: tuple[str, ...]
@@ -155,12 +155,12 @@ def _compute_outputs(t: PlacedResource) -> Json:
 
 
 def _some(**fields: Any) -> Json:
-    """An object without empty fields."""
+    """Return an object with those of the fields that are not empty."""
     return {key: value for key, value in fields.items() if value is not None and value not in ([], {})}
 
 
 def _named_body(t: PlacedResource, *keys: str, **fields: Any) -> Json:
-    """A request body with the resource's name, its inputs under these keys, and further fields."""
+    """Return a request body with the resource's name, its inputs named by ``keys``, and the other fields."""
     return _some(name=t.name, **{key: t.inputs.get(key) for key in keys}, **fields)
 
 
@@ -181,7 +181,7 @@ def _firewall(t: PlacedResource) -> Json:
 
 
 def _resource_policy(t: PlacedResource) -> Json:
-    """The body of a resource policy, without ``maxDistance``, which only the beta API has."""
+    """Return the body of a resource policy, without ``maxDistance``, which only the beta API has."""
     policy = t.inputs["groupPlacementPolicy"]
     known = {key: policy.get(key) for key in ("collocation", "vmCount", "availabilityDomainCount")}
     return _named_body(t, groupPlacementPolicy=_some(**known))
@@ -208,7 +208,7 @@ def _template(t: PlacedResource) -> Json:
 
 
 def _disk_made_at_boot(disk: Json, image: object, size: object, type_: object) -> Json:
-    """The request's form of a disk made at boot. Templates declare it in one object, instances in two."""
+    """Return the request's form of a disk that is made at boot; its labels may be in an object of their own."""
     labels = disk.get("labels", disk.get("initializeParams", {}).get("labels"))
     return _some(
         boot=disk.get("boot"),

@@ -1,10 +1,10 @@
-"""Controls a one-machine cloud: starts it, finds it again, preempts its machines, stops it, counts what remains.
+"""Controls a one-machine cloud: starts and finds it, preempts its machines, stops it, counts what remains.
 
     cloud = LocalCloud.up(Path(".spotkeeper/local"), scale=60)
     cloud.preempt("sk-demo-...", notice=True)
     cloud.down()
 
-All files of a cloud are in its folder, and all its processes carry its mark; no other processes are touched.
+All files of a cloud are in its folder; all its processes have its mark in their environment, and no others are killed.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ CALL_S = 15.0  # real
 
 
 class Upkeep(Enum):
-    """The state of the cloud's own processes. Its VMs continue in each state, but get no answers when STOPPED.
+    """The state of the cloud's own two processes. VMs run on in each state, but get no answers when it is STOPPED.
 
     ========= ======================================= ==========================================
     state     meaning                                 next state
     ========= ======================================= ==========================================
-    WHOLE     a keeper restarts the control plane     UNWATCHED when the keeper is killed
-    UNWATCHED a control plane without a keeper        STOPPED at its end, WHOLE by ``up``
+    WHOLE     keeper and control plane run            UNWATCHED when the keeper is killed
+    UNWATCHED only the control plane runs             STOPPED when it ends, WHOLE by ``up``
     STOPPED   neither of the two runs; VMs may run    WHOLE by ``up``, which finds the VMs again
     ========= ======================================= ==========================================
     """
@@ -115,7 +115,7 @@ class LocalCloud:
         Args:
             scale: virtual seconds per real second.
             market: a recording of ``local/markets``, or the path of another recording (``.json``).
-            per_zone: spot VMs per zone where the recording shows a whole gang.
+            per_zone: how many spot VMs a zone has capacity for while its recording has capacity for a whole gang.
             calm_s: virtual seconds at the start in which the market preempts nothing.
 
         Raises:
@@ -130,7 +130,7 @@ class LocalCloud:
             config = read_config(folder)
             if config is None:
                 if not 0 < scale < float("inf"):  # also refuses nan
-                    raise ValueError(f"scale {scale}: want a number above 0")
+                    raise ValueError(f"scale {scale}: must be a number above 0")
                 Market.load(market, zones, epoch=0.0, seed=seed, per_zone=per_zone, calm_s=calm_s)
                 now = time.time()
                 config = Config(
@@ -169,7 +169,7 @@ class LocalCloud:
         """Return the cloud of a folder, which need not be running; LocalCloudError if there is none."""
         config = read_config(folder.resolve())
         if config is None:
-            raise LocalCloudError(f"{folder}: no cloud here; start one: spotkeeper local up (--folder says where)")
+            raise LocalCloudError(f"{folder}: no cloud here; start one (spotkeeper local up) or use another --folder")
         return cls(folder.resolve(), config)
 
     @property
@@ -219,7 +219,7 @@ class LocalCloud:
         return self._get("bill", views.BillView)
 
     def preempt(self, vm: str, *, notice: bool = True) -> None:
-        """Preempt a spot VM; for a standard VM, make its host fail, with a maintenance notice or without.
+        """Preempt a spot VM, or make a standard VM's host fail. ``notice``: announce it first.
 
         Raises:
             LocalCloudError: unknown VM, or no answer.
@@ -227,11 +227,11 @@ class LocalCloud:
         self._post(f"vms/{vm}/preempt", views.Preempt(notice))
 
     def maintenance(self, vm: str, event: str, in_s: float | None = None) -> None:
-        """Set ``maintenance-event``, and ``upcoming-maintenance`` to begin in ``in_s`` virtual seconds."""
+        """Set the VM's ``maintenance-event``; ``upcoming-maintenance`` begins in ``in_s`` virtual seconds."""
         self._post(f"vms/{vm}/maintenance", views.Maintenance(event, in_s))
 
     def set_capacity(self, zone: str, nodes: int | None, *, model: str = "spot", reclaim: bool = True) -> None:
-        """Set a zone's capacity; None: the market's capacity. ``reclaim``: preempt VMs in excess."""
+        """Set a zone's capacity; None: back to the market's capacity. ``reclaim``: preempt VMs in excess."""
         self._post("capacity", views.SetCapacity(zone, nodes, model, reclaim))
 
     def partition(self, zone: str, partitioned: bool = True) -> None:
@@ -242,13 +242,13 @@ class LocalCloud:
         self._post("quota", views.SetQuota(zone, instances))
 
     def identity_token(self, email: str, audience: str) -> str:
-        """Return an OIDC token of any service account, as gcloud does for an operator with the right to impersonate."""
+        """Return an OIDC token of any service account, as gcloud does for a user who may impersonate it."""
         return Tokens(self.folder).identity(email, audience, self.clock.now())
 
     # Stop
 
     def down(self, *, purge: bool = False) -> LeftOver:
-        """Stop every process of this cloud; return the counts before the stop. ``purge`` also removes the folder."""
+        """Stop every process of this cloud; return what was there before. ``purge`` also removes the folder."""
         with lock(self.folder):
             guests = len(self._guests())
             self._end()
@@ -267,7 +267,7 @@ class LocalCloud:
         procs.kill_all(procs.mark(procs.CLOUD, self.config.uid))
 
     def left_over(self) -> LeftOver:
-        """Count VMs and disks in the database, and processes of VMs and functions (without the cloud's own two)."""
+        """Count VMs and disks in the database, and processes of VMs and functions (not keeper and control plane)."""
         return LeftOver(*count_resources(self.folder), len(self._guests()))
 
     def _guests(self) -> set[int]:
@@ -292,7 +292,7 @@ class LocalCloud:
         write_pid(self.folder / KEEPER, process.pid)
 
     def _replace_control_plane(self) -> None:
-        """Kill a control plane of older code, so that its keeper starts a new one; VMs continue meanwhile."""
+        """Kill a control plane that runs older code, so that its keeper starts a new one; VMs continue meanwhile."""
         pid = end_control_plane(self.folder)
         end = time.monotonic() + UP_S
         while pid is not None and read_pid(self.folder / PID_FILE) in (None, pid) and time.monotonic() < end:
@@ -336,7 +336,7 @@ def force_cleanup(folder: Path) -> LeftOver:
     """End the cloud in ``folder`` and remove the folder, even if ``cloud.json`` cannot be read.
 
     Returns:
-        The counts before the end.
+        What was there before the end.
     """
     folder = folder.resolve()
     *others, last = sorted(marks(folder)) or [secrets.token_hex(6)]  # without marks: a mark that no process has

@@ -45,17 +45,14 @@ class BusyError(Exception):
 
 @contextmanager
 def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
-    """Lock ``folder`` for this process. The kernel releases the lock at the end of the process.
+    """Lock ``folder`` for this process; BusyError if another process has it. The lock ends with the process.
 
     The lock is a file beside the folder, ``<folder>.lock``, because the lock's holder may remove the folder and make it
     again. The lock file stays: if it were removed, two new processes could lock two files of the same name.
 
     Args:
-        work: the command of this process, for the message to a second process.
-        otherwise: advice for the second process, which does not wait.
-
-    Raises:
-        BusyError: another process has locked the folder.
+        work: the command of this process; the message to any other process names it.
+        otherwise: what the user can do instead, for the message if another process has the lock.
     """
     path = folder.resolve().with_name(folder.name + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +73,8 @@ def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
 def _busy(path: Path, folder: Path, otherwise: str) -> str:
     pid, _, work = path.read_text().strip().partition(" ")
     if not pid.isdigit():  # the other process has just started, or is about to end
-        return f"another process is at work in {folder}: wait until it is done, or {otherwise}"
-    return f"{work} is at work in {folder} (pid {pid}): wait until it is done, end it (kill {pid}), or {otherwise}"
+        return f"another process is at work in {folder}: wait until it ends, or {otherwise}"
+    return f"{work} is at work in {folder} (pid {pid}): wait until it ends, end it (kill {pid}), or {otherwise}"
 
 
 @contextmanager
@@ -100,7 +97,7 @@ def read_config(folder: Path) -> Config | None:
     except FileNotFoundError:
         if read_pid(folder / KEEPER) is None:
             return None
-        damage = "is gone, but its cloud runs"
+        damage = "the file is gone, but its cloud still runs"
     except msgspec.DecodeError as error:
         damage = str(error)
     raise DamagedError(f"{path}: {damage}; {_end_of(folder)}, and start again")
@@ -114,7 +111,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def count_resources(folder: Path) -> tuple[int, int]:
-    """Return the number of VMs, and that of disks and snapshots, in the cloud's database.
+    """Return the number of VMs, and the number of disks and snapshots, in the cloud's database.
 
     Raises:
         LocalCloudError: the database is damaged.
@@ -196,7 +193,7 @@ def marks(folder: Path) -> set[str]:
 
 
 def _in_guest(folder: Path, values: dict[str, str]) -> bool:
-    """Whether this is the environment of a process of a VM or of a function."""
+    """Whether a process with this environment belongs to a VM or to a function."""
     root = values.get("SPOTKEEPER_ROOT", "")
     bucket = values.get("SPOTKEEPER_BUCKET", "") if procs.FUNCTION in values else ""
     return root.startswith(f"{folder / 'vms'}/") or bucket == f"sqlite://{folder / 'bucket.sqlite'}"

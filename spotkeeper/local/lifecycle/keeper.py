@@ -2,8 +2,8 @@
 
     python -m spotkeeper.local.lifecycle.keeper <folder>
 
-On one machine, it replaces the redundancy of a region. A SIGTERM to the keeper also ends the control plane. The keeper
-imports only the standard library, so it needs only 10 MB of memory.
+A real cloud's control plane survives by redundancy, this one by the keeper. A SIGTERM to the keeper also ends the
+control plane. The keeper imports only the standard library, so it needs only 10 MB of memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_pid(path: Path) -> int | None:
 
 
 def write_pid(path: Path, pid: int) -> None:
-    """Record a pid with its start time: a pid may be reused, but not the pair."""
+    """Record a pid with its process's start time: the system may reuse the pid, but not with the same start time."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(f"{pid} {procs.start_time(pid) or 0}\n")
     temporary.replace(path)

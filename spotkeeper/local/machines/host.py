@@ -1,6 +1,6 @@
 """Runs VMs as process trees on this machine, keeps their roots and disks in folders, and reports ended processes.
 
-It knows only ids and folders, and every step can be repeated after a crash. Layout of a cloud's folder::
+It knows only the ids and folders of VMs and disks. Every step can be repeated after a crash. A cloud's folder has::
 
     vms/<id>/{boot.json,off,root/}   serial/<name>-<id>.log   disks/<id>/<attachments>/   snapshots/<id>/
 """
@@ -98,7 +98,7 @@ class Host:
         return process.pid, procs.start_time(process.pid) or 0
 
     def find_init(self, vm_id: int) -> tuple[int, int] | None:
-        """Find the VM's init among the marked processes after a crash lost its pid; return its pid and start time."""
+        """Find the VM's init by its mark, after a crash before its pid was recorded; return its pid and start time."""
         pids = procs.marked(procs.mark(procs.VM, self.vm_mark(vm_id)))
         found = (pid for pid in sorted(pids) if "spotkeeper.local.machines.init" in procs.arguments(pid))
         pid = next(found, None)
@@ -150,7 +150,7 @@ class Host:
     def disk_folder(self, disk_id: int) -> Path:
         """Return the folder of a disk's content.
 
-        Its name changes with every attachment, so that an earlier VM's paths stop working, as for a removed device.
+        The folder's name changes with every attach, so that an earlier VM's paths fail, as after a device's removal.
         """
         parent = self._world.folder / "disks" / str(disk_id)
         found = sorted(parent.glob("a*"), key=lambda path: int(path.name[1:])) if parent.is_dir() else []
@@ -207,6 +207,6 @@ class Host:
 
 
 def _reap(pid: int) -> None:
-    """Reap a child; processes of an earlier control plane are not its children."""
+    """Reap the process if it is a child; processes that an earlier control plane started are not."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

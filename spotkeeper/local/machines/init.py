@@ -45,7 +45,7 @@ class Guest:
         self.startup: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        self.say(f"booting, startup script in {self.boot_s:.2f} s")
+        self.say(f"booting, the startup script begins in {self.boot_s:.2f} s")
         self.prepare()
         if self.wait(self.boot_s):
             self.shut_down()
@@ -55,7 +55,7 @@ class Guest:
         self.shut_down()
 
     def prepare(self) -> None:
-        """Empty /run and /tmp; all other folders are on the disk."""
+        """Empty /run and /tmp, as a boot does; all other folders are on the disk."""
         for name in ("run", "tmp"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("run", "tmp", "mnt", "root", "var/lib", "var/log", "dev/disk/by-id"):
@@ -63,7 +63,7 @@ class Guest:
         self.env["SPOTKEEPER_INIT_PID"] = str(os.getpid())
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Reap children until SIGTERM (True) or the timeout (False)."""
+        """Reap children until a SIGTERM (return True) or the timeout (return False)."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if end is None else end - time.monotonic()

@@ -37,7 +37,7 @@ MAX_WAIT_S = 3600.0  # virtual; the default of timeout_sec
 
 @dataclass(frozen=True)
 class GuestView:
-    """A snapshot of a machine: its tree (kebab-case keys), identity and token claims."""
+    """What a machine's metadata server serves now: its tree (kebab-case keys), identity and token claims."""
 
     tree: JsonObject
     principal: Principal
@@ -45,7 +45,7 @@ class GuestView:
 
 
 class MetadataServer:
-    """Serves one address. ``look`` takes a snapshot of the machine; ``changed`` wakes waiting requests."""
+    """Serves one address. ``look`` returns the machine's current values; ``changed`` wakes waiting requests."""
 
     def __init__(self, look: Callable[[], GuestView | None], tokens: Tokens, clock: Clock) -> None:
         self._look = look
@@ -160,7 +160,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _lookup(tree: JsonValue, path: str) -> tuple[bool, JsonValue]:
-    """Whether the path exists, and its value."""
+    """Return whether the path exists, and the path's value."""
     at = tree
     for part in path.strip("/").split("/") if path.strip("/") else ():
         if isinstance(at, dict) and part in at:
@@ -212,7 +212,7 @@ def _to_camel(name: str) -> str:
 
 
 def of_vm(vm: LocalVm) -> GuestView:
-    """Return a VM's snapshot, with the tree of ``computeMetadata/v1`` and the claims of ``format=full``."""
+    """Return a VM's values: the tree of ``computeMetadata/v1`` and the claims of ``format=full``."""
     accounts = vm.wire.service_accounts or []
     email = accounts[0].email if accounts else catalog.DEFAULT_SERVICE_ACCOUNT
     scopes = list(accounts[0].scopes) if accounts else []
@@ -230,7 +230,7 @@ def of_vm(vm: LocalVm) -> GuestView:
 
 
 def of_function(project: str, email: str) -> GuestView:
-    """Return a function's snapshot. As on Cloud Run, its tree has only identity and project."""
+    """Return a function's values. As on Cloud Run, its tree has only identity and project."""
     instance: JsonObject = {"id": "function", "service-accounts": _accounts(email, [])}
     return GuestView({"instance": instance, "project": _project(project)}, Principal(email), None)
 
@@ -311,7 +311,7 @@ Listen = Callable[[str], Awaitable[Listener]]
 
 
 class MetadataSites:
-    """Opens and closes metadata servers. ``look(path)`` takes a snapshot; ``listen(address)`` opens a socket."""
+    """Opens and closes metadata servers. ``look`` returns the values of a path; ``listen`` opens a socket."""
 
     def __init__(self, look: Callable[[str], GuestView | None], tokens: Tokens, clock: Clock, listen: Listen) -> None:
         self._look = look
@@ -324,7 +324,7 @@ class MetadataSites:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def at(self, address: str) -> MetadataServer | None:
-        """Return the server at an address of 127/8, or None."""
+        """Return the server at an address of 127/8; None if there is none."""
         return self._servers.get(address)
 
     def open(self, path: str, address: str) -> None:

@@ -77,17 +77,17 @@ class Admin:
         vm = self._parts.machines.find_by_name(name)
         if vm is None:
             names = ", ".join(other.name for other in self._parts.machines.list()) or "none"
-            raise ApiError(404, "notFound", f"VM {name!r}: no such VM (known: {names})")
+            raise ApiError(404, "notFound", f"no such VM: {name!r} (known: {names})")
         return vm
 
     def _zone(self, zone: str) -> str:
         if zone not in self._world.config.zones:
             known = ", ".join(self._world.config.zones)
-            raise ApiError(404, "notFound", f"zone {zone!r}: no such zone (known: {known})")
+            raise ApiError(404, "notFound", f"no such zone: {zone!r} (known: {known})")
         return zone
 
     def _preempt(self, name: str, body: views.Preempt) -> None:
-        """Preempt a spot VM; for a standard VM, make its host fail, with a maintenance notice or without."""
+        """Preempt a spot VM, or make a standard VM's host fail. ``body.notice``: announce it first."""
         vm = self._vm(name)
         log.info("operator preempts %s, notice=%s", vm.name, body.notice)
         if vm.spot:

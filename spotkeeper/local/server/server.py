@@ -2,7 +2,7 @@
 
     python -m spotkeeper.local.server.server <folder>
 
-The keeper starts it, and restarts it after a kill: its state is on disk, and its child processes survive it.
+The keeper starts the process, and restarts it after a kill: its state is on disk, and its child processes live on.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ControlPlane:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request at any address. The address of a machine serves its metadata."""
+        """Serve a request at any address. At a machine's address serve the machine's metadata."""
         receive, send = drained(scope, receive, send)
         request = Request(scope, receive)
         site = self.sites.at((scope.get("server") or ("", 0))[0])
@@ -182,7 +182,7 @@ class ControlPlane:
     # Start
 
     async def begin(self) -> None:
-        """Continue after a restart, once the control plane answers: market, copies, VMs, functions, timers."""
+        """After a restart, once the control plane answers, resume: market, copies, VMs, functions, timers."""
         with self.world.state.transaction():
             self.parts.spot.begin()
             self.parts.disks.resume_copies()
@@ -196,7 +196,7 @@ class ControlPlane:
 def _declared(body: bytes, name: str | None = None) -> Declaration:
     found = codec.decode(body, Declaration)
     if name is not None and found.name != name:
-        raise ApiError(400, "invalid", f"name {found.name!r} differs from the path's {name!r}")
+        raise ApiError(400, "invalid", f"the body's name {found.name!r} differs from the path's name {name!r}")
     return found
 
 
@@ -210,8 +210,8 @@ def _timers_ended(task: asyncio.Task[None]) -> None:
 def drained(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
     """Wrap ``send`` so that it reads the rest of the request's body before the answer ends.
 
-    If a server closes a connection with an unread body, the kernel sends a reset, and the client fails with "Connection
-    reset by peer" instead of reading the answer (mostly a refusal).
+    Otherwise, if the server closed the connection after an early answer, mostly a refusal, the kernel would send a
+    reset, and the client would fail with "Connection reset by peer" instead of reading the answer.
     """
     headers = dict(scope["headers"])
     if b"expect" in headers or (headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers):
@@ -254,7 +254,7 @@ async def _refuse_user(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that can open and close sockets while it runs: one per machine, at its address."""
+    """A uvicorn server that can open and close sockets while it runs: one socket for each machine's address."""
 
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(

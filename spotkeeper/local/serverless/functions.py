@@ -211,7 +211,7 @@ class Functions(Effect):
         lived = time.monotonic() - self._since.get(name, 0.0)
         wait = AGAIN_S if lived > STEADY_S else min(LONGEST_S, 2 * self._backoff.get(name, AGAIN_S))
         self._backoff[name] = wait
-        log.warning("function %s ended after %.1f s, again in %.1f s", name, lived, wait)
+        log.warning("function %s ended after %.1f s, starts again in %.1f s", name, lived, wait)
         with self._world.state.transaction():
             self._world.state.put(KIND, name, msgspec.structs.replace(doc, pid=0, restarts=doc.restarts + 1))
         asyncio.get_running_loop().call_later(wait, self._start_if_down, name)
@@ -222,9 +222,9 @@ class Functions(Effect):
             self._start(name)
 
     def _env(self, doc: FunctionDoc) -> dict[str, str]:
-        """The declared variables, with addresses of this cloud instead of Google's.
+        """The declared environment variables, with addresses of this cloud instead of Google's.
 
-        ``K_SERVICE`` is not set: it would mean that a platform has checked the caller.
+        ``K_SERVICE`` is not set, because it would mean that a platform has checked the caller.
         """
         config = self._world.config
         declared = doc.declaration.service_config.environment_variables
@@ -283,7 +283,7 @@ class Functions(Effect):
 
 
 def free_port(ports: range) -> int:
-    """Return a port without a listener; OSError if all are taken."""
+    """Return a port without a listener; OSError if every port has a listener."""
     start = os.getpid() % len(ports)
     for offset in range(len(ports)):
         port = ports[(start + offset) % len(ports)]

@@ -86,7 +86,7 @@ def period_minutes(schedule: str) -> int:
         return 60
     found = re.fullmatch(r"\*(?:/(\d+))? \* \* \* \*", schedule)
     if not found or not 1 <= int(found[1] or 1) <= 59:
-        raise errors.not_built(f"schedule '{schedule}' (built: '* * * * *', '*/N * * * *', '0 * * * *')")
+        raise errors.not_built(f"the schedule '{schedule}' (only '* * * * *', '*/N * * * *', '0 * * * *')")
     return int(found[1] or 1)
 
 
@@ -196,7 +196,7 @@ class _Sink(Struct, frozen=True, rename="camel"):
 
 
 class _Delivery(Struct, frozen=True):
-    """An undelivered message. It is stored as a timer's argument, so that a restart loses no message."""
+    """A message to deliver. It is stored as the argument of a timer, so that a restart loses no message."""
 
     subscription: str
     message: str
@@ -211,12 +211,12 @@ class LogFilter:
     _TERM = re.compile(r'\s*(?P<path>[A-Za-z_.]+)\s*(?P<op>=~|=|:)\s*"(?P<value>(?:[^"\\]|\\.)*)"\s*')
 
     def __init__(self, text: str) -> None:
-        """Parse a filter; ApiError (501) for any other form."""
+        """Parse a filter; ApiError (501) for an unsupported form."""
         self._terms: list[tuple[str, str, str]] = []
         for part in re.split(r"\s+AND\s+", text.strip()):
             found = self._TERM.fullmatch(part)
             if not found:
-                raise errors.not_built(f"log filter '{part}'")
+                raise errors.not_built(f"the log filter '{part}'")
             self._terms.append((found["path"], found["op"], found["value"]))
 
     def matches(self, entry: JsonObject) -> bool:

@@ -1,7 +1,7 @@
 """Bills VMs as the provider would: from RUNNING to off, by the second, spot at the market's price.
 
-On-demand prices come from the catalogue. The recorded market has spot prices as shares of them. A spot VM that is
-preempted in its first minute is free, as on Google Cloud.
+On-demand prices come from the catalogue; the recorded market has spot prices as shares of on-demand prices. A spot VM
+that is preempted in its first minute is free, as on Google Cloud.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Line(Struct, frozen=True):
 
 
 class Bill(Struct, frozen=True):
-    """The bill of a cloud, USD. ``on_demand_only``: the price of the same node-hours on demand."""
+    """The bill of a cloud, USD. ``on_demand_only``: the price of the same machine-hours on demand."""
 
     spent: float
     on_demand_only: float

@@ -1,10 +1,10 @@
-"""Runs VMs, and stops them for each reason: a deletion, a stop, a preemption, an expiry, a host error.
+"""Runs VMs, and stops them for any reason: a deletion, a stop, a preemption, an expiry, a host error.
 
     RUNNING -> STOPPING -> (gone) | TERMINATED
     RUNNING -> REPAIRING -> RUNNING           host error with automaticRestart
 
-``Ending`` is the reason why a VM leaves RUNNING, and decides whether it is deleted. Its disks are free only after its
-last process has ended. Timers and ends of processes trigger all steps, without polling.
+``Ending`` is the reason why a VM leaves RUNNING, and decides whether the VM is deleted. The VM's disks are free only
+after its last process has ended. Timers and ends of processes trigger all steps, without polling.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Power:
         self._host.watch(pid, started, lambda: self._guest_ended(path, pid))
 
     def resume(self) -> None:
-        """After a restart, adopt every VM that kept running, and handle the end of each VM that did not."""
+        """After the control plane's restart, adopt each VM that still runs, and handle the end of each other VM."""
         for vm in self._machines.list():
             self._machines.sites.open(vm.path, vm.address)
             if vm.pid:
@@ -83,7 +83,7 @@ class Power:
                 self._resume_boot(vm)
 
     def _resume_boot(self, vm: LocalVm) -> None:
-        """Resume a VM whose status is RUNNING but whose init has no recorded pid; the init may run already."""
+        """Resume a VM that is RUNNING without a recorded pid: find its init if it runs already, else start it."""
         found = self._host.find_init(vm.id)
         if found is None:
             self._power_on(vm.path)
@@ -116,7 +116,7 @@ class Power:
         self._world.state.after(lambda: self._host.press_power(vm.pid, vm.started))
 
     def preempt(self, vm: LocalVm, *, notice: bool = True) -> None:
-        """Preempt a spot VM: set metadata, after the notice ACPI off, 30 s later cut power; without notice at once."""
+        """Preempt a spot VM: after the notice it has 30 s from ACPI off to shut down. No notice: it is killed now."""
         if vm.preempted or vm.ending not in (Ending.NONE, Ending.STOCKOUT):
             return
         if vm.wire.status != "RUNNING":
@@ -139,7 +139,7 @@ class Power:
         self._power_off(vm)
 
     def lose(self, vm: LocalVm) -> None:
-        """Fail the host without notice: kill -9 of everything in the VM."""
+        """Make the VM's host fail without notice: kill -9 of every process in the VM."""
         self._host.cut_power(vm.id, vm.pid)
         self._lost(vm)
 
@@ -195,7 +195,7 @@ class Power:
                 self._lost(vm)
 
     def _off(self, vm: LocalVm) -> None:
-        """Close the bill once the VM's last process has ended, and schedule the VM's removal, which takes seconds."""
+        """Handle the end of the VM's last process: close the bill's line, and schedule the VM's removal."""
         self._billing.end(vm.id, vm.ending is Ending.PREEMPT)
         for kind in ("vm.acpi", "vm.cut", "vm.expire", "vm.stage", "vm.gone"):
             self._world.state.drop_timers(kind, vm.path)
@@ -205,7 +205,7 @@ class Power:
         self._world.soon(self._world.timing.delete_s, "vm.gone", vm.path)
 
     def _gone(self, path: str) -> None:
-        """Delete the VM or, depending on why it ended, keep it TERMINATED with its disks."""
+        """Delete the VM or, depending on the reason of its end, keep it TERMINATED with its disks."""
         vm = self._machines.find(path)
         if vm is None or vm.wire.status not in ("STOPPING", "TERMINATED"):
             return
@@ -243,6 +243,6 @@ class Power:
 
 
 def _until(scheduling: Scheduling, began: float) -> ResourceStatus | None:
-    """The end of a VM with ``maxRunDuration``, as the API shows it."""
+    """Return when a VM with ``maxRunDuration`` ends, as the API shows it; None without ``maxRunDuration``."""
     limit = scheduling.max_run_duration
     return None if limit is None else ResourceStatus(ScheduleStatus(timestamp(began + limit.seconds)))

@@ -212,7 +212,7 @@ def test_suggested_commands_quote_the_folder(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("scale", ["0", "-1", "nan"])
 def test_an_invalid_scale_starts_no_cloud(tmp_path: Path, scale: str) -> None:
     done = Shell(tmp_path)("local", "up", "--scale", scale)
-    assert (done.returncode, done.stderr) == (2, f"error: scale {float(scale)}: want a number above 0\n")
+    assert (done.returncode, done.stderr) == (2, f"error: scale {float(scale)}: must be a number above 0\n")
     assert Shell(tmp_path)("local", "status").returncode == 3
 
 
