@@ -56,7 +56,7 @@ class RecordedZone:
 
 @dataclass(frozen=True)
 class Recording:
-    """Zones of one machine type over the same ticks. ``gang``: of how many machines capacity was observed."""
+    """Zones of one machine type over the same ticks. ``gang``: the machines for which capacity was observed."""
 
     collection: str
     market: str
@@ -101,7 +101,7 @@ def read(path: Path, *, ratio: float = 0.3) -> Recording:
         )
     zones = tuple(_zone(zone, ratio) for zone in file.zones)
     if any(price > MOST for zone in zones for price in zone.price):
-        raise RecordingError(f"{path}: a price must be a share of the on-demand price, {MOST:g} at most")
+        raise RecordingError(f"{path}: prices must be shares of the on-demand price, {MOST:g} at most")
     lengths = {len(series) for zone in zones for series in (zone.capacity, zone.price)}
     if len(lengths) != 1 or lengths == {0} or file.gang < 1:
         raise RecordingError(f"{path}: all zones must have a capacity and a price for the same ticks")

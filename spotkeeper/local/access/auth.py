@@ -138,7 +138,7 @@ def operator_token(folder: Path) -> str:
 
 
 class RequestGuard:
-    """Checks each request before any other code reads it. ``now`` returns the virtual time, for expired tokens."""
+    """Checks each request before any other code reads it. ``now``: the virtual time, at which tokens must be valid."""
 
     def __init__(self, folder: Path, tokens: Tokens, now: Callable[[], float]) -> None:
         self._operator = operator_token(folder).encode()
@@ -184,7 +184,7 @@ def _host(header: str) -> str:
 
 
 def _content_refusal(request: Request) -> ApiError | None:
-    """Return the refusal of a body that is not JSON, else None: a web page can send such a body without a preflight."""
+    """Return the refusal of a body that is not JSON, which a web page can send without a preflight; None for JSON."""
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if empty or kind == "application/json" or request.url.path.startswith(_BINARY):

@@ -71,7 +71,7 @@ class RoleGrant(NamedTuple):
 
 
 class Accounts(Effect):
-    """Implements accounts. Each gets a unique number, so that a later account of the same name is not the same."""
+    """Implements accounts. Each gets a unique number, even if a deleted account had the same name."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -163,7 +163,7 @@ class ProjectIam:
             return PREDEFINED[role]
         custom = self._resources.get(CUSTOM_ROLE, role.rpartition("/")[2]) if role.startswith("projects/") else None
         if custom is None:
-            raise errors.not_built(f"the role {role}, because its permissions are unknown")
+            raise errors.not_built(f"the permissions of {role} are unknown")
         return frozenset(section(_Role, custom.properties, custom.name).permissions)
 
 
@@ -173,7 +173,7 @@ def _covers(grant: RoleGrant, required: RequiredPermission) -> bool:
     try:
         return not grant.condition or holds(grant.condition, required.name)
     except ConditionError as error:
-        raise errors.not_built(f"a condition in this form: {error}") from None
+        raise errors.not_built(f"a binding's condition has an unknown form: {error}") from None
 
 
 # Policies of single resources. They are only stored, and not enforced.

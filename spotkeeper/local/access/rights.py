@@ -34,7 +34,7 @@ Accounts = Callable[[Ref], list[str]]
 
 
 class Rights:
-    """Finds a call's required permissions. ``merge`` adds the template to an insert; ``accounts``: a VM's accounts."""
+    """Finds a call's required permissions. ``merge`` adds the template to an insert; ``accounts`` lists a VM's."""
 
     def __init__(self, merge: Merge, accounts: Accounts) -> None:
         self._merge = merge
@@ -49,7 +49,7 @@ class Rights:
         for verb, pattern, required in self._table:
             if verb == call.method and pattern.match(call.path):
                 return tuple(required(call))
-        raise errors.not_built(f"{call.method} {call.path} by a declared account")
+        raise errors.not_built(f"the permissions for {call.method} {call.path} are unknown")
 
     def _methods(self) -> Iterator[tuple[str, str, PermissionsOf]]:
         for kind in ("instances", "disks"):
@@ -75,7 +75,7 @@ class Rights:
             yield "POST", f"{REGION}/advice/{method}", _in_project(f"compute.advice.{method}")
 
     def _insert(self, call: ApiCall) -> Iterator[RequiredPermission]:
-        """Yield the permissions of an insert. A field requires the same in the template as in the body."""
+        """Yield an insert's permissions. A field requires the same permissions in the template as in the body."""
         project, body = call.at["project"], self._merge(call)
         name = _text(call.body, "name")
         machine = call.ref("instances", name).path

@@ -118,7 +118,7 @@ class BucketApi:
         """List all objects below a prefix in one answer; each object has only one version."""
         unknown = set(request.query_params) - {"prefix", "versions", "alt", "prettyPrint", "projection", "maxResults"}
         if unknown:
-            raise errors.not_built(f"a list of objects with the parameters {', '.join(sorted(unknown))}")
+            raise errors.not_built(f"a list of objects has no parameters {', '.join(sorted(unknown))}")
         name, prefix = self._found(request).name, request.query_params.get("prefix", "")
         found: list[JsonValue] = list(self._buckets.listed(name, prefix, self._world.config.endpoint))
         return {"kind": "storage#objects", **({"items": found} if found else {})}
@@ -207,7 +207,7 @@ class StorageApi:
             sent = _upload(request, await request.body())
             condition = request.query_params.get("ifGenerationMatch", "")
             if condition not in ("", "0"):
-                raise errors.not_built("uploads on condition of a version (the function writes the file directly)")
+                raise errors.not_built("an upload may only demand that the object is new: ifGenerationMatch=0")
             self._allow(request, sent.name, write=True)
             self._bucket(bucket)
             self._buckets.put(sent.name, sent.data, sent.kind, new=bool(condition))

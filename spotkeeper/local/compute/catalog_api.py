@@ -228,7 +228,7 @@ def _history_machine(project: str, region: str, properties: HistoryProperties) -
         field = "instanceProperties.scheduling.provisioningModel"
         raise errors.invalid(field, model, "Must be SPOT.") if model else errors.required(field)
     if properties.guest_accelerators or properties.disks:
-        raise errors.not_built("capacity history of machines with added accelerators or local disks")
+        raise errors.not_built("there is no capacity history for added accelerators or local disks")
     if "custom" in name or name.startswith("n1-"):
         raise ApiError(400, "badRequest", f"Capacity history is not supported for machine type '{name}'.")
     return _sold(project, region, name)
@@ -342,7 +342,7 @@ def _capacity_machine(project: str, region: str, body: CapacityRequest) -> str:
     if len(types) > MAX_TYPES:
         raise ApiError(400, "badRequest", f"At most {MAX_TYPES} machine types.")
     if len(types) > 1 or any(one.guest_accelerators or one.disks for one in selections):
-        raise errors.not_built("capacity advice for accelerators, local disks or several machine types")
+        raise errors.not_built("capacity advice is for one machine type without accelerators or local disks")
     return _sold(project, region, types[0]).name
 
 

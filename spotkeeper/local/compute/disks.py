@@ -162,7 +162,7 @@ class Disks:
     # Attachments
 
     def check_free(self, project: str, zone: str, disk: w.AttachedDisk) -> Ref:
-        """Return the disk to attach; ApiError 400 or 404 unless it exists, is ready, in this zone and not in use."""
+        """Return the disk to attach; ApiError 400 or 404 unless it exists, is ready, is in this zone and is unused."""
         ref = parse_ref(disk.source or "", project)
         if ref is None or ref.kind != DISKS:
             raise errors.invalid("resource.source", disk.source, "Must be the URL of a disk.")

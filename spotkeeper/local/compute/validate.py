@@ -34,10 +34,10 @@ def labels(values: Mapping[str, str] | None, field: str = "resource.labels") -> 
         raise errors.invalid(field, len(values or ()), "At most 64 labels.")
     for key, value in (values or {}).items():
         if not catalog.LABEL_KEY.match(key):
-            why = "Label keys are lower case, at most 63 of [a-z0-9_-], and begin with a letter."
+            why = "Label keys are lower case: a letter, then up to 62 characters of [a-z0-9_-]."
             raise errors.invalid(field, key, why)
         if not catalog.LABEL_VALUE.match(value):
-            raise errors.invalid(f"{field}.{key}", value, "Label values are at most 63 of [a-z0-9_-].")
+            raise errors.invalid(f"{field}.{key}", value, "Label values have up to 63 characters of [a-z0-9_-].")
 
 
 def scheduling(value: Scheduling | None, accelerated: bool) -> Scheduling:
@@ -53,7 +53,7 @@ def scheduling(value: Scheduling | None, accelerated: bool) -> Scheduling:
     if spot:
         _spot(given, at)
     elif given.preemptible:
-        raise errors.not_built("scheduling.preemptible without provisioningModel SPOT (the 24-hour model)")
+        raise errors.not_built("scheduling.preemptible needs provisioningModel SPOT (not the 24-hour model)")
     elif given.preemption_notice_duration is not None:
         raise errors.invalid(f"{at}.preemptionNoticeDuration", "set", "Only for provisioningModel SPOT.")
     elif given.instance_termination_action is not None and given.max_run_duration is None:
@@ -127,7 +127,7 @@ def metadata(values: Mapping[str, str]) -> None:
 def disks(values: Iterable[AttachedDisk]) -> None:
     listed = list(values)
     if not listed or not listed[0].boot or any(disk.boot for disk in listed[1:]):
-        raise errors.invalid("resource.disks", "", "Exactly the first disk must be a boot disk.")
+        raise errors.invalid("resource.disks", "", "The first disk, and no other, must be a boot disk.")
     for index, disk in enumerate(listed):
         attached_disk(disk, f"resource.disks[{index}]")
 

@@ -74,8 +74,8 @@ def zone_down(zone: str) -> ApiError:
 
 
 def not_built(feature: str) -> ApiError:
-    """The refusal of a feature of Google Cloud that this cloud does not support."""
-    message = f"The one-machine cloud does not support {feature}; spotkeeper/local/ shows what is supported."
+    """The refusal of what Google Cloud supports and this cloud does not. ``feature``: the request, or what it lacks."""
+    message = f"Not supported by the one-machine cloud: {feature} (spotkeeper/local/ shows what is supported)."
     return ApiError(501, "notImplemented", message)
 
 

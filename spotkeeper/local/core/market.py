@@ -83,7 +83,7 @@ class Market:
         Args:
             name: a file of ``local/markets``, without ``.json``; or the path of another recording, with ``.json``.
             per_zone: how many VMs a zone has capacity for while the recorded zone has capacity for a whole gang.
-            calm_s: the replay begins at a time after which the market is calm for this many virtual seconds.
+            calm_s: virtual seconds at the replay's start in which each zone has capacity for at least half a gang.
 
         Raises:
             ValueError: unknown recording, more zones than recorded ones, or no calm time of this length.

@@ -35,7 +35,7 @@ class Recovered(Struct, frozen=True):
     """One recovery, in real seconds.
 
     ``seconds``: from the last step before the loss to the first step after it, without the replacements' boots.
-    ``boot_seconds``: the longest boot, from the decision to the hello. ``announced``: a notice preceded the loss, or
+    ``boot_seconds``: the longest boot, from the intent to the hello. ``announced``: a notice preceded the loss, or
     reconcile itself decided to change the machine.
     """
 
@@ -49,7 +49,7 @@ class Recovered(Struct, frozen=True):
 
 
 class BilledCost(Struct, frozen=True):
-    """The cost of the demo as the cloud bills it, USD."""
+    """The cost of the demo as the cloud bills it, in USD."""
 
     spent: float
     on_demand_only: float
@@ -102,12 +102,12 @@ def recovered(traces: dict[int, GenerationTrace], ledger: Iterable[Entry], clock
 
 
 def _real(virtual: float, clock: Clock) -> float:
-    """Virtual unix seconds as real ones."""
+    """Convert virtual unix seconds to real unix seconds."""
     return clock.real_epoch + (virtual - clock.virtual_epoch) / clock.scale
 
 
 def _pairs(traces: dict[int, GenerationTrace]) -> Iterable[tuple[GenerationTrace, GenerationTrace]]:
-    """Yield each generation that made a step, with the next generation that made one."""
+    """Yield pairs of successive generations, without generations that made no step."""
     stepped = [traces[gen] for gen in sorted(traces) if traces[gen].first_step_at]
     return itertools.pairwise(stepped)
 
@@ -145,7 +145,7 @@ def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str
         _end(torchrun)
     weights = weights_in(log)
     if torchrun.returncode or weights is None:
-        raise RuntimeError(f"the undisturbed run ended with {torchrun.returncode}:\n{log[-2000:]}")
+        raise RuntimeError(f"the undisturbed run ended with exit code {torchrun.returncode}:\n{log[-2000:]}")
     return weights
 
 
@@ -192,7 +192,7 @@ def show(console: Console, done: DemoReport, weights: str | None, elapsed_s: flo
         f"weights {weights or '(none)'}",
         ("identical, bit by bit, to those of the undisturbed run" if done.weights_identical else "NOT THE SAME")
         + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
-        f"{duration(elapsed_s)} in all, stack by the {done.engine} engine; {path}",
+        f"{duration(elapsed_s)} in all; the {done.engine} engine deployed the stack; report: {path}",
     ]
     console.print("\n" + "\n".join(lines), highlight=False)
 

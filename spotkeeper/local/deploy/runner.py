@@ -103,7 +103,7 @@ def destroy(stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_eve
     if state.stack != stack:
         raise DeployError(f"{folder / _STATE} belongs to the stack {state.stack!r}, not to {stack!r}")
     if guarded := [entry.name for entry in state.entries() if entry.protect]:
-        raise DeployError(f"protected: {', '.join(guarded)}. Set `on_destroy: delete` and run `up` first")
+        raise DeployError(f"these are protected: {', '.join(guarded)}. Set `on_destroy: delete` and run `up` first")
     defaults = ProviderDefaults(state.project, state.region)
     run = DeployRun(state, ResourceClient(cloud.endpoint.rstrip("/"), cloud.token), defaults, on_event, dry=False)
     run.forget_unfinished()

@@ -68,7 +68,7 @@ class DeployState:
         return next((entry for entry in self._file.entries if entry.urn == urn and not entry.pending), None)
 
     def put(self, entry: StateEntry) -> None:
-        """Append the entry, or replace its old one in place."""
+        """Append the entry, or replace its old version in place."""
         with self._lock:
             entries = {old.urn: old for old in self._file.entries} | {entry.urn: entry}
             self._write(entries=tuple(entries.values()))

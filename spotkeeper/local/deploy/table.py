@@ -333,7 +333,7 @@ _MEMBER_OF = ("bucket", "topic", "subscription", "subnetwork", "secretId", "serv
 
 
 def _service_identity(t: PlacedResource) -> Json:
-    """Google's own account for one of its services in a project, named after the service."""
+    """Return the account by which one of Google's own services acts in a project; its name is the service's."""
     service = str(t.inputs["service"])
     email = f"service-1@gcp-sa-{service.partition('.')[0]}.iam.gserviceaccount.com"
     return {"id": f"projects/{t.project}/services/{service}", "email": email, "member": f"serviceAccount:{email}"}

@@ -1,7 +1,7 @@
 """Manages a cloud's folder: its settings, its processes, its locks, and its removal.
 
-Every process that a cloud starts carries its mark, and some also name the folder: keeper and control plane in their
-arguments, VMs and functions in their environment. If ``cloud.json`` is damaged or gone, these processes show the mark.
+Every process of a cloud has the cloud's mark in its environment. Some also name the folder: keeper and control plane in
+their arguments, VMs and functions in their environment. By these processes the mark is found if ``cloud.json`` is lost.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def count_resources(folder: Path) -> tuple[int, int]:
 
 
 def _end_of(folder: Path) -> str:
-    return f"end it: spotkeeper local down --force --folder {shlex.quote(str(folder))}"
+    return f"end the cloud: spotkeeper local down --force --folder {shlex.quote(str(folder))}"
 
 
 def end_keeper(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Calls the function: Cloud Scheduler at every match of a schedule, in virtual time, and Pub/Sub at each preemption.
 
-A preemption goes from the audit log to a sink, a topic and a push subscription, each as declared. As in the cloud, an
+A preemption goes from the audit log to a sink, a topic and a push subscription, each as declared. As at Google, an
 event is delivered only if a sink matches and its topic has a subscription. A push without a 2xx answer is repeated with
 backoff until the message's retention ends.
 """
@@ -86,7 +86,7 @@ def period_minutes(schedule: str) -> int:
         return 60
     found = re.fullmatch(r"\*(?:/(\d+))? \* \* \* \*", schedule)
     if not found or not 1 <= int(found[1] or 1) <= 59:
-        raise errors.not_built(f"the schedule '{schedule}' (only '* * * * *', '*/N * * * *', '0 * * * *')")
+        raise errors.not_built(f"schedule '{schedule}': must be '* * * * *', '*/N * * * *' or '0 * * * *'")
     return int(found[1] or 1)
 
 
@@ -153,7 +153,7 @@ class Schedule(Effect):
         self._record(name, target.uri, succeeded=200 <= status < 300)
 
     def _record(self, name: str, uri: str, *, succeeded: bool) -> None:
-        """Count failures in a row, and restart the process after too many, since a new process has no leaks yet."""
+        """Count failures in a row; after too many, restart the process, since a new process has no leaks yet."""
         if succeeded:
             self._failures.pop(name, None)
             self._patience.pop(name, None)

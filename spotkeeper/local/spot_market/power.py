@@ -116,7 +116,7 @@ class Power:
         self._world.state.after(lambda: self._host.press_power(vm.pid, vm.started))
 
     def preempt(self, vm: LocalVm, *, notice: bool = True) -> None:
-        """Preempt a spot VM: after the notice it has 30 s from ACPI off to shut down. No notice: it is killed now."""
+        """Preempt a spot VM: after its notice it has 30 s to shut down. ``notice=False``: it is killed at once."""
         if vm.preempted or vm.ending not in (Ending.NONE, Ending.STOCKOUT):
             return
         if vm.wire.status != "RUNNING":

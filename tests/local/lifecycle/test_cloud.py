@@ -77,7 +77,7 @@ def test_attaching_without_a_cloud_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="spotkeeper local up"):
         LocalCloud.attach(tmp_path)
     (tmp_path / "cloud.json").write_text("{")
-    with pytest.raises(DamagedError, match=r"cloud\.json: .*; end it: spotkeeper local down --force --folder"):
+    with pytest.raises(DamagedError, match=r"cloud\.json: .*; end the cloud: spotkeeper local down --force --folder"):
         LocalCloud.attach(tmp_path)
     assert force_cleanup(tmp_path) == LeftOver(0, 0, 0) and not tmp_path.exists()
 
