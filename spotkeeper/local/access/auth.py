@@ -146,7 +146,7 @@ class RequestGuard:
         self._now = now
 
     def principal(self, request: Request) -> Principal | None:
-        """Return the holder of the request's bearer token; None without a valid one."""
+        """Return the holder of the request's bearer token; None without a valid token."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             return None

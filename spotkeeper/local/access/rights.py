@@ -1,4 +1,4 @@
-"""The table of permissions that each call of Compute Engine requires, and on which resources.
+"""A table: which permissions each call of Compute Engine requires, and on which resources.
 
 A method without an entry is refused. A resource that the path names by its number, and not by its name, meets no
 condition on names.

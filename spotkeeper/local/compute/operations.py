@@ -1,7 +1,7 @@
 """Operations: the cloud accepts each change at once and completes it later.
 
-A verb registers two steps: ``begin`` runs when the operation turns RUNNING, ``finish`` when it turns DONE.
-Both may raise :class:`FailedOperationError`. The same requestId returns the same operation, failed or not.
+Each verb, a kind of operation, has two steps: ``begin`` runs when the operation turns RUNNING, ``finish`` when it turns
+DONE. Both may raise :class:`FailedOperationError`. The same requestId returns the same operation, failed or not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYSTEM = "system@google.com"
 
 
 class OpDoc(Struct, frozen=True):
-    """An operation and the data that its verb needs to complete it. ``target`` is a canonical path."""
+    """An operation and the data that its verb needs to complete it. ``target``: its resource's canonical path."""
 
     path: str
     verb: str

@@ -1,4 +1,4 @@
-"""Typed structs for the part of Compute Engine's JSON that this cloud supports; ``rest.py`` converts.
+"""Typed structs for the part of Compute Engine's JSON that this cloud supports; ``rest.py`` converts them.
 
 64-bit integers are strings of digits on the wire and ints here. Fields that are only stored and returned have the type
 ``JsonValue``. A field unknown to Google is refused with 400 in Google's words; a field that only Google supports

@@ -50,7 +50,7 @@ class Timer(Struct, frozen=True):
 class Database:
     """The control plane's documents, timers and counters in SQLite.
 
-    Single-threaded and synchronous, without a cache: a read takes tens of microseconds.
+    It is single-threaded and synchronous. It needs no cache, since a read takes only tens of microseconds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class Database:
             effect()
 
     def after(self, effect: Callable[[], None]) -> None:
-        """Run ``effect`` after the commit, or now outside a transaction."""
+        """Run ``effect`` after the commit, or at once if no transaction is open."""
         if self._depth:
             self._effects.append(effect)
         else:

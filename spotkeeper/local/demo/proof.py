@@ -79,7 +79,7 @@ class DemoReport(Struct, frozen=True):
 
 
 def recovered(traces: dict[int, GenerationTrace], ledger: Iterable[Entry], clock: Clock) -> tuple[Recovered, ...]:
-    """Join training's traces with the ledger's entries, by generation."""
+    """Return the recoveries: the traces of training, joined with the ledger's entries by generation."""
     entries = tuple(ledger)
     by_gen = {told.gen: told for told in recoveries(entries, clock.now()) if told.seconds is not None}
     boots = [(_real(m.asked, clock), _real(m.admitted, clock)) for m in attempts(entries) if m.admitted is not None]
