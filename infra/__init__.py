@@ -1,1 +1,1 @@
-"""The program that `pulumi up` runs: it declares a stack's templates and static machines, never dynamic ones."""
+"""The program that `pulumi up` runs: it declares machine templates and static machines, but no dynamic machines."""

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def declare(stack: Settings) -> Exports:
-    """Declare the stack in its cloud; the other cloud's library, which takes seconds, is not imported."""
+    """Declare the stack in its cloud; import only this cloud's library, since each takes seconds to import."""
     if stack.cloud == "aws":
         from infra import aws
 

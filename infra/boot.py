@@ -1,8 +1,8 @@
 """Render the scripts that a machine runs when it starts and when it stops.
 
-Scripts hold constants of the stack only. Values of jobs, and values that Pulumi learns late (the function's address),
-reach a machine as metadata (on EC2 as tags), never as shell text. An undefined name is an error, and so is a
-substitution without a filter.
+The scripts contain only constants of the stack. What a job sets, and what Pulumi learns only during `up` (the
+function's address), reaches a machine as metadata (on EC2 as tags), never as shell text. A template must define every
+name that it uses and pass every value through a quoting filter; anything else is an error.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Scripts:
     """The scripts that a stack's machines run.
 
     Attributes:
-        startup: Compute Engine's metadata key ``startup-script``; on EC2 an object of the bucket.
-        shutdown: Compute Engine's ``shutdown-script``. On EC2 the stop of the systemd unit replaces it.
-        user_data: EC2's user data by kind of pool; it fetches ``startup`` and stays the same across releases.
+        startup: on Compute Engine the metadata key ``startup-script``; on EC2 an object in the bucket.
+        shutdown: the metadata key ``shutdown-script``. EC2 has none: there the agent's systemd unit reacts to its stop.
+        user_data: EC2's user data by kind of pool. It only fetches ``startup``, so a new release does not change it.
     """
 
     startup: str
@@ -50,7 +50,7 @@ class Scripts:
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of ``startup``, which names it in the bucket."""
+        """Return the SHA-256 of ``startup``, which is part of its name in the bucket."""
         return hashlib.sha256(self.startup.encode()).hexdigest()
 
 
@@ -58,7 +58,7 @@ def render(settings: Settings) -> Scripts:
     """Return the scripts of a stack's machines.
 
     Raises:
-        ValueError: a value that cannot be quoted where its template uses it.
+        ValueError: a value cannot be quoted in the place where a template uses it, or a script is too long.
     """
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
     files = {f"/usr/local/lib/spotkeeper/{name}": _program(name) for name in AS_ROOT}
@@ -81,7 +81,7 @@ def render(settings: Settings) -> Scripts:
 
 
 def units(settings: Settings) -> dict[str, str]:
-    """Return the systemd units by name: the agent, its root helper, and the jobs."""
+    """Return the systemd units by file name: of the agent, its helpers that run as root, and the jobs."""
     constants = {"stack": settings.stack, "interpreter": settings.agent.interpreter}
     return {name: _render(f"{name}.j2", constants, METADATA_BYTES) for name in UNITS}
 
@@ -93,7 +93,7 @@ def _program(name: str) -> str:
 def _render(name: str, values: Mapping[str, object], most: int) -> str:
     text = _environment().get_template(name).render(values)
     if len(text.encode()) > most:
-        raise ValueError(f"{name}: {len(text.encode())} bytes, above the limit of {most}")
+        raise ValueError(f"{name} has {len(text.encode())} bytes; the limit is {most}")
     return text
 
 
@@ -117,7 +117,7 @@ def sh(value: str) -> str:
 
 
 def unit(value: str) -> str:
-    """Quote a value as one word of a systemd unit, with specifiers and variables taken literally."""
+    """Quote a value as one word of a systemd unit, so that systemd expands no specifiers and variables in it."""
     if re.search(r"[\x00-\x1f\x7f]", value):
         raise ValueError(f"{value!r} cannot be quoted as one word of a systemd unit")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -125,7 +125,7 @@ def unit(value: str) -> str:
 
 
 def heredoc(value: str, mark: str) -> str:
-    """Return a value as the lines of a quoted here-document that ends with ``mark``."""
+    """Return a value as the body of a quoted here-document whose last line is ``mark``."""
     if mark in value.splitlines():
         raise ValueError(f"the text has a line {mark}, which would end its here-document")
     return value.rstrip("\n")

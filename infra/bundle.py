@@ -1,10 +1,9 @@
 """Pack the programs of machines and of the function reproducibly: equal sources give equal bytes.
 
-VMs fetch the *bundle* by its hash: ``site/`` with ``spotkeeper``, ``spotkeeper_agent`` and their dependencies, ``job/``
-for the import path of users' jobs, and ``templates/job/``. The *function* archive has the package. For Cloud Functions
-it also has an entry file and pinned requirements, which Cloud Functions installs; for Lambda it has the wheels.
-Archives are cached by the hash of their inputs. This module calls no cloud; for another Python version than the running
-one it reads the package index through pip.
+Machines fetch the *bundle* by its hash: ``site/`` has ``spotkeeper``, ``spotkeeper_agent`` and their dependencies,
+``job/`` what users' jobs import, ``templates/job/`` templates. The *function* archive has the package ``spotkeeper``;
+for Cloud Functions also an entry file and pinned requirements, for Lambda the wheels. Archives are cached by the hash
+of their inputs. This module calls no cloud; if the installed dependencies do not fit, pip fetches wheels.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ class Archive:
 
 
 def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
-    """Return the tar that VMs fetch, for their Python version (``3.11``) and architecture (as in ``uname -m``).
+    """Return the tar that machines fetch, for their ``python`` (``3.11``) and ``arch`` (as ``uname -m`` prints it).
 
     Raises:
-        BundleError: a dependency is not installed, or not available for that version.
+        BundleError: a dependency is not installed, or not available for that Python version.
     """
     files = package_files("site/spotkeeper", LIBRARY, leave_out=NOT_ON_VMS) | _tree("site/spotkeeper_agent", AGENT)
     files |= job_files("job")
@@ -75,10 +74,10 @@ def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
 
 
 def function_source(cache_folder: Path, python: str) -> Archive:
-    """Return the zip that Cloud Functions builds: ``main.py``, requirements for ``python`` (``3.11``), the package.
+    """Return the zip that Cloud Functions builds: ``main.py``, the package, and requirements for ``python`` (``3.11``).
 
     Raises:
-        BundleError: a dependency is not installed, or in another version than the lock names.
+        BundleError: a dependency is not installed, or its installed version is not the one in the lock file.
     """
     contents = {name: path.read_bytes() for name, path in package_files("spotkeeper", LIBRARY, NOT_IN_FUNCTION).items()}
     contents["main.py"] = _MAIN.encode()
@@ -110,7 +109,7 @@ def lambda_source(cache_folder: Path, python: str) -> Archive:
 
 
 def lambda_glibc(python: str) -> int:
-    """Return the minor version of glibc 2 in Lambda's runtime (Amazon Linux 2 up to Python 3.11, then 2023)."""
+    """Return N of glibc 2.N in Lambda's runtime, which is Amazon Linux 2 up to Python 3.11, later Amazon Linux 2023."""
     return 26 if python in ("3.10", "3.11") else 34
 
 
@@ -122,7 +121,7 @@ class BundleError(Exception):
 
 
 def package_files(prefix: str, root: Path, leave_out: Iterable[str] = ()) -> dict[str, Path]:
-    """Return a package's files by archive name, without caches and the sub-packages to leave out."""
+    """Return a package's files by archive name, except caches and the sub-packages in ``leave_out``."""
     out = _tree(prefix, root)
     for part in leave_out:
         out = {name: path for name, path in out.items() if not name.startswith(f"{prefix}/{part}/")}
@@ -156,10 +155,10 @@ def closure(names: tuple[str, ...], python: str = "") -> tuple[metadata.Distribu
     """Return the distributions ``names`` and all their dependencies, sorted by name.
 
     Args:
-        python: the Python version to resolve for (``3.11``); empty: the running one.
+        python: the Python version that decides about dependencies (``3.11``); empty: the running version.
 
     Raises:
-        BundleError: one of them is not installed.
+        BundleError: a distribution is not installed.
     """
     found: dict[str, metadata.Distribution] = {}
     queue = list(names)
@@ -170,7 +169,7 @@ def closure(names: tuple[str, ...], python: str = "") -> tuple[metadata.Distribu
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            raise BundleError(f"{name} is not installed here: pip install -e '.[infra]'") from None
+            raise BundleError(f"{name} is not installed here: run pip install -e '.[infra]'") from None
         queue += [need for requirement in found[name].requires or () if (need := _needed(requirement, python))]
     return tuple(found[name] for name in sorted(found))
 
@@ -185,7 +184,7 @@ def _canonical(name: str) -> str:
 
 
 def _needed(requirement: str, python: str) -> str | None:
-    """Return the name of a requirement; None if it does not apply to that Python or belongs to an extra."""
+    """Return the name of a requirement; None if it belongs to an extra or does not apply to ``python``."""
     from packaging.requirements import Requirement
 
     parsed = Requirement(requirement)
@@ -200,25 +199,25 @@ def _pins(distributions: Iterable[metadata.Distribution]) -> tuple[str, ...]:
 
 
 def _locked(pins: Iterable[str]) -> str:
-    """Return pins with their hashes from the lock file, so that pip installs nothing else.
+    """Return the pins with their hashes from the lock file, so that pip installs nothing else.
 
     Raises:
-        BundleError: an installed version differs from the lock's.
+        BundleError: an installed version is not in the lock file.
     """
     entries = re.split(r"\n(?=\S)", LOCK.read_text().rstrip("\n"))
     known = {entry.split(maxsplit=1)[0]: entry for entry in entries}
     if strangers := [pin for pin in pins if pin not in known]:
-        raise BundleError(f"{', '.join(strangers)}: not in {LOCK.name}: make setup, or make lock")
+        raise BundleError(f"{LOCK.name} does not have {', '.join(strangers)}: run make setup, or make lock")
     return "".join(f"{known[pin]}\n" for pin in pins)
 
 
 def _site_packages(
     requires: tuple[metadata.Distribution, ...], python: str, arch: str, scratch: Path, glibc: int = MACHINES_GLIBC
 ) -> dict[str, Path]:
-    """Return files of dependencies: the installed ones, or wheels fetched for another Python, processor or older glibc.
+    """Return files of dependencies: the installed ones if they fit ``python``, ``arch`` and ``glibc``, else of wheels.
 
     Args:
-        glibc: the minor version of glibc 2 that the files must run with.
+        glibc: N of the glibc 2.N with which the files must run.
     """
     here = (f"{sys.version_info.major}.{sys.version_info.minor}", sys.platform, platform.machine())
     if here == (python, "linux", arch) and all(runs_with(found.read_text("WHEEL") or "", glibc) for found in requires):
@@ -238,7 +237,7 @@ def _site_packages(
 
 
 def runs_with(wheel: str, glibc: int) -> bool:
-    """Return whether a distribution runs with glibc 2.``glibc``, judged by the tags in its WHEEL file."""
+    """Return whether a distribution runs with glibc 2.``glibc``, as far as the tags in its WHEEL file tell."""
     for platforms in re.findall(r"^Tag: [^-\s]+-[^-\s]+-(\S+)$", wheel, re.MULTILINE):
         if platforms == "any" or platforms.startswith(("manylinux1_", "manylinux2010_", "manylinux2014_")):
             return True
@@ -310,7 +309,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _prune(folder: Path, pattern: str) -> None:
-    """Delete all but the newest archives, since every change of a source makes a new one."""
+    """Delete all archives of a kind but the newest: every change of a source makes another one."""
     by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in by_age[_KEPT:]:
         path.unlink(missing_ok=True)

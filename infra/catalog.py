@@ -1,8 +1,8 @@
-"""Tables of zones by region, list prices and accelerators of machine types, for both clouds.
+"""Tables for both clouds: the zones of each region, and machine types with list prices and accelerators.
 
-A stack file is checked against the zones. Prices are starting values for choosing an offer and for the ledger;
-``prices:`` in the stack file overrides them by pool and zone. The tables are constants and not fetched, since a changed
-answer would show as a diff in `pulumi up`.
+A stack file is checked against the zones. Reconcile compares offers by these prices, and the ledger uses them, unless
+``prices:`` in the stack file sets others by zone. The tables are constants: if `pulumi up` fetched them, each change of
+a price would show as a change of the stack.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ AWS_WITHOUT_URLS = frozenset(
 
 
 def zones_of(region: str) -> tuple[str, ...]:
-    """Return full names of a region's zones (us-central1-a, us-east-1a); empty for an unknown region."""
+    """Return the full names (us-central1-a, us-east-1a) of a region's zones; empty for an unknown region."""
     if region in AWS_ZONES:
         return tuple(f"{region}{letter}" for letter in AWS_ZONES[region])
     return tuple(f"{region}-{letter}" for letter in GCP_ZONES.get(region, ""))
@@ -98,7 +98,7 @@ GCP_DISK_PRICES: dict[str, float] = {
 
 
 def _by_type(counts: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[str, int]]:
-    """Invert accelerator -> machine type -> count into machine type -> (accelerator, count)."""
+    """Turn a table accelerator -> machine type -> count into machine type -> (accelerator, count)."""
     return {kind: (name, count) for name, kinds in counts.items() for kind, count in kinds.items()}
 
 
@@ -207,7 +207,7 @@ DISK_PRICES: dict[str, float] = GCP_DISK_PRICES | AWS_DISK_PRICES
 
 
 def list_price(machine_type: str, accelerator: str | None, count: int) -> Price | None:
-    """Return the list price of a machine with its accelerators; None if the tables lack a part of it."""
+    """Return the list price of a machine with its accelerators; None if a table lacks the machine type or a price."""
     base = GCP_PRICES.get(machine_type) or AWS_PRICES.get(machine_type)
     if base is None or accelerator is None or machine_type in GCP_BUILT_IN:
         return base

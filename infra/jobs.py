@@ -1,11 +1,11 @@
 """Jobs from git: each job file that a stack lists under ``jobs:`` is a Pulumi resource whose creation submits the job.
 
 ``pulumi up`` calls the code of ``spotkeeper submit``. The resource remembers only what was submitted; the running job
-is not in Pulumi's state. An unchanged file is therefore submitted once, even if its job has ended since. A changed file
-is submitted again after its job has ended, and refused while it runs. Removing a file from the list cancels its job
-only if the stack had ``cancel_removed_jobs`` in the `up` before.
+is not in Pulumi's state. So an unchanged file is submitted once, even if its job has ended since. A changed file is
+submitted again if its job has ended, and refused while the job runs. Removing a file from the list cancels its job only
+if ``cancel_removed_jobs`` was already set in the `up` before.
 
-The provider must be importable from a module, for the same reason as the drain's.
+The provider must be importable from a module: Pulumi stores a reference to the module and no copy of its code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobError(Exception):
 
 
 class Jobs(pulumi.ComponentResource):
-    """The component with one resource per job file, named after the job; declared only if the stack has jobs."""
+    """The component with a resource for each job file, named after the job. A stack without jobs does not have it."""
 
     def __init__(self, files: Sequence[JobFile], settings: Settings, opts: pulumi.ResourceOptions) -> None:
         super().__init__("spotkeeper:all:Jobs", "jobs", None, opts)
@@ -65,11 +65,11 @@ class Jobs(pulumi.ComponentResource):
 
 
 def declare(settings: Settings, ready: pulumi.Resource) -> None:
-    """Declare the stack's jobs; ``ready``: the resource that must exist before a submission.
+    """Declare the stack's jobs; ``ready``: the resource that must exist before a job can be submitted.
 
     Raises:
         SpecError: all problems of the files.
-        CliError: a source folder cannot be sent.
+        CliError: a source folder cannot be packed.
     """
     # Time 0, since the file of a finished job may have a deadline in the past.
     files = read_jobs(settings, ROOT, 0.0)
@@ -77,7 +77,7 @@ def declare(settings: Settings, ready: pulumi.Resource) -> None:
 
 
 def content(path: Path, spec: JobSpec) -> str:
-    """Return the hash that identifies a job: of its file without comments and its source folder."""
+    """Return the hash that identifies a job: of its file (without comments) and of its source folder."""
     return spec_sha256(with_source(spec, pack_source(path, spec)))
 
 
@@ -89,12 +89,12 @@ class Job(Resource, module="spotkeeper", name="Job"):  # Pulumi's names for a ty
 
 
 class JobProvider(ResourceProvider):
-    """The provider of :class:`Job`: create and update submit the job, delete cancels it if the stack says so."""
+    """The provider of :class:`Job`: create and update submit the job; delete cancels it if ``on_remove`` is cancel."""
 
     serialize_as_secret_always = False
 
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Refuse a changed file of a running job, also in a preview if the previewing user may read the bucket."""
+        """Refuse a changed file while its job runs; a preview does too, if the user may read the bucket."""
         failures = []
         if _olds.get("content") != news["content"] and (told := _refusal(news)):
             failures.append(CheckFailure("file", told))
@@ -117,7 +117,7 @@ class JobProvider(ResourceProvider):
 
 
 def target_of(props: dict[str, Any]) -> Target:
-    """Return this program's stack; in the one-machine cloud, the stack that the environment names."""
+    """Return this program's stack; in the one-machine cloud, the stack that environment variables name."""
     if profile := props.get("profile"):
         # Set the profile for the whole process, which serves one stack. Keys in the environment would override it.
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -127,7 +127,7 @@ def target_of(props: dict[str, Any]) -> Target:
 
 
 def _refusal(props: dict[str, Any]) -> str:
-    """Return why a submission of this job would be refused; "" if it would not, or if that is not known yet."""
+    """Return why a submission of this job would be refused; "" if it would be accepted, or if that is unknown."""
     try:
         path = ROOT / props["file"]
         spec = read_job(path, None, 0.0)
@@ -161,7 +161,7 @@ def _submit(props: dict[str, Any]) -> str:
 
 
 def _cancel(props: dict[str, Any]) -> None:
-    """Cancel the job that this resource submitted, unless it has ended; never a later job of the same name.
+    """Cancel the job that this resource submitted, unless it has ended. A later job of the same name is not touched.
 
     Raises:
         JobError: the bucket cannot be reached.
@@ -178,7 +178,7 @@ def _cancel(props: dict[str, Any]) -> None:
         notify(target, store, read.value.job)
     except (CliError, StoreError) as error:
         raise JobError(f"{props['job']} is not cancelled: {error}") from None
-    _tell(f"{props['job']} ({read.value.job}): removed from the list: cancellation requested")
+    _tell(f"{props['job']} ({read.value.job}): its file left the list, so its cancellation is requested")
 
 
 def _tell(text: str) -> None:

@@ -1,7 +1,7 @@
 """Names of everything that Pulumi declares, one function for each kind of resource.
 
-Names begin with ``sk-<stack>``, which conditions of rights use. Stack and pool names have at most 24 characters, so
-each name stays within its limit (the number in parentheses). ``spotkeeper.contract.names`` names dynamic machines.
+Names begin with ``sk-<stack>``, which conditions of rights test. Names of stacks and pools have at most 24 characters,
+so no name exceeds its limit (the docstrings give lengths). ``spotkeeper.contract.names`` names dynamic machines.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ POOLS_OBJECT = "stack/pools.json"  # read by the function and the drain
 
 
 def stack(stack: str) -> str:
-    """Return the name of the stack's network, function, topic, sink and schedule (<= 27)."""
+    """Return the name of the stack's network, function, topic, sink and schedule (at most 27 characters)."""
     return f"sk-{stack}"
 
 
 def account(stack: str, role: str) -> str:
-    """Return a service account's id (limit 30); ``role`` is two letters: vm, fn, ck (clock), bd (build)."""
+    """Return a service account's id (limit: 30 characters); ``role``: vm (machines), fn, ck (schedule), bd (build)."""
     return f"sk-{stack}-{role}"
 
 
 def custom_role(stack: str, role: str, life: str) -> str:
-    """Return a custom role's id, without hyphens (limit 64); the number ``life`` differs when a stack is rebuilt."""
+    """Return a custom role's id, without hyphens (limit: 64); ``life``: a number that a rebuilt stack has anew."""
     return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 
 def template(stack: str, pool: str, model: str) -> str:
-    """Return a Google Cloud template's name (limit 63). The provider appends 8 characters, new ones at each change."""
+    """Return a Google Cloud template's name (limit: 63). The provider appends 8 characters, new ones at each change."""
     return f"{stack}-{pool}-{'spot' if model == 'spot' else 'od'}"
 
 
 def launch_template(stack: str, pool: str, model: str) -> str:
-    """Return the name of an EC2 launch template, where a change is a new version of the same name (<= 57 of 128).
+    """Return the name of an EC2 launch template, which keeps its name when it changes (at most 57 of 128 characters).
 
-    The separator ``_``, which names may not contain, keeps pool ``b-c`` of ``a`` apart from pool ``c`` of ``a-b``.
+    Stack and pool names cannot contain the separator ``_``, so pool ``b-c`` of ``a`` and pool ``c`` of ``a-b`` differ.
     """
     return f"sk-{stack}_{pool}-{'od' if model == 'on-demand' else model}"
 
 
 def placement_group(stack: str, pool: str, zone: str) -> str:
-    """Return the name of an EC2 placement group, which is in one zone; with ``_`` as in launch templates (<= 55)."""
+    """Return the name of a pool's EC2 placement group in a zone (at most 55); ``_`` as in :func:`launch_template`."""
     return f"sk-{stack}_{pool}-{zone.rsplit('-', 1)[1]}"
 
 
 def placement(stack: str, pool: str, zone: str) -> str:
-    """Return the name of a Google placement policy, with the zone's letter: its group is in one zone (<= 54)."""
+    """Return the name of a pool's Google placement policy in a zone; it ends with the zone's letter (at most 54)."""
     return f"sk-{stack}-{pool}-{zone.rsplit('-', 1)[1]}"
 
 
@@ -54,26 +54,26 @@ def static_machine(stack: str, pool: str, index: int) -> str:
 
 
 def static_disk(stack: str, pool: str, index: int) -> str:
-    """Return the name of a static machine's disk (<= 61)."""
+    """Return the name of a static machine's disk (at most 61 characters)."""
     return f"{static_machine_name(stack, pool, index)}-data"
 
 
 def machine_prefix(stack: str) -> str:
-    """Return the name prefix of a stack's machines, disks and snapshots."""
+    """Return how the names of all machines, disks and snapshots of a stack begin."""
     return f"sk-{stack}-"
 
 
 def address(member: str) -> str:
-    """Return the e-mail address in an IAM member such as ``user:kim@acme.dev``; it is unique within a stack."""
+    """Return the e-mail address in an IAM member such as ``user:kim@acme.dev``; a stack has an address only once."""
     return member.partition(":")[2]
 
 
 def labels(extra: dict[str, str], stack: str, pool: str | None = None) -> dict[str, str]:
-    """Return the labels of a declared resource: the stack file's and Spotkeeper's."""
+    """Return the labels of a declared resource: those of the stack file and Spotkeeper's own."""
     own = {LABEL_STACK: stack} | ({LABEL_POOL: pool} if pool else {})
     return {**extra, **own}
 
 
 def tags(extra: dict[str, str], stack: str, name: str, pool: str | None = None) -> dict[str, str]:
-    """Return the tags of an AWS resource: its labels, and ``Name``, since the resource itself has only an id."""
+    """Return the tags of an AWS resource: its labels, and ``Name``, since AWS itself gives it only an id."""
     return {**labels(extra, stack, pool), "Name": name}

@@ -1,8 +1,8 @@
 """Pulumi components that both clouds share: component base, exports, static machines' disks, placement groups.
 
-Two resources create nothing in a cloud: ``DiskGuard`` refuses to replace a static machine's disk, ``Settled`` waits for
-fresh rights. Pulumi stores a reference to a provider's module and no copy of its code, so their providers must be
-importable; they call no cloud.
+Two resources create nothing in a cloud: ``DiskGuard`` refuses to replace a static machine's disk, ``Settled`` waits
+until new rights apply. Pulumi stores a reference to a provider's module and no copy of its code, so their providers
+must be importable; they call no cloud.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from infra.settings.pool import OnDestroy, Pool
 Text = pulumi.Output[str]
 IAM_SPREADS_S = 120  # "usually within 2 minutes": https://cloud.google.com/iam/docs/access-change-propagation
 _REMEDY = (
-    "an empty disk would take its place. Give the pool another name, and remove the pool of this name after its data"
-    " is copied; if the data may be lost: allow_data_loss: true"
+    "an empty disk would replace it. Declare a pool with another name, copy the data, then remove this pool; or set"
+    " `allow_data_loss: true` if the data may be lost"
 )
 
 
 @dataclass(frozen=True)
 class Exports:
-    """The stack's outputs, for the command and for other stacks, equal in both clouds.
+    """The stack's outputs, for the command and for other stacks; the same in both clouds.
 
-    ``ready`` is not an output: the stack's jobs wait for this resource, and it is deleted before all that they need.
+    ``ready`` is no output: it is the resource for which jobs wait, and a destroy deletes it before all that jobs need.
     """
 
     bucket: Text
@@ -78,7 +78,7 @@ def protection(on_destroy: OnDestroy) -> pulumi.ResourceOptions:
 
 
 class Disks(Component):
-    """The data disks of static machines; the function manages those of dynamic machines, outside Pulumi's state.
+    """The data disks of static machines. Dynamic machines have disks that the function makes, outside Pulumi's state.
 
     ``ids``: machine -> id of its disk. ``kept``: names of disks that outlive a destroy and continue to bill.
     """
@@ -110,8 +110,8 @@ class Disks(Component):
 class PlacementGroups(Component):
     """The placement groups: one for each zone of a pool that has a placement strategy.
 
-    The function names a group when it launches a machine; a group in the template would tie the pool to one zone.
-    ``groups``: pool -> zone -> the group's id or name, as a launch refers to it.
+    A launch names a group; a group in a template would tie the template to one zone. ``groups``: pool -> zone -> the
+    group's id or name, whichever a launch needs.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class PlacementGroups(Component):
 class DiskGuard(Resource, module="spotkeeper", name="Places"):  # Pulumi's names for a type
     """The resource that refuses an `up` or preview that would replace a static machine's disk by an empty one.
 
-    A disk cannot move, shrink or change its type; a provider that is asked to do so creates a new disk instead. With
-    ``on_destroy: protect`` Pulumi refuses that; with ``delete`` and ``retain`` the machine would continue on an empty
-    disk. The disks depend on this resource, so it refuses before any of them is touched.
+    A disk cannot move, shrink or change its type: the provider would create a new disk instead. If the disk has
+    ``on_destroy: protect``, Pulumi refuses that; with ``delete`` or ``retain`` the machine would go on with an empty
+    disk. All disks depend on this resource, so it refuses before a disk is touched.
     """
 
     def __init__(self, settings: Settings, opts: pulumi.ResourceOptions) -> None:
@@ -149,7 +149,7 @@ class DiskGuard(Resource, module="spotkeeper", name="Places"):  # Pulumi's names
 
 
 def disks(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return, by disk name, the properties of static machines' disks that must not change (the type only on gcp)."""
+    """Return, by disk name, what must not change about static machines' disks; ``type`` is "" on AWS, where it may."""
     return {
         naming.static_disk(settings.stack, pool.name, index): {
             "zone": pool.machine_zone(index),
@@ -162,7 +162,7 @@ def disks(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 class DiskGuardProvider(ResourceProvider):
-    """The provider of :class:`DiskGuard`: it remembers the disks and refuses a change that would lose one."""
+    """The provider of :class:`DiskGuard`: it remembers the disks and refuses a change that would lose a disk."""
 
     serialize_as_secret_always = False
 
@@ -182,24 +182,24 @@ class DiskGuardProvider(ResourceProvider):
 
 
 def replaced(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a message for each disk that the provider would replace. A disk may be removed, and may grow."""
+    """Yield a message for each disk that the provider would replace. Removing or growing a disk is no problem."""
     for name, new in after.items():
         old = before.get(name)
         if old is None:
             continue
         if old["zone"] != new["zone"]:
-            yield f"{name} is in {old['zone']} and does not move to {new['zone']}: {_REMEDY}"
+            yield f"{name} is in {old['zone']} and cannot move to {new['zone']}: {_REMEDY}"
         elif old["type"] != new["type"]:
-            yield f"{name} is a {old['type']} and does not become a {new['type']}: {_REMEDY}"
+            yield f"{name} is a {old['type']} and cannot become a {new['type']}: {_REMEDY}"
         elif old["size_gb"] > new["size_gb"]:
-            yield f"{name} has {old['size_gb']:g} GB and does not shrink to {new['size_gb']:g}: {_REMEDY}"
+            yield f"{name} has {old['size_gb']:g} GB and cannot shrink to {new['size_gb']:g}: {_REMEDY}"
 
 
 class Settled(Resource, module="spotkeeper", name="Settled"):  # Pulumi's names for a type
     """The resource that waits ``seconds`` when it is created and when ``rights`` change, and otherwise not at all.
 
-    Google takes minutes to propagate new bindings: a build that starts right after its account got its roles fails
-    ("Access to bucket gcf-v2-sources-... denied").
+    Google takes minutes to apply new rights: a build that starts right after its account got its roles fails ("Access
+    to bucket gcf-v2-sources-... denied").
     """
 
     def __init__(self, rights: Sequence[str], seconds: int, opts: pulumi.ResourceOptions) -> None:

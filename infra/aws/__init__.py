@@ -1,7 +1,7 @@
 """A stack on AWS, composed from the components of this package.
 
-Resources are declared in the order of their creation. A destroy goes in reverse: it deletes the schedule and the
-event routes, then the drain (which deletes what the function made), then what dynamic machines need.
+Resources are declared in the order of their creation, and a destroy deletes them in reverse: the schedule and the event
+routes, then the ``Drain`` (which deletes what the function made), then all that machines of the function need.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def declare(settings: Settings, build: Path) -> Exports:
 
 
 def provider(settings: Settings) -> aws.Provider:
-    """Return the AWS provider for the stack file's region and account; the shell's region is ignored."""
+    """Return the AWS provider for the stack file's region and account; the shell's region has no effect."""
     return aws.Provider(
         "aws",
         region=settings.region,

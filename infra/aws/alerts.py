@@ -16,12 +16,12 @@ TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcil
 MESSAGES: dict[str, tuple[str, str]] = {
     "holds": ("hold", "a job is on hold and waits for a person"),  # a paused job sends no mail
     "spend": ("limit", "a spending limit is reached: no machine is bought until a person acts"),
-    "orphans": ("orphan", "machines or disks of an unknown job"),
+    "orphans": ("orphan", "there are machines or disks of an unknown job"),
 }
 
 
 class AwsAlerts(Component):
-    """The component that sends mail on missed ticks, events in the function's log, and at thresholds of the budget."""
+    """The component that sends mail when ticks are missed, on some log lines of the function, and about the budget."""
 
     def __init__(self, settings: Settings, function: AwsFunction, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("Alerts", settings, opts)
@@ -61,7 +61,7 @@ class AwsAlerts(Component):
         return metric
 
     def _alarm(self, topic: aws.sns.Topic, key: str, message: str, metric: str, missing: int = 0) -> None:
-        """Declare an alarm for a counted log line or, with ``missing``, for that many minutes without one."""
+        """Declare an alarm on a log line that ``metric`` counts; if ``missing`` > 0, on so many minutes without it."""
         aws.cloudwatch.MetricAlarm(
             key,
             name=f"{self.prefix}-{key}",
@@ -81,7 +81,7 @@ class AwsAlerts(Component):
         )
 
     def _budget(self, budget: Budget) -> None:
-        """Declare the budget of the resources with the stack's tag; ``sk-stack`` must be a cost allocation tag.
+        """Declare the budget of all resources with this stack's tag; ``sk-stack`` must be a cost allocation tag in AWS.
 
         Without an e-mail address the budget is only shown in the console.
         """

@@ -36,7 +36,7 @@ ENDS = ("shutting-down", "stopping", "stopped", "terminated")  # states that may
 
 
 class AwsFunction(Component):
-    """The function. ``url``: for agents' reports; ``access``: rights to call it; ``dead``: queue of failed events."""
+    """The function. ``url``: where agents report; ``access``: rights to call it; ``dead``: queue of failed events."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class AwsFunction(Component):
         return aws.lambda_.Function(
             "function",
             name=self.prefix,
-            description="Spotkeeper reconcile: one round for each job, by schedule, report and event",
+            description="Spotkeeper reconcile: runs the rounds of jobs on schedule, reports and events",
             runtime=f"python{python(settings)}",
             architectures=["x86_64"],
             handler=HANDLER,
@@ -100,7 +100,7 @@ class AwsFunction(Component):
         )
 
     def _no_retries(self) -> aws.lambda_.FunctionEventInvokeConfig:
-        """Declare that Lambda does not retry: the next tick replaces a failed tick or event."""
+        """Declare that Lambda does not retry a failed call: the next tick does the work of a failed tick or event."""
         return aws.lambda_.FunctionEventInvokeConfig(
             "no-retries",
             function_name=self.function.name,
@@ -117,7 +117,7 @@ class AwsFunction(Component):
     def _permissions(
         self, name: str, arn: pulumi.Input[str], url: aws.lambda_.FunctionUrl
     ) -> list[aws.lambda_.Permission]:
-        """Declare the two rights that a call of the URL needs; the second one applies only to calls through the URL."""
+        """Declare the two rights that a call of the URL needs. The second right allows no call that avoids the URL."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=[url])
         shared: dict[str, Any] = {"function": self.function.name, "principal": arn, "opts": opts}
         by_url, call = "lambda:InvokeFunctionUrl", "lambda:InvokeFunction"
@@ -128,7 +128,7 @@ class AwsFunction(Component):
 
 
 def python(settings: Settings) -> str:
-    """Return the function's Python version as wheels name it, such as ``3.11``."""
+    """Return the function's Python version in the form ``3.11``."""
     return f"3.{settings.reconcile.runtime.removeprefix('python3')}"
 
 
@@ -148,12 +148,12 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def profile() -> str:
-    """Return the AWS profile that `pulumi up` uses on the operator's machine; "" for the shell's."""
+    """Return the AWS profile that `pulumi up` uses on the operator's machine; "" if the shell chooses it."""
     return pulumi.Config("aws").get("profile") or ""
 
 
 def own_endpoint(settings: Settings, service: str) -> str:
-    """Return a service's address if the stack file replaces AWS's address, else ""."""
+    """Return a service's address if the stack file sets one that is not AWS's own, else ""."""
     given = settings.endpoints.compute if service == "ec2" else settings.endpoints.storage
     return "" if given == f"https://{service}.{settings.region}.amazonaws.com" else given
 
@@ -171,7 +171,7 @@ def drain_args(settings: Settings, storage: AwsStorage) -> dict[str, Any]:
 
 
 class AwsTriggers(Component):
-    """The schedule and the event routes. A destroy deletes them first, or ticks would launch machines."""
+    """The schedule and the event routes. A destroy deletes them first: a later tick would launch machines again."""
 
     def __init__(
         self,
@@ -261,6 +261,6 @@ class AwsTriggers(Component):
 
 
 def pattern(account: str, key: str, kinds: Sequence[str]) -> dict[str, object]:
-    """Return the pattern of the events that EventBridge forwards. A state change must be one that may mean a loss."""
+    """Return the pattern of events that EventBridge forwards: of state changes, only those that may mean a loss."""
     found: dict[str, object] = {"source": ["aws.ec2"], "account": [account], "detail-type": list(kinds)}
     return {**found, "detail": {"state": list(ENDS)}} if key == "state" else found

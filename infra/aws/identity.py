@@ -36,7 +36,7 @@ from spotkeeper.contract.names import session_document
 
 
 class AwsRoles(Component):
-    """A component with roles. ``key`` is the end of the names of a role and of its policy."""
+    """A component with roles. A role and its policy have the same name, which ends with ``key``."""
 
     def _role(self, key: str, title: str, trusted: Statement) -> aws.iam.Role:
         called = naming.account(self.settings.stack, key)
@@ -57,7 +57,7 @@ class AwsRoles(Component):
 class AwsIdentity(AwsRoles):
     """The roles ``machine``, ``function``, ``clock`` (schedule), the machines' ``profile``, and ``bindings`` (rights).
 
-    Submitters assume a role of the stack, which limits their rights; a policy added to their own role would not.
+    Submitters assume a role of the stack, because this limits their rights; a policy added to their own role would not.
     """
 
     def __init__(self, settings: Settings, network: AwsNetwork, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -97,7 +97,7 @@ class AwsIdentity(AwsRoles):
         self.register_outputs({})
 
     def _lend_key(self, after: list[pulumi.Resource]) -> aws.kms.Grant:
-        """Let the account's role for spot machines use the key: EC2 creates their disks with that role's rights."""
+        """Let the account's role for spot machines use the KMS key: EC2 acts as this role when it makes their disks."""
         settings = self.settings
         role = "role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
         return aws.kms.Grant(
@@ -113,9 +113,9 @@ class AwsIdentity(AwsRoles):
 class AwsShells(AwsRoles):
     """Shells through Session Manager for the users that ``ssh`` in the stack file lists.
 
-    They assume a role of the stack, which starts sessions with the stack's document on the stack's machines only. The
-    document names the user (``boot.SHELL_USER``), who has no sudo and to whom the metadata fence refuses the machine's
-    credentials. A log group receives a session's output; CloudTrail records who started it.
+    These users assume a role that may start sessions only on the stack's machines and only with the stack's session
+    document. In a shell they are ``boot.SHELL_USER``, who has no sudo and no access to the machine's credentials. A log
+    group receives a session's output; CloudTrail records who started it.
     """
 
     def __init__(self, settings: Settings, identity: AwsIdentity, opts: pulumi.ResourceOptions | None = None) -> None:

@@ -1,8 +1,8 @@
 """The stack's network: a subnet in each zone whose machines reach each other, S3, and the internet by IPv6.
 
-No NAT: an egress-only gateway (IPv6) reaches the function and the internet, a gateway endpoint (IPv4) reaches S3;
-neither has an hourly price. The security group admits no connection from outside. To an existing network the stack adds
-only its security group; the network's owner provides routes to S3 and to the function.
+There is no NAT. The function and the internet are reached through an egress-only gateway (IPv6), S3 through a gateway
+endpoint (IPv4); neither is billed by the hour. The security group admits no connection from outside. In an existing
+network the stack declares only its security group; the network's owner provides the routes to S3 and to the function.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class AwsNetwork(Component):
             )
 
     def _security_group(self) -> pulumi.Output[str]:
-        """Declare the security group, in which all ports are open, as gangs and EFA need it; return its id."""
+        """Declare the security group, which opens all ports between machines (for gangs and EFA); return its id."""
         group = aws.ec2.SecurityGroup(
             "inside",
             name=self.prefix,
@@ -146,7 +146,7 @@ class AwsNetwork(Component):
 
 
 def subnet_range_6(whole: str, zone: str) -> str:
-    """Return a zone's /64, chosen by its letter as in :func:`subnet_range`; ``whole`` is the network's /56."""
+    """Return a zone's /64 in ``whole``, the network's /56; the zone's letter chooses it, as in :func:`subnet_range`."""
     network = ipaddress.IPv6Network(whole)
     step = 1 << 64
     return f"{network.network_address + (ord(zone[-1]) - ord('a')) * step}/64"

@@ -1,8 +1,8 @@
 """The pools: two launch templates for each spot pool, and the machines of each static pool.
 
-The function chooses only a template and a zone. The templates of a spot pool differ only in their market options; a
-static pool has one template, from which its machines are made. No template has the data disk, which is attached to the
-running machine, so that a replacement boots while its predecessor shuts down.
+For a launch the function chooses only a template and a zone. The templates of a spot pool differ only in their market
+options; a static pool has one template for its machines. No template contains the data disk: it is attached to a
+running machine, so that a replacement can boot while the machine before it shuts down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TAGGED = ("instance", "network-interface", "volume")  # resources that a launch 
 
 
 class AwsPools(Component):
-    """The pools; ``templates``: pool -> model -> launch template; ``machines``: name -> static instance."""
+    """The pools. ``templates``: pool -> provisioning model -> launch template; ``machines``: name -> static machine."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class AwsPools(Component):
     # --- templates -----------------------------------------------------------------------
 
     def _template(self, pool: Pool, model: str, zone: str = "") -> aws.ec2.LaunchTemplate:
-        """Declare a launch template; ``zone`` fixes the subnet of its interfaces; without it the launch names one."""
+        """Declare a launch template. With ``zone`` it contains the zone's subnet, else each launch names a subnet."""
         settings = self.settings
         called = naming.launch_template(settings.stack, pool.name, model) + (f"-{zone}" if zone else "")
         plain = not pool.machine.efa
@@ -119,7 +119,7 @@ class AwsPools(Component):
     # --- static machines --------------------------------------------------------------------
 
     def _static(self, pool: Pool) -> None:
-        """Declare a pool's static machines with their disks. With EFA, each zone has a template for its subnet."""
+        """Declare a pool's static machines. With EFA a template contains a subnet, so each zone gets a template."""
         zones = {pool.machine_zone(index) for index in range(pool.size)} if pool.machine.efa else {""}
         templates = {zone: self._template(pool, STATIC, zone) for zone in sorted(zones)}
         for index in range(pool.size):
@@ -130,9 +130,9 @@ class AwsPools(Component):
             self.parts += [node, self._attached(called, node)]
 
     def _machine(self, pool: Pool, index: int, template: aws.ec2.LaunchTemplate) -> aws.ec2.Instance:
-        """Declare a static machine from the template; later changes of image or user data must not stop the machine.
+        """Declare a static machine, which keeps running when a later `up` changes the template's image or user data.
 
-        A new agent or startup script changes a tag, which the running or booting machine reads.
+        A new agent or startup script only changes a tag of the machine, which its agent or its next boot reads.
         """
         called = naming.static_machine(self.settings.stack, pool.name, index)
         zone = pool.machine_zone(index)
@@ -210,7 +210,7 @@ Text = TypeVar("Text", bound="str | pulumi.Input[str]")
 def machine_tags(
     settings: Settings, pool: Pool, boot_sha256: str, bundle_sha256: str, url: Text
 ) -> dict[str, str | Text]:
-    """Return a machine's tags: the stack's tags and the tags that the agent reads, but no values of jobs."""
+    """Return a machine's tags: the stack's tags and those that the agent reads. No tag depends on a job."""
     given = {
         "sk-fabric": "efa" if pool.machine.efa else "",
         "sk-job-identity": settings.job_identity,
@@ -228,9 +228,9 @@ def machine_tags(
 
 
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """Return a template's market options, without a price cap: spot never costs more than on-demand.
+    """Return a template's market options. They set no price cap, which could only cost machines.
 
-    A cap would only lose machines. The request is one-time, since a persistent one would launch again by itself.
+    Spot never costs more than on-demand. The request is one-time, since a persistent request would launch again.
     """
     if model != "spot":
         return None
@@ -274,7 +274,7 @@ def volume(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.Reso
 
 
 def placement_group(component: Component, pool: Pool, zone: str) -> tuple[pulumi.Resource, pulumi.Output[str]]:
-    """Declare the placement group of a pool in a zone; return it and its name."""
+    """Declare the placement group of a pool in a zone; return the group and its name."""
     name = naming.placement_group(component.settings.stack, pool.name, zone)
     group = aws.ec2.PlacementGroup(
         name,

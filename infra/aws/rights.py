@@ -1,6 +1,6 @@
 """IAM policy statements with the rights of function, machines, schedule, submitters, jobs and shell users.
 
-They are data, so that tests and reviewers read the same text. Names are known before resources exist, so policies wait
+They are data, so that tests and reviewers read what AWS gets. Names are known before resources exist, so policies wait
 only for the network's ids. The function may end, attach or delete only resources with the stack's tag *and* a job's
 tag; resources that Pulumi declares have no job's tag.
 """
@@ -58,7 +58,7 @@ NEW_OBJECT: Conditions = {"Null": {"s3:if-none-match": "false"}}
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of an IAM policy; ``principals`` by kind (``Service``, ``AWS``), only in resource policies."""
+    """A statement of an IAM policy. ``principals`` (by kind: ``Service``, ``AWS``) is set only in resource policies."""
 
     sid: str
     actions: Sequence[str]
@@ -106,18 +106,18 @@ class Arns:
         return self._of("sqs", dead_letters(self.settings.stack))
 
     def ec2(self, kind: str, which: str = "*") -> str:
-        """Return an ARN pattern of EC2 resources. Images and snapshots: without an account; subnets: of any account."""
+        """Return an ARN pattern of EC2 resources. It names no account for images and snapshots, and any for subnets."""
         accounts = {"image": "", "snapshot": "", "subnet": "*"}
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
     def secret(self, name: str) -> tuple[str, ...]:
-        """Return ARN patterns of a secret: AWS appends six characters to its name, and a given ARN may have them."""
+        """Return ARN patterns of a secret. AWS appends six characters to its name; a given ARN may have them or not."""
         if not name.startswith("arn:"):
             return (self._of("secretsmanager", f"secret:{name}-??????"),)
         return (name, f"{name}-??????")
 
     def parameter(self, name: str) -> str:
-        """Return a Systems Manager parameter's ARN. It has no account below ``/aws/``, for AWS's own parameters."""
+        """Return a Systems Manager parameter's ARN. AWS's own parameters, below ``/aws/``, have no account in it."""
         account = "" if name.startswith("/aws/") else self.settings.account
         return f"arn:{PARTITION}:ssm:{self.settings.region}:{account}:parameter/{name.removeprefix('/')}"
 
@@ -132,7 +132,7 @@ class Arns:
 
 
 def log_group(stack: str) -> str:
-    """Return the name of the function's log group, which Lambda derives from the function's."""
+    """Return the name of the function's log group, which Lambda derives from the function's name."""
     return f"/aws/lambda/{naming.stack(stack)}"
 
 
@@ -144,13 +144,13 @@ def dead_letters(stack: str) -> str:
 
 
 def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
-    """Return all rights of the function; ``subnets`` and ``group`` are ids of the network that machines may join."""
+    """Return the function's rights. ``subnets`` and ``group`` are ids: its machines may join only these."""
     launching = _launching(settings, subnets, group) if settings.dynamic() else ()
     return (*launching, *_keeping(settings), *_encrypting(settings), *_remembering(settings))
 
 
 def _encrypting(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights to the customer's key through EC2. Without them EC2 accepts a launch, then ends the machine."""
+    """Return the rights to use ``kms_key`` through EC2: without them EC2 accepts a launch, then ends the machine."""
     if not settings.kms_key:
         return ()
     by_ec2 = {"kms:ViaService": f"ec2.{settings.region}.amazonaws.com"}
@@ -163,7 +163,7 @@ def _encrypting(settings: Settings) -> tuple[Statement, ...]:
 
 
 def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
-    """Return the rights to launch the stack's machine types from its templates, with its identity and tags."""
+    """Return the rights to launch machines: of the stack's types, from its templates, with its role and tags."""
     arns, stack, run = Arns(settings), settings.stack, ("ec2:RunInstances",)
     marked: Conditions = {"StringEquals": {f"aws:RequestTag/{LABEL_STACK}": stack}}
     around = (arns.ec2("network-interface"), arns.ec2("spot-instances-request"))
@@ -187,7 +187,7 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
 
 
 def _parameters(settings: Settings) -> list[str]:
-    """Return the names of parameters in images of the form ``resolve:ssm:<name>:<version>``."""
+    """Return the names of the parameters in the images that are written ``resolve:ssm:<name>:<version>``."""
     images = {pool.image for pool in settings.dynamic() if pool.image.startswith("resolve:ssm:")}
     return sorted({image.split(":")[2] for image in images})
 
@@ -296,8 +296,8 @@ def _calling(arns: Arns) -> tuple[Statement, ...]:
 def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
 
-    A source is uploaded in parts, which have no condition header; its name is its hash, which agents verify. Names of
-    ended jobs may be deleted for reuse.
+    A source may be overwritten, since the parts of its upload cannot carry a condition; agents verify it by its hash.
+    Names may be deleted, so that a new job can take the name of an ended one.
     """
     arns = Arns(settings)
     return (
@@ -319,7 +319,7 @@ def clock_rights(settings: Settings) -> tuple[Statement, ...]:
 
 
 def job_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights that the jobs' role gets: read the secrets that the stack file lists."""
+    """Return the rights that the stack adds to the jobs' role: read the secrets that the stack file lists."""
     arns = Arns(settings)
     named = tuple(arn for name in settings.secrets for arn in arns.secret(name))
     return (Statement("ReadSecrets", ("secretsmanager:GetSecretValue",), named),) if named else ()
@@ -328,14 +328,14 @@ def job_rights(settings: Settings) -> tuple[Statement, ...]:
 def trust(service: str, account: str = "") -> Statement:
     """Return the statement that lets a service assume the role; with ``account``, only on behalf of that account.
 
-    A session's name proves the machine's identity only while EC2 alone may start sessions of the machines' role.
+    A machine proves its identity by the name of its session, so nobody but EC2 may assume the machines' role.
     """
     conditions: Conditions = {"StringEquals": {"aws:SourceAccount": account}} if account else {}
     return Statement("Be", ("sts:AssumeRole",), (), conditions, {"Service": f"{service}.amazonaws.com"})
 
 
 def trust_people(arns: Sequence[str]) -> Statement:
-    """Return the statement that lets these users and roles assume the role."""
+    """Return the statement that lets the users and roles with these ARNs assume the role."""
     return Statement("Be", ("sts:AssumeRole",), (), {}, {"AWS": list(arns)})
 
 
@@ -353,7 +353,7 @@ def session_log(stack: str) -> str:
 
 
 def session(stack: str) -> str:
-    """Return the session document; it runs a command with ``sh``, or starts a login shell without one."""
+    """Return the session document: a session runs a command with ``sh``, or a login shell if none is given."""
     command = {"type": "String", "default": "cd; exec bash -l", "description": "What the session runs."}
     inputs = {
         "runAsEnabled": True,
@@ -376,7 +376,7 @@ def session(stack: str) -> str:
 
 
 def shell_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return a shell user's rights: sessions with the stack's document on its machines, bucket reads, ledger writes."""
+    """Return a shell user's rights: start sessions on the stack's machines, read the bucket, add ledger entries."""
     arns = Arns(settings)
     # Each statement that allows the start of a session names the document: the account's default one would give root.
     checked: Conditions = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
@@ -395,7 +395,7 @@ def shell_rights(settings: Settings) -> tuple[Statement, ...]:
 
 
 def shell_machine_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights of Session Manager's agent on a machine: sessions only, no Systems Manager commands."""
+    """Return the rights of Session Manager's agent on a machine: sessions, but no Systems Manager commands."""
     group = f"arn:{PARTITION}:logs:{settings.region}:{settings.account}:log-group:{session_log(settings.stack)}"
     return (
         Statement("BeManaged", ("ssm:UpdateInstanceInformation",), (Arns(settings).ec2("instance"),)),

@@ -1,7 +1,7 @@
 """The bucket with all of the stack's state, and the objects that Pulumi writes into it.
 
 Pulumi writes four objects: the agent's bundle, the startup script, the function's archive, and ``stack/pools.json``
-(``pools.py``). ``rights.py`` has the rights of machines.
+(see ``pools.py``). The rights to the bucket are in ``rights.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill 
 
 
 def bucket_rules(settings: Settings) -> tuple[Statement, ...]:
-    """Return the bucket's denials: of plain HTTP, and of unconditional writes of compare-and-swapped documents."""
+    """Return what the bucket's policy denies: plain HTTP, and unconditional writes of compare-and-swapped documents."""
     arns = Arns(settings)
     return (
         Statement(
@@ -76,7 +76,7 @@ class AwsStorage(Component):
         )
 
     def _close(self) -> None:
-        """Keep the bucket private, also after a destroy that retains it."""
+        """Keep the bucket private. If a destroy retains the bucket, it also retains these settings."""
         keep = self.settings.bucket.on_destroy
         opts = pulumi.ResourceOptions.merge(self.child, protection(keep) if keep == "retain" else None)
         closed = aws.s3.BucketPublicAccessBlock(
@@ -122,7 +122,7 @@ class AwsStorage(Component):
     def _object(
         self, name: str, key: str, archive: Archive | None = None, content: str | None = None
     ) -> aws.s3.BucketObjectv2:
-        """Declare an object whose key contains the hash of its content, so that it never changes."""
+        """Declare an object whose key contains the hash of its content, so that an object never changes."""
         return aws.s3.BucketObjectv2(
             name,
             bucket=self.bucket.bucket,

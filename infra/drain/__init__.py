@@ -1,13 +1,12 @@
 """The Pulumi resource whose deletion deletes the machines, disks and snapshots that the function created.
 
-These are not in Pulumi's state, so a plain ``pulumi destroy`` would leave machines that bill, or fail because they use
-the network. The deletion of this resource writes ``stack/drain`` (the function then launches nothing), and deletes the
-stack's machines, disks and snapshots by label or tag until two listings in a row show none. It refuses another stack's
-bucket, and never touches resources that Pulumi declared (they have no ``sk-job``). ``aws.py`` and ``gcp.py`` list and
-delete in one cloud.
+Those are not in Pulumi's state, so without this resource ``pulumi destroy`` would leave machines that bill, or fail
+because machines use the network. The deletion writes ``stack/drain`` (then the function launches nothing), and deletes
+all that has the stack's label and a job's label until two listings in a row show nothing. It refuses the bucket of
+another stack, and never touches resources that Pulumi declared, since these have no job's label (``sk-job``).
 
 Pulumi stores a reference to the provider's module and no copy of its code, so a destroy uses the code of the current
-checkout. A new property needs a default for stacks that were created without it.
+checkout. A new property therefore needs a default, for stacks that were created without this property.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ PLACE = ("cloud", "stack", "project", "region")
 class Drain(Resource):
     """The resource that drains the stack when it is deleted.
 
-    ``drain_args`` in each cloud's ``function.py`` sets the properties: ``cloud``, ``stack``, ``bucket``; on Google
-    Cloud ``project``, ``zones``, ``compute`` and ``storage``, roots of its APIs; on AWS ``region``, ``ec2`` and
-    ``s3``, roots of its APIs ("" for botocore's default), and ``profile``, the AWS profile that `up` uses on the
-    operator's machine ("" for the shell's).
+    ``drain_args`` in each cloud's ``function.py`` sets its properties. Both clouds: ``cloud``, ``stack``, ``bucket``.
+    Google Cloud: ``project``, ``zones``, and its APIs' addresses ``compute`` and ``storage``. AWS: ``region``, the
+    addresses ``ec2`` and ``s3`` ("" for AWS's own), and ``profile``, the AWS profile of `up` ("" if the operator's
+    shell chooses it).
     """
 
     def __init__(self, name: str, properties: dict[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
@@ -43,7 +42,7 @@ class Drain(Resource):
 class Drained(Component):
     """The component with the ``drain``.
 
-    A destroy deletes the drain before the resources that dynamic machines need and before the static machines.
+    A destroy deletes the drain before the static machines and before the resources that dynamic machines need.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Drained(Component):
         needed: Sequence[Component],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """Declare the drain; ``needed`` are components with parts that must outlive dynamic machines."""
+        """Declare the drain. The parts of the components in ``needed`` are deleted only after the drain."""
         super().__init__("Drained", settings, opts)
         parts = [part for component in needed for part in component.parts]
         self.drain = Drain("drain", args, pulumi.ResourceOptions(parent=self, depends_on=[descriptor, *parts]))
@@ -62,17 +61,17 @@ class Drained(Component):
 
 
 class DrainProvider(ResourceProvider):
-    """The provider of :class:`Drain`: delete drains the stack; create and update remove the mark of an earlier drain.
+    """The provider of :class:`Drain`: delete drains the stack, create and update remove ``stack/drain``.
 
-    It never requests a replacement, which would delete the old resource and so drain a live stack.
+    It never lets Pulumi replace the resource: that would delete the old resource, and so drain a stack in use.
     """
 
     serialize_as_secret_always = False
 
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Refuse a change of cloud, name, project or region, which would leave machines and disks behind."""
+        """Refuse a change of cloud, stack name, project or region, which would leave machines and disks behind."""
         moved = [name for name in PLACE if name in _olds and name in news and _olds[name] != news[name]]
-        told = "was {}, and is {}: machines and disks of jobs would be left behind. `pulumi destroy` first, then `up`"
+        told = "may not change from {} to {}: jobs' machines and disks would stay. Run `pulumi destroy` first"
         return CheckResult(news, [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved])
 
     def create(self, props: dict[str, Any]) -> CreateResult:
@@ -92,14 +91,14 @@ class DrainProvider(ResourceProvider):
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
         cloud = opened(_props)
         if _id != f"drain/{cloud.stack}":
-            raise DrainError(f"{_id} does not drain the stack {cloud.stack}: nothing was deleted")
+            raise DrainError(f"{_id} belongs to another stack than {cloud.stack}: nothing was deleted")
         _report(cloud.stack, empty(cloud))
 
 
 def _marked(props: Mapping[str, Any]) -> bool:
-    """Return whether an interrupted destroy left its mark, which keeps the function from launching machines.
+    """Return whether ``stack/drain`` still exists after an interrupted destroy; with it the function launches nothing.
 
-    A preview calls this too; without the right to read the bucket it shows no change.
+    A preview also calls this. If the previewing user may not read the bucket, the preview shows no change.
     """
     try:
         return opened(props).marked()
@@ -108,7 +107,7 @@ def _marked(props: Mapping[str, Any]) -> bool:
 
 
 def opened(props: Mapping[str, Any]) -> DrainCloud:
-    """Return a drain's cloud, from the properties in Pulumi's state."""
+    """Return the stack in its cloud, from the drain's properties in Pulumi's state."""
     if props.get("cloud", "gcp") == "aws":
         from infra.drain.aws import Ec2
 

@@ -1,6 +1,6 @@
 """The drain on EC2, through botocore with the operator's own credentials.
 
-EC2 lists a terminated instance for an hour; it counts as gone. During its shutdown it still has volume and address.
+EC2 lists an instance for an hour after its end; the drain ignores it. Until its end it still keeps its volumes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ec2:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> Ec2:
-        """Return the cloud from a drain's properties; botocore's endpoints are the default."""
+        """Return the stack from a drain's properties; an empty address means AWS's own."""
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
         from botocore.session import Session
@@ -95,7 +95,7 @@ class Ec2:
                 yield _thing("snapshot", snapshot["SnapshotId"], snapshot)
 
     def delete(self, things: Sequence[Thing]) -> None:
-        """Request all deletions before raising the first refusal, since undeleted resources bill."""
+        """Request all deletions, then raise the first refusal: whatever is not deleted bills."""
         machines = [thing.where for thing in things if thing.kind == "machine"]
         refused = list(self._terminate(machines))
         for thing in things:
@@ -107,7 +107,7 @@ class Ec2:
             raise refused[0]
 
     def _terminate(self, ids: list[str]) -> Iterator[DrainError]:
-        """Terminate in batches; if a missing or protected instance fails a batch, terminate each by a separate call."""
+        """Terminate instances in batches. If one missing or protected instance fails a batch, terminate one by one."""
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
             taken, refused = self._ask(self.ec2.terminate_instances, InstanceIds=batch)
@@ -118,7 +118,7 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """Make a call; return (accepted, permanent refusals). (False, []): gone, busy or no answer."""
+        """Make a call; return (accepted, permanent refusals). (False, []): resource gone or busy, or no answer."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -141,7 +141,7 @@ class Ec2:
             raise LaterError(f"{operation}: {error}") from None
 
     def _object(self, operation: str, key: str, **params: object) -> dict[str, Any] | None:
-        """Make a call on an object of the bucket; return None if the object or the bucket does not exist."""
+        """Make a call for an object of the bucket; return None if the object or the bucket does not exist."""
         return self._s3(operation, Key=key, **params)
 
     def _s3(self, operation: str, **params: object) -> dict[str, Any] | None:
@@ -159,7 +159,7 @@ class Ec2:
         return answer
 
     def _is_own(self, item: Mapping[str, Any]) -> bool:
-        """Check the tags again after the filter, since a mistake would delete another team's machines."""
+        """Check the tags although the listing is filtered: a mistake would delete another team's machines."""
         tags = _tags(item)
         return tags.get(LABEL_STACK) == self.stack and bool(tags.get(LABEL_JOB))
 
@@ -174,7 +174,7 @@ def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) 
 
 
 def _busy(error: Any) -> bool:
-    """Return whether AWS throttles or fails after botocore's own retries."""
+    """Return whether AWS still throttled or failed when botocore had used up its retries."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status >= 500 or _code(error) in _THROTTLED
 

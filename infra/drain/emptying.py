@@ -1,4 +1,4 @@
-"""Empty a stack in any cloud: announce the drain, then list and delete until nothing is left."""
+"""Empty a stack in any cloud: write ``stack/drain``, then list and delete until nothing is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LaterError(DrainError):
 
 @dataclass(frozen=True)
 class Thing:
-    """A machine, disk or snapshot that the function created; ``where`` is its address in the cloud."""
+    """A machine, disk or snapshot that the function created; ``where``: how a call of the cloud names it."""
 
     kind: str
     name: str
@@ -40,8 +40,8 @@ class DrainCloud(Protocol):
 
     Attributes:
         stack, bucket: the stack's name and its bucket.
-        pause_s: seconds between two listings, the longest time until a new resource is listed.
-        settle_s: seconds after the mark in which a round of an unfinished job may still create resources.
+        pause_s: seconds between two listings; within this time the cloud lists a new resource.
+        settle_s: after ``stack/drain`` is written, a round that began before may create resources for so many seconds.
     """
 
     @property
@@ -57,10 +57,10 @@ class DrainCloud(Protocol):
     def settle_s(self) -> float: ...
 
     def owner(self) -> str | None:
-        """Return the stack that the bucket's ``stack/pools.json`` names; None without a bucket or that object."""
+        """Return the stack that ``stack/pools.json`` in the bucket names; None if the object or bucket is missing."""
 
     def announce(self) -> None:
-        """Write ``stack/drain``; do nothing if the bucket is gone, since the function then has no records."""
+        """Write ``stack/drain``. Without a bucket do nothing: then the function has no records and launches nothing."""
 
     def lift(self) -> None:
         """Remove ``stack/drain`` if it exists."""
@@ -69,16 +69,16 @@ class DrainCloud(Protocol):
         """Return whether ``stack/drain`` exists."""
 
     def busy(self) -> bool:
-        """Return whether unfinished jobs exist (``active/``); only these have rounds."""
+        """Return whether there are unfinished jobs (objects in ``active/``); only these have rounds."""
 
     def things(self) -> Iterable[Thing]:
         """List the stack's machines, disks and snapshots with a job's label."""
 
     def delete(self, things: Sequence[Thing]) -> None:
-        """Request deletions. A thing that is gone counts as deleted; a busy one waits for the next listing.
+        """Request deletions. What is gone already counts as deleted; the next listing shows what is busy again.
 
         Raises:
-            DrainError: a permanent refusal.
+            DrainError: a refusal that would not change in a new attempt.
         """
 
 
@@ -88,7 +88,7 @@ def empty(
     """Delete until two listings in a row show nothing; return the number of deleted things by kind.
 
     Raises:
-        DrainError: the bucket is another stack's, a deletion is refused, or things are left at the deadline.
+        DrainError: the bucket is another stack's, a deletion is refused, or something is left after ``DEADLINE_S``.
     """
     _own(cloud)
     cloud.announce()
@@ -101,20 +101,20 @@ def empty(
             cloud.announce()  # repeated: without the mark the function would launch machines
             left = list(cloud.things())
         except LaterError as busy:
-            clean, still = 0, f"the cloud does not list what is there ({busy})"
+            clean, still = 0, f"the cloud gives no listing ({busy})"
         else:
             found |= {(thing.kind, thing.where) for thing in left}
-            clean, still = 0 if left else clean + 1, f"still there: {', '.join(thing.name for thing in left[:10])}"
+            clean, still = 0 if left else clean + 1, f"these are left: {', '.join(thing.name for thing in left[:10])}"
             cloud.delete([thing for thing in left if not thing.leaving])
         if clean < CLEAN_LISTINGS or listed_at < settled:
             if listed_at > end:
-                raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then destroy again")
+                raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then run the destroy again")
             pause(cloud.pause_s)
     return Counter(kind for kind, _ in found)
 
 
 def _own(cloud: DrainCloud) -> None:
-    """Refuse another stack's bucket; without ``stack/pools.json`` the function cannot have created anything."""
+    """Refuse another stack's bucket. In a bucket without ``stack/pools.json`` no function has created anything yet."""
     owner = cloud.owner()
     if owner is not None and owner != cloud.stack:
         raise DrainError(

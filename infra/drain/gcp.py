@@ -40,7 +40,7 @@ class Api:
 
         Raises:
             NotFoundError: HTTP 404.
-            LaterError: no answer, throttling, or an operation under way on the resource.
+            LaterError: no answer, throttling, or another operation uses the resource.
             DrainError: any other refusal, with the answer's text.
         """
         headers = {"Content-Type": "application/json"}
@@ -62,7 +62,7 @@ class Api:
 
 
 def access_token(compute: str) -> str | None:
-    """Return the operator's token for Google; for the one-machine cloud only ``SPOTKEEPER_COMPUTE_TOKEN``, if set."""
+    """Return the operator's token for Google; for the one-machine cloud ``SPOTKEEPER_COMPUTE_TOKEN``, if it is set."""
     if urllib.parse.urlsplit(compute).scheme == "http":
         return os.environ.get("SPOTKEEPER_COMPUTE_TOKEN")
     if token := os.environ.get("GOOGLE_OAUTH_ACCESS_TOKEN"):
@@ -76,7 +76,7 @@ def access_token(compute: str) -> str | None:
         credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
     except google.auth.exceptions.GoogleAuthError as error:
         remedy = "gcloud auth application-default login"
-        raise DrainError(f"no login to Google Cloud ({error}): {remedy}") from None
+        raise DrainError(f"no login to Google Cloud ({error}): run {remedy}") from None
     return str(credentials.token)
 
 
@@ -94,10 +94,10 @@ class ComputeEngine:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> ComputeEngine:
-        """Return the cloud from a drain's properties.
+        """Return the stack from a drain's properties.
 
-        ``SPOTKEEPER_COMPUTE_ENDPOINT`` overrides the address of a one-machine cloud, whose port may have changed. It
-        does not override Google's, since a stale setting in the shell would make a real stack look empty.
+        ``SPOTKEEPER_COMPUTE_ENDPOINT`` replaces a one-machine cloud's address, whose port may have changed. It does not
+        replace Google's address: if the variable is still set by mistake, a real stack would look empty.
         """
         texts = {name: str(props[name]) for name in ("stack", "project", "bucket", "storage")}
         declared = str(props["compute"])
@@ -111,7 +111,7 @@ class ComputeEngine:
 
     @property
     def settle_s(self) -> float:
-        """Return ``settle_s``: 0 in the one-machine cloud, where calls take milliseconds."""
+        """Return :attr:`DrainCloud.settle_s`; it is 0 in the one-machine cloud, where calls take milliseconds."""
         return SETTLE_S if self.compute.startswith("https:") else 0.0
 
     def owner(self) -> str | None:
@@ -145,7 +145,7 @@ class ComputeEngine:
             return False
 
     def things(self) -> Iterator[Thing]:
-        """List machines, then disks (Compute Engine refuses to delete a disk in use), then snapshots."""
+        """List machines, then disks, then snapshots: Compute Engine does not delete a disk that a machine uses."""
         zones = self._zones()
         for zone in zones:
             for item in self._list(f"{self._root}/zones/{zone}/instances"):
@@ -171,7 +171,7 @@ class ComputeEngine:
         return f"{self.compute}/projects/{self.project}"
 
     def _zones(self) -> list[str]:
-        """Return the stack's zones and all others with its resources, since a zone may have left the stack file."""
+        """Return the stack file's zones and all other zones with resources of the stack: it may have had more zones."""
         found = set(self.zones)
         for kind in ("instances", "disks"):
             for page in self._pages(f"{self._root}/aggregated/{kind}"):
@@ -183,7 +183,7 @@ class ComputeEngine:
         return sorted(found)
 
     def _near(self, scope: str) -> bool:
-        """Return whether ``scope`` is a zone of the stack's region; all resources of the stack are in this region."""
+        """Return whether ``scope`` is a zone of the stack's region, which has all of the stack's resources."""
         return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:
@@ -200,7 +200,7 @@ class ComputeEngine:
             query["pageToken"] = token
 
     def _is_own(self, item: Mapping[str, Any]) -> bool:
-        """Check the labels again after the filter, since a mistake would delete another team's machines."""
+        """Check the labels although the listing is filtered: a mistake would delete another team's machines."""
         labels = item.get("labels", {})
         return labels.get(LABEL_STACK) == self.stack and bool(labels.get(LABEL_JOB))
 

@@ -1,7 +1,7 @@
 """A stack on Google Cloud, composed from the components of this package.
 
-Resources are declared in the order of their creation. A destroy goes in reverse: it deletes the schedule and the
-event route, then the drain (which deletes what the function made), then what dynamic machines need.
+Resources are declared in the order of their creation, and a destroy deletes them in reverse: the schedule and the event
+route, then the ``Drain`` (which deletes what the function made), then all that machines of the function need.
 """
 
 from __future__ import annotations

@@ -16,16 +16,16 @@ _CLOSED = "86400s"
 LOGGED: dict[str, tuple[str, str]] = {
     "holds": ('jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"', "a job is on hold and waits for a person"),
     "spend": ('jsonPayload.event="limit"', "a spending limit is reached: no further machine is bought"),
-    "orphans": ('jsonPayload.event="orphan"', "machines or disks of an unknown job"),
+    "orphans": ('jsonPayload.event="orphan"', "there are machines or disks of an unknown job"),
 }
 TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
 _DOCUMENTATION = (
-    'Function log: severity>=WARNING of the Run service. docs/troubleshooting.md, "Log lines", explains each line.'
+    'See severity>=WARNING in the log of the Run service; docs/troubleshooting.md, "Log lines", explains the lines.'
 )
 
 
 class GcpAlerts(Component):
-    """The component that sends mail on missed ticks, events in the function's log, and at thresholds of the budget."""
+    """The component that sends mail when ticks are missed, on some log lines of the function, and about the budget."""
 
     def __init__(self, settings: Settings, triggers: GcpTriggers) -> None:
         super().__init__("Alerts", settings)
@@ -51,7 +51,7 @@ class GcpAlerts(Component):
         )  # fmt: skip
 
     def _policy(self, key: str, message: str, conditions: list[gcp.monitoring.AlertPolicyConditionArgs]) -> None:
-        """Declare an alert policy. The API requires a limit of mails for log conditions, and refuses it for metrics."""
+        """Declare an alert policy. The API demands a limit of mails for conditions on logs, and only for these."""
         of_log = any(condition.condition_matched_log is not None for condition in conditions)
         rate = gcp.monitoring.AlertPolicyAlertStrategyNotificationRateLimitArgs(period=_EVERY) if of_log else None
         gcp.monitoring.AlertPolicy(
@@ -70,9 +70,9 @@ class GcpAlerts(Component):
         )
 
     def _silence(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the condition for missing ticks. It counts successful ticks; agents' requests do not count as ticks.
+        """Return the condition that no tick has succeeded for a while; requests of agents do not count as ticks.
 
-        The metric has no data before the first tick, and the API accepts no other kind of condition on such a metric.
+        It is in PromQL: before the first tick the metric has no data, and then the API accepts no other condition.
         """
         metric = f"{self.prefix.replace('-', '_')}_ticks"  # in PromQL's spelling
         gcp.logging.Metric(
@@ -108,7 +108,7 @@ class GcpAlerts(Component):
         return " AND ".join((*where, pattern))
 
     def _undelivered(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the alert's condition for undelivered events; the losses in such events wait for the next tick."""
+        """Return the condition that an event was given up; the next tick finds the loss that the event announced."""
         return gcp.monitoring.AlertPolicyConditionArgs(
             display_name="an event was given up",
             condition_threshold=gcp.monitoring.AlertPolicyConditionConditionThresholdArgs(
@@ -133,7 +133,7 @@ class GcpAlerts(Component):
     def _budget(self, budget: Budget) -> None:
         """Declare the budget, which mails the billing account's administrators and the address in ``alerts.email``.
 
-        The Budget API refuses users' credentials unless the call names a project that pays for it.
+        The Budget API accepts a person's login only if the request names the project that is charged for the request.
         """
         billed = gcp.Provider(
             "budget", project=self.settings.project, billing_project=self.settings.project,

@@ -1,7 +1,7 @@
 """The function on Cloud Run functions, its triggers, and the arguments of the stack's drain.
 
-A round follows an agent's report, the schedule, or the cloud's preemption event (log sink -> topic -> push). The
-function's name is fixed, because its address is in every template.
+A round is started by an agent's report, the schedule, or a preemption event of the cloud (log sink -> topic -> push).
+The function's name is fixed, because its address is in every template.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREEMPTED = 'protoPayload.methodName="compute.instances.preempted"'
 
 
 class GcpFunction(Component):
-    """The function; ``url`` is the address that agents report to, ``access`` the rights to call it."""
+    """The function. ``url``: where agents report; ``access``: the rights to call it."""
 
     def __init__(self, settings: Settings, storage: GcpStorage, identity: GcpIdentity) -> None:
         super().__init__("Function", settings)
@@ -39,7 +39,7 @@ class GcpFunction(Component):
             "function",
             name=self.prefix,
             location=settings.region,
-            description="Spotkeeper reconcile: one round for each job, by schedule, report and event",
+            description="Spotkeeper reconcile: runs the rounds of jobs on schedule, reports and events",
             build_config=gcp.cloudfunctionsv2.FunctionBuildConfigArgs(
                 runtime=settings.reconcile.runtime,
                 entry_point="main",
@@ -75,7 +75,7 @@ class GcpFunction(Component):
         self.register_outputs({"url": self.url})
 
     def _images(self) -> gcp.artifactregistry.Repository:
-        """Declare the repository of the function's images; the project's default would outlive the stack and bill."""
+        """Declare a repository for the function's images: after a destroy the project's default one would bill on."""
         return gcp.artifactregistry.Repository(
             "images",
             repository_id=self.prefix,
@@ -103,7 +103,7 @@ class GcpFunction(Component):
         )
 
     def _invoker(self, name: str, member: pulumi.Input[str]) -> gcp.cloudrunv2.ServiceIamMember:
-        """Declare a right on the Run service, since the function's own invoker role does not allow direct calls."""
+        """Declare a caller's right on the Run service: the invoker role of Cloud Functions allows no direct calls."""
         return gcp.cloudrunv2.ServiceIamMember(
             f"call-{name}",
             name=self.function.name,
@@ -115,7 +115,7 @@ class GcpFunction(Component):
 
 
 def function_url(settings: Settings) -> str:
-    """Return the function's address before the function exists; Cloud Functions documents its form."""
+    """Return the function's address, which follows from its name: templates need it before the function exists."""
     known = f"https://{settings.region}-{settings.project}.cloudfunctions.net/{naming.stack(settings.stack)}"
     return settings.endpoints.function or known
 
@@ -153,7 +153,7 @@ def drain_args(settings: Settings, storage: GcpStorage) -> dict[str, Any]:
 
 
 class GcpTriggers(Component):
-    """The schedule and the route of preemption events. A destroy deletes them first, or ticks would launch machines."""
+    """The schedule and the route of preemption events. A destroy deletes them first: later ticks would launch again."""
 
     def __init__(self, settings: Settings, function: GcpFunction, identity: GcpIdentity, drained: Drained) -> None:
         super().__init__("Triggers", settings)
@@ -186,7 +186,7 @@ class GcpTriggers(Component):
         )
 
     def _preemption_route(self) -> gcp.pubsub.Subscription:
-        """Declare the push of preemptions from the audit log: a machine can vanish before its own scripts run."""
+        """Declare the push of preemption events from the audit log: a machine may vanish before it can report."""
         settings = self.settings
         topic, published = self._topic()
         self._pubsub = gcp.projects.ServiceIdentity(
@@ -230,7 +230,7 @@ class GcpTriggers(Component):
         return push
 
     def _topic(self) -> tuple[gcp.pubsub.Topic, pulumi.Resource]:
-        """Declare (the topic of preemptions of this stack's machines, the right to publish to it)."""
+        """Return (the topic for preemptions of this stack's machines, the log sink's right to publish to it)."""
         called = f"{self.prefix}-preempted"
         topic = gcp.pubsub.Topic(
             "preempted", name=called, labels=self.labels(), message_retention_duration="3600s", opts=self.child
@@ -254,7 +254,7 @@ class GcpTriggers(Component):
         return topic, publisher
 
     def _dead_letters(self) -> gcp.pubsub.Topic:
-        """Declare the topic of undelivered events, with a subscription that keeps them for an operator."""
+        """Declare the topic of undelivered events, with a subscription that keeps the events for an operator."""
         called = f"{self.prefix}-dead"
         dead = gcp.pubsub.Topic("dead", name=called, labels=self.labels(), opts=self.child)
         gcp.pubsub.TopicIAMMember(

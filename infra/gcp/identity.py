@@ -1,7 +1,7 @@
 """The stack's four service accounts and their rights, and optional shells on machines. No default account is used.
 
-Rights are data (:func:`roles`, :func:`project_bindings`, :func:`shell_rights`), so that tests and reviewers read the
-same text. Conditions test names of resources, since they cannot test labels.
+Rights are data (:func:`roles`, :func:`project_bindings`, :func:`shell_rights`), so that tests and reviewers read what
+Google gets. Their conditions test the names of resources, since conditions cannot test labels.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Binding:
-    """Grants a stack's account (``who``) a role in the project; ``role`` without a slash is a custom role's key."""
+    """Grants the stack's account ``who`` a role in the project. A ``role`` without a slash is a custom role's key."""
 
     who: str
     role: str
@@ -101,7 +101,7 @@ class Binding:
 
 
 def roles(stack: str, public_ip: bool = False) -> tuple[Role, ...]:
-    """Return the stack's custom roles; ``public_ip`` adds the permission that public addresses need."""
+    """Return the stack's custom roles; ``public_ip`` adds the permission to give machines public addresses."""
     read = (*READ_RIGHTS, "compute.subnetworks.useExternalIp") if public_ip else READ_RIGHTS
     return (
         Role("read", f"Spotkeeper {stack}: see machines", read),
@@ -120,9 +120,9 @@ def project_bindings(stack: str) -> tuple[Binding, ...]:
 
 
 def machines_of(stack: str) -> str:
-    """Return the condition that the resource is a dynamic machine, disk or snapshot of the stack, by its name.
+    """Return the condition that a resource is a dynamic machine, a disk or a snapshot of the stack, by its name.
 
-    Names of static machines and their disks lack ``-n`` (unless their pool's name has it), so they do not match.
+    Static machines and their disks do not match: their names have no ``-n``, unless their pool's name has it.
     """
     prefix = naming.machine_prefix(stack)
     kinds = ("instances", "disks", "snapshots")
@@ -130,14 +130,14 @@ def machines_of(stack: str) -> str:
 
 
 def secret_keys(secrets: Sequence[str]) -> list[str]:
-    """Return a Pulumi name for each secret's binding: its short name, or its full name if that is taken."""
+    """Return a Pulumi name for each secret's binding: the secret's short name if it is free, else its full name."""
     short = [secret.rsplit("/", 1)[-1] for secret in secrets]
     return [key if key not in short[:i] else secrets[i].replace("/", "-") for i, key in enumerate(short)]
 
 
 @dataclass(frozen=True)
 class ShellRight:
-    """Grants each shell user a role in the project; ``role`` without a slash is a custom role's key."""
+    """Grants each shell user a role in the project. A ``role`` without a slash is a custom role's key."""
 
     key: str
     role: str
@@ -153,7 +153,7 @@ def shell_rights(stack: str) -> tuple[ShellRight, ...]:
 
 
 def logins_of(stack: str) -> str:
-    """Return the condition that the resource is a machine of this stack, dynamic or static, by its name."""
+    """Return the condition that a resource is a machine of this stack, dynamic or static, by its name."""
     return f'resource.name.extract("/instances/{naming.machine_prefix(stack)}{{rest}}") != ""'
 
 
@@ -194,9 +194,9 @@ class GcpIdentity(Component):
         self.register_outputs({})
 
     def _tokens(self, account: str) -> gcp.serviceaccount.IAMMember:
-        """Declare that machines may get tokens of the jobs' account, and of no other."""
+        """Declare that machines may get access tokens for the jobs' account, and may not do more as this account."""
         project = account.partition("@")[2].removesuffix(".iam.gserviceaccount.com")
-        role = self.role(Role("tokens", f"Spotkeeper {self.settings.stack}: be the jobs' account", TOKENS), project)
+        role = self.role(Role("tokens", f"Spotkeeper {self.settings.stack}: act as the jobs' account", TOKENS), project)
         return gcp.serviceaccount.IAMMember(
             "node-acts-as-jobs",
             service_account_id=f"projects/{project}/serviceAccounts/{account}",
@@ -206,7 +206,7 @@ class GcpIdentity(Component):
         )
 
     def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Declare the right to use the subnetwork: the stack's roles may not apply in the subnetwork's project."""
+        """Declare the function's right to use the subnetwork, which may be in a project without the stack's roles."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
             project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),
@@ -218,7 +218,7 @@ class GcpIdentity(Component):
         )
 
     def _reads(self, key: str, account: str, secret: str) -> gcp.secretmanager.SecretIamMember:
-        """Declare that the jobs' account may read a secret; machines may not."""
+        """Declare that the jobs' account may read a secret; the machines' account may not."""
         return gcp.secretmanager.SecretIamMember(
             f"jobs-read-{key}",
             secret_id=secret if "/" in secret else f"projects/{self.settings.project}/secrets/{secret}",
@@ -237,10 +237,10 @@ class GcpIdentity(Component):
         )
 
     def role(self, role: Role, project: str | None = None) -> gcp.projects.IAMCustomRole:
-        """Declare a custom role in ``project`` (None: the stack's); a role can be granted only in its own project.
+        """Declare a custom role in ``project`` (None: the stack's). A custom role can be granted only in its project.
 
-        Google reserves the id of a deleted role for up to 37 days, so the id ends with the last digits of the
-        function's account number, which differs when a stack is rebuilt.
+        Google does not free the id of a deleted role for up to 37 days. So the id ends with digits from the number of
+        the function's account, and a stack that is declared again after a destroy gets another id.
         """
         stack = self.settings.stack
         return gcp.projects.IAMCustomRole(
@@ -270,8 +270,8 @@ class GcpShells(Component):
     """Shells through the Identity-Aware Proxy for the users that ``ssh`` in the stack file lists.
 
     OS Login gives them an ordinary user without sudo. A firewall rule (``network.py``) lets the proxy reach port 22 of
-    this stack's machines only. The metadata fence refuses them the machine's credentials: user ids of OS Login are
-    above those of services.
+    this stack's machines only. In a shell the machine's credentials cannot be read: the agent's firewall rules refuse
+    them to the user ids that OS Login gives.
     """
 
     def __init__(self, settings: Settings, identity: GcpIdentity) -> None:

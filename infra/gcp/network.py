@@ -1,9 +1,9 @@
 """The stack's network: a new private subnetwork whose machines reach each other and Google, or an existing one.
 
-No NAT, and no public addresses unless the stack file asks for them: private access reaches storage and the function,
-and costs nothing. The firewall admits no connection from outside except shells, if the stack file has ``ssh``. To an
-existing network the stack adds only firewall rules: the network needs private access, and the operator needs the right
-to create firewall rules in its project.
+There is no NAT, and there are no public addresses unless the stack file asks for them: machines reach storage and the
+function through Private Google Access, which is free. The firewall admits no connection from outside except shells (if
+the stack file has ``ssh``). In an existing network the stack declares only firewall rules: the network must have
+Private Google Access, and the operator must be allowed to create firewall rules in the network's project.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROJECT = re.compile(r"(?:^|/)projects/([^/]+)/")
 
 @dataclass(frozen=True)
 class Fabric:
-    """Additional network cards of a GPUDirect variant: plain cards, each with its own network, and RDMA cards."""
+    """The additional network cards of a GPUDirect variant: ``plain`` ones, each in its own network, and RDMA cards."""
 
     plain: int
     rdma: int = 0
@@ -48,7 +48,7 @@ class Card:
 
 
 class GcpNetwork(Component):
-    """The network; ``subnetwork`` has the machines, ``cards`` maps a pool to its machines' additional network cards."""
+    """The network. ``subnetwork`` has all machines; ``cards``: pool -> the additional network cards of its machines."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("Network", settings)
@@ -75,7 +75,7 @@ class GcpNetwork(Component):
         return network.id, subnetwork.self_link
 
     def _existing(self) -> tuple[pulumi.Output[str], pulumi.Output[str]]:
-        """Return the network and subnetwork that the stack file or another stack's outputs name."""
+        """Return the links of the network and subnetwork that the stack file or another stack's outputs name."""
         given, region = self.settings.network, self.settings.region
         if not given.from_stack:
             return pulumi.Output.from_input(given.vpc), pulumi.Output.from_input(given.subnets[region])
@@ -84,7 +84,7 @@ class GcpNetwork(Component):
         return other.require_output("vpc"), subnets.apply(lambda found: subnet_of(found, region, given.from_stack))
 
     def _firewall(self, network: pulumi.Output[str]) -> None:
-        """Open all ports between the stack's machines: rendezvous, NCCL and state transfers choose ports freely."""
+        """Open all ports between the stack's machines, since rendezvous, NCCL and state transfers use any port."""
         self._inside("inside", f"{self.prefix}-inside", network)
         if self.settings.ssh:
             ssh = gcp.compute.Firewall(
@@ -117,7 +117,7 @@ class GcpNetwork(Component):
     # --- cards of GPUDirect -----------------------------------------------------------------
 
     def _gpu_cards(self) -> dict[str, list[Card]]:
-        """Declare the GPUDirect network cards. Pools share the ordinary networks; each zone has an RDMA network."""
+        """Declare networks for GPUDirect cards: pools share those of plain cards; RDMA cards have one in each zone."""
         pools = {pool.name: pool for pool in self.settings.pools if pool.machine.gpu_direct}
         fabrics = {name: FABRICS[pool.machine.gpu_direct or ""] for name, pool in pools.items()}
         ranges = free_ranges(self.settings.network.cidr)
@@ -140,7 +140,7 @@ class GcpNetwork(Component):
         return Card(self._subnetwork(key, called, network, addresses), GVNIC)
 
     def _rdma_cards(self, zone: str, ranges: list[str]) -> list[Card]:
-        """Declare eight subnetworks in a network with the zone's RDMA profile, which allows no firewall rules."""
+        """Declare a network with eight subnetworks for a zone's RDMA cards. It can have no firewall rules."""
         key = f"rdma-{zone}"
         called = f"{self.prefix}-rdma-{zone.rsplit('-', 1)[1]}"
         network = gcp.compute.Network(
@@ -175,7 +175,7 @@ def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:
     """Return a region's subnetwork from another stack's outputs.
 
     Raises:
-        RunError: the outputs have none for the region.
+        RunError: the outputs have no subnetwork for the region.
     """
     if region not in found:
         raise pulumi.RunError(f"network.from_stack: {stack} has no subnet in {region}, only in {', '.join(found)}")
@@ -183,7 +183,7 @@ def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:
 
 
 def project_of(link: str, otherwise: str) -> str:
-    """Return the project that a network's link names (a network may be shared), or ``otherwise`` if it names none."""
+    """Return the project in a network's link, which may be another than the stack's; ``otherwise`` if it has none."""
     found = _PROJECT.search(link)
     return found[1] if found else otherwise
 

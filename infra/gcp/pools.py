@@ -1,7 +1,7 @@
 """The pools: two machine templates for each spot pool, and the machines of each static pool.
 
-The function chooses only a template and a zone. The two templates of a pool differ only in their scheduling. Neither
-has the data disk, which is attached to the running machine, so that a replacement boots while its predecessor ends.
+For a launch the function chooses only a template and a zone. A pool's templates differ only in scheduling. None has the
+data disk: it is attached to a running machine, so that a replacement can boot while the machine before it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DOMAINS = 8  # availability domains, the maximum of a spread policy; more machi
 
 
 class GcpPools(Component):
-    """The pools; ``templates``: pool -> provisioning model -> self link; ``machines``: name -> static instance."""
+    """The pools. ``templates``: pool -> provisioning model -> self link; ``machines``: name -> static machine."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class GcpPools(Component):
     def _machine(self, pool: Pool, index: int) -> gcp.compute.Instance:
         """Declare a static machine without a template, so that a new agent, image or label does not replace it.
 
-        The provider changes a boot disk only by replacing the machine, so a static machine keeps its image until an
-        operator has it replaced (docs/day-two.md, "Rotating images").
+        A boot disk changes only if its machine is replaced, so a static machine keeps its image until an operator has
+        the machine replaced (docs/day-two.md, "Rotating images").
         """
         called = naming.static_machine(self.settings.stack, pool.name, index)
         zone = pool.machine_zone(index)
@@ -116,7 +116,7 @@ class GcpPools(Component):
         )
 
     def _shape(self, pool: Pool) -> dict[str, Any]:
-        """Return what a template and a static machine have in common, as dictionaries, which both types accept."""
+        """Return the properties that templates and static machines share, as dictionaries, which both types accept."""
         added = pool.machine.accelerator
         return {
             "machine_type": pool.machine.type,
@@ -138,13 +138,13 @@ class GcpPools(Component):
         }
 
     def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:
-        """Return (card, whether it has a public address) for each card; only the first may have one."""
+        """Return (card, whether it has a public address) for each network card; only the first may have one."""
         first = Card(self._network.subnetwork, nic_type(pool))
         further = [(card, False) for card in self._network.cards.get(pool.name, ())]
         return [(first, self.settings.network.public_ip), *further]
 
     def _metadata(self, pool: Pool) -> dict[str, pulumi.Input[str]]:
-        """Return a machine's metadata: constants of the stack, no values of jobs."""
+        """Return a machine's metadata, which consists of constants of the stack. No value depends on a job."""
         return {
             "enable-oslogin": "TRUE",
             "shutdown-script": self._scripts.shutdown,
@@ -183,14 +183,14 @@ class GcpPools(Component):
 
 
 def nic_type(pool: Pool) -> str:
-    """Return the first network card's type; "" if the cloud chooses it by machine type and image."""
+    """Return the type of the first network card; "" if the cloud chooses it by machine type and image."""
     if pool.machine.gpu_direct:
         return GVNIC
     return {"gvnic": GVNIC, "virtio": "VIRTIO_NET", None: ""}[pool.machine.nic]
 
 
 def on_host_maintenance(pool: Pool) -> str:
-    """Return the policy for host maintenance: machines with accelerators or compact placement cannot migrate."""
+    """Return the policy for host maintenance. Machines with accelerators or compact placement cannot migrate."""
     close = pool.placement is not None and pool.placement.strategy != "spread"
     return "TERMINATE" if pool.machine.has_accelerator() or close else "MIGRATE"
 
@@ -198,7 +198,7 @@ def on_host_maintenance(pool: Pool) -> str:
 def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:
     """Return a template's scheduling. For spot, Compute Engine requires all five fields together.
 
-    ``max_run_s`` ends a machine even if function and agent fail; it needs a termination action.
+    ``max_run_s`` ends a machine even if function and agent fail; it is accepted only with a termination action.
     """
     duration = gcp.compute.RegionInstanceTemplateSchedulingMaxRunDurationArgs(seconds=max_run_s) if max_run_s else None
     if model == "on-demand":
@@ -240,7 +240,7 @@ def disk(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.Resour
 
 
 def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulumi.Resource, pulumi.Output[str]]:
-    """Declare the placement policy of a pool in a zone; return it and its self link."""
+    """Declare the placement policy of a pool in a zone; return the policy and its self link."""
     name = naming.placement(component.settings.stack, pool.name, zone)
     policy = gcp.compute.ResourcePolicy(
         name,
@@ -253,7 +253,7 @@ def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulum
 
 
 def group(pool: Pool) -> gcp.compute.ResourcePolicyGroupPlacementPolicyArgs:
-    """Return a pool's placement. It omits vm_count, with which a group exists only at exactly that size."""
+    """Return a pool's placement. It sets no ``vm_count``: with a count, only a group of that very size could exist."""
     if pool.placement and pool.placement.strategy == "spread":
         return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(availability_domain_count=min(_DOMAINS, pool.size))
     return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(

@@ -1,7 +1,7 @@
 """The bucket with all of the stack's state, the rights to it, and the objects that Pulumi writes into it.
 
-Pulumi writes three objects: the agent's bundle, the function's source, and ``stack/pools.json`` (``pools.py``).
-Machines read their programs and write logs, checkpoints and outputs, nothing else.
+Pulumi writes three objects: the agent's bundle, the function's source, and ``stack/pools.json`` (see ``pools.py``).
+Machines may read their programs, and may write logs, checkpoints and outputs, nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill 
 
 @dataclass(frozen=True)
 class BucketAccess:
-    """A right inside the bucket; ``condition`` restricts it to objects by name; None: all objects."""
+    """A right in the bucket. ``condition`` restricts it to objects with certain names; None: all objects."""
 
     key: str
     role: str
@@ -43,10 +43,10 @@ def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
 
 
 def function_access(bucket: str) -> tuple[BucketAccess, ...]:
-    """Return the function's bucket permissions: it may write its own documents and only read Pulumi's.
+    """Return the function's rights in the bucket: it writes its own documents and only reads what Pulumi writes.
 
-    It may not write the agent's bundles: it tells agents which bundle to run, so it could otherwise run code as root on
-    every machine. It may list the bucket: the resource name of a list call is the bucket, which has no object prefix.
+    It may not write bundles: machines run them as root, and the function says which. It may list the bucket, although a
+    list call does not match conditions on object names, since its resource is the bucket.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")
@@ -60,8 +60,8 @@ def function_access(bucket: str) -> tuple[BucketAccess, ...]:
 def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
 
-    Replacing an object needs the right to delete it, which ``objectCreator`` lacks: only the function changes records.
-    ``extract`` also matches several folders as a job's id, so folders with other documents are excluded by name.
+    ``objectCreator`` does not allow deletion, which an overwrite needs, so submitters cannot change records. ``{job}``
+    in a condition also matches several folders, so folders with other documents are excluded by name.
     """
     objects = _objects(bucket)
     made = " || ".join(_below(objects, name, "!=") for name in ("requests/", "rec", "source/", "spec"))
@@ -78,7 +78,7 @@ def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:
     """Return a shell user's rights: read the bucket, to find the job, and add the session to the job's ledger.
 
     Args:
-        reads: False for a submitter, who may already read.
+        reads: whether to grant the right to read; False for a submitter, who already has it.
     """
     ledgers = _below(_objects(bucket), "ledger/", "!=")
     adds = BucketAccess("tells", "roles/storage.objectCreator", ledgers)
@@ -86,12 +86,12 @@ def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:
 
 
 def _objects(bucket: str) -> str:
-    """Return the prefix of objects' resource names in conditions."""
+    """Return how the resource names of all objects in the bucket begin, for use in conditions."""
     return f"projects/_/buckets/{bucket}/objects"
 
 
 def _below(objects: str, name: str, sign: str) -> str:
-    """Return the condition that a name below a job's folder begins with ``name`` (``sign`` ``!=``) or not (``==``)."""
+    """Return the condition that a name in a job's folder begins with ``name`` (``sign`` is ``!=``) or not (``==``)."""
     return f'resource.name.extract("{objects}/jobs/{{job}}/{name}") {sign} ""'
 
 

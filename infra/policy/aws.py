@@ -63,15 +63,15 @@ def no_public_address(resource: DeclaredResource) -> Iterator[str]:
 
 def no_public_subnet(resource: DeclaredResource) -> Iterator[str]:
     if on(resource.at("mapPublicIpOnLaunch")):
-        yield "mapPublicIpOnLaunch: want false: every machine in it would have a public address"
+        yield "mapPublicIpOnLaunch: want false: every machine in this subnet would have a public address"
 
 
 def no_address(resource: DeclaredResource) -> Iterator[str]:
-    yield "reserves a public address, which bills: remove it"
+    yield "this resource reserves a public address, which bills: remove it"
 
 
 def no_nat(resource: DeclaredResource) -> Iterator[str]:
-    yield "a NAT bills by the hour and by the gigabyte: use IPv6 and a gateway endpoint"
+    yield "a NAT gateway bills by the hour and by the gigabyte: use IPv6, and a gateway endpoint for S3"
 
 
 def no_open_port(resource: DeclaredResource) -> Iterator[str]:
@@ -93,17 +93,17 @@ def imds(resource: DeclaredResource) -> Iterator[str]:
     ):
         return  # the launch template sets the options
     if resource.at("metadataOptions.httpTokens") != "required":
-        yield 'metadataOptions.httpTokens: want "required" (IMDSv2): SSRF could otherwise obtain credentials'
+        yield 'metadataOptions.httpTokens: want "required" (IMDSv2), so that forged requests (SSRF) get no credentials'
     hops = resource.at("metadataOptions.httpPutResponseHopLimit")
     if isinstance(hops, int | float) and hops > 1:
-        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers get the machine's credentials"
+        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1: containers could get credentials"
 
 
 def machines_end(resource: DeclaredResource) -> Iterator[str]:
-    """Check that shutdown terminates a machine, static machines excepted, and that spot requests are one-time."""
+    """Check that a shutdown ends a machine (unless it is static), and that spot requests are one-time."""
     market, end = resource.at("instanceMarketOptions"), resource.at("instanceInitiatedShutdownBehavior")
     if end != "terminate" and (market is not None or not re.search(r"-static(-|\Z)", str(resource.at("name")))):
-        yield "instanceInitiatedShutdownBehavior: want terminate: a stopped machine's disks would bill"
+        yield "instanceInitiatedShutdownBehavior: want terminate: the disks of a stopped machine would continue to bill"
     if market is None:
         return
     for field, want in (("spotInstanceType", "one-time"), ("instanceInterruptionBehavior", "terminate")):
@@ -114,11 +114,11 @@ def machines_end(resource: DeclaredResource) -> Iterator[str]:
 def no_price_cap(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("instanceMarketOptions.spotOptions.maxPrice") is not None:
         path = "instanceMarketOptions.spotOptions.maxPrice"
-        yield f"{path}: leave it out: spot never costs more than on-demand, and a lower cap adds preemptions"
+        yield f"{path}: leave it out: spot never costs more than on-demand, and a lower cap only adds preemptions"
 
 
 def no_standing_request(resource: DeclaredResource) -> Iterator[str]:
-    yield "launches machines that reconcile does not know: remove it"
+    yield "this resource launches machines that reconcile does not know: remove it"
 
 
 def encrypted_template(resource: DeclaredResource) -> Iterator[str]:
@@ -143,7 +143,7 @@ def encrypted_volume(resource: DeclaredResource) -> Iterator[str]:
 def pinned(resource: DeclaredResource) -> Iterator[str]:
     image = str(resource.at("imageId") or resource.at("ami") or "")
     if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", image):  # without a version, or with a label
-        yield f"{image}: names a parameter whose value may change: add its version number"
+        yield f"{image} is a parameter whose value may change: add its version number"
 
 
 def narrow(resource: DeclaredResource) -> Iterator[str]:
@@ -182,11 +182,11 @@ def named_caller(resource: DeclaredResource) -> Iterator[str]:
 
 def url_asks(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("authorizationType") != "AWS_IAM":
-        yield "authorizationType: want AWS_IAM: the function relies on AWS to authenticate callers"
+        yield "authorizationType: want AWS_IAM: the function itself does not authenticate callers"
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:
-    yield "Pulumi's state would store the key, and the key outlives the stack: use roles"
+    yield "use a role instead: Pulumi's state would store the key, and the key could outlive the stack"
 
 
 def block_is_whole(resource: DeclaredResource) -> Iterator[str]:
@@ -197,7 +197,7 @@ def block_is_whole(resource: DeclaredResource) -> Iterator[str]:
 
 def tagged(resource: DeclaredResource) -> Iterator[str]:
     if at(resource.inputs, "tags.sk-stack") is None:
-        yield "tags: sk-stack is missing: the drain and cost reports would not find it"
+        yield "the tag sk-stack is missing, by which the drain and cost reports find resources"
 
 
 def tags_what_it_makes(resource: DeclaredResource) -> Iterator[str]:
@@ -206,12 +206,12 @@ def tags_what_it_makes(resource: DeclaredResource) -> Iterator[str]:
     }
     for kind in LAUNCHED:
         if kind not in kinds:
-            yield f"tagSpecifications: want {kind} with sk-stack: the template's own tags do not apply to it"
+            yield f"tagSpecifications: want the tag sk-stack for {kind}, which does not get the template's own tags"
 
 
 def logs_end(resource: DeclaredResource) -> Iterator[str]:
     if not resource.at("retentionInDays"):
-        yield "retentionInDays: missing: logs would be kept and bill forever"
+        yield "retentionInDays is missing: logs would be kept and billed forever"
 
 
 # --- the whole stack ---------------------------------------------------------------------
@@ -222,14 +222,14 @@ def buckets_are_blocked(every: Sequence[DeclaredResource]) -> Told:
 
 
 def buckets_are_tidied(every: Sequence[DeclaredResource]) -> Told:
-    told = "has no lifecycle rule: parts of unfinished uploads would bill forever"
+    told = "has no lifecycle rule that deletes unfinished uploads, whose parts would bill forever"
     yield from _without(every, LIFECYCLE, told)
 
 
 def _without(every: Sequence[DeclaredResource], types: tuple[str, ...], told: str) -> Told:
-    """Yield buckets without a resource of ``types``.
+    """Yield the buckets that no resource of ``types`` names; none if there are as many resources as buckets.
 
-    Such a resource's bucket name may be unknown before `up`, so equal counts pass without comparing names.
+    Counting is needed because before `up` the bucket's name in such a resource may be unknown.
     """
     buckets = [resource for resource in every if resource.type == BUCKET]
     if len(buckets) > sum(resource.type in types for resource in every):
@@ -251,7 +251,7 @@ def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
             for statement in statements(resource.at("policy")):
                 for action in statement.actions:
                     if statement.allows and action not in ("lambda:InvokeFunction", "sqs:SendMessage"):
-                        yield resource, f"the schedule's role may {action}: want permission to invoke only"
+                        yield resource, f"the schedule's role may {action}, but should only invoke the function"
 
 
 CHECKS = (

@@ -50,11 +50,11 @@ def no_public_address(resource: DeclaredResource) -> Iterator[str]:
 
 def no_address(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("addressType") != "INTERNAL":
-        yield "reserves a public address, which bills: remove it"
+        yield "this resource reserves a public address, which bills: remove it"
 
 
 def no_nat(resource: DeclaredResource) -> Iterator[str]:
-    yield "a NAT bills by the hour and by the gigabyte: use Private Google Access"
+    yield "a NAT gateway bills by the hour and by the gigabyte: use Private Google Access"
 
 
 def no_open_port(resource: DeclaredResource) -> Iterator[str]:
@@ -66,9 +66,9 @@ def no_open_port(resource: DeclaredResource) -> Iterator[str]:
 
 
 def machines_end(resource: DeclaredResource) -> Iterator[str]:
-    """Check that the cloud never restarts a machine, and deletes a preempted spot machine."""
+    """Check that the cloud restarts no machine, and deletes a spot machine that it preempts."""
     if resource.at("scheduling.automaticRestart") is not False:
-        yield "scheduling.automaticRestart: want false: reconcile replaces machines, the cloud must not restart them"
+        yield "scheduling.automaticRestart: want false: only reconcile may replace a machine that ended"
     if resource.at("scheduling.provisioningModel") != "SPOT":
         return
     for field, want in (
@@ -77,7 +77,7 @@ def machines_end(resource: DeclaredResource) -> Iterator[str]:
         ("onHostMaintenance", "TERMINATE"),
     ):
         if (found := resource.at(f"scheduling.{field}")) != want:
-            yield f"scheduling.{field}: {found}: want {want} for a spot machine"
+            yield f"scheduling.{field} is {found}, want {want} for a spot machine"
 
 
 def runs_end(resource: DeclaredResource) -> Iterator[str]:
@@ -88,7 +88,7 @@ def runs_end(resource: DeclaredResource) -> Iterator[str]:
 def no_borrowed_identity(resource: DeclaredResource) -> Iterator[str]:
     email = resource.at("serviceAccount.email")
     if email is None or str(email).endswith("-compute@developer.gserviceaccount.com"):
-        yield "serviceAccount: want the stack's own service account instead of the project's default"
+        yield "serviceAccount: want the stack's own service account, not the project's default one"
 
 
 def shielded(resource: DeclaredResource) -> Iterator[str]:
@@ -101,7 +101,7 @@ def pinned(resource: DeclaredResource) -> Iterator[str]:
     disks = [*resource.each("disks"), *resource.each("bootDisk")]
     for image in (at(disk, path) for disk in disks for path in ("sourceImage", "initializeParams.image")):
         if image is not None and "/family/" in str(image):
-            yield f"{image}: names an image family, whose image may change: name one image"
+            yield f"{image} is an image family, whose image may change: name one image"
 
 
 def narrow(resource: DeclaredResource) -> Iterator[str]:
@@ -121,11 +121,11 @@ def narrow_role(resource: DeclaredResource) -> Iterator[str]:
         if "*" in permission:
             yield f"{permission}: name each permission"
         elif permission.endswith(_GIVES_RIGHTS):
-            yield f"{permission}: it allows granting oneself any permission"
+            yield f"{permission}: who has this permission can get any other"
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:
-    yield "Pulumi's state would store the key, and the key outlives the stack: use service accounts"
+    yield "use a service account instead: Pulumi's state would store the key, which could outlive the stack"
 
 
 def private_bucket(resource: DeclaredResource) -> Iterator[str]:
@@ -137,12 +137,12 @@ def private_bucket(resource: DeclaredResource) -> Iterator[str]:
 
 def tidy_bucket(resource: DeclaredResource) -> Iterator[str]:
     if not resource.each("lifecycleRules"):
-        yield "lifecycleRules: missing: parts of unfinished uploads would bill forever"
+        yield "lifecycleRules is missing: parts of unfinished uploads would bill forever"
 
 
 def labelled(resource: DeclaredResource) -> Iterator[str]:
     if at(resource.inputs, "labels.sk-stack") is None:
-        yield "labels: sk-stack is missing: the drain and cost reports would not find it"
+        yield "the label sk-stack is missing, by which the drain and cost reports find resources"
 
 
 def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
@@ -153,7 +153,7 @@ def schedule_only_invokes(every: Sequence[DeclaredResource]) -> Told:
         if resource.type in BINDINGS and resource.at("role") not in INVOKES:
             for member in (*resource.each("member"), *resource.each("members")):
                 if member in clocks:
-                    yield resource, f"the schedule's account has {resource.at('role')}: want permission to invoke only"
+                    yield resource, f"the schedule's account has {resource.at('role')}, but should only invoke"
 
 
 CHECKS = (

@@ -1,7 +1,7 @@
 """A declared resource as policy rules see it, with helpers that read its inputs.
 
-Inputs come from Pulumi: mappings and sequences that may be proxies. A value that is known only after `up` raises when
-it is read, which ends the check until then; so a check reads only the inputs that it needs.
+Inputs are Pulumi's mappings and sequences, maybe as proxies. Reading a value that is known only after `up` raises an
+error, which ends the check until `up` repeats it; so a check reads only the inputs that it needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeclaredResource:
-    """A declared resource. ``retain`` is None if unknown: Pulumi hides `retain_on_delete` from policies."""
+    """A declared resource. ``retain`` is None if unknown: Pulumi hides the option `retain_on_delete` from policies."""
 
     type: str
     name: str
@@ -65,12 +65,12 @@ def on(value: object) -> bool:
 
 def bucket_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and on(resource.at("forceDestroy")):
-        yield "forceDestroy: destroying this production stack would delete its objects: set on_destroy: protect"
+        yield "forceDestroy: a destroy of this production stack would delete all objects: set on_destroy: protect"
 
 
 def disk_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and not resource.protect and not resource.retain:
-        yield "is not protected (a policy does not see retain_on_delete): set on_destroy: protect"
+        yield "is not protected, as far as a policy can see (retain_on_delete is hidden): set on_destroy: protect"
 
 
 # --- IAM documents of AWS

@@ -1,7 +1,7 @@
 """Rules that every stack must satisfy, each with its reason and its checks for both clouds.
 
-They import only the standard library, so that they can be tested without Pulumi and the policy pack (``__main__.py``)
-can run in a separate environment (``requirements.txt``).
+The rules import only the standard library, so that tests need no Pulumi, and the policy pack (``__main__.py``) can run
+in an environment of its own (``requirements.txt``).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ WHY: dict[str, str] = {
     "no-public-address": "Machines need no public address, and without one the internet cannot reach them.",
     "no-nat": "An idle stack should cost almost nothing, but a NAT gateway bills by the hour.",
     "no-open-port": "No firewall rule admits the whole internet.",
-    "imds-v2": "A forged request on a machine (SSRF) must not obtain its credentials.",
+    "imds-v2": "A forged request on a machine (SSRF) must not get the machine's credentials.",
     "machines-end": "A machine that ends stays ended: only reconcile starts its replacement.",
     "runs-end": "In production the cloud itself ends machines that run too long.",
     "no-price-cap": "A spot machine never costs more than on-demand; a lower price cap only adds preemptions.",
-    "encrypted-disks": "Every disk is encrypted, machines' own disks included.",
+    "encrypted-disks": "Every disk is encrypted, also the boot disks of machines.",
     "own-identity": "Machines run as the stack's own service account or role, which has few permissions.",
     "shielded": "Secure boot and integrity monitoring ensure that a machine boots its image unchanged.",
     "pinned-image": "An image is pinned, so that a preview of an unchanged stack shows no change.",
     "least-privilege": "Permissions and members are named: no avoidable wildcards, no public members.",
-    "no-keys": "The stack creates no account keys: they would be stored in its state and outlive it.",
+    "no-keys": "The stack creates no account keys: Pulumi's state would store them, and they could outlive the stack.",
     "schedule-only-invokes": "The schedule's identity may only invoke the function.",
     "private-bucket": "The bucket with records, checkpoints and outputs is never public.",
     "tidy-bucket": "Unfinished uploads are deleted, so that they do not bill forever.",
@@ -45,7 +45,7 @@ ADVICE = frozenset({"disks-stay", "no-nat"})
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: ``parts`` pairs resource types with the check of each resource, ``over_all`` checks all together.
+    """A rule. ``parts``: resource types with the check of each such resource; ``over_all``: checks of all resources.
 
     ``later`` in its methods: the errors that reading an input raises if its value is known only after `up`. They end
     the check without a violation; `up` repeats the check.
@@ -59,7 +59,7 @@ class Rule:
 
     @property
     def together(self) -> str:
-        """Return the name of the policy that checks all resources together; Pulumi needs two distinct names."""
+        """Return the name of the policy that checks all resources together; it differs from that of single checks."""
         return f"{self.name}-together" if self.parts else self.name
 
     def of_one(self, resource: DeclaredResource, *later: type[Exception]) -> Iterator[str]:

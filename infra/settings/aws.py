@@ -69,14 +69,14 @@ def region_has_urls(s: Settings) -> Iterator[Problem]:
 
 def account(s: Settings) -> Iterator[Problem]:
     if not s.account:
-        yield Problem("account", 'missing, want the account id: account: "123456789012"')
+        yield Problem("account", 'missing: set the account id, for example "123456789012"')
     elif not _ACCOUNT.match(s.account):
         yield problem("account", "is no account id: want 12 digits in quotes", s.account)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
     if re.match(r"resolve:ssm:[^:]+(:[^:]*\D[^:]*)?\Z", name):  # without a version, or with a label
-        message = "names a parameter whose value may change: add its version number: resolve:ssm:<name>:<version>"
+        message = "is a parameter whose value may change: add its version, as in resolve:ssm:<name>:<version>"
         yield problem(path, message, name)
     elif not _IMAGE.match(name):
         yield problem(path, "want ami-... or resolve:ssm:<name>:<version>", name)
@@ -93,40 +93,40 @@ def existing_network(s: Settings) -> Iterator[Problem]:
         elif not re.match(r"subnet-[0-9a-f]{8,17}\Z", subnet):
             yield problem(path, "want subnet-...", subnet)
         elif (first := next(other for other, named in network.subnets.items() if named == subnet)) != zone:
-            yield problem(path, f"is also the subnet of {first}: a subnet is in one zone", subnet)
+            yield problem(path, f"is already the subnet of {first}, and a subnet is in one zone only", subnet)
     if network.subnets:
         for zone in sorted({zone for pool in s.pools for zone in pool.zones} - set(network.subnets)):
-            yield Problem(join("network.subnets", zone), "missing: a pool uses this zone")
+            yield Problem(join("network.subnets", zone), "missing, although a pool uses this zone")
 
 
 def subnet_range(cidr: str, zone: str) -> str:
-    """Return a zone's subnet range, chosen by the zone's letter so that a new zone moves no other zone's range."""
+    """Return a zone's subnet range. The zone's letter chooses it, so that a new zone moves no other zone's range."""
     ranges = ipaddress.IPv4Network(cidr).subnets(prefixlen_diff=_PARTS.bit_length() - 1)
     return str(list(ranges)[ord(zone[-1]) - ord("a")])
 
 
 def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
-    """Check that each zone's subnet (all are the same size) has an address for every machine of the largest pool."""
+    """Check that each zone's subnet has an address for every machine of the largest pool; all have the same size."""
     try:
         network = ipaddress.IPv4Network(s.network.cidr)
     except ValueError:
         return  # another rule reports it, or the network exists
     if not 16 <= network.prefixlen <= 24:
-        yield problem("network.cidr", "want /16 to /24, to be divided into a subnet per zone", s.network.cidr)
+        yield problem("network.cidr", "want /16 to /24: it is divided into a subnet for each zone", s.network.cidr)
         return
     size, most = network.num_addresses // _PARTS - _KEPT, max((pool.size for pool in s.pools), default=0)
     if size < most:
-        message = f"gives each zone's subnet {size} addresses, an eighth of the range, but a pool has {most} machines"
+        message = f"gives each zone's subnet (an eighth of it) {size} addresses, but a pool has {most} machines"
         yield problem("network.cidr", message, s.network.cidr)
 
 
 def callers(s: Settings) -> Iterator[Problem]:
     for path, caller in s.people().items():
         if not _CALLER.match(caller):
-            message = "want a role's or user's ARN: arn:aws:iam::123456789012:role/operators"
+            message = "want the ARN of a role or user, such as arn:aws:iam::123456789012:role/operators"
             yield problem(path, message, caller)
         elif _is_own(caller, s):
-            message = "is Spotkeeper's own, which already has its permissions: leave it out"
+            message = "is Spotkeeper's own role, which already has its permissions: leave it out"
             yield problem(path, message, caller)
 
 
@@ -139,11 +139,11 @@ def job_identity(s: Settings) -> Iterator[Problem]:
     if not s.job_identity:
         return
     if not _ROLE.match(s.job_identity):
-        yield problem("job_identity", "want a role's ARN: arn:aws:iam::123456789012:role/trainer", s.job_identity)
+        yield problem("job_identity", "want a role's ARN, such as arn:aws:iam::123456789012:role/a", s.job_identity)
     elif _is_own(s.job_identity, s):
-        yield problem("job_identity", "is Spotkeeper's own: create a separate one for jobs", s.job_identity)
+        yield problem("job_identity", "is Spotkeeper's own role: create another role for jobs", s.job_identity)
     elif s.secrets and f"::{s.account}:" not in s.job_identity:
-        message = "is in another account: remove `secrets` here and grant it access there"
+        message = "is a role of another account: remove `secrets`, and allow this role to read them yourself"
         yield problem("job_identity", message, s.job_identity)
 
 
@@ -156,7 +156,7 @@ def key(s: Settings) -> Iterator[Problem]:
     found = _KEY.match(s.kms_key)
     if s.kms_key and not found:
         example = f"arn:aws:kms:{s.region}:{s.account}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-        yield problem("kms_key", f"want a key's ARN instead of an alias: {example}", s.kms_key)
+        yield problem("kms_key", f"want the ARN of a key, not an alias, such as {example}", s.kms_key)
     elif found and found[1] != s.region:
         yield problem("kms_key", f"is in another region than the stack's disks: want a key in {s.region}", s.kms_key)
 
@@ -164,7 +164,7 @@ def key(s: Settings) -> Iterator[Problem]:
 def budget_mails(s: Settings) -> Iterator[Problem]:
     steps = s.budget.alert_at if s.budget is not None and s.alerts.email else ()
     if len(steps) > _MAILS:
-        yield problem("budget.alert_at", f"an AWS budget has at most {_MAILS} thresholds with email", list(steps))
+        yield problem("budget.alert_at", f"has too many thresholds: AWS allows {_MAILS}", list(steps))
 
 
 def function(s: Settings) -> Iterator[Problem]:
@@ -173,11 +173,11 @@ def function(s: Settings) -> Iterator[Problem]:
 
 
 OF_GCP: dict[str, tuple[object, str]] = {
-    "bucket.location": (None, "only gcp has this key: on aws the bucket is in the stack's region"),
-    "limits.max_run_hours": (None, "only gcp has this key: EC2 has no age limit; use limits.lease_minutes"),
-    "budget.billing_account": ("", "only gcp has this key: the AWS account is billed"),
-    "endpoints.jwks": ("", "only gcp has this key: AWS authenticates callers itself"),
-    "endpoints.issuer": ("", "only gcp has this key: AWS authenticates callers itself"),
+    "bucket.location": (None, "only gcp has this key: leave it out; the bucket is in the stack's region"),
+    "limits.max_run_hours": (None, "only gcp has this key: use `limits.lease_minutes`; EC2 has no limit on lives"),
+    "budget.billing_account": ("", "only gcp has this key: leave it out; AWS always bills the stack's account"),
+    "endpoints.jwks": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
+    "endpoints.issuer": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
 }
 RULES: tuple[Rule, ...] = (
     account, region_has_urls, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers,
@@ -202,20 +202,20 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     if _is_arm(kind) is None:
         return  # not a machine type, which another rule reports
     if efa > most and (most or kind in AWS_PRICES):
-        yield problem("machine.efa", f"{kind} has {most} at most" if most else f"{kind} has no EFA: leave it out", efa)
+        yield problem("machine.efa", f"{kind} has at most {most}" if most else f"{kind} has no EFA: leave it out", efa)
     elif efa > most:
-        message = f"infra/catalog.py does not list the EFA network cards of {kind}: add them there, or leave efa out"
+        message = f"infra/catalog.py does not list the EFA network cards of {kind}: add them, or leave `efa` out"
         yield problem("machine.efa", message, efa)
     elif len(interfaces(pool)) > 1 and s.network.public_ip:
-        message = "EC2 gives machines with several network cards no public address: set network.public_ip: false"
+        message = "set `network.public_ip: false`: with several network cards a machine gets no public address"
         yield problem("machine.efa", message, efa)
 
 
 def interfaces(pool: Pool) -> tuple[Interface, ...]:
     """Return the network interfaces of a pool with EFA in the layout that EC2's guide gives; () without EFA.
 
-    The first interface carries IP. Each EFA card has an adapter without an address. A single adapter on card 0 shares
-    the first interface.
+    The first interface has the IP address; the adapters of EFA cards have none. But if only card 0 has EFA, its adapter
+    is the first interface.
     """
     efa, first = pool.machine.efa, AWS_FIRST_EFA_CARD.get(pool.machine.type, 0)
     if not efa:
@@ -232,11 +232,11 @@ def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 POOL_OF_GCP: dict[str, tuple[object, str]] = {
-    "machine.accelerator": (None, "only gcp has this key: on aws the instance type includes its accelerators"),
+    "machine.accelerator": (None, "only gcp has this key: leave it out; on aws a machine type includes accelerators"),
     "machine.nic": (None, "only gcp has this key: leave it out"),
-    "machine.gpu_direct": (None, "only gcp has this key: on aws use machine.efa"),
+    "machine.gpu_direct": (None, "only gcp has this key: use `machine.efa` instead"),
     "placement.max_distance": (None, "only gcp has this key: leave it out"),
-    "max_run_hours": (None, "only gcp has this key: EC2 has no age limit"),
+    "max_run_hours": (None, "only gcp has this key: leave it out; EC2 cannot limit a machine's life"),
 }
 
 
@@ -248,7 +248,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
             "placement.strategy", f"{pool.machine.type} supports no cluster placement: leave it out", strategy
         )
     if strategy == "spread" and pool.size > most:
-        message = f"spread placement allows {_MOST_SPREAD} machines per zone plus one successor: at most {most} here"
+        message = f"want at most {most}: each zone takes {_MOST_SPREAD} machines in spread placement, and a replacement"
         yield problem("size", message, pool.size)
 
 
@@ -270,27 +270,27 @@ def _sizes(kind: str) -> str:
 
 
 def _bought(disk: DataDisk) -> Iterator[Problem]:
-    """Check provisioned operations and throughput of a data disk against the ranges of its type."""
+    """Check the provisioned IOPS and throughput of a data disk against the ranges of its type."""
     if disk.type in ("io1", "io2") and disk.iops is None:
-        yield Problem("disk.iops", f"missing: {disk.type} is priced by IOPS")
+        yield Problem("disk.iops", f"missing: an {disk.type} disk needs a number of IOPS")
     elif disk.type in _IOPS and disk.iops is not None:
         a_gb, most = _IOPS[disk.type]
         most = min(most, a_gb * disk.size_gb)
         if disk.iops > most:
-            yield problem("disk.iops", f"an {disk.type} of {disk.size_gb} GB can have 100 to {most} IOPS", disk.iops)
+            yield problem("disk.iops", f"{disk.type} of {disk.size_gb} GB can have 100 to {most} IOPS", disk.iops)
     if disk.type in ("gp2", "st1", "sc1") and disk.iops is not None:
-        yield problem("disk.iops", f"{disk.type} sets this by its size: leave it out", disk.iops)
+        yield problem("disk.iops", f"leave it out: the size of a {disk.type} disk determines it", disk.iops)
     if disk.type in _DISKS and disk.type != "gp3" and disk.mb_s is not None:
-        yield problem("disk.mb_s", f"{disk.type} sets this by its size: leave it out", disk.mb_s)
+        yield problem("disk.mb_s", f"leave it out: the size of a {disk.type} disk determines it", disk.mb_s)
     if disk.type != "gp3":
         return
     iops = 3000 if disk.iops is None else disk.iops
     most = min(80_000, max(3000, 500 * disk.size_gb))
     if not 3000 <= iops <= most:
-        yield problem("disk.iops", f"a gp3 of {disk.size_gb} GB can have 3000 to {most} IOPS", iops)
+        yield problem("disk.iops", f"a gp3 disk of {disk.size_gb} GB can have 3000 to {most} IOPS", iops)
     fastest = min(2000, max(125, iops // 4))
     if disk.mb_s is not None and not 125 <= disk.mb_s <= fastest:
-        yield problem("disk.mb_s", f"a gp3 with {iops} IOPS can have 125 to {fastest} MB/s", disk.mb_s)
+        yield problem("disk.mb_s", f"a gp3 disk with {iops} IOPS can have 125 to {fastest} MB/s", disk.mb_s)
 
 
 POOL_RULES: tuple[PoolRule, ...] = (

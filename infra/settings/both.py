@@ -1,6 +1,6 @@
-"""Defaults and rules of the stack file that both clouds need, with different values.
+"""Defaults and rules of the stack file that exist for both clouds, but with different values.
 
-Each rule takes the cloud's own values as keyword arguments; ``gcp`` and ``aws`` bind them with ``partial``, which makes
+Each rule takes a cloud's own values as keyword arguments; ``gcp`` and ``aws`` bind these with ``partial``, which makes
 a rule as in ``checks``.
 """
 
@@ -33,7 +33,7 @@ def filled(s: Settings, *, disk: Callable[[Pool], str], near: str, compute: str,
 
     Args:
         disk: returns the default disk type of a pool.
-        near: the cloud's name for the placement of machines near each other.
+        near: the cloud's name of the placement strategy that puts machines close together.
         compute: the address of the cloud's compute API.
         storage: the address of the cloud's storage API.
     """
@@ -74,14 +74,14 @@ def secret_names(s: Settings, *, like: re.Pattern[str], want: str) -> Iterator[P
 
 
 def machine_addresses(s: Settings) -> Iterator[Problem]:
-    """Check ``network.addresses``: a machine outside them is never admitted and bills until its boot deadline."""
+    """Check ``network.addresses``: a machine with another address is never admitted, and bills until it is deleted."""
     networks = []
     for index, text in enumerate(s.network.addresses):
         path = join("network.addresses", index)
         try:
             networks.append(found := ipaddress.ip_network(text))
         except ValueError:
-            yield problem(path, "is no address range, such as 100.64.0.0/10", text, range_of(text))
+            yield problem(path, "is no address range; want, for example, 100.64.0.0/10", text, range_of(text))
             continue
         if not s.endpoints.compute.startswith("http:") and any(map(found.overlaps, NEVER)):
             yield problem(path, "includes loopback, link-local or multicast addresses: want a smaller range", text)
@@ -90,7 +90,7 @@ def machine_addresses(s: Settings) -> Iterator[Problem]:
     except ValueError:
         return  # another rule reports it
     if own and networks and not any(_within(own, each) for each in networks):
-        message = f"do not include network.cidr ({own}), the machines' own range"
+        message = f"do not include `network.cidr` ({own}), from which machines get addresses"
         yield problem("network.addresses", message, list(s.network.addresses))
 
 
@@ -99,7 +99,7 @@ def _within(inner: IPNetwork, outer: IPNetwork) -> bool:
 
 
 def range_of(text: str) -> str | None:
-    """Return the network range that contains an address with a prefix length; None if the text is neither."""
+    """Return the range around an address with a prefix length, such as 10.0.0.5/24; None for any other text."""
     try:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
@@ -107,7 +107,7 @@ def range_of(text: str) -> str | None:
 
 
 def bucket_name(s: Settings, *, is_one: Callable[[str], bool], characters: str) -> Iterator[Problem]:
-    """Check the bucket's name; ``characters`` names those allowed beside lower-case letters and digits."""
+    """Check the bucket's name. ``characters``: what it may contain beside lower-case letters and digits, as text."""
     name = s.bucket_name()
     if s.bucket.name is None and not STACK_NAME.match(s.stack):
         return  # another rule reports it
@@ -122,11 +122,11 @@ def pool_architecture(pool: Pool, s: Settings, *, is_arm: Callable[[str], bool |
     """
     arm = is_arm(pool.machine.type)
     if arm is not None and arm != (s.agent.arch == "aarch64"):
-        yield problem("machine.type", f"has another architecture than agent.arch ({s.agent.arch})", pool.machine.type)
+        yield problem("machine.type", f"has another architecture than `agent.arch` ({s.agent.arch})", pool.machine.type)
 
 
 def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> Iterator[Problem]:
-    """Report a placement strategy with the other cloud's name, ``other``, and suggest this cloud's name, ``own``."""
+    """Report the placement strategy ``other``, which is the other cloud's name for ``own``; suggest ``own``."""
     if pool.placement is not None and pool.placement.strategy == other:
         yield problem("placement.strategy", f"is the name on {cloud}", other, own)
 
@@ -134,7 +134,7 @@ def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> 
 def pool_disk_sizes(
     pool: Pool, _s: Settings, *, kinds: Sizes, word: str, say: Callable[[str], str]
 ) -> Iterator[Problem]:
-    """Check types and sizes of a pool's disks; ``say`` describes the sizes that a disk type allows."""
+    """Check types and sizes of a pool's disks; ``say`` returns the message about the sizes of a disk type."""
     for path, disk in (("disk", pool.disk), ("boot_disk", pool.boot_disk)):
         if disk.type not in kinds:
             message = f"is no {word} type, want one of {choices(disk.type, kinds)}"
@@ -144,7 +144,7 @@ def pool_disk_sizes(
 
 
 def only_elsewhere(value: object, _s: Settings | None = None, *, fields: Neutral) -> Iterator[Problem]:
-    """Report fields of the stack or of a pool (``value``) that only the other cloud has."""
+    """Report fields of ``value`` (the settings or a pool) that only the other cloud has."""
     for path, (neutral, why) in fields.items():
         found = value
         for name in path.split("."):

@@ -1,6 +1,6 @@
 """Rules that a stack file must satisfy on any cloud. Each rule is a function from settings to problems.
 
-A problem names the path, the value, and the nearest valid name or the remedy. Rules of a pool give paths relative to
+A problem names the path, the value, and the nearest valid name or the remedy. In a rule for pools the path begins in
 the pool. Types and ranges have been checked before; a rule reads no file, no environment variable and no cloud.
 """
 
@@ -37,29 +37,29 @@ NOT_WATCHED = f"is in one of the folders {', '.join(UNWATCHED)}, whose changes s
 _SAFE = re.compile(r"https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])([:/]|\Z)")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
 _LEAST_TICKS_OF_LEASE = 3  # one or two lost ticks must not power machines off
-_OVER_BEFORE = "is shorter than two boot deadlines (limits.boot_deadline_s): machines would end before training"
+_OVER_BEFORE = "is shorter than two boot deadlines (`limits.boot_deadline_s`), so machines might end before they train"
 _NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
 
 # Keys of other tools and of rejected features, for which the nearest valid name would mislead -> what to do instead.
 ELSEWHERE: Mapping[str, str] = {
-    "max_price": "no such key: spot never costs more than on-demand, and a lower cap only adds preemptions",
-    "spot_price": "no such key: spot never costs more than on-demand; `prices` corrects list prices",
+    "max_price": "there is no price cap: spot never costs more than on-demand, and a lower cap only adds preemptions",
+    "spot_price": "there is no price cap: spot never costs more than on-demand; `prices` corrects list prices",
     "reuse_boot": "boot disks are always deleted; the node's data disk is kept",
     "reuseBoot": "boot disks are always deleted; the node's data disk is kept",
-    "min": "a pool has no minimum size: jobs request machines (nodes.min in a job file)",
+    "min": "a pool has no minimum size: jobs request machines (`nodes.min` in a job file)",
     "target": "a pool has no target size: jobs request machines",
     "count": "use size",
-    "service_account": "Spotkeeper creates the machines' service account; job_identity sets the jobs'",
+    "service_account": "Spotkeeper creates the machines' service account; `job_identity` sets the account of jobs",
     "instance_type": "use machine.type",
     "machine_type": "use machine.type",
-    "user_data": "machines run only Spotkeeper's boot script; put what a job needs into its source or the image",
-    "startup_script": "machines run only Spotkeeper's boot script; put what a job needs into its source or the image",
+    "user_data": "machines run only Spotkeeper's boot script; put what a job needs into its source or its image",
+    "startup_script": "machines run only Spotkeeper's boot script; put what a job needs into its source or its image",
     "zone": "use zones, a list",
 }
 
 
 def explained(found: Problem) -> Problem:
-    """Return the problem with advice, if it is an unknown key of another tool (``ELSEWHERE``); others unchanged."""
+    """Return the problem with advice if its unknown key is in ``ELSEWHERE`` (keys of other tools), else unchanged."""
     key = found.path.rsplit(".", 1)[-1]
     if not found.message.startswith("unknown key") or key not in ELSEWHERE:
         return found
@@ -102,13 +102,13 @@ def network_is_one(s: Settings) -> Iterator[Problem]:
     """Check that the network comes from exactly one of ``cidr``, ``vpc`` with ``subnets``, and ``from_stack``."""
     network = s.network
     if network.from_stack and (network.vpc or network.subnets):
-        yield problem("network.from_stack", "and vpc with subnets both name a network: remove one", network.from_stack)
+        yield problem("network.from_stack", "cannot be used with `vpc` or `subnets`: remove one", network.from_stack)
     elif network.from_stack and not _STACK_REFERENCE.match(network.from_stack):
         yield problem("network.from_stack", "want <organization>/<project>/<stack>", network.from_stack)
     if network.vpc and not network.subnets:
-        yield Problem("network.subnets", "missing: an existing network (vpc) needs its subnets")
+        yield Problem("network.subnets", "missing: an existing network (`network.vpc`) needs its subnets")
     if network.subnets and not network.vpc:
-        yield Problem("network.vpc", "missing: subnets need the network that they belong to")
+        yield Problem("network.vpc", "missing: `network.subnets` needs the network that has these subnets")
     if network.exists() and network.cidr:
         yield problem("network.cidr", "is only for a new network, but this network exists: leave it out", network.cidr)
 
@@ -127,16 +127,16 @@ def network_range(s: Settings) -> Iterator[Problem]:
         yield problem("network.cidr", f"want a private IPv4 range, within one of {ranges}", s.network.cidr)
     elif network.num_addresses - 4 < nodes:  # both clouds reserve at least 4
         least = 32 - (nodes + 3).bit_length()
-        yield problem("network.cidr", f"has too few addresses for {nodes} nodes: want /{least}", s.network.cidr)
+        yield problem("network.cidr", f"has too few addresses for {nodes} machines: want /{least}", s.network.cidr)
 
 
 def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
     lease, least = s.limits.lease_minutes, _LEAST_TICKS_OF_LEASE * s.reconcile.tick_minutes
     if lease < least:
-        fit = f"{_LEAST_TICKS_OF_LEASE} ticks (reconcile.tick_minutes) must fit in"
-        yield problem("limits.lease_minutes", f"is below {least}: {fit}", lease)
+        fit = f"the length of {_LEAST_TICKS_OF_LEASE} ticks (`reconcile.tick_minutes`)"
+        yield problem("limits.lease_minutes", f"is below {least}, {fit}", lease)
     elif s.alerts.email and lease <= s.alerts.missed_minutes:
-        told = f"is not above alerts.missed_minutes ({s.alerts.missed_minutes}): machines would stop before the alarm"
+        told = f"is not above `alerts.missed_minutes` ({s.alerts.missed_minutes}): machines would end before the alarm"
         yield problem("limits.lease_minutes", told, lease)
 
 
@@ -147,7 +147,7 @@ def run_outlasts_boot(s: Settings) -> Iterator[Problem]:
 
 
 def machine_cap(s: Settings) -> Iterator[Problem]:
-    """Report a limit on machines that the pools' sizes can never reach."""
+    """Report a limit on machines that is above the sum of the pools' sizes."""
     most, cap = sum(pool.size for pool in s.dynamic()), s.limits.machines
     if cap is not None and not s.dynamic():
         yield problem("limits.machines", "limits nothing: the stack has no spot pool", cap)
@@ -164,13 +164,13 @@ def spend_cap(s: Settings) -> Iterator[Problem]:
     if cheapest is None:
         yield problem("limits.usd_per_hour", "limits nothing: no spot pool has a price", cap)
     elif cap < cheapest:
-        yield problem("limits.usd_per_hour", f"is too low for any machine: the cheapest costs {cheapest}", cap)
+        yield problem("limits.usd_per_hour", f"is below the price of every machine: the cheapest costs {cheapest}", cap)
 
 
 def function_timeout(s: Settings) -> Iterator[Problem]:
-    """Limit the function's timeout to five ticks, so that ticks do not pile up waiting for each other's leases."""
+    """Limit the function's timeout to five ticks, so that only few ticks can wait for the lease of a slow one."""
     if s.reconcile.timeout_s > 60 * s.reconcile.tick_minutes * 5:
-        told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s): rounds would wait for each other"
+        told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s): later ticks would wait for a slow one"
         yield problem("reconcile.timeout_s", told, s.reconcile.timeout_s)
 
 
@@ -184,10 +184,10 @@ def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
         yield problem("alerts.email", "is no email address", s.alerts.email)
     if s.alerts.email and not s.alerts.about:
-        yield Problem("alerts.about", "is empty, so no alarm is ever sent: remove it to get all, or remove email")
+        yield Problem("alerts.about", "is empty, so no alarm is ever sent: remove it to get all, or remove `email`")
     if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
         least = 2 * s.reconcile.tick_minutes
-        yield problem("alerts.missed_minutes", f"is below {least}: it must span two ticks", s.alerts.missed_minutes)
+        yield problem("alerts.missed_minutes", f"is below {least}, the length of two ticks", s.alerts.missed_minutes)
     yield from _twice("alerts.about", s.alerts.about)
 
 
@@ -197,7 +197,7 @@ def budget_steps(s: Settings) -> Iterator[Problem]:
     if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
         yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
     if not s.budget.alert_at:
-        yield Problem("budget.alert_at", "is empty, so no email is ever sent: remove it to use 50, 90, 100")
+        yield Problem("budget.alert_at", "is empty, so no email is ever sent: remove it to get 50, 90 and 100")
     yield from _twice("budget.alert_at", s.budget.alert_at)
 
 
@@ -214,7 +214,7 @@ def interpreter(s: Settings) -> Iterator[Problem]:
         return
     version = re.fullmatch(r"python(\d+\.\d+)", name.rsplit("/", 1)[-1])
     if version and version[1] != s.agent.python:
-        message = f"differs from agent.python ({s.agent.python}), whose wheels are in the bundle"
+        message = f"is another version than `agent.python` ({s.agent.python}), for which the bundle has wheels"
         yield problem("agent.interpreter", message, name)
 
 
@@ -224,12 +224,12 @@ def callers_once(s: Settings) -> Iterator[Problem]:
     yield from _twice("ssh", s.ssh)
     for index, who in enumerate(s.submitters):
         if who in s.reconcile.invokers:
-            yield problem(join("submitters", index), "is in reconcile.invokers too: remove it there", who)
+            yield problem(join("submitters", index), "is also in `reconcile.invokers`: remove it from that list", who)
 
 
 def secrets_are_names(s: Settings) -> Iterator[Problem]:
     if s.secrets and not s.job_identity:
-        yield Problem("secrets", "no job could read them: set job_identity, the identity that reads them")
+        yield Problem("secrets", "no job could read these secrets: set `job_identity`, as which jobs read them")
     yield from _twice("secrets", s.secrets)
 
 
@@ -248,8 +248,8 @@ def job_files(s: Settings) -> Iterator[Problem]:
 def label_rules(s: Settings) -> Iterator[Problem]:
     most = (64 if s.cloud == "gcp" else 50) - OURS
     if len(s.labels) > most:
-        told = f"a resource has at most {most + OURS} labels, and Spotkeeper uses {OURS} of them"
-        yield Problem("labels", f"are {len(s.labels)}: {told}")
+        told = f"a resource has at most {most + OURS} labels, of which Spotkeeper uses {OURS}"
+        yield Problem("labels", f"{len(s.labels)} are too many: {told}")
     for key, value in s.labels.items():
         path = join("labels", key)
         if key.startswith("sk-"):
@@ -272,7 +272,7 @@ def _is_production(s: Settings) -> bool:
 
 
 def _loses(s: Settings) -> str:
-    return f"a destroy of {s.stack} would delete data: want retain or protect, or set allow_data_loss: true"
+    return f"a destroy of {s.stack} would delete data: want retain or protect, or set `allow_data_loss: true`"
 
 
 def addresses(s: Settings) -> Iterator[Problem]:
@@ -281,7 +281,7 @@ def addresses(s: Settings) -> Iterator[Problem]:
         if value and not re.match(r"https?://[^/\s]+", value):
             yield problem(join("endpoints", name), "want an address, http(s)://...", value)
         elif value and not _SAFE.match(value):
-            yield problem(join("endpoints", name), "http:// is only for loopback: want https://...", value)
+            yield problem(join("endpoints", name), "http:// is allowed only for this machine: want https://...", value)
 
 
 RULES: tuple[Rule, ...] = (
@@ -304,7 +304,7 @@ def pool_name(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
     in_region = _known_zones(s)
     if pool.kind == "static" and not pool.zones:
-        yield Problem("zones", "missing: a static pool needs its zone, where its disk stays")
+        yield Problem("zones", "missing: a static pool must name zones, since its disks cannot move")
     if not in_region or pool.zones == s.zones:
         return  # other rules report wrong regions and the stack's own zones
     allowed = s.zones if set(s.zones) <= set(in_region) else in_region
@@ -327,7 +327,7 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         return
     if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:
         if kind not in listed:
-            message = f"is not in infra/catalog.py, {has}: use another type, or set its prices by zone (prices)"
+            message = f"is not in infra/catalog.py, {has}: use another type, or set its prices by zone (`prices`)"
             yield problem("machine.type", message, kind, nearest(kind, listed))
         return  # an unknown accelerator is reported by another rule
     if without := [zone for zone in pool.zones if pool.price(zone) is None]:
@@ -338,7 +338,7 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         if price is None:
             continue  # reported above, once
         if pool.kind == "spot" and price.spot is None:
-            yield Problem(join(join("prices", zone), "spot"), "missing, a spot pool needs it")
+            yield Problem(join(join("prices", zone), "spot"), "missing: a spot pool needs a spot price")
         elif price.spot is not None and price.spot > price.on_demand:
             yield problem(join(join("prices", zone), "spot"), "is above the on-demand price", price.spot)
 
@@ -346,7 +346,7 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
 def pool_kind(pool: Pool, s: Settings) -> Iterator[Problem]:
     if pool.kind == "spot":
         if pool.disk.on_destroy != "delete":
-            message = "only a static pool's disk can survive a destroy: nodes' disks are deleted with the stack"
+            message = "only a static pool's disks can outlive the stack: a destroy deletes the disks of nodes"
             yield problem("disk.on_destroy", message, pool.disk.on_destroy)
         if pool.max_on_demand is not None and pool.max_on_demand > pool.size:
             yield problem("max_on_demand", f"is above size ({pool.size})", pool.max_on_demand)
@@ -371,7 +371,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
     if placement.max_distance is not None and placement.strategy == "spread":
         yield problem("placement.max_distance", "spread placement has no distance", placement.max_distance)
     if pool.kind == "static" and placement.strategy != "spread" and len(pool.zones) > 1:
-        yield problem("zones", "compact and cluster placement need a single zone", list(pool.zones))
+        yield problem("zones", "a static pool with this placement can have only one zone", list(pool.zones))
 
 
 def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:

@@ -33,7 +33,7 @@ _LARGEST = 65_536
 
 
 class _Disk(NamedTuple):
-    """A disk type: its sizes in GB, and the ranges of operations and MB per second that can be provisioned."""
+    """A disk type: its least and largest size in GB, and the ranges of IOPS and MB/s that can be provisioned."""
 
     least: int
     most: int = _LARGEST
@@ -98,14 +98,14 @@ def is_local(s: Settings) -> bool:
 
 def project_id(s: Settings) -> Iterator[Problem]:
     if not s.project:
-        yield Problem("gcp:project", "missing, want the project's id")
+        yield Problem("gcp:project", "missing: set the project's id")
     elif not _PROJECT.match(s.project) and not is_local(s):
         yield problem("gcp:project", "is no project id (6 to 30 lower-case letters, digits and -)", s.project)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
     if "/family/" in name:
-        yield problem(path, "names an image family, whose image may change: name one image", name)
+        yield problem(path, "is an image family, whose image may change: name one image", name)
     elif not _IMAGE.match(name):
         yield problem(path, "want projects/<project>/global/images/<name>", name)
 
@@ -117,7 +117,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
         path, found = join("network.subnets", place), _SUBNETWORK.match(subnet)
         if place != s.region:
             yield problem(
-                path, f"machines run only in {s.region}: want only its subnetwork", subnet, nearest(place, [s.region])
+                path, f"machines run only in {s.region}: name no other region", subnet, nearest(place, [s.region])
             )
         elif found is None:
             yield problem(path, "want projects/<project>/regions/<region>/subnetworks/<name>", subnet)
@@ -126,7 +126,7 @@ def existing_network(s: Settings) -> Iterator[Problem]:
 
 
 def even_ticks(s: Settings) -> Iterator[Problem]:
-    """Check that ticks divide an hour evenly: Cloud Scheduler's cron restarts its count each hour."""
+    """Check that an hour is a whole number of ticks, since a schedule of Cloud Scheduler begins anew each hour."""
     if 60 % s.reconcile.tick_minutes:
         near = min((m for m in range(1, 61) if 60 % m == 0), key=lambda m: abs(m - s.reconcile.tick_minutes))
         message = f"does not divide an hour, so ticks would be unevenly spaced: want {near}, for example"
@@ -138,13 +138,13 @@ def people(s: Settings) -> Iterator[Problem]:
     for path, member in s.people().items():
         kind, _, address = member.partition(":")
         if kind in ("group", "domain"):
-            yield problem(path, f"tokens do not state the caller's {kind}: name each user or service account", member)
+            yield problem(path, f"a caller's {kind} is not known: name each user or service account", member)
         elif kind not in kinds:
-            yield problem(path, f"want <kind>:<address>, kind one of {', '.join(kinds)}", member, nearest(kind, kinds))
+            yield problem(path, f"want <kind>:<address> with kind {' or '.join(kinds)}", member, nearest(kind, kinds))
         elif not EMAIL.match(address):
             yield problem(path, "has no email address after the colon", member)
         elif address.partition("@")[0] in _own(s):
-            yield problem(path, "is Spotkeeper's own, which already has its permissions: leave it out", member)
+            yield problem(path, "is Spotkeeper's own account, which already has its permissions: leave it out", member)
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
@@ -152,7 +152,7 @@ def job_identity(s: Settings) -> Iterator[Problem]:
     if s.job_identity and not _ACCOUNT.match(s.job_identity):
         yield problem("job_identity", "want <name>@<project>.iam.gserviceaccount.com", s.job_identity)
     elif s.job_identity.partition("@")[0] in _own(s):
-        yield problem("job_identity", "is Spotkeeper's own: create a separate one for jobs", s.job_identity)
+        yield problem("job_identity", "is Spotkeeper's own account: create another one for jobs", s.job_identity)
 
 
 def _own(s: Settings) -> set[str]:
@@ -160,7 +160,7 @@ def _own(s: Settings) -> set[str]:
 
 
 def secrets_once(s: Settings) -> Iterator[Problem]:
-    """Report a secret that is listed twice, once by its short and once by its full name."""
+    """Report a secret that is listed twice, under its short name and under its full name."""
     full = [name if "/" in name else f"projects/{s.project}/secrets/{name}" for name in s.secrets]
     for index, name in enumerate(full):
         if name in full[:index] and s.secrets[index] not in s.secrets[:index]:
@@ -183,14 +183,14 @@ def billing(s: Settings) -> Iterator[Problem]:
     if s.budget is None:
         return
     if not s.budget.billing_account:
-        yield Problem("budget.billing_account", "missing, want the billing account's id: 0123AB-4567CD-89EF01")
+        yield Problem("budget.billing_account", "missing: set the billing account's id, such as 0123AB-4567CD-89EF01")
     elif not _BILLING.match(s.budget.billing_account):
         yield problem("budget.billing_account", "want an id such as 0123AB-4567CD-89EF01", s.budget.billing_account)
 
 
 OF_AWS: dict[str, tuple[object, str]] = {
-    "account": ("", "only aws has this key: set gcp:project instead"),
-    "kms_key": ("", "only aws has this key: Google encrypts disks with its own keys"),
+    "account": ("", "only aws has this key: set `gcp:project` instead"),
+    "kms_key": ("", "only aws has this key: leave it out; Google encrypts all disks with its own keys"),
     "service_linked_role": (False, "only aws has this key: leave it out"),
 }
 RULES: tuple[Rule, ...] = (
@@ -206,7 +206,7 @@ RULES: tuple[Rule, ...] = (
 
 
 POOL_OF_AWS: dict[str, tuple[object, str]] = {
-    "machine.efa": (0, "only aws has this key: on gcp use machine.gpu_direct"),
+    "machine.efa": (0, "only aws has this key: use `machine.gpu_direct` instead"),
     "boot_disk.device": ("", "only aws has this key: leave it out"),
 }
 
@@ -225,33 +225,33 @@ def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
         message = f"is not in infra/catalog.py, want one of {', '.join(GCP_ACCELERATOR_PRICES)}"
         yield problem("machine.accelerator.type", message, machine.accelerator.type, hint)
     elif machine.accelerator.count not in (counts := _COUNTS.get(machine.accelerator.type, (1, 2, 4, 8, 16))):
-        told = f"not one of {', '.join(map(str, counts))}"
+        told = f"want one of {', '.join(map(str, counts))}"
         yield problem("machine.accelerator.count", told, machine.accelerator.count)
 
 
 def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
-    """Check the network card and GPUDirect: a machine type has one variant of GPUDirect, and it needs gVNIC."""
+    """Check network card and GPUDirect: a machine type has at most one variant of GPUDirect, which needs gVNIC."""
     machine = pool.machine
     if machine.gpu_direct is None:
         if machine.nic == "virtio" and machine.type.startswith(_GVNIC_ALONE):
-            yield problem("machine.nic", f"{machine.type} supports only gvnic: remove nic", machine.nic)
+            yield problem("machine.nic", f"{machine.type} supports only gvnic: leave `nic` out", machine.nic)
         return
     known = _GPU_DIRECT.get(machine.type)
     if known is None:
         types = ", ".join(_GPU_DIRECT)
         yield problem(
-            "machine.gpu_direct", f"{machine.type} lacks it, only {types} have it: leave it out", machine.gpu_direct
+            "machine.gpu_direct", f"{machine.type} has no GPUDirect, only {types}: leave it out", machine.gpu_direct
         )
     elif machine.gpu_direct != known:
         yield problem("machine.gpu_direct", f"{machine.type} has another variant", machine.gpu_direct, known)
     elif machine.nic == "virtio":
-        yield problem("machine.nic", "GPUDirect needs gvnic, the default here: leave it out", machine.nic)
+        yield problem("machine.nic", "GPUDirect needs gvnic: leave `nic` out, which gives gvnic", machine.nic)
     elif s.network.exists():
         yield problem(
-            "machine.gpu_direct", "needs dedicated networks: let the stack create the network", machine.gpu_direct
+            "machine.gpu_direct", "needs additional networks: let the stack create the network", machine.gpu_direct
         )
     elif known == "rdma" and len(pool.zones) > 1:
-        yield problem("zones", "an RDMA network belongs to one zone: name one", list(pool.zones))
+        yield problem("zones", "an RDMA network belongs to one zone: name only one", list(pool.zones))
 
 
 def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
@@ -276,7 +276,7 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
             if kind.startswith("pd-"):
                 yield problem(path, f"{pool.machine.type} supports only Hyperdisk", kind, _HYPERDISK)
     if pool.disk.type == "hyperdisk-ml":
-        yield problem("disk.type", "is for read-mostly data, not for checkpoints", pool.disk.type)
+        yield problem("disk.type", "is made for data that is mostly read, not for checkpoints", pool.disk.type)
     if pool.boot_disk.type in set(_DISKS) - set(_BOOTS):
         yield problem("boot_disk.type", "cannot boot", pool.boot_disk.type, _HYPERDISK)
     if pool.disk.type in _DISKS:
@@ -284,13 +284,13 @@ def pool_disks(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 
 def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
-    """Check provisioned operations and throughput of a data disk against the ranges of its type."""
+    """Check the provisioned IOPS and throughput of a data disk against the ranges of its type."""
     for name, sold in (("iops", kind.iops), ("mb_s", kind.mb_s)):
         value = getattr(disk, name)
         if value is None:
             continue
         if sold is None:
-            yield problem(f"disk.{name}", f"{disk.type} sets this by its size: leave it out", value)
+            yield problem(f"disk.{name}", f"leave it out: the size of a {disk.type} disk determines it", value)
             continue
         least, most = sold
         if name == "iops" and disk.type in _IOPS_A_GB:
@@ -299,7 +299,7 @@ def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
             most = min(most, disk.iops // 4)
         if not least <= value <= most:
             unit = "IOPS" if name == "iops" else "MB/s"
-            text = f"a {disk.type} of {disk.size_gb} GB can have {least} to {most} {unit}"
+            text = f"a {disk.type} disk of {disk.size_gb} GB can have {least} to {most} {unit}"
             yield problem(f"disk.{name}", text, value)
 
 

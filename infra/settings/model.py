@@ -38,16 +38,16 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
     vpc: Annotated[str, about("an existing network: projects/<project>/global/networks/<name>, or vpc-...")] = ""
     subnets: Annotated[
         dict[str, str],
-        about("subnets of `vpc`: gcp: region to projects/.../subnetworks/<name>; aws: zone to subnet-..."),
+        about("subnets of `vpc`; gcp: by region, projects/.../subnetworks/<name>; aws: by zone, subnet-..."),
     ] = {}
     from_stack: Annotated[
-        str, about("organization/<project>/<stack>: another Pulumi stack whose outputs are `vpc` and `subnets`")
+        str, about("<organization>/<project>/<stack>: the Pulumi stack whose outputs give `vpc` and `subnets`")
     ] = ""
     addresses: Annotated[
         tuple[str, ...],
         about("address ranges of the machines, such as 100.64.0.0/10; unset: the private ranges"),
     ] = ()
-    public_ip: Annotated[bool, about("public addresses, only for jobs that read from outside the cloud")] = False
+    public_ip: Annotated[bool, about("public addresses, which only jobs need that read from outside the cloud")] = False
 
     def exists(self) -> bool:
         """Return whether the stack uses an existing network, which it neither makes nor deletes."""
@@ -74,7 +74,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=30,
                 le=3600,
-                description="a machine must say hello within this time; unset: 480, on aws 900 with p and trn types",
+                description="a machine must say hello within this time; unset: 480; on aws 900 with p or trn types",
             ),
         ]
         | None
@@ -85,7 +85,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     machines: (
         Annotated[
             int,
-            Meta(ge=1, le=100_000, description="most dynamic machines at once, in all pools; unset: the pools' sizes"),
+            Meta(ge=1, le=100_000, description="most dynamic machines at once, in all pools; unset: all pools' sizes"),
         ]
         | None
     ) = None
@@ -98,11 +98,11 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
-    """The losses after which a job falls back to on-demand machines, and for how long."""
+    """How many losses make a job fall back to on-demand machines, and for how long."""
 
     losses: Annotated[
         int,
-        Meta(ge=1, le=1000, description="this many losses within the window, plus one per node, start a fallback"),
+        Meta(ge=1, le=1000, description="a fallback starts after this many losses in the window, plus one per node"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count")] = 60
     short_life_minutes: Annotated[
@@ -178,14 +178,14 @@ class Alerts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
-    """Addresses of the cloud's APIs; only the one-machine cloud sets them to other values than the cloud's own."""
+    """Addresses of the cloud's APIs. Only stacks in the one-machine cloud set them; all others use the cloud's own."""
 
     compute: Annotated[str, about("unset: Compute Engine's, EC2's")] = ""
     storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
     jwks: Annotated[str, about("gcp: address of the keys that verify identity tokens; unset: Google's")] = ""
     issuer: Annotated[str, about("gcp: issuer of identity tokens; unset: Google's")] = ""
     function: Annotated[
-        str, about("gcp: address of the function; unset: its well-known name under cloudfunctions.net")
+        str, about("gcp: address of the function; unset: the one under cloudfunctions.net that its name gives")
     ] = ""
 
 
@@ -200,7 +200,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     cloud: Annotated[Literal["gcp", "aws"], about("cloud of the stack")]
     region: Annotated[str, offers("region of the whole stack", [*GCP_ZONES, *(AWS_ZONES.keys() - AWS_WITHOUT_URLS)])]
     image: Annotated[
-        str, about("one pinned image: projects/<project>/global/images/<name>; ami-..., resolve:ssm:<name>:<version>")
+        str, about("one pinned image: projects/<project>/global/images/<name>, ami-... or resolve:ssm:<name>:<version>")
     ]
     pools: Annotated[tuple[Pool, ...], Meta(min_length=1, max_length=500, description="pools of machines")]
     account: Annotated[str, about("aws: account id, in quotes")] = ""
@@ -219,21 +219,21 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         str, about("cloud identity of jobs: a service account's email or a role's ARN; unset: none")
     ] = ""
     submitters: Annotated[
-        tuple[str, ...], about("users who may only submit and control jobs: named as in reconcile.invokers")
+        tuple[str, ...], about("users who may only submit and control jobs, written as in `reconcile.invokers`")
     ] = ()
     ssh: Annotated[
         tuple[str, ...],
-        about("users who may open a shell on machines, without root: named as in reconcile.invokers; unset: nobody"),
+        about("users who may open shells on machines, without root, written as in `reconcile.invokers`; unset: nobody"),
     ] = ()
     secrets: Annotated[
-        tuple[str, ...], about("names of secrets in the cloud's secret manager that jobs may read; needs job_identity")
+        tuple[str, ...], about("names of secrets in the cloud's secret manager for jobs to read; needs `job_identity`")
     ] = ()
     service_linked_role: Annotated[
         bool, about("aws: create the account's service-linked role for spot; set it in one stack per account")
     ] = False
     jobs: Annotated[tuple[str, ...], about("job files that `pulumi up` submits, relative to Pulumi.yaml")] = ()
     cancel_removed_jobs: Annotated[
-        bool, about("cancel a job, and delete its disks, when its file leaves `jobs`; unset: it continues")
+        bool, about("cancel a job, and delete its disks, when its file leaves `jobs`; unset: the job continues")
     ] = False
     labels: Annotated[dict[str, str], about("labels (tags) of every resource that supports them")] = {}
     allow_data_loss: Annotated[
@@ -257,7 +257,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return _by_place({"reconcile.invokers": self.reconcile.invokers, "submitters": self.submitters})
 
     def people(self) -> dict[str, str]:
-        """Return all principals that the stack file gives a right (to call or to use ssh), by their path in it."""
+        """Return all principals that may call the function or open shells, by their path in the stack file."""
         return self.callers() | _by_place({"ssh": self.ssh})
 
     def dynamic(self) -> tuple[Pool, ...]:
@@ -285,7 +285,7 @@ def pool_state(
     templates: Mapping[str, str] | None = None,
     placement: Mapping[str, str] | None = None,
 ) -> PoolState:
-    """Return a pool as reconcile reads it; ``templates`` by provisioning model, ``placement`` by zone."""
+    """Return a pool as reconcile reads it. Keys of ``templates`` are provisioning models, of ``placement`` zones."""
     machines = (
         StaticMachine(naming.static_machine(settings.stack, pool.name, index), pool.machine_zone(index))
         for index in range(pool.size if pool.kind == "static" else 0)
@@ -312,7 +312,7 @@ def pool_state(
 
 
 def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
-    """Return the stack as the function reads it, without function URL, bundle hash and the machines' identity."""
+    """Return the stack as the function reads it, but without function URL, bundle hash and the machines' identity."""
     return StackState(
         stack=settings.stack,
         cloud=settings.cloud,

@@ -35,7 +35,7 @@ Hours = Annotated[float, Meta(gt=0, le=2880, description="hours after which Comp
 
 
 class Accelerator(Struct, frozen=True, forbid_unknown_fields=True):
-    """Accelerators added to a machine type that does not bring its own (Compute Engine's N1)."""
+    """Accelerators added to a machine type that has no accelerators of its own (Compute Engine's N1)."""
 
     type: Annotated[str, offers("gcp: accelerator type, by Compute Engine's name", GCP_ACCELERATOR_PRICES)]
     count: Annotated[int, Meta(ge=1, le=16, description="gcp: number in each machine")] = 1
@@ -54,9 +54,9 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     gpu_direct: Annotated[
         Literal["tcpx", "tcpxo", "rdma"] | None,
-        about("gcp: GPUDirect: dedicated network cards for GPUs"),
+        about("gcp: the variant of GPUDirect, with its dedicated network cards for GPUs"),
     ] = None
-    efa: Annotated[int, Meta(ge=0, le=32, description="aws: Elastic Fabric Adapters, one on each network card")] = 0
+    efa: Annotated[int, Meta(ge=0, le=32, description="aws: how many network cards get an Elastic Fabric Adapter")] = 0
 
     def processes(self) -> int:
         if self.nproc is not None:
@@ -76,7 +76,7 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB = 50
     type: Annotated[
-        str, offers("unset: pd-balanced (hyperdisk-balanced for machine types that need it), gp3", DISK_PRICES)
+        str, offers("unset: gcp: pd-balanced, or hyperdisk-balanced if a machine type needs it; aws: gp3", DISK_PRICES)
     ] = ""
     device: Annotated[
         str,
@@ -89,7 +89,7 @@ class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB
     type: Annotated[
-        str, offers("unset: pd-balanced (hyperdisk-balanced for machine types that need it), gp3", DISK_PRICES)
+        str, offers("unset: gcp: pd-balanced, or hyperdisk-balanced if a machine type needs it; aws: gp3", DISK_PRICES)
     ] = ""
     iops: Annotated[int, Meta(ge=100, le=350_000, description="IOPS, for disk types with provisioned IOPS")] | None = (
         None
@@ -107,10 +107,10 @@ class Placement(Struct, frozen=True, forbid_unknown_fields=True):
 
     strategy: Annotated[
         Literal["compact", "cluster", "spread"] | None,
-        about("compact (gcp) or cluster (aws): close together, the default; spread: on separate hardware"),
+        about("compact (gcp) or cluster (aws), the default: close together; spread: on separate hardware"),
     ] = None
     max_distance: (
-        Annotated[int, Meta(ge=1, le=3, description="gcp: compact placement: largest distance; 1 is one rack")] | None
+        Annotated[int, Meta(ge=1, le=3, description="gcp: largest distance in compact placement; 1 is one rack")] | None
     ) = None
 
 
@@ -137,8 +137,8 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     notice_s: (
         Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds of a preemption notice; unset: 120")] | None
     ) = None
-    max_run_hours: Annotated[Hours | None, about("gcp: unset: limits.max_run_hours")] = None
-    prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; unset zones use infra/catalog.py")] = {}
+    max_run_hours: Annotated[Hours | None, about("gcp: unset: `limits.max_run_hours` of the stack")] = None
+    prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; other zones: infra/catalog.py")] = {}
 
     def price(self, zone: str) -> Price | None:
         accelerator = self.machine.accelerator
@@ -148,7 +148,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         return self.prices.get(zone, listed)
 
     def on_demand_machines(self) -> int:
-        """Return how many machines reconcile may buy on-demand at once; 0 for a static pool, where it buys none."""
+        """Return how many on-demand machines reconcile may have at once; 0 for a static pool, in which it buys none."""
         if self.kind == "static":
             return 0
         return self.size if self.max_on_demand is None else self.max_on_demand
@@ -161,5 +161,5 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.max_run_hours is None else int(self.max_run_hours * 3600)
 
     def machine_zone(self, index: int) -> str:
-        """Return the zone of static machine ``index``; machines take the zones in rotation."""
+        """Return the zone of static machine ``index``; the pool's machines are distributed over its zones in turn."""
         return self.zones[index % len(self.zones)]

@@ -1,6 +1,6 @@
 """Read the files of a stack: its configuration as checked settings, the stack files beside it, and its job files.
 
-This module reads files only: no cloud, no environment variables.
+This module reads only files. It calls no cloud and reads no environment variables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STAND_IN = {"cloud": "gcp", "region": "", "image": ""}  # for missing required 
 
 
 def from_config(config: Mapping[str, str], stack: str) -> Settings:
-    """Return the settings that Pulumi's flat configuration (``spotkeeper:pools`` -> text or JSON) describes.
+    """Return the settings in Pulumi's flat configuration, which maps ``spotkeeper:pools`` and such to text or JSON.
 
     Raises:
         SpecError: all problems of the configuration.
@@ -55,7 +55,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
 
 
 def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
-    """Return the key that the misspelt ``name`` probably means; None if ``name`` is another provider's."""
+    """Return the key that the misspelt ``name`` probably means; None if it is a key of another Pulumi provider."""
     namespace, _, key = name.partition(":")
     if nearest(namespace, (NAMESPACE,)):
         return f"{NAMESPACE}:{key}"
@@ -108,7 +108,7 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
 
 
 def _judged(settings: Settings, positions: list[int], unknown: set[str]) -> list[Problem]:
-    """Return the problems that the rules find; a cloud's own rules apply only if the cloud is known."""
+    """Return the problems that the rules find. The rules of one cloud apply only if the key ``cloud`` is valid."""
     rules, pool_rules = checks.RULES, checks.POOL_RULES
     if "cloud" not in unknown:
         rules, pool_rules = rules + _CLOUDS[settings.cloud].RULES, pool_rules + _CLOUDS[settings.cloud].POOL_RULES
@@ -121,9 +121,9 @@ def _judged(settings: Settings, positions: list[int], unknown: set[str]) -> list
 
 
 def _usable(document: dict[str, object], problems: list[Problem]) -> tuple[Settings | None, list[int], set[str]]:
-    """Return (settings without the wrongly typed values, positions of the remaining pools, keys with unknown values).
+    """Return (settings without wrongly typed values, original positions of the pools in them, the keys left out).
 
-    Rules can then check the rest, so a wrong type hides no other problem. The settings are None if too little is left.
+    The rules then check the rest, so a wrong type hides no other problem. The settings are None if too little is left.
     """
     wrong = {found.path for found in problems}
     unknown = {_head(path) for path in wrong if not path.startswith("pools[")}
@@ -142,7 +142,7 @@ def _usable(document: dict[str, object], problems: list[Problem]) -> tuple[Setti
 
 
 def _head(path: str, parts: int = 1) -> str:
-    """Return the first parts of a path such as ``pools[1].zones``: ``pools``, or with two parts ``pools[1]``."""
+    """Return the first ``parts`` parts of a path: of ``pools[1].zones``, 1 gives ``pools`` and 2 gives ``pools[1]``."""
     return "".join(re.findall(r"\[?[^.\[]+", path)[:parts])
 
 
@@ -156,9 +156,9 @@ class _StackFile(Struct):
 def clashes(settings: Settings, folder: Path) -> tuple[Problem, ...]:
     """Return a problem for each stack in ``folder`` whose rights overlap with this stack's on Google Cloud.
 
-    Conditions in Google's IAM cannot test labels, so rights go by name prefix: those of stack ``a`` would reach the
-    machines of a stack ``a-b`` in the same project (``infra/gcp/identity``). On AWS conditions test tags. Stacks of
-    other repositories are not checked.
+    There conditions on rights cannot test labels and test name prefixes: the rights of stack ``a`` would include the
+    machines of a stack ``a-b`` in the same project (``infra/gcp/identity``). Stacks of other repositories are not
+    checked.
     """
     if settings.cloud != "gcp":
         return ()
@@ -166,7 +166,7 @@ def clashes(settings: Settings, folder: Path) -> tuple[Problem, ...]:
 
 
 def _overlapping(settings: Settings, folder: Path) -> Iterator[str]:
-    """Yield the stacks of the project whose name starts with this one's or vice versa; skip unreadable files."""
+    """Yield the project's other stacks whose name begins with this stack's or vice versa; skip unreadable files."""
     own = naming.machine_prefix(settings.stack)
     for path in sorted(folder.glob("Pulumi.*.yaml")):
         name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
@@ -185,9 +185,9 @@ def _clash(settings: Settings, other: str) -> Problem:
     short, long = sorted((settings.stack, other), key=len)
     return problem(
         PROJECT,
-        f"is also the project of the stack {other} (Pulumi.{other}.yaml). Rights in a project go by name: those "
-        f"of {short} on {naming.machine_prefix(short)}* would include the machines of {long}. Give one of the two "
-        f"another project, or a name that does not begin with '{short}-'",
+        f"is also the project of the stack {other} (Pulumi.{other}.yaml). Rights in a project apply to names: "
+        f"{short}'s rights to {naming.machine_prefix(short)}* would include the machines of {long}. Give one of these "
+        f"stacks another project, or a name that does not begin with '{short}-'",
         settings.project,
     )
 
@@ -212,12 +212,12 @@ class JobFile:
 def read_jobs(settings: Settings, root: Path, now: float) -> tuple[JobFile, ...]:
     """Return the stack's job files, in the stack file's order, checked against the stack without calling a cloud.
 
-    ``spotkeeper.contract.parse.check`` checks a job file by itself and against pools. The checks here need the stack
+    ``spotkeeper.contract.parse.check`` checks a job file alone and against pools. This checks it against the stack
     file: the pools' preemption notice, the secrets that jobs may read, duplicate names and unwatched folders.
 
     Args:
         root: the folder of Pulumi.yaml, to which the job files' paths are relative.
-        now: unix seconds, for deadlines.
+        now: unix seconds, to check deadlines.
 
     Raises:
         SpecError: all problems of all job files, with line numbers.
@@ -246,7 +246,7 @@ def read_jobs(settings: Settings, root: Path, now: float) -> tuple[JobFile, ...]
 
 
 def read_one(name: str, root: Path, now: float, state: StackState | None) -> tuple[JobFile | None, tuple[Problem, ...]]:
-    """Return (the job file, no problems) or (None, its problems); ``state`` is None if the stack is unknown."""
+    """Return (the job file, no problems) or (None, its problems). If ``state`` is None, pools are not checked."""
     path = root / name
     try:
         return JobFile(name, path, read_job(path, state, now)), ()
@@ -259,34 +259,34 @@ def read_one(name: str, root: Path, now: float, state: StackState | None) -> tup
 def _same_name(found: JobFile, before: list[JobFile]) -> Iterator[Problem]:
     for other in before:
         if other.spec.name == found.spec.name:
-            yield problem("name", f"is also the name in {other.name}: choose another", found.spec.name)
+            yield problem("name", f"is also the name of the job in {other.name}: choose another", found.spec.name)
 
 
 def _watched(found: JobFile, root: Path) -> Iterator[Problem]:
-    """Report a job whose source folder lies in a folder that CI does not watch; the whole checkout is accepted."""
+    """Report a source folder that lies in a folder that CI does not watch. The whole checkout is a valid source."""
     folder = (found.path.resolve().parent / (found.spec.source or ".")).resolve()
     if folder.is_relative_to(root.resolve()) and folder.relative_to(root.resolve()).parts[:1] in UNWATCHED_PARTS:
         yield problem("source", f"{NOT_WATCHED}: move it", found.spec.source)
 
 
 def _grace(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
-    """Check that ``grace_s`` (SIGTERM to SIGKILL) ends before the preemption notice of the job's pools does."""
+    """Check that ``grace_s``, the time from SIGTERM to SIGKILL, is over before the preemption notice is."""
     for pool in (pool for pool in settings.dynamic() if not spec.pools or pool.name in spec.pools):
         notice = pool.notice_seconds() or SHORT_NOTICE_S
         if spec.grace_s > notice - _MARGIN_S:
-            told = f"is above {notice - _MARGIN_S}: a machine of {pool.name} has {notice} s of notice"
+            told = f"is above {notice - _MARGIN_S}: a machine of `{pool.name}` ends {notice} s after its notice"
             yield problem("grace_s", told, spec.grace_s)
             return
 
 
 def _secrets(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
-    """Report secrets of a job that the stack file does not list, if it lists any."""
+    """Report secrets of a job that are not in the stack file's list; report none if there is no list."""
     known = {_full(name, settings) for name in settings.secrets}
     for variable, reference in spec.secrets.items():
         wanted = _secret(reference)
         if known and wanted is not None and wanted not in known:
             near = nearest(wanted, known)
-            message = f"is not among the stack's secrets, which its jobs may read: {wanted}"
+            message = f"{wanted} is not in the stack file's `secrets`, so no job may read it"
             yield Problem(join("secrets", variable), message, hint=near)
 
 

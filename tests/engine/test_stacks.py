@@ -175,7 +175,7 @@ def test_a_disk_that_would_move_to_another_zone_is_refused(world: World, project
         project.with_(pools=pools).up()
     pools[0]["zones"] = [world.zone[1]]
     before = len(project.log())
-    with pytest.raises(CommandError, match=f"does not move to {world.zone[1]}"):
+    with pytest.raises(CommandError, match=f"cannot move to {world.zone[1]}"):
         project.with_(pools=pools).up()
     if keep == "protect":  # and where data may be lost, the engine's own word holds
         with pytest.raises(CommandError, match="marked for protection"):

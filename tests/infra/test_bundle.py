@@ -113,7 +113,7 @@ def test_requirements_are_resolved_for_the_functions_python() -> None:
 
 
 def test_a_version_other_than_the_locks_is_an_error() -> None:
-    with pytest.raises(bundle.BundleError, match=r"msgspec==0\.0\.1: not in requirements\.lock"):
+    with pytest.raises(bundle.BundleError, match=r"requirements\.lock does not have msgspec==0\.0\.1"):
         bundle._locked(["msgspec==0.0.1"])
 
 

@@ -40,10 +40,10 @@ def test_a_disk_that_would_move_or_shrink_is_refused_with_the_remedy(cloud: str)
     old, new = ZONES[cloud]
     before = news(cloud, pools__0__zones=[old])
     (told,) = refused(before, news(cloud, pools__0__zones=[new]))
-    assert f"{DISK} is in {old} and does not move to {new}" in told and "Give the pool another name" in told
+    assert f"{DISK} is in {old} and cannot move to {new}" in told and "Declare a pool with another name" in told
     size = before["disks"][DISK]["size_gb"]
     (told,) = refused(before, news(cloud, pools__0__zones=[old], pools__0__disk__size_gb=size - 1))
-    assert f"{DISK} has {size} GB and does not shrink to {size - 1}" in told
+    assert f"{DISK} has {size} GB and cannot shrink to {size - 1}" in told
     assert refused(before, news(cloud, pools__0__zones=[old], pools__0__disk__size_gb=size + 1)) == []
 
 
@@ -51,7 +51,7 @@ def test_only_on_google_cloud_another_disk_type_replaces_the_disk() -> None:
     kind = news()["disks"][DISK]["type"]
     assert kind != "pd-standard"
     (told,) = refused(news(), news(pools__0__disk__type="pd-standard"))
-    assert f"{DISK} is a {kind} and does not become a pd-standard" in told
+    assert f"{DISK} is a {kind} and cannot become a pd-standard" in told
     assert refused(news("aws"), news("aws", pools__0__disk__type="gp2")) == []
 
 
@@ -91,7 +91,7 @@ def test_preview_and_up_refuse_before_anything_is_touched(cloud: Cloud, tmp_path
     config["config"]["spotkeeper:pools"][0]["zones"] = ["us-central1-b"]
     file.write_text(yaml.safe_dump(config))
     for go in (deploy.preview, deploy.up):
-        with pytest.raises(DeployError, match="sk-local-floor-s0-data is in us-central1-a and does not move"):
+        with pytest.raises(DeployError, match="sk-local-floor-s0-data is in us-central1-a and cannot move"):
             go("local", file, cloud, tmp_path, engine="in-process")
     touched = [path for _, path in cloud.changing()[made:] if "/disks" in path or "/instances" in path]
     assert touched == []

@@ -119,15 +119,15 @@ def test_json_lists_each_problem(cli: Cli, checkout: Path) -> None:
             "nodes: 2\npools: [brust]",
             'jobs/gpt.yaml:5: pools[0]: "brust": the stack dev has no such pool (did you mean burst?)',
         ),
-        ("name: vit", 'jobs/gpt.yaml:4: name: "vit": is also the name in jobs/vit.yaml: choose another'),
+        ("name: vit", 'jobs/gpt.yaml:4: name: "vit": is also the name of the job in jobs/vit.yaml: choose another'),
         (
             "grace_s: 116",
-            "jobs/gpt.yaml:4: grace_s: 116.0: is above 115: a machine of burst has 120 s of notice",
+            "jobs/gpt.yaml:4: grace_s: 116.0: is above 115: a machine of `burst` ends 120 s after its notice",
         ),
         (
             "secrets: {K: gcp-secret://projects/acme-train/secrets/wandbb/versions/1}",
-            "jobs/gpt.yaml:4: secrets.K: is not among the stack's secrets, which its jobs may read: "
-            "projects/acme-train/secrets/wandbb (did you mean projects/acme-train/secrets/wandb?)",
+            "jobs/gpt.yaml:4: secrets.K: projects/acme-train/secrets/wandbb is not "
+            "in the stack file's `secrets`, so no job may read it (did you mean projects/acme-train/secrets/wandb?)",
         ),
     ],
 )  # fmt: skip
@@ -142,7 +142,8 @@ def test_a_job_file_is_checked_against_its_stack(cli: Cli, checkout: Path, job: 
 def test_a_pool_without_notice_leaves_a_job_30_s(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "      size: 8", "      size: 8\n      notice_s: 0")
     change(checkout / "jobs/vit.yaml", "nodes: 4", "grace_s: 26")
-    assert "vit.yaml:4: grace_s: 26.0: is above 25: a machine of burst has 30 s of notice" in cli("check", "dev").err
+    told = "vit.yaml:4: grace_s: 26.0: is above 25: a machine of `burst` ends 30 s after its notice"
+    assert told in cli("check", "dev").err
 
 
 def test_a_missing_job_file_names_the_nearest(cli: Cli, checkout: Path) -> None:

@@ -36,7 +36,7 @@ def test_stack_names_with_a_common_prefix_are_refused_in_both_files(tmp_path: Pa
     (told,) = clashes(stack(here), folder_with(tmp_path, there))
     said = str(told)
     assert said.startswith(f'gcp:project: "acme-train": is also the project of the stack {there} (Pulumi.{there}.yaml)')
-    assert f"those of {short} on sk-{short}-* would include the machines of {long}. Give one of the two" in said
+    assert f"{short}'s rights to sk-{short}-* would include the machines of {long}. Give one of these" in said
 
 
 @pytest.mark.parametrize("there", ["a", "ab", "b-a", "b"])
