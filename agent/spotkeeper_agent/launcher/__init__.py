@@ -7,11 +7,11 @@ module of the agent. Agent and launcher communicate through one unix socket (``s
 one torchrun, and notes on failed workers · ``boot.py`` the first lines of every worker · ``host.py`` the jobs' systemd
 unit · ``pyenv.py`` the job's own Python environment.
 
-**No process outlives its generation.** The launcher's parent is its guard (``guard.py``), a subreaper: if the launcher
-is killed, the guard inherits its processes, even daemons with an emptied environment. If launcher, guard and agent are
-killed at once, and no cgroup of systemd contains the job, the sweep before the next generation finds such a daemon by
-its tag: a resource limit that all descendants of a launcher inherit and no program reads (``process.py``). Workers
-print into a pipe; the output worker at its other end keeps the log file short while it grows (``output.py``).
+**No process outlives its generation.** The launcher's parent is its guard (``guard.py``). The guard is a subreaper: if
+the launcher is killed, the guard becomes the parent of the launcher's processes, even of daemons, and ends them. If
+launcher, guard and agent are killed at once, and no cgroup of systemd contains the job, the sweep before the next
+generation finds such daemons by a resource limit that all descendants of a launcher inherit (``process.tag``). Workers
+print into a pipe; at the pipe's other end a process keeps the log file short while it grows (``output.py``).
 
 **Stacks.** Each worker writes its stacks on a real-time signal (``stacks.py``): faulthandler's handler runs in C, so it
 also shows a call that does not release the GIL, and forked loader workers inherit the handler. A small process signals
@@ -20,6 +20,6 @@ its main thread.
 
 **First failure.** If one rank fails, its connections close and its peers fail too. Each worker notes when and why it
 failed (``error.<local rank>``, ``torchrun.py``), and torchrun notes workers that were killed. With the fact EXIT the
-agent reports the machine's earliest failure that no peer caused. The earliest of all machines' reported failures counts
-as the cause of the crash.
+agent reports the machine's earliest failure that no peer caused. The earliest of the failures that the machines report
+counts as the cause of the crash.
 """

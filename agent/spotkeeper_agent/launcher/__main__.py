@@ -3,10 +3,10 @@
     python -m spotkeeper_agent.launcher zygote FOLDER [MODULE...]
     python -m spotkeeper_agent.launcher exec FOLDER
 
-``zygote`` imports torch once and forks: from kill to first step takes 0.3-0.5 s instead of the 10 s of a cold start,
-most of which is imports. The zygote never initialises CUDA, because a fork of a process that has done so cannot use
-CUDA. ``exec`` starts a new torchrun process per generation, for jobs that do not support forks. Both modes have the
-same socket, ``boot.py`` and exit codes.
+In mode ``zygote`` the launcher imports torch once and forks for each generation: from a kill to the first step it takes
+0.3-0.5 s, and not the 10 s of a cold start, which are mostly imports. The zygote never initialises CUDA, because a fork
+of a process that has done so cannot use CUDA. In mode ``exec`` each generation starts a new torchrun process, for jobs
+that do not support forks. Both modes have the same socket, ``boot.py`` and exit codes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _import_all(folder: str, warm: list[str]) -> None:
 
 
 def _import(name: str) -> tuple[str, bool]:
-    """Import a module; return why a zygote cannot keep it ("": it can), and whether this process may still fork."""
+    """Import a module. Return why a zygote cannot keep the module ("" if it can), and whether the zygote may fork."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # the job meets the same error and shows it in its log

@@ -1,8 +1,8 @@
-"""The first lines of every worker, under either launcher: torchrun runs this file as its script.
+"""The first lines of every worker, in both modes of the launcher: torchrun runs this file as its script.
 
 It limits the size of the worker's log, makes the worker die with torchrun, restores default signal handlers, registers
-the signal that shows its stacks, seeds every generator from (job uid, rank), runs the user's script as ``__main__``
-and writes its exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
+the signal that shows the worker's stacks, seeds every random generator, runs the user's script as ``__main__`` and
+writes the exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
 
     boot.py SCRIPT ARG...      boot.py -m MODULE ARG...
 """
@@ -31,9 +31,9 @@ from spotkeeper_agent.launcher.process import die_with_parent
 
 
 def main(argv: list[str]) -> None:
-    """Run the script. An exit code other than 0, or an exception of the script, ends in ``SystemExit``.
+    """Run the script; raise ``SystemExit`` if its exit code is not 0 or an exception ended it.
 
-    The exception itself is not raised again: Python would print it a second time, with torchrun's frames.
+    The script's exception was already printed: raised again, it would be printed twice, with torchrun's frames.
     """
     forked = multiprocessing.parent_process() is not None
     output.bound()
@@ -57,9 +57,9 @@ def main(argv: list[str]) -> None:
 def _die_with_torchrun() -> None:
     """Make this worker die with torchrun, and the processes that its main thread forks die with this worker.
 
-    Torchrun notices a worker's death by a pipe, and loader workers have a copy of it. If they lived on, torchrun would
-    notice a killed rank after 5 s instead of 0.08 s. Children that another thread forks are left out, because the
-    kernel would kill them when that *thread* ends.
+    Torchrun notices a worker's death when the last copy of a pipe closes, and forked loader workers have copies. If
+    they lived on, torchrun would notice a killed rank after 5 s instead of 0.08 s. Children that another thread forks
+    are left out, because the kernel would kill them when that *thread* ends.
     """
     parent = os.environ.get("SPOTKEEPER_PARENT")
     die_with_parent(int(parent) if parent else None)
@@ -76,7 +76,7 @@ def _die_with_torchrun() -> None:
 
 
 def _default_signals() -> None:
-    """Restore default handlers: a forked worker inherits torchrun's handlers, and they raise in the user's code."""
+    """Restore Python's default handlers. A forked worker inherits torchrun's, which would raise in the user's code."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,9 +93,9 @@ def _local_rank() -> int:
 
 
 def _buffer_by_line() -> None:
-    """Flush each printed line, because a machine that is preempted flushes nothing.
+    """Flush each printed line, so that a preemption loses none.
 
-    PYTHONUNBUFFERED, which the agent sets, comes too late for the zygote's interpreter.
+    The agent sets PYTHONUNBUFFERED for this, but too late for the zygote's interpreter, which runs already.
     """
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
@@ -104,7 +104,7 @@ def _buffer_by_line() -> None:
 
 
 def _seed() -> None:
-    """Seed all random generators, equally in every generation. A resumed run loads their saved state later."""
+    """Seed all random generators from job, seed and rank. A resumed run later loads the generators' saved state."""
     text = "/".join(os.environ.get(name, "") for name in ("SPOTKEEPER_UID", "SPOTKEEPER_SEED", "RANK"))
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
     random.seed(seed)
@@ -119,7 +119,7 @@ def _seed() -> None:
 
 
 def _set_threads() -> None:
-    """Set torch's number of threads again, since OpenMP read its variable when the zygote imported torch."""
+    """Set torch's number of threads: OpenMP read OMP_NUM_THREADS when the zygote imported torch, too early for this."""
     count = os.environ.get("OMP_NUM_THREADS", "")
     if count.isdigit() and int(count) > 0 and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(count))
@@ -146,9 +146,9 @@ def _run_user(argv: list[str]) -> int:
 
 
 def _show(error: BaseException) -> int:
-    """Show an exception as the interpreter would: through the user's hook, without this file's frames.
+    """Show an exception as the interpreter would: through the user's ``sys.excepthook``, without this file's frames.
 
-    Nothing is lost if the hook fails or the script has closed its standard error.
+    If the hook fails, both exceptions are shown. A closed standard error is ignored.
 
     Returns:
         The exit code: 1, or the code with which the hook ended the script.

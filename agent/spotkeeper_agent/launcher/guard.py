@@ -1,15 +1,14 @@
 """The launcher's parent: ends the launcher's processes if the launcher itself is killed.
 
 A daemon of the job that has left its session and emptied its environment is in no known process group. When the
-daemon's parent ends, the nearest subreaper among its ancestors inherits it: the launcher, or this process if the
-launcher has ended. If both are killed together, a resource limit that the daemon has inherited identifies it
-(``process.tag``).
+daemon's parent ends, the kernel makes the daemon a child of the nearest ancestor that is a subreaper: of the launcher,
+or of the guard if the launcher has ended. If both were killed together, a resource limit that the daemon has inherited
+identifies the daemon (``process.tag``).
 
     python -BIS guard.py FOLDER COMMAND...
 
-SIGTERM ends the launcher. The guard ends after the launcher, with the launcher's exit code, once no process is left.
-The guard itself has no mark, so a sweep, which may happen at any time, does not kill it. Standard library only (8 MB
-resident).
+SIGTERM to the guard ends the launcher. The guard ends with the launcher's exit code, once no process is left. It has no
+mark (``process.py``), so a sweep does not kill it. Standard library only (8 MB resident).
 """
 
 from __future__ import annotations

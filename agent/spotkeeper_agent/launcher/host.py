@@ -1,25 +1,25 @@
 """The jobs' unit: starts launchers and savers as the jobs' user on the agent's request.
 
 Under systemd the agent may not start, signal or see the job's processes. This process runs as the jobs' user, does
-these things for the agent, and outlives every agent. Each program gets a sub-group of the unit's delegated cgroup. In
-its own sub-group the launcher makes one per generation, so that each generation can be killed alone. Both sides send
-one JSON object per line through a unix socket that systemd makes and only the agent may open:
+these things for the agent, and outlives every agent. Each program gets a cgroup below the unit's. The launcher makes a
+cgroup per generation in its own, so that each generation can be killed alone. Agent and unit send one JSON object per
+line through a unix socket that systemd makes and only the agent may open:
 
     -> {"op": "begin", "job": "abcd2345"}                <- {"ok": true}, or no answer: repeat in a second
     -> {"op": "start", "name": "launcher", "argv": [...], "env": {...}, "log": "..."}
-    <- {"ok": true, "pid": 12}     and, on this connection, when it has ended:  {"code": 0}
+    <- {"ok": true, "pid": 12}     and, on the same connection, at the program's end:  {"code": 0}
     -> {"op": "signal", "pid": 12, "signal": 15}         <- {"ok": true}
     -> {"op": "sweep", "folder": "...", "keep": [7]}     <- {"ok": true, "count": 0}
 
-All jobs run as the same user, so files and processes of one job could attack the next one. Therefore each job has its
-own home folder, and those of other jobs are deleted. One process of the unit serves one job: it ends when another job
-begins. Then systemd ends all processes in the unit's cgroup, removes the unit's private /tmp and its files in /dev/shm,
-and starts the unit again. Between a job's generations a sweep ends every process of the cgroup except those that this
-process started and the launcher. A job can kill or stop this process, but neither take its descriptors nor listen in
-its place.
+All jobs run as the same user, so files and processes of one job could attack the next job. Therefore each job has its
+own home folder, and the home folders of other jobs are deleted. One process of the unit serves one job: it ends when
+another job begins. Then systemd ends all processes in the unit's cgroup, removes the unit's private /tmp and its files
+in /dev/shm, and starts the unit again. Between a job's generations a sweep ends every process of the cgroup except
+the launcher and the programs that this process started. A job can kill or stop this process, but neither take its
+descriptors nor listen in its place.
 
-    python -IBS host.py             in its unit, which passes the socket
-    python -IBS host.py FOLDER      elsewhere: it makes the socket itself
+    python -IBS host.py             in the unit, which passes the socket
+    python -IBS host.py FOLDER      elsewhere; makes the socket itself
 
 Standard library only (10 MB resident).
 """
@@ -58,7 +58,7 @@ class Host:
     """Serves the agent on ``listener``.
 
     ``cgroup``: the unit's cgroup, None if the unit has no cgroup of its own; ``home``: the folder that contains the
-    job's home, named by the job.
+    job's home folder, which is named by the job.
     """
 
     listener: socket.socket
@@ -91,7 +91,7 @@ class Host:
             if op == "signal":
                 pid = int(message["pid"])
                 if pid <= 1:
-                    raise ValueError(f"{pid}: is not a program's pid")  # kill(2) would take it for a group, or for all
+                    raise ValueError(f"{pid} is not a program's pid")  # kill(2) would take it for a group, or for all
                 os.kill(pid, int(message["signal"]))
                 return {"ok": True}
             if op == "sweep":
@@ -101,9 +101,9 @@ class Host:
             return {"ok": False, "error": f"{type(error).__name__}: {error}"}
 
     def _begin(self, job: str) -> None:
-        """Serve this job from now on ("": no job). Ends this process if it has served another job."""
+        """Serve this job from now on ("": no job); end this process if it has served another job."""
         if job != Path(job).name:
-            raise ValueError(f"{job!r}: is not a job's name")
+            raise ValueError(f"{job!r} is not a job's name")
         if self._job == job:
             return
         if self._job:
@@ -153,7 +153,7 @@ class Host:
         return path
 
     def _sweep(self, folder: Path, keep: set[int]) -> int:
-        """Kill the rest of a generation, found by its cgroup or its mark; return the number of processes and groups."""
+        """Kill what is left of a generation, found by cgroup or mark; return the number of processes and cgroups."""
         if self.cgroup is None:
             return sweep(folder, {os.getpid(), *keep})
         launchers = {pid for pid in keep if parent_of(pid) in self._owners}  # a job may claim any other pid
@@ -173,9 +173,9 @@ class Host:
         return found
 
     def _end_strays(self, cgroup: Path, known: set[int]) -> int:
-        """Send SIGKILL once to all processes of the unit's cgroup except ``known``.
+        """Send SIGKILL once to all processes of the unit's cgroup except ``known``; return their number.
 
-        A process can change its name, but it cannot hide its cgroup.
+        The cgroup decides, because a process can change its name, but cannot leave its cgroup.
         """
         mixed = [cgroup, *self._groups.values()]
         count = sum(_end_group(group) for parent in mixed for group in _below(parent) if group not in mixed)
@@ -214,7 +214,7 @@ def _read(file: Path) -> str:
 
 
 def _end_group(group: Path) -> bool:
-    """Kill the processes of a group and of groups below it, also new forks; return whether it had processes."""
+    """Kill all processes of a cgroup and of the cgroups below it, also new forks; return whether there were any."""
     if "populated 1" not in _read(group / "cgroup.events"):
         return False
     with contextlib.suppress(FileNotFoundError):
@@ -223,7 +223,7 @@ def _end_group(group: Path) -> bool:
 
 
 def _remove(group: Path) -> None:
-    """Kill the processes left in an ended program's group, and remove the group."""
+    """Kill the processes left in an ended program's cgroup, and remove the cgroup."""
     with contextlib.suppress(OSError):
         (group / "cgroup.kill").write_text("1")
     with contextlib.suppress(OSError):
@@ -233,7 +233,7 @@ def _remove(group: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a file or a whole folder, of any depth and modes; links are not followed.
+    """Delete a file or a whole folder of any depth, whatever its modes; links are not followed.
 
     Raises:
         OSError: a part could not be deleted.
@@ -252,8 +252,8 @@ def _run(*argv: str) -> None:
 def passed_listener() -> socket.socket | None:
     """Return the socket of the unit ``spotkeeper-job.socket`` (sd_listen_fds(3)); None outside the unit.
 
-    systemd, as root, has called listen(2): a second call would make this user the peer that clients see. Connections
-    that an earlier process did not accept are closed; their clients repeat the request if they still need it.
+    systemd, as root, has called listen(2). Do not call it again: clients check that root listens, and would then see
+    this user. Connections that an earlier process did not accept are closed; their clients repeat the request.
     """
     given = {name: os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
     if (given["LISTEN_PID"], given["LISTEN_FDS"]) != (str(os.getpid()), "1"):

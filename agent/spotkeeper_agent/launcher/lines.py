@@ -1,6 +1,6 @@
 """The server loop that the launcher and the jobs' unit share: one JSON object per line over a unix socket.
 
-One thread answers requests in order and reaps children between them. Standard library only.
+One thread answers the requests in order; between requests it reaps ended children. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lines:
         listener: a bound socket that listens.
         answer: returns the reply to a client's line.
         reap: called when a child may have ended.
-        admits: returns whether to serve a new client.
+        admits: returns whether to serve a client that has connected.
     """
 
     listener: socket.socket
@@ -60,7 +60,7 @@ class Lines:
                     self.reap()
 
     def send(self, client: socket.socket, message: Message) -> None:
-        """Send a message to a client; one that has disconnected is dropped."""
+        """Send a message to a client; forget a client that has disconnected."""
         if client not in self._clients:
             return
         try:

@@ -2,8 +2,8 @@
 
 The log files lie in memory (``/run``), beside files that job and agent must be able to write. A loop that prints a
 gigabyte a second would fill this memory before any periodic check. A small process per worker, the *output worker*,
-reads the pipe; if it is killed, its parent starts another one. Both processes become children of the launcher, and the
-launcher lets them drain the pipe before it ends them. Standard library only; Linux only.
+reads the pipe; if it is killed, its parent starts another one. The launcher lets both drain the pipe before it ends
+them. Standard library only; Linux only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 def keep_end(fd: int, size: int, kept: int) -> None:
-    """Free the space of all but a file's last ``kept`` bytes. Its size does not change, so writers are unaffected."""
+    """Free the space of all but the last ``kept`` bytes of a file without changing its size, which writers rely on."""
     ctypes.CDLL(None).fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(max(0, size - kept)))
 
 
@@ -42,7 +42,7 @@ def tail(path: Path, size: int) -> bytes:
 def bound() -> None:
     """Redirect standard output and error through pipes, if they are files.
 
-    If no output worker can be started, both stay as they are: a log problem never fails a job.
+    If no output worker can be started, nothing is redirected: a log problem never fails a job.
     """
     files = [fd for fd in (1, 2) if stat.S_ISREG(os.fstat(fd).st_mode)]
     if not files:
@@ -57,7 +57,7 @@ def bound() -> None:
 
 
 def _start(pairs: list[tuple[int, int]]) -> bool:
-    """Start the output worker in a new interpreter. This takes 10 ms; two forks of a process with torch take 60 ms."""
+    """Start the output worker in a new interpreter: that takes 10 ms, and forking a process with torch twice 60 ms."""
     for read, _ in pairs:
         os.set_inheritable(read, True)
     words = [str(KEPT_BYTES), *(f"{read}:{fd}" for read, fd in pairs)]
@@ -69,7 +69,7 @@ def _start(pairs: list[tuple[int, int]]) -> bool:
 
 
 def is_output_worker(pid: int) -> bool:
-    """Whether a process is an output worker. It ends by itself soon after the last process that writes to its pipe."""
+    """Whether a process is an output worker, which ends by itself once no process can write to its pipe."""
     try:
         with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123 - asked often
             return file.read().strip() == NAME
@@ -78,9 +78,9 @@ def is_output_worker(pid: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Arguments: ``KEPT_BYTES READ:FILE...``, where READ and FILE are descriptors. Returns at once and leaves its child
-    to the launcher, because a child of the worker would block user code that waits for all its children.
-    """
+    """Start the output worker. Arguments: ``KEPT_BYTES READ:FILE...``, where READ and FILE are descriptors.
+
+    Returns at once, so that the output worker becomes the launcher's child: user code may wait for all its children."""
     kept = int(words[0])
     files = {int(read): int(fd) for read, _, fd in (word.partition(":") for word in words[1:])}
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
@@ -91,8 +91,8 @@ def main(words: list[str]) -> None:
 def _supervise(files: dict[int, int], kept: int) -> None:
     """Copy in a child process; if the child is killed, start another one. Never returns.
 
-    If no process had the pipe open for reading, the job's next print would fail with EPIPE and end the job. So this
-    process keeps it open and only waits. Bytes that a killed child had read but not written, at most 64 KB, are lost.
+    This process only keeps the pipes open: without a reader the job's next print would fail with EPIPE and end the job.
+    Bytes that a killed child had read but not written, at most 64 KB, are lost.
     """
     try:
         _close_all_but({*files, *files.values()})

@@ -1,4 +1,4 @@
-"""Linux calls that keep processes from outliving their generation. Standard library only; Linux only."""
+"""Calls that keep processes from outliving their generation: mark, tag, sweep. Standard library only; Linux only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of all orphans among its descendants, so that it can end them."""
+    """Make this process a subreaper: the parent of all its descendants whose parent ends, so that it can end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -63,7 +63,7 @@ def children() -> list[int]:
 
 
 def reap_dead() -> dict[int, int]:
-    """Return the exit codes (negative: signal) of the children that have ended, by pid."""
+    """Reap the children that have ended; return their exit codes by pid (-n for a child killed by signal n)."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -72,9 +72,9 @@ def reap_dead() -> dict[int, int]:
 
 
 def kill_children() -> int:
-    """Kill and reap every child and every orphan that this process inherits meanwhile; return how many are left.
+    """Kill and reap every child, also those that this process inherits meanwhile; return how many are left.
 
-    Output workers come last: they end by themselves once they have drained their pipes.
+    Output workers are killed last, because they end by themselves once they have drained their pipes.
     """
     began = time.monotonic()
     while (left := children()) and time.monotonic() < began + REAP_S:
@@ -105,9 +105,9 @@ def parent_of(pid: int) -> int:
 def tag(pid: int, folder: Path | str) -> None:
     """Tag a process and all its future descendants with a resource limit whose value is derived from ``folder``.
 
-    Descendants inherit limits in spite of an emptied environment, another session or exec, and only root can raise a
-    limit. The limit used is the time in microseconds for which a real-time program may occupy a processor. The tag's
-    value restricts no program: it means 146,000 years or more.
+    Descendants inherit limits even with an emptied environment or in another session, and only root can raise a limit.
+    The limit is the time in microseconds for which a real-time program may occupy a processor. A tag's value is over
+    146,000 years, so it restricts no program.
     """
     with contextlib.suppress(OSError, ValueError):  # the process has ended, or this machine's limit is lower
         resource.prlimit(pid, _TAG, (_number(folder), _number(folder)))
@@ -119,11 +119,11 @@ def _number(folder: Path | str) -> int:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill every process that carries this folder's mark or tag, except ``keep``; return how many there were.
+    """Kill every process that has this folder's mark or tag, except ``keep``; return how many there were.
 
-    Killing a process group would not suffice: a user's program may leave its group. The mark is in the environment that
-    a process was executed with, and no process can change that. A daemon executed with another environment still has
-    the tag.
+    Killing a process group would not suffice, because a program may leave its group. The mark is a variable in the
+    environment with which a process was executed, which no process can change later. A daemon that was executed with
+    another environment still has the tag.
     """
     mark, number = f"{MARK}={folder}".encode(), str(_number(folder))
     killed = 0

@@ -4,15 +4,15 @@
 
     python pyenv.py RUN SOURCE FILE HOME MODE [MODULE...]
 
-``FILE`` lies in ``SOURCE``: a requirements file, or ``uv.lock`` with its ``pyproject.toml``. The environment is made
+``FILE`` is in ``SOURCE``: a requirements file, or ``uv.lock`` with its ``pyproject.toml``. The environment is made
 once, on the node's disk, and every machine that gets that disk finds it there. A machine without a disk (a standby, or
-a machine that waits for its disk) makes the environment below ``HOME`` on its boot disk. If the disk arrives meanwhile,
-the machine stops and continues with the disk, since that may already have the environment and keeps it for later
+a machine that waits for its disk) makes the environment below ``HOME`` on its boot disk. If the disk is mounted before
+that is done, the machine uses the disk instead: the disk may already have the environment, and keeps it for later
 machines.
 
 An environment from a requirements file also sees the interpreter's own packages, such as an image's torch, so pip does
-not install those again. An environment from ``uv.lock`` has exactly the lock's packages. The file ``READY`` is written
-last: an environment without it is incomplete and made again.
+not install these again. An environment from ``uv.lock`` has exactly the lock's packages. The file ``READY`` is written
+last: an environment without this file is incomplete and is made again.
 
 Runs as the job's user, under the job's Python: standard library only.
 """
@@ -48,9 +48,9 @@ class EnvError(Exception):
 
 
 def contents(source: Path, file: str) -> str:
-    """Return a hash of all inputs of the environment: the file and the files that it names, also wheels.
+    """Return a hash of all inputs of the environment: ``file`` and the files that it names, also wheels.
 
-    A missing file changes the hash and is no error here; it is reported when the environment is made.
+    A missing file is no error here: it is reported when the environment is made.
     """
     found = hashlib.sha256()
     todo = [source / file, *([source / Path(file).with_name(PROJECT)] if Path(file).name == LOCK else [])]
@@ -65,7 +65,7 @@ def contents(source: Path, file: str) -> str:
 
 
 def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
-    """Add one file to the hash; return the files that it names. Words that name no file are ignored."""
+    """Add one file to the hash; return the files that this file names."""
     found.update(f"{path.relative_to(source) if path.is_relative_to(source) else path.name}\0".encode())
     text = _digest_of(found, path)
     if path.suffix not in (".txt", ".in"):
@@ -82,8 +82,8 @@ def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
 def _digest_of(found: hashlib._Hash, path: Path) -> bytes:
     """Add a file's content to the hash and return its beginning.
 
-    The job can change its source while the agent reads it. So a pipe is skipped, and of a file larger than any wheel
-    only the beginning and the size count.
+    The job may put anything into its source, so reading must end: what is no regular file is skipped, and of a file
+    larger than any wheel only the beginning and the size count.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,7 +110,7 @@ def _is_file(path: Path) -> bool:
 
 
 def name(source: Path, file: str) -> str:
-    """Return the environment's folder name: a hash of its contents, this interpreter and this type of machine."""
+    """Return the environment's folder name: a hash of its inputs, this interpreter and this type of machine."""
     what = (contents(source, file), sys.version, os.uname().machine, sys.prefix)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
@@ -158,7 +158,7 @@ def _disk(run: Path) -> Path | None:
 
 
 def _make(run: Path, source: Path, file: str, place: Path, folder: str) -> bool:
-    """Make the environment in ``place``; return False if the node's disk arrives, since that may have it."""
+    """Make the environment in ``place``; stop and return False if the node's disk is mounted meanwhile."""
     began, target = time.monotonic(), place / folder
     place.mkdir(parents=True, exist_ok=True)
     for other in place.iterdir():  # old or incomplete ones: only this machine's launcher uses an environment
@@ -167,7 +167,7 @@ def _make(run: Path, source: Path, file: str, place: Path, folder: str) -> bool:
     for command in _commands(source, file, target):
         print(f"environment: {' '.join(command)}", flush=True)
         if not _run(command, source, target, lambda: _disk(run) not in (None, place)):
-            print("environment: the node's disk has arrived: continuing there", flush=True)
+            print("environment: the node's disk is mounted now, and is used instead", flush=True)
             shutil.rmtree(target, ignore_errors=True)
             return False
         if command[1:3] == ["-m", "venv"]:
@@ -192,14 +192,14 @@ def _commands(source: Path, file: str, target: Path) -> list[list[str]]:
 
 
 def _see_image(target: Path) -> None:
-    """Make the interpreter's own packages visible. ``--system-site-packages`` would skip those of a venv."""
+    """Make this interpreter's packages visible. ``--system-site-packages`` would not if the interpreter is a venv's."""
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
     found = next(target.glob("lib/python*/site-packages"))
     (found / "_image.pth").write_text("".join(lines))
 
 
 def _run(command: list[str], source: Path, target: Path, over: object) -> bool:
-    """Run a command to its end; kill it and return False once ``over()`` is true. Raises EnvError if it fails."""
+    """Run a command to its end; if ``over()`` becomes true, kill it and return False. EnvError: the command failed."""
     assert callable(over)
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     env |= {"UV_PROJECT_ENVIRONMENT": str(target), "UV_LINK_MODE": "copy", "PIP_REQUIRE_VIRTUALENV": "0"}

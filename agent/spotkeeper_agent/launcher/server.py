@@ -8,10 +8,10 @@ one JSON object per line:
         "run": {"gen": 3, "pid": 9, "code": null}}
     -> {"op": "start", "gen": 4, "args": [...], "env": {...}, "cwd": "...", "log": "..."}
     <- {"ok": true, "pid": 12}                  or {"ok": false, "error": "generation 3 still runs"}
-    -> {"op": "signal", "gen": 4, "signal": 15} for torchrun
-    -> {"op": "kill", "gen": 4}                 SIGKILL for all processes of the generation
-    -> {"op": "stacks", "gen": 4}               write its processes' stacks into the run folder (``stacks.py``)
-    <- {"event": "exit", "gen": 4, "code": 0, "left": 0}     once all its processes have ended
+    -> {"op": "signal", "gen": 4, "signal": 15} signal torchrun
+    -> {"op": "kill", "gen": 4}                 send SIGKILL to all processes of the generation
+    -> {"op": "stacks", "gen": 4}               write the stacks of its processes into the run folder (``stacks.py``)
+    <- {"event": "exit", "gen": 4, "code": 0, "left": 0}     all its processes have ended, but for ``left``
 
 The launcher uses no network, no CUDA device and no disk besides the run folder.
 """
@@ -63,7 +63,7 @@ class LaunchedRun:
 
 @dataclass
 class Server:
-    """Serves the agent. ``spawn`` starts torchrun for a request and returns its pid; ``folder`` holds the socket."""
+    """Serves the agent. ``spawn`` starts torchrun for a request and returns its pid; ``folder`` is for the socket."""
 
     folder: Path
     mode: str
@@ -86,7 +86,7 @@ class Server:
         self._lines.serve()
 
     def _open_lock(self) -> int:
-        """Open the lock file, replacing any other kind of file that an earlier job left under its name."""
+        """Open the lock file; a folder, link or other thing that an earlier job left under its name is removed."""
         flags = os.O_RDWR | os.O_CREAT
         try:
             return beneath.open_file(self.folder, LOCK, flags, 0o600)
@@ -100,7 +100,7 @@ class Server:
         os.close(self._lock)
 
     def _listen(self) -> socket.socket:
-        """Bind through the folder's descriptor, since a unix socket's path has at most 108 bytes."""
+        """Make the socket. Its address goes through the folder's descriptor, as it may have at most 108 bytes."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         try:
             beneath.make_way(self.folder, SOCKET)
@@ -114,7 +114,7 @@ class Server:
             os.close(folder)
 
     def _admits(self, client: socket.socket) -> bool:
-        """Return whether to serve a client: root, this user, and the folder's owner (under systemd, the agent)."""
+        """Whether to serve a client: only root, this user, and the folder's owner (under systemd, the agent)."""
         peer = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         return peer[1] in (0, os.geteuid(), self.folder.stat().st_uid)
 
@@ -160,7 +160,7 @@ class Server:
         return {"ok": True}
 
     def _kill(self, gen: int) -> Message:
-        """Kill torchrun first, so that it restarts no worker. The other processes follow once torchrun is reaped."""
+        """Kill torchrun and the generation's cgroup, if any. After torchrun's end, all other processes are killed."""
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(gen)
@@ -202,7 +202,7 @@ def memory_mb() -> float | None:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The launcher's cgroup, if its unit has ``SPOTKEEPER_DELEGATED`` set. No process can leave the cgroup."""
+    """The launcher's cgroup, which no process can leave. Only the jobs' unit gives one (``SPOTKEEPER_DELEGATED``)."""
 
     path: Path
 
@@ -212,7 +212,7 @@ class Cgroup:
         return None if path is None else cls(path)
 
     def enter(self, gen: int) -> None:
-        """Move the calling process into the sub-cgroup of this generation."""
+        """Move the calling process into the cgroup of this generation, below the launcher's."""
         folder = self.path / f"gen-{gen}"
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.procs").write_text("0")

@@ -2,15 +2,15 @@
 
 Each worker registers a signal (``listen``, from ``boot.py``) that makes it write its stacks. faulthandler's handler
 runs in C and takes no lock, so it also shows a call into C that never returns. Processes that a worker forks, such as a
-DataLoader's workers, inherit the handler. As a program, this file signals one process after the other and writes, into
-the run folder,
+DataLoader's workers, inherit the handler. Run as a program, this file signals one process after the other and writes
+two files into the run folder:
 
     stacks.log    for people
     stacks.json   a summary, written last: each worker's place, and whether it waits for its peers
 
     python -BIS stacks.py PID-OF-TORCHRUN FOLDER
 
-It ends no process: a process without the handler would die of the signal, so it is skipped. Standard library only.
+A process without the handler is skipped, because the signal would end it. Standard library only.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 class Where(str, Enum):
     """A worker's state, by the innermost calls of its main thread.
 
-    WAITS: it waits for its peers, in a collective or a replicated model's backward pass; DEVICE: it waits for its
-    device, where a collective may hang; ELSEWHERE: it is in other code, so its peers wait for it; WORKS: like
+    WAITS: the worker waits for its peers, in a collective or a replicated model's backward pass; DEVICE: it waits for
+    its device, where a collective may hang; ELSEWHERE: it is in other code, so its peers wait for it; WORKS: like
     ELSEWHERE, but it makes progress or uses the processor; SILENT: it does not even run a signal handler; GONE: it has
     ended.
     """
@@ -96,7 +96,7 @@ def listen(run: Path, local_rank: int) -> None:
 
 
 def main(torchrun: int, run: Path) -> None:
-    """Collect the stacks of all processes, workers first, and write both files."""
+    """Collect the stacks of all descendants of torchrun, workers first, and write both files."""
     workers = {pid: rank for rank, pid in workers_of(run).items()}
     places, texts = [], [f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: stacks, of each thread the innermost call first"]
     tree = descendants(torchrun)
@@ -181,7 +181,7 @@ def _await(file: Path, before: int) -> bool:
 
 
 def _signal_a_thread(pid: int, number: int) -> None:
-    """Signal a thread other than the main thread, which may sleep uninterruptibly (for a disk that hangs)."""
+    """Signal another thread than the main thread, which may be in an uninterruptible call to a disk that hangs."""
     tgkill = _TGKILL.get(platform.machine())
     others = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]  # noqa: PTH208
     if tgkill is not None and others:
@@ -189,7 +189,7 @@ def _signal_a_thread(pid: int, number: int) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process handles the signal. Otherwise the signal would end it."""
+    """Whether the process handles the signal, which ends processes that do not."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -216,7 +216,7 @@ def main_frames(answer: str) -> list[Frame]:
 
 
 def users_part(answer: str) -> str:
-    """Return the stacks without the thirty lines of launcher and torchrun below the user's script."""
+    """Return the stacks without the thirty lines of launcher and torchrun that led to the user's script."""
     out, skips = [], False
     for line in answer.splitlines():
         frame = _FRAME.match(line)
@@ -250,7 +250,7 @@ def where(frames: list[Frame]) -> Where:
 
 
 def at(frames: list[Frame]) -> str:
-    """Return the innermost call and, if it is not the user's code, the user's call that led there."""
+    """Return the innermost call and, unless that is in the user's code, the user's call that led to it."""
     if not frames:
         return ""
     own = next((frame for frame in frames if _is_users(frame.file)), None)

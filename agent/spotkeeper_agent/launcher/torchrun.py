@@ -74,10 +74,10 @@ def run(args: list[str]) -> int:
 
 
 def _leave_in_turn() -> None:
-    """Let only the first node, which hosts the store, wait for the others at a successful end.
+    """Let only the first node, which hosts the store, wait for the other nodes at a successful end.
 
-    torchrun makes every node wait. The end of the first node then interrupts the other nodes' wait, which would print
-    thirty lines of C++ frames at the end of a successful job's log. The exit codes show how the nodes ended.
+    torchrun makes every node wait. When the first node ends, the waits of the others fail, and each would print thirty
+    lines of C++ frames at the end of a successful job's log. The exit codes show how the nodes ended.
     """
     from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.utils import store
@@ -122,7 +122,7 @@ def note(run: Path, local_rank: int, error: BaseException) -> None:
 
 
 def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
-    """Note a failed worker that has not written a note itself. A negative ``code`` means that a signal ended it."""
+    """Note a failed worker that has not written a note itself. ``code`` is -n for a worker killed by signal n."""
     if not (run / f"{NAME}.{local_rank}").exists():
         what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
         # torchrun sends SIGTERM to a failed worker's neighbours; NCCL's watchdog aborts because of a peer.
@@ -131,7 +131,7 @@ def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
 
 
 def note_fatal(run: Path) -> None:
-    """Note workers that had crashed, but still seemed healthy to torchrun because they were writing a core dump."""
+    """Note workers that had crashed, but seemed healthy to torchrun because they were still writing a core dump."""
     for log in run.glob("logs/*/*/*/stderr.log"):
         local_rank, tail = log.parent.name, output.tail(log, _TAIL)
         found = _FATAL.search(tail)
@@ -141,7 +141,7 @@ def note_fatal(run: Path) -> None:
 
 
 def follows(error: BaseException) -> bool:
-    """Whether the error only reports that a peer, or the connection to it, is gone."""
+    """Whether the error only reports that a peer, or the connection to a peer, is gone."""
     return any(_is_of_peer(each) for each in _chain(error))
 
 

@@ -1,8 +1,8 @@
-"""Checks in bounded time whether a machine is fit to train and to be preempted, and names a remedy for each finding.
+"""Checks in bounded time whether a machine is fit to train and to be preempted, and names a remedy for each problem.
 
 Run it on a machine of a stack as ``python -m spotkeeper_agent.preflight``; elsewhere ``spotkeeper preflight`` runs the
-same checks. Preflight changes nothing (the disk probe deletes its file), needs no rights, and explains each skipped
-check. ``checks.py`` clock, metadata, disk, kernel, network · ``checks_gpu.py`` accelerators · ``findings.py`` results.
+same checks. Preflight leaves nothing behind, needs no special rights, and gives the reason for each skipped check.
+``checks.py`` clock, metadata, disk, kernel, network · ``checks_gpu.py`` accelerators · ``findings.py`` results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def boot_checks() -> tuple[Check, ...]:
 
 
 def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, python: str) -> Machine:
-    """Return this machine. Default ``folder``: the data disk, or else the working directory; ``notice``: the pool's."""
+    """Describe this machine for the checks. By default the folder is the data disk's, and the notice the pool's."""
     metadata = _metadata()
     return Machine(
         metadata=metadata,
@@ -50,7 +50,7 @@ def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, pyth
 
 
 def _metadata() -> Metadata | None:
-    """Return this machine's metadata client; None, without a request, if firmware and environment name no cloud."""
+    """Return this machine's metadata client, or None if neither firmware nor environment names a cloud."""
     named = GCE_HOST in os.environ or EC2_ENDPOINT in os.environ
     if not named and not cloud.vendor().startswith(("Google", "Amazon")):
         return None
@@ -65,13 +65,12 @@ def _attributes(metadata: Metadata | None) -> dict[str, str]:
 
 
 class Fitness:
-    """The agent's preflight: the quick checks at its start, and once per job the connection to the master.
+    """The agent's preflight: quick checks at its start, and once per job the connection to the gang's first machine.
 
-    The checks run in threads; nothing waits for them. Findings go to the log. An error is also reported as
-    PREFLIGHT_FAILED in each generation in which this machine is a member (the function accepts facts from members
-    only), so ``spotkeeper status`` shows a warning while it matters. No finding ends a job or keeps the machine from
-    training: a check may be wrong, and a real fault shows by itself. The loop's thread calls ``begin`` and ``go_on``;
-    another thread calls ``checks``.
+    The checks run in threads; nothing waits for them. Findings go to the log. While this machine is a member, an error
+    is also reported as PREFLIGHT_FAILED in each generation, so that ``spotkeeper status`` shows a warning. No finding
+    ends a job or keeps the machine from training: a check may be wrong, and a real fault shows by itself. The loop's
+    thread calls ``begin`` and ``go_on``; another thread calls ``checks``.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Fitness:
         threading.Thread(target=self._run_checks, name="fitness", daemon=True).start()
 
     def go_on(self) -> None:
-        """Report errors once per job and generation, and check the master once per job."""
+        """Report errors once per job and generation; check once per job that the gang's first machine is reachable."""
         machine, doc = self._machine, self._machine.doc
         place = machine.member_of(doc) if doc is not None else None
         if doc is None or place is None:
@@ -106,7 +105,7 @@ class Fitness:
                 machine.say(Kind.PREFLIGHT_FAILED, name)
 
     def _reach(self, job: str | None, master: str) -> None:
-        """Check the connection to the master. A refused connection counts as reachable."""
+        """Check that the address ``master`` is reachable; a refused connection shows that it is."""
         from spotkeeper_agent.preflight.checks import PEERS
 
         for one in examine((PEERS,), Machine(peers=(master,))):

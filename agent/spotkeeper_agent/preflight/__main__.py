@@ -13,9 +13,9 @@ from spotkeeper_agent.preflight.findings import Finding, Level, Report, examine
 
 
 def main(argv: list[str]) -> int:
-    """Print findings as they come; return 1 if one is an error."""
+    """Print findings as they come; return 1 if one of them is an error."""
     parser = argparse.ArgumentParser(
-        prog="spotkeeper_agent.preflight", description="Check whether this machine is fit."
+        prog="spotkeeper_agent.preflight", description="Check whether this machine is fit to train."
     )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where checkpoints go")
     parser.add_argument(
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--notice", type=float, metavar="SECONDS", help="length of a preemption notice")
     parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the interpreter that runs the job")
-    parser.add_argument("--quick", action="store_true", help="only the checks of every boot")
+    parser.add_argument("--quick", action="store_true", help="only the checks that run at every boot")
     parser.add_argument("--json", action="store_true", help="one document instead of text")
     asked = parser.parse_args(argv)
     machine = here(asked.folder, tuple(asked.peer), asked.notice, asked.python)

@@ -1,6 +1,6 @@
 """Preflight checks of clock, metadata, disk, kernel and network. Every finding of a problem names a remedy.
 
-Figures come from this project's measurements unless a line names another source.
+Constants come from this project's measurements unless their line names another source.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RUN_BYTES = 64 << 20
 RETRIES = 8  # tcp_retries2: 5 detects a silent peer in 13.5 s, 8 in about 100 s, the default 15 in 15 minutes
 PEER_S = 4.0  # a lost SYN is sent again after 1 s, and after 3
 PEER_PORT = 22  # any port, since a refused connection is an answer
-NEEDS_CLOUD = "this is no cloud machine: run it on a machine of the stack"
-NTP = "synchronise the clock (chrony, with the cloud's own server: metadata.google.internal, 169.254.169.123 on EC2)"
+NEEDS_CLOUD = "this is no cloud machine; run the check on a machine of the stack"
+NTP = "synchronise the clock: run chrony with the cloud's server metadata.google.internal, or 169.254.169.123 on EC2"
 
 
 def clock(machine: Machine) -> Finding:
@@ -49,41 +49,41 @@ def clock(machine: Machine) -> Finding:
             session.trust_env = False
             date = session.get(machine.metadata.url, timeout=CONNECT_S).headers.get("Date", "")
     except requests.RequestException as error:
-        return Finding("clock", Level.WARNING, f"no time from the metadata server: {type(error).__name__}", NTP)
+        return Finding("clock", Level.WARNING, f"the metadata server gives no time: {type(error).__name__}", NTP)
     parsed = parsedate_tz(date)
     if parsed is None:
         return _kernel_clock()
     off_s = (before + time.time()) / 2 - (mktime_tz(parsed) + 0.5)
-    words = f"{off_s:+.1f} s against the metadata server"
+    words = f"the clock is off by {off_s:+.1f} s against the metadata server's"
     figures = {"off_s": round(off_s, 2)}
     if abs(off_s) <= CLOCK_WARNING_S:
         return Finding("clock", Level.OK, words, figures=figures)
     level = Level.ERROR if abs(off_s) > CLOCK_ERROR_S else Level.WARNING
-    return Finding("clock", level, f"{words}: tokens and signatures will be refused if it grows", NTP, figures)
+    return Finding("clock", level, f"{words}: if this grows, tokens and signatures are refused", NTP, figures)
 
 
 def _kernel_clock() -> Finding:
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(256))  # modes 0: it only reads
     if state == UNSYNCHRONIZED:
-        return Finding("clock", Level.WARNING, "the kernel reports that it is not synchronised", NTP)
+        return Finding("clock", Level.WARNING, "the kernel reports that the clock is not synchronised", NTP)
     if state < 0:
-        return Finding("clock", Level.SKIPPED, "the kernel does not tell; " + NEEDS_CLOUD)
+        return Finding("clock", Level.SKIPPED, "the kernel does not tell if it is synchronised; " + NEEDS_CLOUD)
     return Finding("clock", Level.OK, "synchronised, according to the kernel")
 
 
 def metadata(machine: Machine) -> Finding:
-    """Check that this machine can prove its identity, and that no other process can use its metadata."""
+    """Check that this machine can prove its identity, and that no stranger can use its metadata."""
     if machine.metadata is None:
         return Finding("metadata", Level.SKIPPED, NEEDS_CLOUD)
     try:
         me = machine.metadata.instance()
         machine.metadata.prove("https://preflight.invalid", "/", b"")
     except MetadataError as error:
-        remedy = "give the machine a service account (Compute Engine) or an instance profile, and IMDSv2 (EC2)"
+        remedy = "on Compute Engine, give the machine a service account; on EC2, an instance profile and IMDSv2"
         return Finding("metadata", Level.ERROR, str(error), remedy)
-    words = f"{me.name}, {me.zone}; it can prove who it is"
+    words = f"{me.name}, {me.zone}: this machine can prove its identity"
     if loose := machine.metadata.loose():
-        return Finding("metadata", Level.WARNING, f"{words}; {loose}", "require tokens: HttpTokens=required")
+        return Finding("metadata", Level.WARNING, f"{words}; {loose}", "set HttpTokens=required")
     return Finding("metadata", Level.OK, words)
 
 
@@ -100,19 +100,19 @@ def bandwidth(machine: Machine) -> Finding:
     rate = written / seconds / GB
     in_time = max(0.0, machine.notice_s - RESERVE_S) * rate
     figures = {"gb_per_s": round(rate, 3), "gb_in_time": round(in_time, 1)}
-    words = f"{rate:.2f} GB/s: a notice of {machine.notice_s:g} s saves up to {in_time:.1f} GB on each machine"
+    words = f"{rate:.2f} GB/s: within a notice of {machine.notice_s:g} s each machine can save {in_time:.1f} GB"
     newest = newest_checkpoint(machine.folder)
     if newest and newest > in_time * GB:
-        remedy = "a faster disk, a longer notice, or sharded state; until then a notice loses the steps since a save"
+        remedy = "use a faster disk, a longer notice or sharded state; now a preemption loses the steps since a save"
         found = f"{words}; the newest checkpoint has {newest / GB:.1f} GB"
         return Finding("bandwidth", Level.ERROR, found, remedy, figures)
     if in_time < 1.0:
-        return Finding("bandwidth", Level.WARNING, words, "a faster or larger disk (its size sets its speed)", figures)
+        return Finding("bandwidth", Level.WARNING, words, "use a faster or larger disk", figures)
     return Finding("bandwidth", Level.OK, words, figures=figures)
 
 
 def _probe(file: Path, most: int) -> tuple[int, float]:
-    """Write for a while, past the page cache if possible; return the bytes, and the seconds until they are durable."""
+    """Write for a while, past the page cache if possible; return how many bytes were durable after how many seconds."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         fd = os.open(file, flags | os.O_DIRECT, 0o600)
@@ -142,21 +142,21 @@ def space(machine: Machine) -> Finding:
         return Finding("space", Level.ERROR, f"{run} is full", f"delete what fills {run}", figures)
     words = f"{free / GB:.1f} GB free in {folder}"
     if newest and free < newest:
-        words += f"; the newest checkpoint has {newest / GB:.1f} GB, the next does not fit"
+        words += f"; the newest checkpoint has {newest / GB:.1f} GB, so the next one does not fit"
         return Finding(
-            "space", Level.ERROR, words, "a larger disk (`disk` of the pool), or delete what fills it", figures
+            "space", Level.ERROR, words, "use a larger disk (`disk` of the pool), or delete files there", figures
         )
     if (newest and free < KEPT * newest) or free < LITTLE_BYTES:
-        return Finding("space", Level.WARNING, words, f"a larger `disk` of the pool, for {KEPT} checkpoints", figures)
+        return Finding("space", Level.WARNING, words, f"use a larger disk, for {KEPT} checkpoints", figures)
     return Finding("space", Level.OK, words, figures=figures)
 
 
 def retries(machine: Machine) -> Finding:
-    """Check how soon the kernel gives up a connection to a machine that ended without closing it."""
+    """Check how soon the kernel gives up a connection to a machine that has ended without a word."""
     text = machine.text("proc/sys/net/ipv4/tcp_retries2")
     if not text.isdigit():
         return Finding(
-            "tcp_retries2", Level.SKIPPED, "this system has no such setting; run it on a machine of the stack"
+            "tcp_retries2", Level.SKIPPED, "this kernel has no such setting; run the check on a machine of the stack"
         )
     if int(text) <= RETRIES:
         return Finding("tcp_retries2", Level.OK, f"{text}: a silent peer is detected within two minutes")
@@ -167,7 +167,7 @@ def retries(machine: Machine) -> Finding:
 def peers(machine: Machine) -> Finding:
     """Check that other machines answer. A refused connection is an answer."""
     if not machine.peers:
-        return Finding("peers", Level.SKIPPED, "none named: --peer ADDRESS of another machine of the pool")
+        return Finding("peers", Level.SKIPPED, "no machine is named; name one of the pool with `--peer ADDRESS`")
     answered: set[str] = set()
     threads = [threading.Thread(target=_call, args=(peer, answered), daemon=True) for peer in machine.peers]
     for thread in threads:
@@ -177,12 +177,12 @@ def peers(machine: Machine) -> Finding:
     silent = [peer for peer in machine.peers if peer not in answered]
     if not silent:
         return Finding("peers", Level.OK, f"{len(machine.peers)} answer")
-    remedy = "let the pool's machines reach each other on all ports: firewall rule, security group of its own members"
+    remedy = "let the pool's machines reach each other on all ports, by a firewall rule or a security group"
     return Finding("peers", Level.ERROR, f"no answer from {', '.join(silent)}", remedy)
 
 
 def _call(peer: str, answered: set[str]) -> None:
-    """Add the peer to ``answered`` if it answers."""
+    """Add the address ``peer`` to ``answered`` if that machine answers."""
     host, colon, port = peer.rpartition(":")
     known = colon and port.isdecimal() and int(port) < 1 << 16 and ":" not in host
     address = (host, int(port)) if known else (peer.strip("[]"), PEER_PORT)
@@ -202,7 +202,7 @@ def newest_checkpoint(folder: Path) -> int:
 
 
 def _complete(folder: Path) -> Iterator[tuple[float, str]]:
-    """Yield completion time and path of each checkpoint in a folder of checkpoints or on a data disk."""
+    """Yield completion time and path of each checkpoint in ``folder``: a folder of checkpoints, or a data disk."""
     for name in _names(folder):
         for path in (name, *(f"{name}/ckpt/{below}" for below in _names(folder, f"{name}/ckpt"))):
             with contextlib.suppress(OSError):

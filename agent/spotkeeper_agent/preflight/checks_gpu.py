@@ -38,7 +38,7 @@ print(json.dumps(said))
 
 
 class Fabric(NamedTuple):
-    """What GPUDirect needs from a Google machine's image. ``daemon``: a path that exists while the daemon runs."""
+    """A kind of GPUDirect, and what it needs on a Google machine. ``daemon``: a path that exists while it runs."""
 
     name: str
     plugin: str
@@ -49,9 +49,9 @@ class Fabric(NamedTuple):
 
 # Google's installers: GoogleCloudPlatform/container-engine-accelerators, gpudirect-tcpx, -tcpxo and -rdma.
 FABRICS = {
-    "tcpx": Fabric("GPUDirect-TCPX", "var/lib/tcpx", "install its plugin and start tcpgpudmarxd", 0, "run/tcpx"),
-    "tcpxo": Fabric("GPUDirect-TCPXO", "var/lib/tcpxo", "run Google's installer of it", 0, "dev/aperture_devices"),
-    "rdma": Fabric("GPUDirect-RDMA", "usr/local/gib", "install the gIB plugin, or take an accelerator image", 8),
+    "tcpx": Fabric("GPUDirect-TCPX", "var/lib/tcpx", "install its NCCL plugin and start tcpgpudmarxd", 0, "run/tcpx"),
+    "tcpxo": Fabric("GPUDirect-TCPXO", "var/lib/tcpxo", "run Google's installer", 0, "dev/aperture_devices"),
+    "rdma": Fabric("GPUDirect-RDMA", "usr/local/gib", "install the gIB plugin, or use an accelerator image", 8),
 }
 PLUGINS = ("opt/amazon/ofi-nccl", "opt/amazon/aws-ofi-nccl", "opt/aws-ofi-nccl", "usr/local/lib", "usr/lib")
 
@@ -71,20 +71,20 @@ def torch(machine: Machine) -> Finding:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TORCH_S, check=False, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         words = f"{machine.python}: {getattr(error, 'strerror', None) or 'did not end'}"
-        return Finding("torch", Level.ERROR, words, "name the job's interpreter: --python, `python:` of the job file")
+        return Finding("torch", Level.ERROR, words, "name the job's interpreter with `--python`")
     try:
         said = codec.decode(done.stdout.strip().rpartition("\n")[2], _Torch)
     except msgspec.DecodeError:
         words = (done.stderr.strip().splitlines() or ["it ended without output"])[-1][:LINE]
-        return Finding("torch", Level.ERROR, words, f"install torch for {machine.python}, or take an image that has it")
+        return Finding("torch", Level.ERROR, words, f"install torch for {machine.python}, or use an image with torch")
     words = f"torch {said.version}, imported in {said.seconds:.1f} s, {said.devices} devices"
     words += f", NCCL {said.nccl}" if said.nccl else ""
     figures = {"import_s": round(said.seconds, 2), "devices": float(said.devices)}
     if said.devices or not gpus(machine):
         return Finding("torch", Level.OK, words, figures=figures)
-    why = "it was built without CUDA" if not said.cuda else f"it was built for CUDA {said.cuda}"
-    remedy = "install a torch that fits the driver (nvidia-smi shows the newest CUDA that it supports)"
-    return Finding("torch", Level.ERROR, f"{words}, though there are GPUs: {why}", remedy, figures)
+    why = "torch was built without CUDA" if not said.cuda else f"torch was built for CUDA {said.cuda}"
+    remedy = "install a torch that fits the driver (nvidia-smi shows the newest CUDA that the driver supports)"
+    return Finding("torch", Level.ERROR, f"{words}, though the machine has GPUs: {why}", remedy, figures)
 
 
 def driver(machine: Machine) -> Finding:
@@ -100,15 +100,15 @@ def driver(machine: Machine) -> Finding:
         done = None
     if done is None or done.returncode:
         said = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:] if done else ["nvidia-smi does not run"]
-        remedy = "install the driver, or take an image that has it; after a kernel's upgrade, reboot"
+        remedy = "install the driver, or use an image with the driver; after an upgrade of the kernel, reboot"
         return Finding("driver", Level.ERROR, f"{cards} GPUs, no driver: {''.join(said)[:LINE]}", remedy)
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
     figures = {"gpus": float(len(rows))}
     words = f"{len(rows)} x {rows[0][0]}, driver {rows[0][1]}" if rows else "the driver shows no GPU"
     if len(rows) < cards:
-        return Finding("driver", Level.ERROR, f"{words}; {cards} are in the machine", _REPLACE, figures)
+        return Finding("driver", Level.ERROR, f"{words}, but {cards} are in the machine", _REPLACE, figures)
     if any(row[2].isdigit() and int(row[2]) for row in rows):
-        return Finding("driver", Level.ERROR, f"{words}; uncorrectable memory errors since boot", _REPLACE, figures)
+        return Finding("driver", Level.ERROR, f"{words}; uncorrectable memory errors since the boot", _REPLACE, figures)
     return Finding("driver", Level.OK, words, figures=figures)
 
 
@@ -116,7 +116,7 @@ _REPLACE = "a broken GPU: reboot; if that does not help, have the machine replac
 
 
 def network(machine: Machine) -> Finding:
-    """Check NCCL's variables, shared memory, and the adapters for its network."""
+    """Check what NCCL needs: its environment variables, shared memory, and network adapters."""
     trouble = [*_interfaces(machine), *_shared_memory(machine), *_efa(machine), *_gpu_direct(machine)]
     adapters = len(_adapters(machine))
     words = f"{adapters} EFA" if adapters else FABRICS[machine.fabric].name if machine.fabric in FABRICS else "TCP"
@@ -126,7 +126,7 @@ def network(machine: Machine) -> Finding:
 
 
 def _interfaces(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Check that interfaces named in variables exist: a wrong name ends in a timeout half an hour later."""
+    """Check that interfaces named in variables exist: with a wrong name training times out half an hour later."""
     there = machine.names("sys/class/net")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wanted = machine.environ.get(name, "")
@@ -135,7 +135,7 @@ def _interfaces(machine: Machine) -> Iterator[tuple[str, str]]:
         exact = wanted.startswith("=")
         for one in wanted.lstrip("=").split(","):
             if not any(found == one if exact or name.startswith("GLOO") else found.startswith(one) for found in there):
-                yield f"{name}={wanted}: no such interface ({', '.join(there)})", f"unset {name}"
+                yield f"{name}={wanted}: no such interface (there are {', '.join(there)})", f"unset {name}"
                 break
 
 
@@ -146,7 +146,7 @@ def _shared_memory(machine: Machine) -> Iterator[tuple[str, str]]:
     except OSError:
         return
     if size < SHM_BYTES:
-        yield f"{shm} has {size >> 20} MB, data loaders and NCCL share memory there", "--shm-size=8g of a container"
+        yield f"{shm} has only {size >> 20} MB for data loaders and NCCL", "run the container with --shm-size=8g"
 
 
 def _efa(machine: Machine) -> Iterator[tuple[str, str]]:
@@ -157,10 +157,10 @@ def _efa(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.environ.get("FI_PROVIDER", "efa") != "efa":
         yield f"FI_PROVIDER={machine.environ['FI_PROVIDER']} makes NCCL ignore the EFA adapters", "unset FI_PROVIDER"
     if not any(_found(machine.root / folder) for folder in PLUGINS):
-        yield "EFA adapters, but no plugin for NCCL (libnccl-net*.so)", "install aws-ofi-nccl, or take an image with it"
+        yield "EFA adapters, but no plugin for NCCL (libnccl-net*.so)", "install aws-ofi-nccl, or use an image with it"
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft not in (resource.RLIM_INFINITY, -1):
-        yield f"at most {soft >> 10} KB of memory may be locked: EFA cannot register buffers", "LimitMEMLOCK=infinity"
+        yield f"at most {soft >> 10} KB of memory may be locked, too little for EFA", "set LimitMEMLOCK=infinity"
 
 
 def _gpu_direct(machine: Machine) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ class Level(str, Enum):
 
 
 class Finding(Struct, frozen=True, omit_defaults=True):
-    """A check's result. ``found``: the facts; ``remedy``: what to do, "" for nothing; ``figures``: for programs."""
+    """A check's result. ``found``: the facts; ``remedy``: what to do, or ""; ``figures``: measured values by name."""
 
     check: str
     level: Level
@@ -54,9 +54,9 @@ class Machine:
     """The machine as the checks see it, and the requirements that it must meet.
 
     Attributes:
-        metadata: its metadata client; None outside a cloud.
+        metadata: the machine's metadata client; None outside a cloud.
         folder: the folder for checkpoints.
-        notice_s: time from a preemption notice to the end, real seconds.
+        notice_s: real seconds from a preemption notice to the machine's end.
         peers: addresses (``host`` or ``host:port``) that must be reachable.
         python: the interpreter that runs the job.
         fabric: network of the GPUs (``sk-fabric``); "": plain TCP.
@@ -80,7 +80,7 @@ class Machine:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a kernel folder; [] if it does not exist."""
+        """Return the sorted names in a folder of the kernel; [] if the folder does not exist."""
         try:
             return sorted(entry.name for entry in (self.root / path).iterdir())
         except OSError:
@@ -89,9 +89,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Check:
-    """One check. ``look`` may take ``limit_s`` real seconds; a check that takes longer becomes a finding.
+    """One check. If ``look`` takes longer than ``limit_s`` real seconds, that is the finding.
 
-    ``boot``: the check is cheap enough for every boot; ``alone``: it measures, so it runs while no other check does.
+    ``boot``: the check is cheap enough for every boot; ``alone``: it measures, so no other check runs beside it.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Check:
 
 
 def examine(checks: Iterable[Check], machine: Machine) -> Iterator[Finding]:
-    """Run checks; yield their findings in order, each as soon as it is ready."""
+    """Run checks, those without ``alone`` at the same time; yield their findings in order."""
     chosen = tuple(checks)
     begun = {check.name: _RunningCheck(check, machine) for check in chosen if not check.alone}
     for check in chosen:
@@ -111,7 +111,7 @@ def examine(checks: Iterable[Check], machine: Machine) -> Iterator[Finding]:
 
 
 class _RunningCheck:
-    """A check that runs in its own thread. If it hangs, it is abandoned."""
+    """A check that runs in its own thread. A check that hangs is abandoned."""
 
     def __init__(self, check: Check, machine: Machine) -> None:
         self._check = check
@@ -131,5 +131,5 @@ class _RunningCheck:
         try:
             self._found = self._check.look(self._place)
         except OSError as error:
-            why = f"cannot look: {error}"
-            self._found = Finding(self._check.name, Level.WARNING, why, "run it as a user who may read that")
+            why = f"cannot check this: {error}"
+            self._found = Finding(self._check.name, Level.WARNING, why, "run it as a user with the right to read this")
