@@ -100,7 +100,7 @@ def bandwidth(machine: Machine) -> Finding:
     rate = written / seconds / GB
     in_time = max(0.0, machine.notice_s - RESERVE_S) * rate
     figures = {"gb_per_s": round(rate, 3), "gb_in_time": round(in_time, 1)}
-    words = f"{rate:.2f} GB/s: within a notice of {machine.notice_s:g} s each machine can save {in_time:.1f} GB"
+    words = f"{rate:.2f} GB/s: a notice of {machine.notice_s:g} s suffices to save {in_time:.1f} GB on each machine"
     newest = newest_checkpoint(machine.folder)
     if newest and newest > in_time * GB:
         remedy = "use a faster disk, a longer notice or sharded state; now a preemption loses the steps since a save"
