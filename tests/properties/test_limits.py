@@ -42,7 +42,7 @@ def test_a_nodes_launches_per_hour_are_limited() -> None:
     world.submit()
     world.run(HOUR - 10)
     assert within_an_hour(world) == Times().launches_node
-    assert limits(world) == ["waiting: node 0 was given 12 machines within an hour"]
+    assert limits(world) == ["waiting: node 0 was given 12 machines within an hour, which is the limit"]
     assert "12 machines" in world.record().reason, "the user is told"
     assert not world.dynamic(), "nor does one run on"
     world.boot_s = 20.0
@@ -56,7 +56,7 @@ def test_a_jobs_launches_per_hour_are_limited() -> None:
     world.run(HOUR - 10)
     limit = Times().launches_node + 4 * Times().launches_job
     assert within_an_hour(world) == limit < 4 * Times().launches_node
-    assert f"waiting: the job was given {limit} machines within an hour" in limits(world)
+    assert f"waiting: the job was given {limit} machines within an hour, which is the limit" in limits(world)
 
 
 def test_waiting_for_capacity_reaches_no_limit() -> None:
@@ -94,7 +94,7 @@ def test_many_simultaneously_silent_machines_get_more_time() -> None:
     for agent in hung:
         agent.hung = True
     world.until(lambda: limits(world), 600)
-    assert limits(world) == ["3 of 5 nodes do not answer"]
+    assert limits(world) == ["3 of 5 nodes do not answer the roll call"]
     before = world.record().nodes
     world.run(Times().breaker_s - 20)
     assert [node.cur.attempt for node in world.record().nodes] == [node.cur.attempt for node in before]

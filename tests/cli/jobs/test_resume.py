@@ -120,10 +120,10 @@ def test_a_running_job_accepts_no_other_files(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("name: first\nnodes: 1\n", "nodes: its disks belong to the present nodes"),
-        ("name: other\nnodes: 2\n", "name: it is first, and the file says other"),
+        ("name: first\nnodes: 1\n", "nodes: cannot change, since each present node has its disk"),
+        ("name: other\nnodes: 2\n", "name: the job's name is first, the file says other"),
         ("name: first\nnodes: 2\nspread: true\n", "spread:"),
-        ("name: first\nnodes: 2\nstatic: never\n", "static machines keep their data"),
+        ("name: first\nnodes: 2\nstatic: never\n", "static machines, which keep its data"),
         ("name: first\nnodes: 2\ncheckpoint: {replicated: false}\n", "checkpoint.replicated:"),
     ],
 )

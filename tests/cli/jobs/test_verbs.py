@@ -311,7 +311,7 @@ def test_a_resize_needs_an_allowed_size(cli: Cli, store: Store) -> None:
     assert (request.kind, request.nodes) == (RequestKind.RESIZE, 3)
     refused = cli("resize", "first", "5")
     assert refused.code == 4
-    assert "5 is not within nodes: {min: 1, max: 4}" in refused.err
+    assert "5 is not within `nodes: {min: 1, max: 4}`" in refused.err
     assert len(store.list_requests(JOB)) == 1
     store.put(f"jobs/{JOB}/spec.json", spec_json(JobSpec("first", ("train.py",), nodes=Nodes(2, 4))))
     assert "cannot have 1 machine: 1 is not within" in cli("resize", "first", "1").err

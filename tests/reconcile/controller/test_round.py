@@ -730,7 +730,8 @@ def test_a_gang_does_not_move_where_others_were_just_refused() -> None:
 def test_a_move_to_a_zone_of_no_pool_of_the_job_is_refused() -> None:
     world = trained(World(nodes=1, the_stack=three_pools(20), pools=("pool-z-a", "pool-z-b")))
     world.request(RequestKind.MOVE, zone="z-c")
-    assert [entry.detail for entry in world.events(Event.REQUEST)] == ["refused: z-c is not one of z-a, z-b"]
+    told = [entry.detail for entry in world.events(Event.REQUEST)]
+    assert told == ["refused: z-c is not a zone of the job's pools (z-a, z-b)"]
 
 
 def test_a_cancelled_move_continues_in_the_old_zone_and_burns_the_disk_number() -> None:

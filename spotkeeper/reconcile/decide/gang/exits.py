@@ -1,11 +1,11 @@
 """Handles generations that end by themselves: success, failure, hang, roll call, and the crash budget.
 
-Exit 0 from every member at the newest generation is success; exit 93 means "a restart cannot help". Any other code
-opens a roll call first: only if every member answers was it the job's own crash. A missing machine makes it a loss,
-and a loss never consumes the crash budget. A failed job holds, with its disks.
+Exit 0 from every member of the newest generation is success; exit 93 means "a restart cannot help". Any other code
+opens a roll call first. If every member answers, the job itself has crashed. If a machine does not answer, it is lost,
+and a loss never consumes the crash budget. A failed job goes on hold and keeps its disks.
 
 A slow step is no crash until an agent reports a hang (the package's docstring has the protocol). Then each member
-answers the roll call with its workers' stacks, before the stop that ends the processes. A busy rank clears the hang.
+answers a roll call with its workers' stacks, before the processes are stopped. If a rank is busy, nothing is stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def step(draft: Draft) -> None:
 
 
 def _codes(draft: Draft) -> dict[int, int]:
-    """Return the exit codes of the newest generation, by node; the worst if a node has several."""
+    """Return the exit codes of the newest generation, by node. If a node has several: 93, otherwise any but 0."""
     out: dict[int, int] = {}
     for index, slot in draft.members():
         for fact in draft.queries.said(index, slot, Kind.EXIT, draft.record.gen):
@@ -65,7 +65,7 @@ def _number(text: str) -> int:
 
 
 def _failed(draft: Draft, codes: dict[int, int]) -> None:
-    """Handle a failed process: open a roll call, unless a machine under notice explains the failure."""
+    """Handle a failed process: open a roll call, or stop the gang if a machine under notice explains the failure."""
     if why := _going(draft):
         draft.halt(draft.now, why)
         return
@@ -91,7 +91,7 @@ def call(draft: Draft, cause: str, detail: str = "", exits: bool = False) -> Non
 
 
 def answered(draft: Draft, index: int, slot: Slot, roll: Roll) -> bool:
-    """Whether a member answered this roll call or a later one. An answer to an older one would keep a hung machine."""
+    """Whether a member answered this roll call or a later one. An older answer does not show that it still works."""
     return any(
         fact.value.isdigit() and int(fact.value) >= roll.ver for fact in draft.queries.said(index, slot, Kind.HERE)
     )
@@ -142,8 +142,8 @@ def _crash(draft: Draft, node: int | None, why: str, cause: str = "crash") -> No
 def _worst(draft: Draft, codes: dict[int, int]) -> list[tuple[int, int]]:
     """Return the failed nodes with their exit codes, the likeliest cause first.
 
-    The likeliest cause is the earliest failure that did not follow another process's. If no report says so (the
-    launcher was killed too, or the agent is older), the exit code decides: a lost peer makes a process exit with 1.
+    The likeliest cause is the earliest failure that did not follow another process's failure. For nodes that reported
+    no failure (an older agent, or a killed launcher) code 1 comes last, as a process that loses a peer exits with it.
     """
 
     def order(node: int, code: int) -> tuple[int, int, int, int]:
@@ -227,7 +227,7 @@ def _answer(draft: Draft, index: int, roll: Roll) -> StacksAnswer | None:
 
 
 def _verdict(draft: Draft, reported: Hung, answers: dict[int, StacksAnswer]) -> tuple[int | None, str]:
-    """Return the node that hangs (None if unclear, as its peers wait for it), and the reason as a text."""
+    """Return the node that hangs (None: unclear, since all nodes wait), and the reason as a text."""
     record = draft.record
     since = f"no step after {reported.step} for {max(0.0, draft.now - reported.since):.0f} s"
     bad = sorted(index for index, answer in answers.items() if answer.word in _BAD)

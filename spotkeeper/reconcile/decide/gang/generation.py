@@ -57,7 +57,7 @@ def _begin(draft: Draft, ready: list[int]) -> None:
 
 
 def _ready(draft: Draft, index: int, node: Node) -> bool:
-    """Whether a node's machine is admitted, exists, and has no notice or a notice whose deadline is over."""
+    """Whether a node's machine is admitted and exists, and has no notice or has outlived the notice's deadline."""
     if node.cur is None or not admitted(node.cur):
         return False
     doomed = node.cur.notice is not None and draft.now < node.cur.notice + draft.times.stop_s
@@ -77,7 +77,7 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop the generation to admit nodes that it left out, once each of these that has a machine is ready."""
+    """Stop the generation, which began without some nodes, once all of these nodes that have a machine are ready."""
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
@@ -94,7 +94,7 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     commit = location.newest(draft)
     assert commit is not None
     told = location.told(draft, ready)
-    there = f"their newest is {location.text(told)}" if told else "these machines have none"
+    there = f"the newest that they have is {location.text(told)}" if told else "they have no checkpoint"
     lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; {there}"
     return f"{lacks}. To continue without it: {draft.record.go_back()}"
 
@@ -116,8 +116,8 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether a generation may begin with this node's disk while other disks are missing.
 
     An old machine that never releases its disk must not stop the job for ever. So after ``disk_s`` a disk with the
-    newest reported commit suffices; steps committed between that report and the loss may be repeated. If a user gave
-    up the newest commit, any disk suffices.
+    newest reported commit suffices; steps committed between that report and the loss may be repeated. If the newest
+    commit was given up, any disk suffices.
     """
     reported, commit = draft.queries.checkpoint(index, slot), location.committed(draft)
     given_up = location.given_up(draft)
@@ -130,7 +130,7 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def _renew(draft: Draft, ready: list[int]) -> None:
-    """Use new disks, if a user gave up the newest commit and other machines still have all of the old disks."""
+    """Give the nodes new disks, if the newest commit was given up and other machines still have all old disks."""
     waited = draft.now >= max(_waits(draft, ready)) + draft.times.disk_s
     if not location.given_up(draft) or len(ready) < draft.size() or not waited:
         return
@@ -163,7 +163,7 @@ def _fresh(draft: Draft, ready: list[int]) -> set[int]:
 
 
 def _publish(draft: Draft, ready: list[int]) -> None:
-    """Write the next generation. No other function writes MEMBER."""
+    """Write the next generation. No other function gives a slot the state MEMBER."""
     record = draft.record
     gen = record.gen + 1
     nodes = list(draft.nodes)
@@ -217,14 +217,14 @@ def _origin(draft: Draft, ready: list[int]) -> str:
 
 
 def _remembers(gen: int, cur: Slot) -> dict[str, Any]:
-    """Return the fields of a node that record where its checkpoints are, for a new membership."""
+    """Return the fields that record where a node's checkpoints are, if it becomes a member of generation ``gen``."""
     if not cur.disk:
         return {}
     return {"machine": cur.machine, "wrote": gen} | ({"newest_generation": gen} if cur.has_newest else {})
 
 
 def _cause(draft: Draft, ready: list[int]) -> str:
-    """Return why this generation begins, for the ledger. If it has no new machine, the stop was withdrawn."""
+    """Return why the next generation begins, for the ledger. With the same machines as before, a stop was withdrawn."""
     record = draft.record
     if not record.gen:
         return "start"

@@ -1,8 +1,8 @@
 """Handles users' requests (cancel, pause, resume, move, swap, resize), and ends holds and jobs.
 
 Each request is handled exactly once (its id goes into ``requests_done`` in the same write) and leaves a ledger entry,
-which gives the reason if it is refused. A resume may replace the job file: a held job has no machines, so the next
-generation's agents fetch whatever the record names. Until the record is written, the old job file is in force.
+which gives the reason if it is refused. A resume may replace the job file in the record. Since a held job has no
+machines, all agents of the next generation then fetch the new file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _cancel(draft: Draft, request: JobRequest) -> str:
 
 def _pause(draft: Draft, request: JobRequest) -> str:
     if draft.record.phase is Phase.HOLD:
-        return "it is on hold already"
+        return "the job is on hold already"
     reason = f"paused by {request.by}" if request.by else "paused"
     if not draft.members():
         draft.hold(Hold.PAUSE, reason)
@@ -75,7 +75,7 @@ def _resume(draft: Draft, request: JobRequest) -> str:
             return refused
     holds = draft.record.phase is Phase.HOLD
     if not holds and not draft.record.pause and not (request.go_back and location.lacking(draft)):
-        return "it is not on hold" + (", and waits for no checkpoint" if request.go_back else "")
+        return "the job is not on hold" + (", and does not wait for a checkpoint" if request.go_back else "")
     limits.forgive(draft)
     lost = location.newest(draft) if request.go_back else None
     if lost is not None:
@@ -106,10 +106,10 @@ def expire_hold(draft: Draft) -> None:
 
 
 def _over(draft: Draft) -> None:
-    """End the job once two rounds, an hour apart, have found the hold over.
+    """End the job once two rounds, an hour apart, have found that the time of its hold is over.
 
-    Its end deletes the disks, so one reading of a clock does not suffice: a clock that is ahead is corrected within the
-    hour, and the next round then clears ``hold_late``.
+    The end deletes the disks, so one reading of a clock does not suffice. If that clock was ahead, a round with the
+    right time clears ``hold_late`` within the hour.
     """
     record = draft.record
     if record.hold_late is None:
@@ -125,7 +125,7 @@ def _swap(draft: Draft, request: JobRequest) -> str:
     if cur is None or cur.state is not SlotState.MEMBER:
         return f"node {request.node} is being replaced already"
     if cur.model is Model.STATIC:
-        return f"node {request.node} is a static machine: its data is on its own disk"
+        return f"node {request.node} trains on a static machine, whose disk has the node's data"
     if draft.nodes[request.node].replace_reason is None:
         draft.put(request.node, replace_reason="user", next=None)
     return ""
@@ -143,8 +143,8 @@ def paused(draft: Draft) -> None:
 def finish(draft: Draft) -> None:
     """Move an ended job to DONE, once every zone answered and nothing of it is left.
 
-    The job has no live attempt, so ordinary calls delete its resources. A static machine that hangs delays nothing.
-    The record stays as the tombstone (rule 9).
+    The job has no live attempt, so ordinary calls delete its resources. This does not wait for static machines to drop
+    their grants. The record stays as the tombstone (rule 9).
     """
     record, queries = draft.record, draft.queries
     if record.phase is not Phase.END or not queries.complete or draft.snapshot.blind:
@@ -166,11 +166,11 @@ def _adopt(draft: Draft, sha256: str) -> tuple[str, str]:
     """Put the job file of this hash in force. Returns why it is refused, or "", and the changes for the ledger."""
     old, new = draft.snapshot.spec, draft.snapshot.files.get(sha256)
     if draft.record.phase is not Phase.HOLD:
-        return "only a job on hold accepts other files: pause it first", ""
+        return "only a job on hold accepts other files: pause the job first", ""
     if new is None:
-        return f"its job file {sha256[:SHORT]} is missing or invalid: resume it with the files again", ""
+        return f"the new job file {sha256[:SHORT]} is missing or invalid: repeat the resume with the files", ""
     if old is None:
-        return "the job file of its disks is gone, so their content is unknown", ""
+        return "the job's present job file is missing, so nobody knows whether the new file fits its disks", ""
     if why := file_refusal(old, new, draft.snapshot.stack):
         return why, ""
     before = draft.record.spec_sha256
@@ -189,26 +189,26 @@ def file_refusal(old: JobSpec, new: JobSpec, stack: StackState | None) -> str:
 
 def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str]:
     if new.name != old.name:
-        yield f"name: it is {old.name}, and the file says {new.name}"
+        yield f"name: the job's name is {old.name}, the file says {new.name}"
     if new.size() != old.size():
-        resize = "" if old.size().min == old.size().max else f" (within its range: spotkeeper resize {old.name} NODES)"
-        yield f"nodes: its disks belong to the present nodes{resize}"
+        resize = "" if old.size().min == old.size().max else f" (within the range: spotkeeper resize {old.name} NODES)"
+        yield f"nodes: cannot change, since each present node has its disk{resize}"
     if new.spread != old.spread:
-        yield "spread: its disks cannot change their zones"
+        yield "spread: cannot change, since the job's disks stay in their zones"
     if new.checkpoint.replicated != old.checkpoint.replicated:
-        yield "checkpoint.replicated: cannot change, the job's checkpoints are in the format of the old value"
+        yield "checkpoint.replicated: cannot change, since the job's checkpoints have the format of the old value"
     if new.stop != old.stop:
-        yield "stop: cannot change, the job's checkpoints are in the format of the old value"
+        yield "stop: cannot change, since the job's checkpoints have the format of the old value"
     if not old.checkpoint.replicated and new.nproc != old.nproc:
-        yield "nproc: a sharded checkpoint fits only as many processes as wrote it"
+        yield "nproc: cannot change, since a sharded checkpoint fits only as many processes as wrote it"
     if new.seed != old.seed:
-        yield "seed: its position in the data counts samples in the order of the old seed"
+        yield "seed: cannot change, since a checkpoint counts the samples in the order of the old seed"
     if stack is not None and _kinds(new, stack) != _kinds(old, stack):
-        yield "pools, static: static machines keep their data on their own disks: a job cannot start or stop using them"
+        yield "pools, static: the job cannot start or stop using static machines, which keep its data on their disks"
 
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:
-    """Return the kinds of pools (spot, static) whose disks may have checkpoints of the job."""
+    """Return the kinds of pools (spot, static) on whose machines' disks the job may have checkpoints."""
     named = (pool for pool in stack.pools if not spec.pools or pool.name in spec.pools)
     return {pool.kind for pool in named if pool.kind == "spot" or spec.static == "use"}
 

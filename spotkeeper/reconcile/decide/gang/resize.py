@@ -1,8 +1,8 @@
-"""Resizes a job between two generations: adds nodes, or parks those whose loss costs least.
+"""Resizes a job between two generations: adds nodes, or parks the nodes whose loss costs least.
 
-The record keeps all nodes that the job file allows, since their counters only rise. A parked node has no machine and no
-replacement reason, and its disk is given up. It is parked once its member has saved and stopped, and returns as a
-vacant node with a blank disk.
+The record keeps all nodes that the job file allows, since a node's counters must never restart. A node is parked once
+its machine has saved and stopped: it then has no machine, no disk and no replacement reason. It returns as a vacant
+node with a blank disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def take(draft: Draft, nodes: int | None) -> str:
         return "no size was named"
     why = refusal(spec, nodes)
     if not why and draft.record.move is not None:
-        why = f"a move to {draft.record.move.zone} is under way"
+        why = f"the job is moving to {draft.record.move.zone}"
     if not why and nodes == draft.size():
-        why = f"it has {nodes} already"
+        why = f"the job has {nodes} already"
     if why or nodes is None:
         return why
     filled = draft.filled()
@@ -49,10 +49,10 @@ def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
 
 
 def _loss(draft: Draft, index: int) -> tuple[float, ...]:
-    """Return a sort key for parking: first nodes without a machine, not training, about to go, slow, expensive.
+    """Return a sort key. Parked first: nodes without a machine, then those that do not train, go soon, lag, cost more.
 
-    Parking a static machine saves nothing, since it costs the same when idle. Of equal nodes the highest comes first;
-    the lowest is the master.
+    A static machine counts as free, since it costs the same when idle. Of equal nodes the highest is parked first,
+    since the lowest is the master.
     """
     cur = draft.nodes[index].cur
     if cur is None:
@@ -68,16 +68,16 @@ def refusal(spec: JobSpec, nodes: int) -> str:
     """Return why a job with this file can never have this size; or ""."""
     size = spec.size()
     if size.min == size.max:
-        return f"its job file says nodes: {size.max}; nodes: {{min, max}} would let it change"
+        return f"the job file says `nodes: {size.max}`; only `nodes: {{min, max}}` lets a job change its size"
     if not spec.checkpoint.replicated:
-        return "its state is sharded: a checkpoint fits only the number of nodes that wrote it"
+        return "the job's state is sharded: its checkpoints fit only the number of nodes that wrote them"
     if not size.min <= nodes <= size.max:
-        return f"{nodes} is not within nodes: {{min: {size.min}, max: {size.max}}} of its job file"
+        return f"{nodes} is not within `nodes: {{min: {size.min}, max: {size.max}}}` of the job file"
     return ""
 
 
 def step(draft: Draft) -> None:
-    """Park unwanted nodes; members of the newest generation save and stop first."""
+    """Park the nodes that a resize removes. If any of them trains, the whole gang first saves and stops."""
     above = [index for index in range(len(draft.nodes)) if draft.parked(index)]
     training = [index for index, _ in draft.members() if index in above]
     if training and not draft.record.stop:
@@ -86,7 +86,7 @@ def step(draft: Draft) -> None:
         parked = tuple(index for index in above if index not in training)
         draft.set(size=len(draft.nodes) - len(parked), parked=parked)
         draft.log(
-            Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: see the checkpoint"
+            Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: no other node has saved"
         )
         return
     for index in above:
@@ -109,7 +109,7 @@ def _kept(draft: Draft) -> bool:
 
 
 def _park(draft: Draft, index: int) -> None:
-    """Park a node: supersede its machine and give up its disk, whose checkpoints will be old when it returns."""
+    """Park a node: supersede its machine, and give up its disk, as the checkpoints on it become outdated."""
     draft.put(index, next=None, replace_reason=None, refused=(), refused_at=0.0)
     draft.new_disk(index)
     if draft.nodes[index].cur is not None:
@@ -117,9 +117,9 @@ def _park(draft: Draft, index: int) -> None:
 
 
 def left(draft: Draft, index: int) -> bool:
-    """Whether a node's old disks may be deleted although none is attached: another node has the newest commit.
+    """Whether a node's old disks may be deleted before its new disk is in use: another node has the newest commit.
 
-    Either the node is parked and a generation runs without it, or it trains again, still without its new disk.
+    Either the node is parked and a generation trains without it, or it trains again before its new disk is attached.
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

@@ -1,7 +1,7 @@
-"""Moves the whole gang to another zone: stop, release, snapshots, new disks, new attempts.
+"""Moves the whole gang to another zone: stops it, copies its disks by snapshots, and starts new attempts.
 
-It moves because a user requests it, its zone has had no capacity for a time, or another zone is cheaper
-(``zone_probe``). A disk is copied only when it is detached and both zones have answered. The numbers of copies are
+A gang moves because a user requests it, its zone has had no capacity for a time, or another zone is cheaper
+(``zone_probe``). A disk is copied only when it is detached and both zones have answered. The disk number of a copy is
 never used again, even if the move is cancelled.
 """
 
@@ -43,8 +43,8 @@ def _impossible(draft: Draft) -> str:
     if record.phase is not Phase.RUN or record.pause:
         return "the job is on hold"
     if machine := location.pinned(draft):
-        return f"its newest checkpoint is on static machine {machine}"
-    return f"a move to {record.move.zone} is under way" if record.move is not None else ""
+        return f"the newest checkpoint is only on static machine {machine}, which cannot move"
+    return f"the job is already moving to {record.move.zone}" if record.move is not None else ""
 
 
 def _wrong_zone(draft: Draft, zone: str | None) -> str:
@@ -53,12 +53,12 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
     pools = [p for p in draft.snapshot.stack.pools if p.kind == "spot" and (not allowed or p.name in allowed)]
     zones = {zone for pool in pools for zone in pool.zones}
     if zone not in zones:
-        return f"{zone} is not one of {', '.join(sorted(zones))}"
+        return f"{zone} is not a zone of the job's pools ({', '.join(sorted(zones))})"
     return f"the job is in {zone} already" if zone == draft.record.zone else ""
 
 
 def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
-    """Stop the gang for a move. ``taken``: its machines already run in the new zone as ``next``, without disks."""
+    """Stop the gang for a move. ``taken``: each ``next`` already runs in the new zone, without its disk."""
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
     draft.set(move=Move(zone, draft.now), nodes=nodes, roll=None, dry_since=None)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
@@ -68,7 +68,7 @@ def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
 def cancel(draft: Draft, cause: str = "cancelled", detail: str = "") -> None:
     """Cancel a move: the gang stays with its disks, and remaining members continue in a new generation.
 
-    Machines in the other zone are dropped, otherwise a node with a notice would use one of them as its replacement.
+    Machines in the other zone are dropped; otherwise a node with a notice would use one of them as its replacement.
     """
     nodes = tuple(replace(node, copy=None) for node in draft.nodes)
     draft.set(move=None, nodes=nodes)
@@ -100,7 +100,7 @@ def step(draft: Draft) -> None:
 
 
 def _refused(draft: Draft) -> str:
-    """Return why a move to save money must be cancelled: the cloud refuses to copy a disk, or it takes too long.
+    """Return why a move to save money must be cancelled: the cloud refuses to copy a disk, or copying takes too long.
 
     "" if the move may continue. The time limit is for failed snapshots, which never become ready.
     """
@@ -156,7 +156,7 @@ def _arrive(draft: Draft) -> None:
 
 
 def _dry(draft: Draft) -> None:
-    """Move out of a zone that had no capacity for a time, if another may have some and the caps have room."""
+    """Move out of a zone that had no capacity for a time, if another zone may have some and the caps have room."""
     record, spec = draft.record, draft.snapshot.spec
     vacant = [draft.nodes[index] for index in draft.filled() if draft.nodes[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:

@@ -1,9 +1,9 @@
 """Probes zones in which a gang would do better: spot for a gang on on-demand, or much cheaper spot.
 
-A training machine is never given up for a machine that does not exist yet. Each node gets a probe: a ``next`` that
-replaces nothing and stops nothing. When all probes have said hello, the gang moves to their zone, where they wait for
+A training machine is never given up for a machine that does not exist yet. So each node first gets a probe as its
+``next``, while the gang trains on. When all probes have said hello, the gang moves to their zone, where they wait for
 the disks; probes in the gang's own zone (another pool) become replacements. If a probe is refused or another event
-comes first, all are released, without any effect on training. If the gang only wants to learn whether a zone has
+comes first, all probes are released, and training is not affected. If the gang only wants to learn whether a zone has
 capacity, a single node gets a probe.
 """
 
@@ -83,7 +83,7 @@ def _calm(draft: Draft) -> bool:
 
 
 def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
-    """Compare spot offers of all zones with the gang's spot machine; if it has none, with its on-demand machine."""
+    """Return the spot offers of all zones that are better than the gang's spot machine (if none, its on-demand one)."""
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     node = replace(draft.nodes[index], refused=())
     return offers.selection(draft, node, None, (Model.SPOT,), progress.runs(draft, slot), there)
@@ -92,8 +92,8 @@ def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
 def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
     """Yield the offers that are worth a move, best first.
 
-    A gang on on-demand gets other zones only: ``replacement`` swaps it to spot in its own zone, except during a
-    fallback. A gang on spot keeps its machine type, since a cheaper type may be much slower.
+    A gang on spot keeps its machine type, since a cheaper type may be much slower. A gang on on-demand does not move if
+    its own zone has the best offer, since ``replacement`` swaps it to that offer, except during a fallback.
     """
     ours = {draft.types.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
     if ours:
@@ -107,7 +107,7 @@ def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
 
 
 def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
-    """Whether an offer may be probed: neither the job's last such probe nor a refusal to any job is too recent.
+    """Whether an offer may be probed: this job has not probed it recently, and it was not refused to any job recently.
 
     Intervals grow after failed moves, since each of them stopped training.
     """
@@ -120,7 +120,7 @@ def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
 
 
 def _fits(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
-    """Whether caps and limits allow these nodes one more machine each, beside all that the job has."""
+    """Whether caps and limits allow one more machine for each of these nodes, beside all that the job has."""
     spare = limits.spare(draft, nodes) and not any(limits.bars(draft, index) for index in nodes)
     return spare and offers.fits(draft, len(nodes), [offer])
 

@@ -4,17 +4,17 @@
 limit       reached when                                          then
 =========== ===================================================== ===================================
 launches    a node, or the whole job, was given too many machines no further machine within that hour
-            within the hour; refused ones do not count
+            within the hour; refused requests do not count
 breaker     more than a fifth of the nodes, two at least, vanish  no replacement, and no machine given
             within a minute for reasons that are no preemption    up for silence, for two minutes
-spend       the job has spent its ``max_usd`` since it was        all save and stop; a hold, ended by
-            submitted or last resumed                             resume (as much again, or another cap
-                                                                  in the job file) or hold_days
+spend       the job has spent its ``max_usd`` since it was        all save and stop; a hold, until a
+            submitted or last resumed                             resume allows ``max_usd`` again or
+                                                                  ``hold_days`` are over
 =========== ===================================================== ===================================
 
-The stack's caps on machines are in ``allocation``; limits that need no function (``maxRunDuration``, the agent's
-lease, the boot watchdog) are on the machines. The money spent is an estimate for limits and choices, not a bill: the
-hourly cost is noted whenever it changes, and a released machine counts until it is off. Disks do not count.
+The stack's caps on machines are in ``allocation``; limits that work without the function (``maxRunDuration``, the
+agent's lease, the boot watchdog) are on the machines. The money spent is an estimate for limits and choices, not a
+bill: it is the sum over time of the hourly cost. A released machine counts until it is off. Disks do not count.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def bars(draft: Draft, index: int) -> str:
     if _new_hour(draft):
         return ""
     if draft.nodes[index].launches >= times.launches_node:
-        return f"waiting: node {index} was given {times.launches_node} machines within an hour"
+        return f"waiting: node {index} was given {times.launches_node} machines within an hour, which is the limit"
     whole = times.launches_node + times.launches_job * len(draft.nodes)
     if sum(node.launches for node in draft.nodes) >= whole:
-        return f"waiting: the job was given {whole} machines within an hour"
+        return f"waiting: the job was given {whole} machines within an hour, which is the limit"
     return ""
 
 
 def spare(draft: Draft, nodes: Sequence[int]) -> bool:
-    """Whether each of these nodes may have one more machine and leave half of the hour's launches for losses."""
+    """Whether half of the hour's launches are left for losses after one more launch of each of these nodes."""
     times, size = draft.times, len(draft.nodes)
     every = sum(node.launches for node in draft.nodes) + len(nodes)
     job = every <= SPARE * (times.launches_node + times.launches_job * size) or _new_hour(draft)
@@ -63,7 +63,7 @@ def spare(draft: Draft, nodes: Sequence[int]) -> bool:
 
 
 def node_spare(draft: Draft, index: int) -> bool:
-    """Whether this node may have one more machine and leave half of its own launches of the hour for losses."""
+    """Whether half of this node's launches of the hour are left for losses after one more launch."""
     return draft.nodes[index].launches + 1 <= SPARE * draft.times.launches_node or _new_hour(draft)
 
 
@@ -87,7 +87,7 @@ def launched(draft: Draft, index: int) -> None:
 
 
 def refused(draft: Draft, index: int, slot: Slot) -> None:
-    """Subtract a refused launch from the counts: it cost nothing, and a wait for capacity must not reach a limit."""
+    """Take back the count and cost of a refused launch, so that a wait for capacity does not reach a limit."""
     draft.put(index, launches=max(0, draft.nodes[index].launches - 1))
     counted = price(draft, slot) * max(0.0, draft.now - slot.since) / HOUR_S
     draft.set(limits=replace(draft.record.limits, spent=draft.record.limits.spent - counted))
@@ -101,11 +101,11 @@ def _mass(draft: Draft, count: int) -> bool:
 
 
 def deaf(draft: Draft, missing: int) -> bool:
-    """Whether so many nodes missed a roll call that the function is suspected; they get more time, once."""
+    """Whether so many nodes missed a roll call that the function may be at fault: then they get more time, once."""
     roll, limits = draft.record.roll, draft.record.limits
     assert roll is not None
     if limits.closed_until < roll.since and _mass(draft, missing):
-        _trip(draft, f"{missing} of {len(draft.nodes)} nodes do not answer")
+        _trip(draft, f"{missing} of {len(draft.nodes)} nodes do not answer the roll call")
     return draft.now < draft.record.limits.closed_until
 
 
@@ -123,7 +123,7 @@ def count_unexplained(draft: Draft) -> None:
 
 
 def is_unexplained(slot: Slot, cause: str) -> bool:
-    """Whether this loss can hardly be a preemption: silence, or a model that clouds do not preempt."""
+    """Whether this loss can hardly be a preemption: the machine is silent, or not of a kind that clouds preempt."""
     return cause == "silence" or (cause == "loss" and slot.model is not Model.SPOT)
 
 
@@ -148,12 +148,12 @@ def step(draft: Draft) -> None:
 
 
 def _told(draft: Draft, cap: float) -> str:
-    """Return a text on the spent allowance; after a resume this is only a part of all that the job has spent.
+    """Return a text which says that ``max_usd`` is spent, since the submission or since the last resume.
 
-    The text does not name the total, which grows until the machines are gone; ``status`` shows it.
+    The text does not name the job's total cost, which grows until the machines are gone; ``status`` shows it.
     """
     before = draft.record.limits.forgiven
-    return f"max_usd: ${cap:.2f} is spent" + (f" since it was resumed at ${before:.2f}" if before else "")
+    return f"max_usd: ${cap:.2f} is spent" + (f" since the job was resumed at ${before:.2f}" if before else "")
 
 
 def spent_up(draft: Draft) -> bool:
@@ -194,7 +194,7 @@ def spent(draft: Draft) -> float:
 
 
 def _rate(draft: Draft, nodes: Sequence[Node]) -> float:
-    """Return the cost of these nodes' machines, static ones included, USD per hour.
+    """Return the cost of these nodes' machines, static machines included, USD per hour.
 
     While the job runs, superseded machines count until they are off.
     """
@@ -231,8 +231,8 @@ def price(draft: Draft, slot: Slot) -> float:
 def on_demand(draft: Draft) -> float:
     """Return the list price of the whole gang on-demand, USD per hour, on the most expensive allowed machines.
 
-    0 if unknown. The result is an upper limit: the record does not say which machines the gang had when, and the cost
-    of static machines or other types must not count as a loss from spot.
+    0 if unknown. The result is an upper limit: the record does not say when the gang had which machines, and the cost
+    of static machines or other types must not look like a loss due to spot.
     """
     spec, zone, size = draft.snapshot.spec, draft.record.zone, draft.size()
     found: list[float] = []

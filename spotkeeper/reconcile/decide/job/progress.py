@@ -1,8 +1,8 @@
 """Computes a job's progress (work done and left, deadline, cost) for the choice of machines, and work lost by stops.
 
 Safety does not depend on it. If the work is unknown, the job goes on-demand as soon as spot is refused. Lost work is
-only for the ledger: the lowest member reports once or twice a minute and when its processes end; if it died with its
-machine, the steps since its last report are estimated from their usual time.
+only for the ledger: the lowest member reports its step once or twice a minute and when its processes end. If its
+machine was lost, the steps since the last report are estimated from the usual time of a step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _done_s(draft: Draft) -> float | None:
 def _excess_h(draft: Draft, done_s: float | None) -> float:
     """Return what the job has cost beyond the same work on-demand, in on-demand hours of the whole gang.
 
-    0 if the work done, the on-demand price or the number of nodes it was done with is unknown.
+    0 if the work done, the on-demand price or the number of nodes that did the work is unknown.
     """
     usd_hour, spec = limits.on_demand(draft), draft.snapshot.spec
     if done_s is None or usd_hour <= 0 or spec is None or spec.size().min < spec.size().max:
@@ -76,7 +76,7 @@ def _excess_h(draft: Draft, done_s: float | None) -> float:
 
 
 def runs(draft: Draft, slot: Slot) -> Runs:
-    """Return what the slot runs, in the form for select(); its age is the age of the gang's generation."""
+    """Return the slot's machine in the form that ``select()`` takes; its age is that of the newest generation."""
     age_s = max(0.0, draft.now - draft.record.gen_since)
     return Runs(slot.model, key(slot), age_s)
 
@@ -87,7 +87,7 @@ def key(slot: Slot) -> str:
 
 
 def move_costs(draft: Draft) -> dict[str, MoveCost]:
-    """Return the cost of moving to each other zone; the disks' snapshots take as long as in the last move."""
+    """Return the cost of moving to each other zone, with the time that copying the disks took in the last move."""
     spec, record = draft.snapshot.spec, draft.record
     if not record.gen or record.zone is None or spec is None or spec.spread:
         return {}
@@ -140,7 +140,7 @@ def _restored(draft: Draft) -> int | None:
 
 
 def _reached(draft: Draft, cause: str, step: int, at: float) -> int:
-    """Return the last step before the stop: after an announced stop the saved step, else an estimate."""
+    """Return the last step before the stop: the reported step, or after a surprising stop an estimate."""
     record, step_s = draft.record, draft.snapshot.step_s
     lowest = min(record.members, default=0)
     slot = draft.nodes[lowest].cur if lowest < len(draft.nodes) else None

@@ -26,7 +26,7 @@ MOST = 0.5  # share of maxRunDuration before which no machine is replaced
 
 
 def note_end(draft: Draft, index: int) -> None:
-    """Record this machine's planned end when its replacement is due, and a notice at the last moment for a save."""
+    """Record this machine's planned end when its replacement is due, and a notice when the last save must begin."""
     cur = draft.nodes[index].cur
     if cur is None or not admitted(cur):
         return
@@ -73,7 +73,7 @@ def over(slot: Slot) -> bool:
 
 
 def swap_straggler(draft: Draft, *, calm: bool) -> None:
-    """Request a replacement of the slowest machine, or withdraw the request if the machine keeps up again.
+    """Request a replacement of the machine that lags most, and withdraw requests for machines that keep up again.
 
     ``calm``: no replacement is in progress.
     """
@@ -105,7 +105,7 @@ def lag(draft: Draft, index: int, slot: Slot) -> int:
 
 
 def _caught_up(draft: Draft, index: int, slot: Slot) -> bool:
-    """Whether every lag that a machine reported has ended. A generation without a report proves nothing."""
+    """Whether the machine has reported the end of each of its lags. A new generation alone ends no lag."""
     said = {(fact.gen, fact.value.partition("-")[0]) for fact in draft.queries.said(index, slot, Kind.LAGS)}
     return said <= {(fact.gen, fact.value) for fact in draft.queries.said(index, slot, Kind.KEEPS_UP)}
 
@@ -116,7 +116,7 @@ def _caught_up(draft: Draft, index: int, slot: Slot) -> bool:
 def host_faults(draft: Draft) -> dict[int, Sign]:
     """Return the members whose machine shows a sign of broken hardware, with that sign.
 
-    Survivors of a loss print network errors too, so these count only if a single member of more than two has them.
+    After a loss all survivors print network errors, so these count only if one member alone of three or more has them.
     """
     found: dict[int, Sign] = {}
     for index, slot in draft.members():
@@ -137,7 +137,7 @@ def repeated_host_faults(draft: Draft) -> list[int]:
 
 
 def note_host_faults(draft: Draft) -> str:
-    """Count a crash on machines with signs of broken hardware. Returns the text to add to the crash's reason."""
+    """Count this crash for each machine with a sign of broken hardware. Returns a text to add to the crash's reason."""
     found = host_faults(draft)
     for index in found:
         cur = draft.nodes[index].cur

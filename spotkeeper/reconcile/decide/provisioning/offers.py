@@ -1,6 +1,6 @@
 """Lists the machines that a node may get: offers in the order of ``select()``, and idle static machines.
 
-Reads a draft, and changes only its cache of ``select()``'s answers within this pass.
+The functions read a draft and change nothing in it but its cache of ``select()``'s answers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _alike(draft: Draft, node: Node, found: Iterable[RankedOffer]) -> list[Offer
 
 
 def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
-    """Choose a type for a gang without machines: its last type, else the first that caps allow for all nodes."""
+    """Choose a machine type for a gang without machines: its last one, else the first that the caps allow all nodes."""
     kinds = dict.fromkeys(draft.types[offer.pool] for offer in found)
     if len(kinds) < 2:
         return set()
@@ -129,7 +129,7 @@ def selection(
     runs: Runs | None = None,
     there: frozenset[str] = frozenset(),
 ) -> Selection:
-    """Return ``select()``'s answer, computed once for all nodes in the same position.
+    """Return ``select()``'s answer, computed once in a pass for all nodes with the same needs.
 
     ``runs``: the running machine that an offer must improve on; ``there``: offers whose probes have said hello.
     """
@@ -190,7 +190,7 @@ def warm_spot(draft: Draft, index: int) -> bool:
 
 
 def idle_machine(draft: Draft, index: int) -> bool:
-    """Whether a static machine that may take the node idles in the zone of its machine."""
+    """Whether the zone of this node's machine has an idle static machine on which the node may train."""
     node = draft.nodes[index]
     if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining or draft.snapshot.blind:
         return False
@@ -205,7 +205,7 @@ def cold(draft: Draft, offer: Offer) -> bool:
 
 
 def static(draft: Draft, zone: str | None) -> list[Offer]:
-    """Return a zone's running static machines (None: of all zones) that said hello, even if granted to a job."""
+    """Return the static machines of a zone (None: of all) that run and said hello, including those granted to a job."""
     spec, queries = draft.snapshot.spec, draft.queries
     assert spec is not None
     boots = {hello.machine: hello.uid for hello in draft.snapshot.hellos}

@@ -12,7 +12,7 @@ the market        some machines are paid for while      after ``gang_s`` all are
 ================= ===================================== ==================================================
 
 So a try costs at most ``gang_s`` of all machines but one, and the waits between tries are 1, 2, 4 and then always 8
-times ``gang_s``. Static machines cost the same in any case; a wait that ``max_wait`` allows is the user's choice.
+times ``gang_s``. If only static machines wait, or ``max_wait`` allows the wait, nothing is released.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ SELDOM = 8  # longest time between two tries, as a multiple of gang_s
 def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
     """Record why this node gets no machine and since when, and let refused offers expire.
 
-    ``capped``: models with offers that were not refused but exceed the stack's caps. Returns whether the caps are the
-    only obstacle.
+    ``capped``: provisioning models of the offers that were not refused but exceed the stack's caps. Returns whether the
+    caps are the only obstacle.
     """
     node = draft.nodes[index]
     if node.cur is not None:
         return False
     if machine := location.bound(draft, index):
         why = location.only(draft, index)
-        say(draft, index, f"waiting for static machine {machine}: {why}; without it: {draft.record.go_back()}")
+        say(draft, index, f"waiting for static machine {machine}: {why}; to go on without: {draft.record.go_back()}")
         return False
     if not capped and not _buys(draft):
         say(draft, index, "waiting for a static machine: all are in use or down")
         return False
     sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, node))
     if not sold_out:
-        say(draft, index, "waiting: the stack's pools are at their caps, or the stack at its limits")
+        say(draft, index, "waiting: the stack's pools are at their caps, or the stack is at its limits")
         return True
     if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
@@ -82,7 +82,7 @@ def _buys(draft: Draft) -> bool:
 
 
 def _sold_out(draft: Draft, node: Node) -> bool:
-    """Whether the zone refused this node spot recently, so that only on-demand is left."""
+    """Whether the cloud recently refused spot to this node, so that only on-demand is left."""
     spot = f"/{Model.SPOT.value}"
     return draft.now < node.refused_at + draft.times.cold_s and any(key.endswith(spot) for key in node.refused)
 
@@ -114,22 +114,22 @@ def _above_max_price(draft: Draft) -> str:
     least = min(prices, default=0.0)
     if least <= spec.max_price:
         return ""
-    cheapest = f"the cheapest spot machine in {zone or 'its pools'} costs ${least:.2f} an hour"
+    cheapest = f"the cheapest spot machine in {zone or 'the pools of the job'} costs ${least:.2f} an hour"
     return f"waiting: max_price is ${spec.max_price:g}, and {cheapest}"
 
 
 def _no_offers(draft: Draft, capped: bool) -> str:
-    """Return why no offer is left: all were refused, or a limit (if ``capped``, the stack's) leaves only spot."""
+    """Return why no offer is left: all were refused, or only spot was and ``max_on_demand`` forbids the others."""
     spec, where = draft.snapshot.spec, offers.bound_to(draft) or "any zone"
     if offers.out_of_pools(draft):
-        return f"waiting: zone {where} was removed from the job's pools, so it moves as soon as it can"
+        return f"waiting: zone {where} was removed from the job's pools, so the job moves as soon as it can"
     if capped:
-        return f"waiting for spot capacity in {where}: the pools' max_on_demand are in use"
+        return f"waiting for spot capacity in {where}: the pools' max_on_demand is reached"
     if spec is None or spec.max_on_demand is None or spec.policy == "spot" or offers.on_demand_left(draft) > 0:
         return f"waiting for capacity in {where}"
     if spec.policy == "on-demand":
-        return f"waiting: the job's own max_on_demand is {spec.max_on_demand}"
-    return f"waiting for spot capacity in {where}: the job's own max_on_demand is {spec.max_on_demand}"
+        return f"waiting: the job's max_on_demand of {spec.max_on_demand} is reached"
+    return f"waiting for spot capacity in {where}: the job's max_on_demand of {spec.max_on_demand} is reached"
 
 
 # -- all or nothing
@@ -169,5 +169,5 @@ def give_back(draft: Draft) -> None:
         if draft.snapshot.spec is not None and draft.snapshot.spec.max_wait is not None:
             return
         until = min(until, at)
-    told = f"released {count} machine{'s' * (count > 1)} that had to wait for it"
+    told = f"released {count} machine{'s' * (count > 1)} that waited for the others"
     draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)

@@ -1,7 +1,7 @@
-"""Make before break: requests a ``next`` for machines that will go, should be replaced, or boot slowly.
+"""Make before break: requests a ``next`` beside each machine that will go, should be replaced, or boots slowly.
 
 **Replacement.** A node whose machine has a notice, a planned end or a replacement reason gets a ``next`` in its zone
-at once. The gang saves and stops when these machines stand by, or when the time left is the measured time of a save
+at once. The gang saves and stops when these new machines stand by, or when the time left is the measured time of a save
 plus a margin. Then one write promotes them.
 
 **Backup**, as in a hedged request:
@@ -21,8 +21,8 @@ a gang of this size, estimated from the pool's observed boots (a machine that it
 until then). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their 95th percentile; with fewer, only
 the boot deadline counts.
 
-A boot that takes 1.5 times as long as a slow one is taken for lost: its backup may use the launches reserved for
-losses. If the caps have no room for a backup, the machine itself is given up, and another one gets its place.
+A boot is hopeless once it takes 1.5 times as long as a slow boot: its backup may use the launches reserved for losses.
+If the caps have no room for a backup, the hopeless machine itself is given up, and another one gets its place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def step(draft: Draft) -> None:
 
 
 def _serves(draft: Draft, node: Node) -> bool:
-    """Whether this node's ``next`` is still needed; in the zone of a move it waits for the node's disk."""
+    """Whether this node's ``next`` is still needed: as replacement, probe or backup, or in the zone of a move."""
     move, following = draft.record.move, node.next
     moves_there = following is not None and move is not None and following.zone == move.zone
     return needed(node) or node.probing or backed(node) or moves_there
@@ -79,7 +79,7 @@ def needed(node: Node) -> bool:
 
 
 def goes(slot: Slot) -> bool:
-    """Whether a slot's machine will go soon, by a notice or the end of its longest run."""
+    """Whether a slot's machine will go soon: it has a notice or a planned end."""
     return slot.notice is not None or slot.ends is not None
 
 
@@ -128,9 +128,9 @@ def _why(needs: list[Node], pressed: bool) -> str:
 
 
 def _deadline(draft: Draft, node: Node) -> float | None:
-    """Return the deadline of the node's notice; None without a notice, or long after its deadline.
+    """Return the deadline of the node's notice; None without a notice, or if the machine has long outlived it.
 
-    Otherwise a machine that outlived its deadline would stop the gang in every pass. It is replaced all the same.
+    Such a machine is replaced all the same, but its old deadline must not stop the gang in every pass.
     """
     notice = None if node.cur is None else node.cur.notice
     return None if notice is None or draft.now >= notice + draft.times.stop_s else notice
@@ -183,7 +183,7 @@ def _back_up(draft: Draft) -> None:
 
 
 def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
-    """Whether no backup has room within the caps, and a slow machine's end would make room for one like it."""
+    """Whether the caps have no room for a backup, not even for another machine like the slow one."""
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 
@@ -240,5 +240,5 @@ def _told(draft: Draft, index: int) -> str:
     assert slot is not None
     age_s = draft.now - _since(draft, index, slot)
     usual_s = _usual_s(draft, slot.pool) or 0.0
-    limit = f"by the pool's earlier boots, one counts as slow after {usual_s:.0f} s"
+    limit = f"by the pool's earlier boots, a boot counts as slow after {usual_s:.0f} s"
     return f"attempt {slot.attempt} has been booting for {age_s:.0f} s; {limit}"

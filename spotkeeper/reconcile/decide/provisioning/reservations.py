@@ -1,4 +1,4 @@
-"""Requests machines: chooses the start zone, wants a grant, writes the intent; burns numbers of unwanted attempts.
+"""Requests machines: chooses the start zone, requests grants, writes intents; burns numbers of unwanted attempts.
 
 Only ``_take`` writes intents. ``plan`` makes the next allocation document: it adds the grants that this pass wants, and
 drops the grants whose machine is gone or whose static machine released them.
@@ -98,7 +98,7 @@ def _spot_somewhere(draft: Draft, node: Node) -> bool:
 
 
 def _settle(draft: Draft, zone: str) -> None:
-    """Start the whole gang in this zone: give up machines elsewhere, and burn the numbers of their blank disks."""
+    """Start the whole gang in this zone: give up machines elsewhere, and burn the numbers of the blank disks there."""
     moved = draft.record.zone is not None
     draft.set(zone=zone)
     if not moved:
@@ -131,11 +131,11 @@ def burn(draft: Draft) -> None:
 
 
 def fill(draft: Draft, index: int, which: str) -> bool:
-    """Write an intent if its grant exists, otherwise request one. Returns whether only the caps forbid a grant."""
+    """Write an intent if its grant exists, otherwise request the grant. Returns whether only the caps forbid this."""
     if draft.snapshot.draining or draft.snapshot.spec is None:
         return False
     if draft.snapshot.blind:
-        why = "waiting: stack/allocation (which job has which machine) is unreadable: spotkeeper repair allocation"
+        why = "waiting: stack/allocation (which job has which machine) is unreadable: run spotkeeper repair allocation"
         pending.say(draft, index, why)
         return False
     if why := limits.bars(draft, index):
@@ -152,7 +152,7 @@ def fill(draft: Draft, index: int, which: str) -> bool:
 
 
 def probe(draft: Draft, index: int, offer: Offer) -> None:
-    """Request a probe: a machine that tests an offer and uses the node's ``next`` (``zone_probe``)."""
+    """Request a probe: a machine that tests an offer and becomes the node's ``next`` (``zone_probe``)."""
     _take(draft, index, "next", [offer], PROBE)
 
 
@@ -250,7 +250,7 @@ def _gone(draft: Draft, grant: Grant) -> Entry:
 
 
 def _over(draft: Draft, grant: Grant) -> bool:
-    """Whether a grant's attempt is over and its machine gone; a static one released or removed from the stack."""
+    """Whether a grant's attempt is over and its machine gone, or static and released or removed from the stack."""
     live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
     ended = draft.before.over
     if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):

@@ -1,7 +1,7 @@
 """Updates each node's ``next`` and ``cur``: refused, dead, admitted, under notice, lost or rebooted.
 
 For each node these cases are checked in the protocol's order: ``next`` dead, refused or admitted; the intent of ``cur``
-dead, refused or admitted; ``cur`` gone; ``cur`` rebooted. A loss is proven only if its zone answered.
+dead, refused or admitted; ``cur`` gone; ``cur`` rebooted. Only a listing that its zone answered proves a loss.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _next(draft: Draft, index: int) -> None:
 
 
 def _next_refused(draft: Draft, index: int) -> None:
-    """Drop a refused ``next`` and the replacement reason. After a notice the next offer is requested."""
+    """Drop a refused ``next`` and the replacement reason. If ``cur`` has a notice, the next offer is requested."""
     replace_reason = draft.nodes[index].replace_reason
     draft.put(index, next=None, replace_reason=None)
     if replace_reason == "spot":
@@ -184,7 +184,7 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
 
 
 def _disk_refused(draft: Draft, index: int) -> None:
-    """Hold the job if the cloud refuses to create a data disk; burn its number, since the call's key is used up.
+    """Hold the job if the cloud refuses to create a data disk. The refused idempotency key is used up: burn its number.
 
     If the disk existed and was destroyed, its key is used up too; then a new number suffices, without a hold.
     """
@@ -202,7 +202,7 @@ def _disk_refused(draft: Draft, index: int) -> None:
 
 
 def _disk_bad(draft: Draft, index: int, slot: Slot, why: str) -> None:
-    """Replace a machine that cannot mount its disk. After ``BAD_DISK`` machines in a row, hold: the disk is bad."""
+    """Replace a machine that cannot mount its disk. If ``BAD_DISK`` in a row cannot, the disk is bad: hold the job."""
     bad = draft.nodes[index].bad + 1
     if bad < BAD_DISK:
         draft.put(index, bad=bad)
@@ -210,7 +210,7 @@ def _disk_bad(draft: Draft, index: int, slot: Slot, why: str) -> None:
         return
     name = f"the disk of {slot.machine}" if slot.machine else draft.queries.disk_name(index, draft.nodes[index].disk)
     draft.put(index, bad=0)
-    reason = f"node {index}: {name} cannot be mounted ({why}), on {bad} machines in a row; look at it, then resume"
+    reason = f"node {index}: {name} cannot be mounted ({why}), on {bad} machines in a row; check this disk, then resume"
     draft.hold(Hold.CLOUD, reason, until=draft.now + BAD_DISK_HOLDS * draft.times.hold_s, node=index)
 
 
@@ -252,7 +252,7 @@ def replace_cur(draft: Draft, index: int, cause: str) -> None:
 def overtaken(draft: Draft, index: int, slow: Slot) -> None:
     """Replace a machine that sent no hello by its backup, which was up first.
 
-    The ledger entry has the start of the slow boot, so that the market counts the time spent waiting for it.
+    The ledger entry says when the slow boot began, so that ``market/`` counts the time spent waiting for it.
     """
     vm = draft.queries.vm(index, slow)
     _log_dead(draft, index, slow, "its backup was up first", started=(vm.created or None) if vm else None)

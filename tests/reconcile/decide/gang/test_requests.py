@@ -44,7 +44,7 @@ def test_a_swap_replaces_the_machine_of_its_node(node: int) -> None:
         (2, on_record(), "node 2 is not one of 0..1"),
         (1, on_node(1, cur=None), "node 1 is being replaced already"),
         (1, on_cur(1, state=SlotState.ADMITTED), "node 1 is being replaced already"),
-        (1, on_cur(1, model=Model.STATIC), "node 1 is a static machine: its data is on its own disk"),
+        (1, on_cur(1, model=Model.STATIC), "node 1 trains on a static machine, whose disk has the node's data"),
         (1, on_record(phase=Phase.END), "the job has ended"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_pause_stops_the_members_and_holds_a_job_without_any() -> None:
     assert draft.record.stop_deadline == NOW + 5.0 + TIMES.stop_s
     draft, _ = asked(RequestKind.PAUSE, on_record(members=()))
     assert (draft.record.phase, draft.record.hold, draft.record.reason) == (Phase.HOLD, Hold.PAUSE, "paused by ann")
-    assert asked(RequestKind.PAUSE, on_record(phase=Phase.HOLD))[1] == "refused: it is on hold already"
+    assert asked(RequestKind.PAUSE, on_record(phase=Phase.HOLD))[1] == "refused: the job is on hold already"
 
 
 def test_a_resume_ends_a_hold_or_a_pause_and_nothing_else() -> None:
@@ -82,9 +82,9 @@ def test_a_resume_ends_a_hold_or_a_pause_and_nothing_else() -> None:
     assert draft.record.phase is Phase.RUN
     draft, _ = asked(RequestKind.RESUME, on_record(pause="paused by ann"))
     assert draft.record.pause == ""
-    assert asked(RequestKind.RESUME)[1] == "refused: it is not on hold"
+    assert asked(RequestKind.RESUME)[1] == "refused: the job is not on hold"
     told = asked(RequestKind.RESUME, go_back=True)[1]
-    assert told == "refused: it is not on hold, and waits for no checkpoint"
+    assert told == "refused: the job is not on hold, and does not wait for a checkpoint"
 
 
 # -- holds that end by themselves

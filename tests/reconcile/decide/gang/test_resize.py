@@ -63,7 +63,7 @@ def test_returning_nodes_have_new_numbers_and_join_in_one_stop() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "to", "why"),
-    [(2, 1, "its job file says nodes: 2"), (Nodes(1, 3), 4, "not within"), (Nodes(1, 3), 3, "has 3 already")],
+    [(2, 1, "the job file says `nodes: 2`"), (Nodes(1, 3), 4, "not within"), (Nodes(1, 3), 3, "has 3 already")],
 )
 def test_a_size_outside_the_job_file_is_refused(nodes: int | Nodes, to: int, why: str) -> None:
     world = trained(World(nodes=nodes))

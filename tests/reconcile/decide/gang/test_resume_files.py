@@ -96,9 +96,9 @@ def refused(world: World, before: Record) -> str:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"nodes": 3}, "nodes: its disks belong to the present nodes"),
+        ({"nodes": 3}, "nodes: cannot change, since each present node has its disk"),
         ({"spread": True}, "spread:"),
-        ({"name": "other"}, "name: it is job, and the file says other"),
+        ({"name": "other"}, "name: the job's name is job, the file says other"),
         ({"seed": 7}, "seed:"),
         ({"checkpoint": Checkpoint(replicated=False)}, "checkpoint.replicated:"),
     ],
@@ -117,8 +117,8 @@ def test_the_kinds_of_pools_cannot_change_but_pools_can() -> None:
     both = stack(static=1)
     one = JobSpec("job", ("x",))
     assert file_refusal(one, replace(one, pools=("pool", "fix")), both) == ""
-    assert "static machines keep their data" in file_refusal(one, replace(one, pools=("pool",)), both)
-    assert "static machines keep their data" in file_refusal(one, replace(one, static="never"), both)
+    assert "static machines, which keep its data" in file_refusal(one, replace(one, pools=("pool",)), both)
+    assert "static machines, which keep its data" in file_refusal(one, replace(one, static="never"), both)
     assert file_refusal(one, replace(one, static="never"), None) == ""
     assert file_refusal(one, replace(one, static="never"), stack()) == "", "this stack has none"
     sharded = replace(one, checkpoint=Checkpoint(replicated=False), nproc=2)
@@ -259,4 +259,4 @@ def test_a_missing_job_file_is_reported() -> None:
     world.memory.specs.pop(JOB)
     bring(world, world.spec)
     run_round(world.store, world, JOB, world, world.options)
-    assert "so their content is unknown" in told(world)
+    assert "nobody knows whether the new file fits its disks" in told(world)

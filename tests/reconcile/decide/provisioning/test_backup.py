@@ -52,7 +52,7 @@ def test_a_backup_trains_before_the_boot_deadline_and_the_slow_machine_is_delete
     cur = world.record().nodes[0].cur
     assert cur is not None and (cur.attempt, cur.cause) == (2, "start"), "what it is for is what the first was for"
     (told,) = backups(world)
-    assert told.startswith("attempt 1 has been booting for ") and "one counts as slow after 30 s" in told
+    assert told.startswith("attempt 1 has been booting for ") and "a boot counts as slow after 30 s" in told
     line = describe(next(e for e in world.events(Event.INTENT) if e.cause == BACKUP))
     assert line.startswith("node 0: requesting a backup: a spot machine in z-a at $0.30/h"), line
     (loss,) = world.events(Event.LOSS)
@@ -104,7 +104,7 @@ def test_with_few_known_boots_a_boot_is_slow_after_one_and_a_half_times_the_slow
     world = known(World(boot_s=NEVER), boots=FEW_BOOTS)
     world.until(lambda: bool(backups(world)), 1.5 * BOOT_S + 65.0)
     (told,) = backups(world)
-    assert "one counts as slow after 30 s" in told and "95 %" not in told, "three boots have no 95th percentile"
+    assert "a boot counts as slow after 30 s" in told and "95 %" not in told, "three boots have no 95th percentile"
 
 
 def test_with_too_few_known_boots_there_is_no_backup() -> None:

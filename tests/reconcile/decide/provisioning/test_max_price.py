@@ -8,7 +8,7 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
 from tests.reconcile.world import ZONES, World, stack
 
-WHY = "waiting: max_price is $0.1, and the cheapest spot machine in its pools costs $0.30 an hour"
+WHY = "waiting: max_price is $0.1, and the cheapest spot machine in the pools of the job costs $0.30 an hour"
 
 
 @pytest.mark.parametrize("policy", ["spot", "balanced", "shuffle"])

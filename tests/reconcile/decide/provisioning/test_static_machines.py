@@ -79,8 +79,8 @@ def test_a_waiting_job_names_the_busy_static_machine() -> None:
     world.until(world.training)
     for number, (spec, reason) in enumerate(
         (
-            ({"max_on_demand": 0}, "waiting for spot capacity in any zone: the job's own max_on_demand is 0"),
-            ({"policy": "on-demand", "max_on_demand": 0}, "waiting: the job's own max_on_demand is 0"),
+            ({"max_on_demand": 0}, "waiting for spot capacity in any zone: the job's max_on_demand of 0 is reached"),
+            ({"policy": "on-demand", "max_on_demand": 0}, "waiting: the job's max_on_demand of 0 is reached"),
             ({"policy": "spot", "max_on_demand": 0}, "waiting for capacity in any zone"),
             ({"pools": ("fix",)}, "waiting for a static machine: all are in use or down"),
         ),
@@ -166,7 +166,7 @@ def test_pools_at_their_caps_are_named_as_the_reason() -> None:
     world = World(nodes=2, the_stack=stack(max_machines=1))
     world.submit()
     world.run(30)
-    assert world.record().reason == "waiting: the stack's pools are at their caps, or the stack at its limits"
+    assert world.record().reason == "waiting: the stack's pools are at their caps, or the stack is at its limits"
 
 
 def test_missing_spot_is_named_as_the_reason() -> None:
@@ -177,7 +177,7 @@ def test_missing_spot_is_named_as_the_reason() -> None:
     world.until(world.training)
     world.submit(SECOND)
     world.run(30)
-    assert world.record(SECOND).reason == "waiting for spot capacity in any zone: the pools' max_on_demand are in use"
+    assert world.record(SECOND).reason == "waiting for spot capacity in any zone: the pools' max_on_demand is reached"
     assert world.record(SECOND).dry_since is not None
     world.capacity["z-b", Model.SPOT] = 1
     world.until(lambda: world.training(SECOND), 600)

@@ -67,7 +67,7 @@ def test_a_job_whose_zone_left_its_pool_moves_at_once() -> None:
     reasons: set[str] = set()
     assert world.until(lambda: bool(reasons.add(world.record(JOB).reason)) or not job.training, 300.0)
     assert world.until(lambda: bool(reasons.add(world.record(JOB).reason)) or world.record(JOB).zone in zones, 200.0)
-    assert f"waiting: zone {home} was removed from the job's pools, so it moves as soon as it can" in reasons
+    assert f"waiting: zone {home} was removed from the job's pools, so the job moves as soon as it can" in reasons
     assert world.until(lambda: job.training, 600.0) and world.violations == []
 
 
