@@ -20,8 +20,8 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
     """An entry of the allocation: this attempt may have this machine.
 
     ``resource`` is ``slot:<pool>`` for a spot machine under the pool's limit,
-    ``slot:<pool>/on-demand`` for an on-demand one (it counts under both limits of the
-    pool), or ``machine:<name>`` for one static machine.
+    ``slot:<pool>/on-demand`` for an on-demand machine (which also counts under the
+    pool's limit), or ``machine:<name>`` for a static machine.
     """
 
     job: str
@@ -48,7 +48,7 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Allocation(Struct, frozen=True, omit_defaults=True):
-    """The document; compare-and-swapped."""
+    """The document of all grants, written by compare-and-swap."""
 
     ver: int = 0
     nonce: str = ""
@@ -69,7 +69,7 @@ def resource(offer: Offer) -> str:
 
 
 class Tally:
-    """Counts of grants by resource and pool. A count per check would be slow: a gang may have 10,000 nodes."""
+    """Counts of grants by resource and pool. Counting anew for each check would be slow with 10,000 nodes."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self._resources: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from spotkeeper.contract.stack import Model
 
 
 class VmStatus(str, Enum):
-    """The state of a listed machine. PENDING proves nothing: during a stockout, a machine is listed for seconds."""
+    """The state of a listed machine. A PENDING machine may never run: without capacity it vanishes after seconds."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -57,7 +57,7 @@ NAMED = 8  # number of disks that a message names
 
 
 def disks_kept(names: Iterable[str]) -> str:
-    """Return the ledger's and alarms' text about kept disks; "" if there are none."""
+    """Return the text about kept disks for the ledger and for alarms; "" if there are none."""
     known = sorted(names)
     if not known:
         return ""
@@ -104,7 +104,7 @@ class InsertVm(Struct, frozen=True, tag=True):
 
 
 class DeleteVm(Struct, frozen=True, tag=True):
-    """Delete a machine by its unique id: a newer machine may have the same name."""
+    """Delete a machine by its unique id, since a newer machine may have the same name."""
 
     name: str
     uid: str
@@ -170,7 +170,7 @@ class ResultKind(str, Enum):
 
 
 class Result(Struct, frozen=True):
-    """The outcome of an action, now or found later in the operations list."""
+    """The outcome of an action, from the answer to the call or found later in the cloud's list of operations."""
 
     action: Action
     kind: ResultKind
@@ -201,7 +201,7 @@ class Cloud(Protocol):
         """Return the pool's spot prices over time; None if they are unknown for any reason. Never raises."""
 
     def perform(self, action: Action, deadline_s: float) -> Result:
-        """Make one call and return its result. Never raises for an answer of the cloud."""
+        """Make one call and return its result. Never raises, whatever the cloud answers."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Facts: what agents report, and how they write a failed worker, a hang or a hardware fault.
+"""Facts: what agents report, and the text forms of a failed worker, a hang and a hardware fault.
 
 A fact is a create-only object; its key is its whole content:
 ``jobs/<job>/facts/<uid>.<boot>.<node>.<attempt>.<gen>.<kind>.<value>``
@@ -50,7 +50,7 @@ PREFLIGHT_CHECKS = {
     "metadata": "it cannot prove who it is",
     "space": "it has no room for a checkpoint",
     "driver": "a GPU or its driver does not work",
-    "peers": "it cannot reach the gang's first machine: a firewall between them?",
+    "peers": "it cannot reach the gang's first machine, perhaps because of a firewall",
 }
 
 _ID, _COUNT = "([-a-z0-9]{1,64})", "([0-9]{1,11})"
@@ -131,11 +131,11 @@ class Hung(Struct, frozen=True):
 
 
 class WorkerState(str, Enum):
-    """The state of a worker in a job that seems hung. A machine reports the first of these that any worker is in.
+    """The state of a worker in a job that seems hung. A machine reports the first state below that any worker is in.
 
-    BUSY: no hang: the script announced a long step, or it is at a place where no step is expected. ELSEWHERE: the
-    worker waits for no peer, so it blocks the others. SILENT: it handles no signal, so it hangs below Python. DEVICE:
-    it waits for its device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
+    BUSY: it is not hung, since the script announced a long step or is where no step is expected. ELSEWHERE: it waits
+    for no peer, so the others wait for it. SILENT: it handles no signal, so it hangs below Python. DEVICE: it waits for
+    its device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
     """
 
     BUSY = "busy"
@@ -170,8 +170,8 @@ class StacksAnswer(Struct, frozen=True):
 class Sign(str, Enum):
     """A sign of broken hardware that a crash may leave.
 
-    All but NETWORK concern the machine that found them. NETWORK counts only if a single machine has it: when a peer
-    dies, every survivor prints it.
+    All signs but NETWORK concern the machine that found them. NETWORK counts only if a single machine finds it, since
+    every machine finds it when a peer dies.
     """
 
     MEMORY = "memory"

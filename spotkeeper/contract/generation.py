@@ -44,7 +44,7 @@ class Member(Struct, frozen=True, omit_defaults=True):
 
 
 class Generation(Struct, frozen=True, omit_defaults=True):
-    """The generation document, derived from the record. Agents ignore one whose ``ver`` is not higher than before."""
+    """The generation document, derived from the record. Agents ignore it if its ``ver`` is not higher than before."""
 
     job: str
     uid: str

@@ -27,19 +27,19 @@ def _about(text: str) -> Meta:
 
 
 def _unoffered(text: str) -> Meta:
-    """Return the description of a field that users do not write: messages and editors do not offer the field."""
+    """Return the description of a field that users do not write, and that messages and editors do not offer."""
     return Meta(description=text, extra={"offered": False})
 
 
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
-    """Number of machines. With ``min < max`` the job shrinks when machines are missing, and grows again."""
+    """Number of machines. With ``min < max`` the job shrinks when machines are missing, and later grows again."""
 
     min: Annotated[int, Meta(ge=1, le=10_000, description="fewest machines to train with")]
     max: Annotated[int, Meta(ge=1, le=10_000, description="most machines to train with")]
 
 
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
-    """Copies of committed checkpoints in the stack's bucket, used when no disk has the checkpoint. Unset: none."""
+    """Copies of committed checkpoints in the stack's bucket, used when no disk has the checkpoint."""
 
     every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes from one copy to the next")] = 60.0
     mb_s: Annotated[float, Meta(gt=0, description="largest upload rate, megabytes per second")] = 50.0
@@ -49,20 +49,20 @@ class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """How checkpoints are saved, how often, and how many are kept."""
 
-    replicated: Annotated[bool, _about("true (DDP): every node has a full copy; false (FSDP): sharded")] = True
-    interval_s: Annotated[float, Meta(gt=0, description="unset: chosen from measured stall and losses")] | None = None
+    replicated: Annotated[bool, _about("true (DDP): every node has a full copy; false (FSDP): only a part")] = True
+    interval_s: Annotated[float, Meta(gt=0, description="seconds between saves; unset: automatic")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
-    """The crash budget: failures of the user's code. Preemptions never count."""
+    """The crash budget, which failures of the user's code use up. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes to survive; the next one puts it on hold")] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes to survive; the next puts the job on hold")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a job counts as hung. Its stacks are logged, and it restarts; the crash budget counts it as a crash."""
+    """When a job counts as hung. A hung job restarts after its stacks are logged, and this counts as a crash."""
 
     factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take this many times its usual time")] = 30.0
     floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that any step may take")] = 10.0
@@ -74,7 +74,7 @@ class Hang(Struct, frozen=True, forbid_unknown_fields=True):
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """``job.yaml``; stored as ``jobs/<job>/spec.json``, or ``spec-<sha256>.json`` if a resume brought another job file.
 
-    ``spotkeeper.contract.parse.check`` has the rules across fields.
+    ``spotkeeper.contract.parse.check`` has the rules that concern several fields.
     """
 
     name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; unique among unfinished jobs")]
@@ -98,7 +98,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from its first steps")
     ] = None
     max_wait: Annotated[
-        str | None, _about("30m, 6h: longest wait for spot before on-demand; unset: the policy decides")
+        str | None, _about("30m, 6h: longest wait for spot before buying on-demand; unset: the policy decides")
     ] = None
     max_price: (
         Annotated[float, Meta(gt=0, description="highest spot price, USD per hour; never above on-demand's price")]
@@ -109,7 +109,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["report", "replace"], _about("machines that slow the others down: report them, or also replace them")
     ] = "report"
     spread: Annotated[bool, _about("whether machines may be in different zones")] = False
-    launcher: Annotated[Literal["zygote", "exec"], _about("zygote: warm, fast; exec: plain torchrun")] = "zygote"
+    launcher: Annotated[Literal["zygote", "exec"], _about("zygote: torch preloaded; exec: plain torchrun")] = "zygote"
     stop: Annotated[
         Literal["library", "signal"],
         _about("how the script is told to save and stop; signal: by SIGTERM, for scripts without the library"),
@@ -185,7 +185,7 @@ def span_s(text: str) -> float:
     """
     span = _SPAN.match(text.strip())
     if span is None:
-        raise ValueError("want a length of time: 90m, 6h, 2d")
+        raise ValueError("want a length of time, such as 90m, 6h or 2d")
     if (length := float(span[1]) * _SPAN_S[span[2]]) > LONGEST_S:
         raise ValueError("is more than ten years")
     return length
@@ -200,7 +200,7 @@ def deadline_at(text: str, submitted: float) -> float:
     span = _SPAN.match(text.strip())
     if span:
         if (length := float(span[1]) * _SPAN_S[span[2]]) > LONGEST_S:
-            raise ValueError("is more than ten years away: leave it out for a job without a deadline")
+            raise ValueError("is more than ten years away: for no deadline, leave the field out")
         return submitted + length
     try:
         moment = datetime.fromisoformat(text.strip())

@@ -1,7 +1,7 @@
 """Documents of the market: prices that the cloud reports, and events of machines.
 
 Reconcile writes these plain values under ``market/``; the report also reads them. Any of these documents may be
-missing: safety does not depend on them.
+missing, since safety does not depend on them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Network(Struct, frozen=True):
 class Prices(Struct, frozen=True, omit_defaults=True):
     """``market/prices/<pool>``: a pool's spot prices in the stack's region, and the cloud's guesses.
 
-    ``asked``: time of the last query; ``told``: time of the last answer. No runs means unknown prices, never zero.
+    ``asked``: time of the last query; ``told``: time of the last answer. Without runs the prices are unknown, not zero.
     """
 
     pool: str
@@ -106,7 +106,7 @@ class Prices(Struct, frozen=True, omit_defaults=True):
 
 
 class Watch(Struct, frozen=True, array_like=True):
-    """Spot observations of a zone, condensed (``reconcile.select.zone_history``). Times are virtual hours."""
+    """A zone's spot observations in condensed form (``reconcile.select.zone_history``). Times are virtual hours."""
 
     zone: str
     up: bool | None = None  # whether spot was available at ``seen_h``; None: never probed
@@ -140,7 +140,7 @@ class MarketPast(Struct, frozen=True, omit_defaults=True):
 
 
 class Observation(Struct, frozen=True, array_like=True):
-    """One event in a machine's life, derived from a ledger entry alone: writing the same event twice adds nothing.
+    """One event in a machine's life, derived from a ledger entry alone, so writing it twice adds nothing.
 
     The attempt number identifies the machine; the number is never reused.
     """

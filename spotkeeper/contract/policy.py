@@ -1,8 +1,8 @@
 """The selection protocol, version 1, between a policy and the simulator that judges it: one JSON object per line.
 
-Times are hours; money is in on-demand hours of the gang. Only ``hello`` and ``tick`` get an answer. A policy sees
-its progress, its machines, prices, the results of its own launches and probes, and each zone's hourly availability in
-the 48 h before the job. It never sees the future or the state of a zone that it did not try.
+Times are hours; the unit of money is what an hour of the whole gang costs on-demand. Only ``hello`` and ``tick`` get an
+answer. A policy sees the job's progress, its machines, prices, the results of its own launches and probes, and each
+zone's hourly availability in the 48 h before the job, but not the future or the state of a zone that it did not try.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPOT = "spot:"
 
 
 class Terms(Struct, frozen=True):
-    """A job's work, deadline and costs. ``deadline_h`` None: no deadline, and an hour's delay costs ``delay_price``."""
+    """A job's work, deadline and costs. Without a deadline (``deadline_h`` None), an hour costs ``delay_price``."""
 
     work_h: float
     deadline_h: float | None

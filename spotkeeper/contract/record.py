@@ -56,10 +56,9 @@ class Hold(str, Enum):
     reason   meaning                                        left by
     ======== ============================================== ===================================
     PAUSE    a user paused it                               resume
-    CLOUD    the cloud refuses every offer, or no available resume, or by itself: it retries rarely
+    CLOUD    the cloud refuses every offer, or no available resume, or a rare retry
              machine has the checkpoint
-    CAPACITY only some of a gang's machines are available   resume, or by itself: it retries at growing
-                                                            intervals
+    CAPACITY only some of a gang's machines are available   resume, or a retry at growing intervals
     FAILURE  the job's own code: exit 93, or the crash      resume, with a new crash budget; the job
              budget is used up                              ends after ``hold_days``
     SPEND    the job has spent its ``max_usd``              resume, which allows the same amount again;
@@ -266,7 +265,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return self.phase in (Phase.END, Phase.DONE)
 
     def spec_key(self) -> str:
-        """Return the key of the current job file: its hash after a resume with another file, else ""."""
+        """Return the key of the current job file: the file's hash if a resume brought it, else ""."""
         return self.spec_sha256 if self.spec_replaced else ""
 
     def go_back(self) -> str:

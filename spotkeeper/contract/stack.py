@@ -124,7 +124,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TickNote(Struct, frozen=True):
-    """The result of the last ticks. The function writes it when it changes, and every ``RENEWED_S``.
+    """The result of the last ticks. The function writes it when the result changes, and every ``RENEWED_S`` seconds.
 
     Attributes:
         succeeded: time of the last noted success; a later success may be unnoted for up to ``RENEWED_S``.
@@ -156,7 +156,7 @@ def tick_note(note: TickNote | None, now: float, reason: str) -> TickNote | None
 def tick_silence(note: TickNote | None, now: float, tick_minutes: int, log: str = "its log") -> str:
     """Return a warning such as ``no tick succeeded for 12 minutes: the cloud answered in no zone``.
 
-    "" while ticks succeed or nothing is known. ``log``: where the user finds the function's log.
+    The warning is "" while ticks succeed or nothing is known. ``log``: where the user finds the function's log.
     """
     every_s = 60.0 * tick_minutes
     if note is None:

@@ -5,9 +5,9 @@
     jobs/<job>/logs/<node>/<gen>.log                 ends of several files, each below a line that says what it is:
         --- node 2 (sk-prod-abcdefgh-n0002-a1) stdout: bytes 1300000 to 1365000 of /run/spotkeeper/.../stdout.log
     jobs/<job>/out/<node>.json                       :class:`Output`, written last by the node's agent
-    jobs/<job>/out/<node>/<name>                     its files
+    jobs/<job>/out/<node>/<name>                     the files of this output
     jobs/<job>/ckpt/<gen>-<step>/<node>/<file>       a file of the checkpoint on its disk, except COMMIT
-    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   its parts instead, if it is larger than one part
+    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   the file in parts instead, if it is larger than one part
     jobs/<job>/ckpt/<gen>-<step>/<node>.json         :class:`MirrorList`, written last and create-only
 
 The agent writes these objects, the command reads them. A list is written last, so every file that a list names is
@@ -74,7 +74,7 @@ def split_log(data: bytes) -> tuple[LogPart, ...]:
 class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):
     """An output file. ``path``: as the job wrote it, below its folder. ``name``: below ``out/<node>/`` in the bucket.
 
-    ``md5``: in hex, because both clouds check MD5 too; it detects damage, not an attacker's change.
+    ``md5``: in hex. Both clouds can check this hash, which detects damage but not an attacker's change.
     """
 
     path: str

@@ -59,13 +59,13 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"policy": "spot", "deadline": "9h", "work": "4h"}, STACK.pools, "`policy: spot` buys no on-demand machine"),
         ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
         ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
-        ({"deadline": "9h"}, STACK.pools, "it can be judged only after the first steps"),
-        ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so it uses on-demand until a spot price"),
-        ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "so it waits until a spot price falls"),
+        ({"deadline": "9h"}, STACK.pools, "the first steps will show whether it can be met"),
+        ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so the job uses on-demand until a spot price"),
+        ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "so the job waits until a spot price falls"),
         (
             {"max_usd": 7.0, "work": "4h", "nodes": 2},
             STACK.pools,
-            "is less than `work` costs at the lowest price ($8.00)",
+            "`work` costs at least $8.00",
         ),
         ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "has no effect under `policy: on-demand`"),
     ],
@@ -87,8 +87,11 @@ def test_the_clouds_price_replaces_the_list_price(told: float, limit: float, not
 @pytest.mark.parametrize(
     ("caps", "words"),
     [
-        ({"max_machines": 2}, "it needs 3 dynamic machines, and the stack may have 2 (limits.machines)"),
-        ({"max_usd_hour": 2.5}, "its dynamic machines cost $3.00 an hour at least, and the stack may spend $2.5"),
+        ({"max_machines": 2}, "needs 3 dynamic machines, but `limits.machines` of the stack is 2"),
+        (
+            {"max_usd_hour": 2.5},
+            "needs dynamic machines for at least $3.00 an hour, but `limits.usd_per_hour` of the stack is 2.5",
+        ),
         ({"max_machines": 3, "max_usd_hour": 3.0}, ""),
     ],
 )

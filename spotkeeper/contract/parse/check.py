@@ -1,9 +1,9 @@
 """Rules on what a job file means beyond types, one small validator per rule.
 
-A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all of
-them. They read the job file and the source folder, never a cloud: a wrong file is refused before anything is written.
-``check_run.py`` has the rules on what is run, variables and secrets. A caution is about a value that is allowed but may
-surprise: ``submit`` prints it and continues. Prices are list prices. A rule that needs an unknown value is skipped.
+A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all
+validators. They read the job file and the source folder, never a cloud. ``check_run.py`` has the rules on the command,
+variables and secrets. A caution is about a value that is allowed but may surprise: ``submit`` prints the caution and
+continues. Prices are list prices. A rule that needs an unknown value is skipped.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ def node_range(job: JobContext) -> Iterator[Problem]:
     if size.min > size.max:
         yield problem("nodes.min", f"is above nodes.max ({size.max})", size.min)
     elif size.min < size.max and not job.spec.checkpoint.replicated:
-        yield problem("nodes", "sharded state (checkpoint.replicated: false) wants one number: no part may be missing")
+        yield problem("nodes", "must be one number for sharded state (`checkpoint.replicated: false`), not a range")
 
 
 def own_checkpoints(job: JobContext) -> Iterator[Problem]:
-    """Check jobs that save by themselves: their newest checkpoint is unknown, so nodes must keep their own disks."""
+    """Check a job whose script saves by itself: the newest checkpoint is unknown, so each node must keep its disk."""
     spec, size = job.spec, job.spec.size()
     if spec.stop != "signal":
         return
     if spec.static != "never":
-        yield problem("stop", "signal needs `static: never`: a static machine does not have the job's disks")
+        yield problem("stop", "`signal` needs `static: never`, since a static machine does not have the job's disks")
     if size.min < size.max:
-        yield problem("stop", "signal needs a fixed number of nodes: only the library can redistribute batches")
+        yield problem("stop", "`signal` needs a fixed number of nodes, since only the library redistributes batches")
     if spec.checkpoint.mirror is not None:
-        yield problem("stop", "signal excludes checkpoint.mirror, which copies only checkpoints that the library saves")
+        yield problem("stop", "`signal` excludes `checkpoint.mirror`, which copies only what the library saves")
 
 
 def deadline(job: JobContext) -> Iterator[Problem]:
@@ -88,7 +88,7 @@ def spans(job: JobContext) -> Iterator[Problem]:
 
 
 def money_and_time(job: JobContext) -> Iterator[Problem]:
-    """Check deadline and budget. The duration of a start is looked up only if one of them is set."""
+    """Check deadline and budget. The duration of a start is looked up only if the job has a deadline or a budget."""
     if job.spec.max_usd is not None:
         yield from budget(job.spec, job.pools(), job.starts(job.spec))
     if job.now is not None and job.spec.deadline is not None:
@@ -98,9 +98,9 @@ def money_and_time(job: JobContext) -> Iterator[Problem]:
 def policy_fits(job: JobContext) -> Iterator[Problem]:
     spec = job.spec
     if spec.policy == "on-demand" and spec.max_on_demand == 0:
-        yield problem("max_on_demand", "forbids what `policy: on-demand` asks for: remove one", 0)
+        yield problem("max_on_demand", "forbids what `policy: on-demand` asks for: remove one of these fields", 0)
     if spec.policy == "spot" and spec.max_on_demand:
-        yield problem("max_on_demand", "allows what `policy: spot` forbids: remove one", spec.max_on_demand)
+        yield problem("max_on_demand", "allows what `policy: spot` forbids: remove one of these", spec.max_on_demand)
     if spec.max_on_demand is not None and spec.max_on_demand > (most := spec.size().max):
         yield problem("max_on_demand", f"is above the number of nodes ({most})", spec.max_on_demand)
 
@@ -123,7 +123,7 @@ def pools_usable(job: JobContext) -> Iterator[Problem]:
     """Check that no other field of the file makes all named pools unusable."""
     named = [p for p in job.stack.pools if p.name in job.spec.pools] if job.stack else []
     if named and not job.pools():
-        yield problem("static", "rules out every pool under `pools`: all of them are static", job.spec.static)
+        yield problem("static", "rules out every pool under `pools`, since all are static", job.spec.static)
     usable = job.pools()
     if not usable or job.spec.policy != "on-demand":
         return
@@ -135,7 +135,7 @@ def pools_usable(job: JobContext) -> Iterator[Problem]:
 
 
 def capacity(job: JobContext) -> Iterator[Problem]:
-    """Check the pools' limits on machines, and one zone's if the gang is not spread."""
+    """Check that the job's pools may have enough machines, in one zone if the gang is not spread."""
     usable = job.pools()
     if not usable or any(name not in {p.name for p in usable} for name in job.spec.pools):
         return
@@ -143,32 +143,30 @@ def capacity(job: JobContext) -> Iterator[Problem]:
     path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.max"
     total = sum(pool.max_machines for pool in usable)
     if most > total:
-        yield problem(path, f"more machines than {_names(usable)} may have ({total})", most)
+        yield problem(path, f"is more machines than {_names(usable)} may have ({total})", most)
         return
     zones = {zone for pool in usable for zone in pool.zones}
     best = max(zones, key=lambda zone: (_in_zone(usable, zone), zone))
     if not job.spec.spread and most > _in_zone(usable, best):
-        message = (
-            f"no zone may have so many machines ({best}: {_in_zone(usable, best)}): add `spread: true` or lower it"
-        )
+        message = f"is more than any zone may have ({best}: {_in_zone(usable, best)}): add `spread: true` or lower it"
         yield problem(path, message, most)
 
 
 def stack_caps(job: JobContext) -> Iterator[Problem]:
-    """Check the stack's limit on all dynamic machines: a job that needs more would wait forever."""
+    """Check the stack's limit on all dynamic machines, since a job that needs more would wait forever."""
     stack, usable, least = job.stack, job.pools(), job.spec.size().min
     dynamic = least - sum(len(pool.machines) for pool in usable)
     if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # ``capacity`` reports that
         return
     path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.min"
     if stack.max_machines is not None and dynamic > stack.max_machines:
-        message = f"it needs {dynamic} dynamic machines, and the stack may have {stack.max_machines} (limits.machines)"
+        message = f"needs {dynamic} dynamic machines, but `limits.machines` of the stack is {stack.max_machines}"
         yield problem(path, message, least)
     model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
     usd = dynamic * min((pool.dearest(model) for pool in usable if pool.kind == "spot"), default=0.0)
     if stack.max_usd_hour is not None and usd > stack.max_usd_hour + 1e-9:
-        most = f"the stack may spend ${stack.max_usd_hour:g} (limits.usd_per_hour)"
-        yield problem(path, f"its dynamic machines cost ${usd:,.2f} an hour at least, and {most}", least)
+        most = f"`limits.usd_per_hour` of the stack is {stack.max_usd_hour:g}"
+        yield problem(path, f"needs dynamic machines for at least ${usd:,.2f} an hour, but {most}", least)
 
 
 def _in_zone(pools: tuple[PoolState, ...], zone: str) -> int:
@@ -179,7 +177,7 @@ def _in_zone(pools: tuple[PoolState, ...], zone: str) -> int:
 def processes(job: JobContext) -> Iterator[Problem]:
     for pool in job.pools():
         if job.spec.nproc is not None and 1 < pool.nproc < job.spec.nproc:
-            yield problem("nproc", f"a machine of {pool.name} has {pool.nproc} devices", job.spec.nproc)
+            yield problem("nproc", f"is more than the {pool.nproc} devices of a machine of {pool.name}", job.spec.nproc)
 
 
 def _names(pools: tuple[PoolState, ...]) -> str:
@@ -187,9 +185,9 @@ def _names(pools: tuple[PoolState, ...]) -> str:
 
 
 def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: float = START_S) -> Iterator[Problem]:
-    """Check that the job can meet its deadline on on-demand machines; a problem names the earliest possible deadline.
+    """Check that the job can meet its deadline on on-demand machines. A problem names the earliest possible deadline.
 
-    If the work is unknown, check that the deadline is after the start. ``start_s``: duration of a start, seconds.
+    If the work is unknown, check that the deadline leaves time for a start. ``start_s``: duration of a start, seconds.
     """
     if spec.deadline is None:
         return
@@ -236,21 +234,21 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
     """Yield cautions, one line each.
 
     Args:
-        spot: today's lowest spot price in the job's pools; None if the cloud reported none: list prices are used.
+        spot: today's lowest spot price in the job's pools; None if the cloud reported none, for list prices.
     """
     offers = tuple(pools)
     lowest = cheapest(offers, Model.SPOT) if spot is None else spot
     if spec.deadline is not None and (why := _no_net(spec, offers)):
-        yield f"deadline: {spec.deadline} may be missed if no spot is available: {why}"
+        yield f"deadline: {spec.deadline} may be missed if no spot machine is available: {why}"
     if spec.deadline is not None and spec.work is None:
-        yield "deadline: it can be judged only after the first steps, or set `work: 40h`"
+        yield "deadline: the first steps will show whether it can be met (or now, with `work: 40h` in the file)"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
-        yield f"{told}, so it {'waits' if spec.policy == 'spot' else 'uses on-demand'} until a spot price falls"
+        yield f"{told}, so the job {'waits' if spec.policy == 'spot' else 'uses on-demand'} until a spot price falls"
     if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
-        yield f"max_usd: ${spec.max_usd:g} is less than `work` costs at the lowest price (${usd:,.2f}): it will hold"
+        yield f"max_usd: ${spec.max_usd:g} will not last: `work` costs at least ${usd:,.2f}, so the job will go on hold"
     if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
-        yield f"max_wait: {spec.max_wait} has no effect under `policy: {spec.policy}`, which buys no other kind"
+        yield f"max_wait: {spec.max_wait} has no effect under `policy: {spec.policy}`, which buys only one kind"
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:
@@ -276,7 +274,7 @@ def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
 
 
 def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
-    """Return the largest number of machines without preemption (static and on-demand) that the job may have."""
+    """Return how many machines that cannot be preempted (static and on-demand) the job may have."""
     offers = tuple(pools)
     static = sum(pool.max_machines for pool in offers if pool.kind == "static")
     demand = sum(pool.max_on_demand for pool in offers if pool.kind == "spot")

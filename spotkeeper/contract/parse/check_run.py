@@ -1,7 +1,7 @@
 """Rules on a job's command, source folder, interpreter, packages, variables and secrets.
 
 ``check.py`` has the other rules, calls these and passes the :class:`JobContext`. Messages never repeat values of
-variables: users paste secrets there.
+variables, since users paste secrets there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SECRETS = {
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job and the values that its rules need. None means unknown: rules that need the value are skipped."""
+    """A job and the values that its rules need. None means unknown; rules that need the value are then skipped."""
 
     spec: JobSpec
     stack: StackState | None = None
@@ -61,12 +61,12 @@ def command_words(job: JobContext) -> Iterator[Problem]:
         return
     for index, word in enumerate(command):
         if word in SHELL_WORDS:
-            yield problem(join("command", index), "no shell runs the command: put the steps into a script", word)
+            yield problem(join("command", index), "is for a shell, but none runs the command: use a script", word)
         if "\0" in word:
             yield problem(join("command", index), "contains a NUL character")
         if len(word.encode()) > WORD_BYTES:
             at = join("command", index)
-            yield Problem(at, f"is {len(word.encode()):,} bytes long, and no system takes more than {WORD_BYTES:,}")
+            yield Problem(at, f"is {len(word.encode()):,} bytes long, but Linux takes at most {WORD_BYTES:,}")
     if not command[0]:
         yield problem("command[0]", "is empty, want the script's name")
     elif command[0] != command[0].strip():
@@ -95,7 +95,7 @@ def warm_modules(job: JobContext) -> Iterator[Problem]:
         if not all(part.isidentifier() for part in name.split(".")):
             yield problem(join("warm", index), "want the name of a module, such as transformers", name)
     if job.spec.warm and job.spec.launcher != "zygote":
-        yield problem("warm", f"needs `launcher: zygote`: {job.spec.launcher} imports everything at each start")
+        yield problem("warm", f"needs `launcher: zygote`, since `{job.spec.launcher}` imports everything at each start")
 
 
 def source_hash(job: JobContext) -> Iterator[Problem]:
@@ -130,12 +130,12 @@ def source_folder(job: JobContext) -> Iterator[Problem]:
 
 
 def _unsent(folder: Path, command: tuple[str, ...]) -> Iterator[Problem]:
-    """Check the command of a job without `source`: its folder is empty, so only a module or an absolute path works."""
+    """Check that the command of a job without `source` names a module, or a script by its absolute path."""
     script = command[0]
     if _named(folder, script):
-        yield problem("command[0]", "is beside the job file, but no `source` sends it: add `source: .`", script)
+        yield problem("command[0]", "is beside the job file, but is not sent: add `source: .`", script)
     elif not (_sentence(command) or runner(script) or not script or script.startswith(("/", "-"))):
-        what = "no `source` sends it: add `source: .`, or name the script by its absolute path on the machines"
+        what = "is not sent to the machines: add `source: .`, or use the script's absolute path on the machines"
         yield problem("command[0]", what, script)
 
 
@@ -158,7 +158,7 @@ def requirements(job: JobContext) -> Iterator[Problem]:
     if job.spec.source is None:
         yield problem("requirements", "must be in `source`, which is missing: add `source: .`", file)
     elif file.startswith("/") or ".." in Path(file).parts or "\0" in file:
-        yield problem("requirements", "want a file of `source`, named as from there", file)
+        yield problem("requirements", "want a file of `source`, with its path in that folder", file)
     elif not (file.endswith(".txt") or Path(file).name == "uv.lock"):
         what = "want a requirements file (.txt) or uv.lock"
         yield problem("requirements", what, file, "uv.lock" if Path(file).name == "pyproject.toml" else None)
@@ -172,7 +172,7 @@ def requirements(job: JobContext) -> Iterator[Problem]:
 
 
 def _named(folder: Path, script: str) -> bool:
-    """Whether this is a path, relative to the folder, of an existing file."""
+    """Whether ``script`` is the path, relative to ``folder``, of an existing file."""
     try:
         return not script.startswith("/") and (folder / script).is_file()
     except OSError:  # the name is too long, or its folder is unreadable
@@ -194,12 +194,12 @@ def env_names(job: JobContext) -> Iterator[Problem]:
 
 
 def env_values(job: JobContext) -> Iterator[Problem]:
-    """Check that values are short and have no NUL. Messages never repeat values: users paste secrets here."""
+    """Check that values are short and have no NUL. Messages never repeat values, since users paste secrets here."""
     for name, value in job.spec.env.items():
         size = len(value.encode(errors="surrogatepass"))
         if size > ENV_VALUE_BYTES:
             yield problem(
-                join("env", name), f"has {size} bytes, at most {ENV_VALUE_BYTES}: put it into a file of `source`"
+                join("env", name), f"has {size} bytes, more than {ENV_VALUE_BYTES}: put it into a file of `source`"
             )
         if "\0" in value:
             yield problem(join("env", name), "contains a NUL character")
@@ -208,19 +208,19 @@ def env_values(job: JobContext) -> Iterator[Problem]:
 def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
     for name in job.spec.env:
         if _SECRET_LOOKING.search(name):
-            yield problem(join("env", name), "looks like a secret, which no job file may hold: `secrets` names one")
+            yield problem(join("env", name), "looks like a secret: use `secrets`, so that no value is in the file")
     for name, reference in job.spec.secrets.items():
         if name in job.spec.env:
-            yield problem(join("secrets", name), "is in `env` too: keep one")
+            yield problem(join("secrets", name), "is in `env` too: keep only one")
         cloud = next((cloud for cloud, pattern in _SECRETS.items() if pattern.match(reference)), None)
         if cloud is None:  # the message does not repeat the value: users paste secrets here
             want = "gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
-            yield problem(join("secrets", name), f"want where a secret is, not its value: {want}")
+            yield problem(join("secrets", name), f"want the address of a secret, not its value: {want}")
         elif job.stack is not None and cloud != job.stack.cloud:
             yield problem(join("secrets", name), f"is in another cloud than the stack ({job.stack.cloud})")
 
 
 def secrets_have_a_reader(job: JobContext) -> Iterator[Problem]:
-    """Check that the stack gives jobs an identity to read secrets: without it the job would fail on every machine."""
+    """Check that the stack gives jobs an identity to read secrets, since a job without it fails on every machine."""
     if job.spec.secrets and job.stack is not None and not job.stack.job_identity:
-        yield problem("secrets", f"no job can read them: stack {job.stack.stack} has no job_identity")
+        yield problem("secrets", f"no job can read secrets, since stack {job.stack.stack} has no `job_identity`")

@@ -1,7 +1,7 @@
 """Reads a job file and reports all its problems at once.
 
-An invalid field hides no problems of other fields: they are checked without it. ``typed.py`` checks types and spelling,
-``check.py`` meaning.
+An invalid field hides no problems of other fields, which are checked all the same. ``typed.py`` checks types and
+spelling, ``check.py`` checks the meaning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_job(
     starts: Callable[[JobSpec], float] = lambda _: START_S,
     overrides: Overrides | None = None,
 ) -> JobSpec:
-    """Read a job file and check it as far as possible without a cloud. ``stack`` None: unknown.
+    """Read a job file and check it as far as possible without a cloud. ``stack``: None if it is unknown.
 
     Args:
         now: time of the submission, unix seconds.

@@ -141,13 +141,13 @@ SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&", "2>&1"})
 _RUNNERS = {
     "python": "`python:` names the interpreter",
     "torchrun": "Spotkeeper runs torchrun itself",
-    "accelerate": "Spotkeeper runs torchrun itself, and its processes are accelerate's",
+    "accelerate": "Spotkeeper runs torchrun itself, whose processes accelerate uses",
     "deepspeed": "Spotkeeper runs torchrun itself",
     "srun": "Spotkeeper runs torchrun itself, on all machines",
     "mpirun": "Spotkeeper runs torchrun itself, on all machines",
     "uv": "`python:` names the interpreter",
-    "bash": "it runs Python under torchrun",
-    "sh": "it runs Python under torchrun",
+    "bash": "Spotkeeper runs Python under torchrun",
+    "sh": "Spotkeeper runs Python under torchrun",
 }
 
 

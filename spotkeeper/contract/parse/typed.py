@@ -63,7 +63,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)  # bounded: a link to a device would never end
         if len(data) > MAX_BYTES:
-            size = f"larger than {MAX_BYTES // 1000} kB: not a job or stack file"
+            size = f"is larger than {MAX_BYTES // 1000} kB, so it is no job or stack file"
             raise SpecError([Problem("", size, source=str(path))])
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError:
@@ -96,7 +96,7 @@ def problems_of(obj: object, type: type[T], *, by_hand: bool = False) -> list[Pr
     """Return every reason why plain values are not a valid ``type``.
 
     Args:
-        by_hand: whether a user wrote the document: an empty value is then a mistake. In documents that a program
+        by_hand: whether a user wrote the document, so that an empty value is a mistake. In documents that a program
             wrote, null means "none".
     """
     want = inspect.type_info(type)
@@ -146,7 +146,7 @@ def _no_key(key: object, path: str) -> Problem:
 
 
 def _explained(problem: Problem, want: inspect.Metadata) -> Problem:
-    """Add the field's description to the problem of a number in a text field (``work: 10``): quotes would not help."""
+    """Add a text field's description if its value is a number: ``work: 10`` lacks a unit, which the text shows."""
     about = (want.extra_json_schema or {}).get("description")
     known = about and problem.message == "want a text"
     return replace(problem, message=f"{problem.message}: {about}") if known else problem
@@ -215,7 +215,7 @@ def _check_dict(obj: Mapping[object, object], want: inspect.DictType, path: str)
 
 
 def _blanks(obj: object, want: inspect.Type, path: str) -> Iterator[Problem]:
-    """Yield a problem for each optional field that a user left empty: an empty limit would silently set no limit."""
+    """Yield a problem for each optional field that a user left empty, since an empty limit would set no limit."""
     match want:
         case inspect.Metadata():
             yield from _blanks(obj, want.type, path)

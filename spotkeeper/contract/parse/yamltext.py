@@ -20,15 +20,15 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 # A pattern of the parser's messages -> the message with a remedy.
 _SYNTAX: tuple[tuple[str, str], ...] = (
     (r"\\t", "a tab cannot indent YAML: use spaces"),
-    ("mapping values are not allowed", "a ':' where no mapping can be: indent the line as its neighbours, or quote it"),
-    (r"expected <block end>, but found '([]}])'", r"\1 closes what was not opened"),
-    ("expected <block end>", "does not line up with the lines above: indent it as its neighbours, or quote it"),
+    ("mapping values are not allowed", "a ':' where none can be: indent the line as its neighbours, or quote the text"),
+    (r"expected <block end>, but found '([]}])'", r"\1 has no opening bracket before it"),
+    ("expected <block end>", "does not line up with the lines above: indent it as its neighbours, or quote the text"),
     (r"expected ',' or '\]'", "a list is begun with [ and not closed: a ] is missing before this"),
     (r"expected ',' or '\}'", "a mapping is begun with { and not closed: a } is missing before this"),
     ("unexpected end of stream", "a quote is opened and not closed"),
     (r"character (.+) that cannot start any token", r"a text cannot begin with \1: put it in quotes"),
     ("could not find expected ':'", "a key has no ':' after it"),
-    ("another document", "a second document begins here (---): a file has one"),
+    ("another document", "a second document begins here (---), but a file may have only one"),
 )
 _DIGITS = 300  # longer integers are read as infinity: no field accepts that, and Python refuses to print the integers
 _WORDS: dict[str, object] = {
@@ -78,11 +78,11 @@ class _NoAlias(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.get_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs leave it out
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not read: write the value out", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are refused: write out the value", problem_mark=mark)
         tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
         if tag is not None:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="tags (!name) are not read: remove the tag", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="tags (!name) are refused: remove the tag", problem_mark=mark)
         return super().compose_node(parent, index)
 
 
@@ -104,7 +104,7 @@ def _value(node: yaml.Node, path: str, source: str, lines: dict[str, int]) -> ob
     if not isinstance(node, yaml.ScalarNode):
         return None
     if node.style is None and _LEADING_ZERO.match(node.value):
-        message = f"{node.value[:20]}: YAML readers disagree about a leading zero: remove it, or use quotes"
+        message = f"{node.value[:20]}: YAML readers disagree about a leading zero: remove the zero, or use quotes"
         raise SpecError([Problem(path, message, source=source, line=node.start_mark.line + 1)])
     return _scalar(node)
 

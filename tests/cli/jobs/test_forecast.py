@@ -104,7 +104,9 @@ def test_static_machines_of_a_job_are_noted_with_their_cost(cli: Cli, folder: Pa
 
 def test_a_risky_deadline_gets_submits_caution(cli: Cli, folder: Path) -> None:
     short = cli("forecast", job(folder, "nodes: 3\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
-    assert "deadline: 30h may be missed if no spot is available: only 2 of its 3 machines may be" in said(short.out)
+    assert "deadline: 30h may be missed if no spot machine is available: only 2 of its 3 machines may be" in said(
+        short.out
+    )
     held = cli("forecast", job(folder, "nodes: 2\nwork: 5h\ndeadline: 30h"), "--stack-file", EXAMPLE, "--json")
     assert "may be missed" not in said(held.out)
 

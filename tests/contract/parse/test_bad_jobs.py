@@ -61,33 +61,35 @@ def test_a_job_without_source_runs_a_module_or_an_absolute_path(folder: Path, wo
 
 
 LONG = "x" * 5000
-UNREAD = "job.yaml:3: secrets: no job can read them: stack prod has no job_identity"
-BY_REFERENCE = "want where a secret is, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+UNREAD = "job.yaml:3: secrets: no job can read secrets, since stack prod has no `job_identity`"
+BY_REFERENCE = (
+    "want the address of a secret, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
+)
 OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name != "source_sha256")
 JOB_CASES = [
     # --- YAML itself
     ("", "job.yaml: empty, want a mapping with name, command, nodes, pools, ..."),
     ("- a\n", 'job.yaml:1: ["a"]: want a mapping with name, command, nodes, pools, ...'),
-    ("name: a: b\n", "job.yaml:1: a ':' where no mapping can be: indent the line as its neighbours, or quote it"),
+    ("name: a: b\n", "job.yaml:1: a ':' where none can be: indent the line as its neighbours, or quote the text"),
     (
         "name: a\ncheckpoint:\n    keep: 2\n  interval_s: 3\n",
-        "job.yaml:4: does not line up with the lines above: indent it as its neighbours, or quote it",
+        "job.yaml:4: does not line up with the lines above: indent it as its neighbours, or quote the text",
     ),
     ('name: "a\ncommand: b\n', "job.yaml:3: a quote is opened and not closed"),
     ("name: @x\n", "job.yaml:1: a text cannot begin with '@': put it in quotes"),
-    ("name: [a, b]]\n", "job.yaml:1: ] closes what was not opened"),
+    ("name: [a, b]]\n", "job.yaml:1: ] has no opening bracket before it"),
     ("name: {a: 1\ncommand: c\n", "job.yaml:2: a mapping is begun with { and not closed: a } is missing before this"),
     ("name: first\n\tcommand: [a]\n", "job.yaml:2: a tab cannot indent YAML: use spaces"),
     ("name: first\ncommand: [a\n", "job.yaml:3: a list is begun with [ and not closed: a ] is missing before this"),
     (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
-    ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are not read: write the value out"),
+    ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are refused: write out the value"),
     (
         GOOD + "seed: 010\n",
-        "job.yaml:3: seed: 010: YAML readers disagree about a leading zero: remove it, or use quotes",
+        "job.yaml:3: seed: 010: YAML readers disagree about a leading zero: remove the zero, or use quotes",
     ),
     (
         f"name: first\ncommand: [/opt/train.py, {'x' * 140_000}]\n",
-        "job.yaml:2: command[1]: is 140,000 bytes long, and no system takes more than 131,071",
+        "job.yaml:2: command[1]: is 140,000 bytes long, but Linux takes at most 131,071",
     ),
     (
         'name: first\ncommand: ["/opt/a.py\\n"]\n',
@@ -108,9 +110,9 @@ JOB_CASES = [
     (GOOD + "python: -c\n", 'job.yaml:3: python: "-c": want one interpreter, such as python3 or /opt/venv/bin/python'),
     (
         GOOD + "deadline: 9999999d\n",
-        'job.yaml:3: deadline: "9999999d": is more than ten years away: leave it out for a job without a deadline',
+        'job.yaml:3: deadline: "9999999d": is more than ten years away: for no deadline, leave the field out',
     ),
-    (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are not read: remove the tag"),
+    (GOOD + "nodes: !!int 3\n", "job.yaml:3: tags (!name) are refused: remove the tag"),
     (GOOD + "seed: 0o9\n", 'job.yaml:3: seed: "0o9": want a whole number'),
     (GOOD + f"grace_s: {'1' * 5000}\n", "job.yaml:3: grace_s: inf: want a finite number"),
     (GOOD + f"nodes: 0x{'f' * 5000}\n", "job.yaml:3: nodes: Infinity: want a whole number or a mapping with min, max"),
@@ -127,7 +129,7 @@ JOB_CASES = [
         GOOD + f"source: {'x' * 300}\n",
         f'job.yaml:3: source: "{"x" * 56}...: cannot be a folder: File name too long',
     ),
-    (GOOD + "---\nname: b\n", "job.yaml:3: a second document begins here (---): a file has one"),
+    (GOOD + "---\nname: b\n", "job.yaml:3: a second document begins here (---), but a file may have only one"),
     (GOOD + "1: a\n", "job.yaml:1: 1: a key must be a text: put it in quotes"),
     # --- keys
     ("nme: first\ncommand: [/opt/train.py]\n", "job.yaml:1: nme: unknown key (did you mean name?)"),
@@ -190,7 +192,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "warm: [transformers]\nlauncher: exec\n",
-        "job.yaml:3: warm: needs `launcher: zygote`: exec imports everything at each start",
+        "job.yaml:3: warm: needs `launcher: zygote`, since `exec` imports everything at each start",
     ),
     (GOOD + "grace_s: 601\n", "job.yaml:3: grace_s: 601: must be at most 600"),
     (
@@ -199,7 +201,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "source: code\nrequirements: ../notes.txt\n",
-        'job.yaml:4: requirements: "../notes.txt": want a file of `source`, named as from there',
+        'job.yaml:4: requirements: "../notes.txt": want a file of `source`, with its path in that folder',
     ),
     (
         GOOD + "source: .\nrequirements: note.txt\n",
@@ -234,7 +236,7 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [/opt/train.py, '&&', eval.py]\n",
-        'job.yaml:2: command[1]: "&&": no shell runs the command: put the steps into a script',
+        'job.yaml:2: command[1]: "&&": is for a shell, but none runs the command: use a script',
     ),
     (
         "name: first\ncommand: [python3, train.py]\n",
@@ -246,8 +248,8 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [accelerate, launch, train.py]\nsource: code\n",
-        'job.yaml:2: command[0]: "accelerate": want the script: Spotkeeper runs torchrun itself, and its processes are '
-        "accelerate's (did you mean train.py?)",
+        'job.yaml:2: command[0]: "accelerate": want the script: Spotkeeper runs torchrun itself, whose '
+        "processes accelerate uses (did you mean train.py?)",
     ),
     (
         "name: first\ncommand: [poetry, run, train.py]\nsource: code\n",
@@ -274,12 +276,12 @@ JOB_CASES = [
     (GOOD + "env: {MASTER_ADDR: x}\n", "job.yaml:3: env.MASTER_ADDR: is set by torchrun: remove it"),
     (
         GOOD + f"env: {{DATA: {LONG}}}\n",
-        "job.yaml:3: env.DATA: has 5000 bytes, at most 4096: put it into a file of `source`",
+        "job.yaml:3: env.DATA: has 5000 bytes, more than 4096: put it into a file of `source`",
     ),
     (GOOD + 'env: {DATA: "a\\0b"}\n', "job.yaml:3: env.DATA: contains a NUL character"),
     (
         GOOD + "env: {WANDB_API_KEY: abc}\n",
-        "job.yaml:3: env.WANDB_API_KEY: looks like a secret, which no job file may hold: `secrets` names one",
+        "job.yaml:3: env.WANDB_API_KEY: looks like a secret: use `secrets`, so that no value is in the file",
     ),
     (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {BY_REFERENCE}\n{UNREAD}"),
     (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {BY_REFERENCE}\n{UNREAD}"),
@@ -294,25 +296,25 @@ JOB_CASES = [
     ),
     (
         GOOD + "env: {A: x}\nsecrets: {A: gcp-secret://projects/p/secrets/hf/versions/7}\n",
-        "job.yaml:4: secrets.A: is in `env` too: keep one\n" + UNREAD.replace(":3:", ":4:"),
+        "job.yaml:4: secrets.A: is in `env` too: keep only one\n" + UNREAD.replace(":3:", ":4:"),
     ),
     # --- combinations
     (GOOD + "nodes: {min: 3, max: 2}\n", "job.yaml:3: nodes.min: 3: is above nodes.max (2)"),
     (
         GOOD + "nodes: {min: 1, max: 2}\ncheckpoint: {replicated: false}\n",
-        "job.yaml:3: nodes: sharded state (checkpoint.replicated: false) wants one number: no part may be missing",
+        "job.yaml:3: nodes: must be one number for sharded state (`checkpoint.replicated: false`), not a range",
     ),
     (
         GOOD + "stop: signal\n",
-        "job.yaml:3: stop: signal needs `static: never`: a static machine does not have the job's disks",
+        "job.yaml:3: stop: `signal` needs `static: never`, since a static machine does not have the job's disks",
     ),
     (
         GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",
-        "job.yaml:3: stop: signal needs a fixed number of nodes: only the library can redistribute batches",
+        "job.yaml:3: stop: `signal` needs a fixed number of nodes, since only the library redistributes batches",
     ),
     (
         GOOD + "stop: signal\nstatic: never\ncheckpoint: {mirror: {}}\n",
-        "job.yaml:3: stop: signal excludes checkpoint.mirror, which copies only checkpoints that the library saves",
+        "job.yaml:3: stop: `signal` excludes `checkpoint.mirror`, which copies only what the library saves",
     ),
     (
         GOOD + "deadline: tomorrow\n",
@@ -326,7 +328,7 @@ JOB_CASES = [
         GOOD + "deadline: 2027-02-01\n",
         'job.yaml:3: deadline: "2027-02-01": a time needs its time zone (2027-02-01T00:00Z for UTC)',
     ),
-    (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time: 90m, 6h, 2d'),
+    (GOOD + "work: soon\n", 'job.yaml:3: work: "soon": want a length of time, such as 90m, 6h or 2d'),
     (GOOD + "max_wait: 9999999d\n", 'job.yaml:3: max_wait: "9999999d": is more than ten years'),
     (GOOD + "max_usd: 0.01\n", "job.yaml:3: max_usd: 0.01: is below what one start costs (about $0.17 by list prices)"),
     (
@@ -342,11 +344,11 @@ JOB_CASES = [
     (GOOD + "max_on_demand: 2\n", "job.yaml:3: max_on_demand: 2: is above the number of nodes (1)"),
     (
         GOOD + "policy: on-demand\nmax_on_demand: 0\n",
-        "job.yaml:4: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one",
+        "job.yaml:4: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one of these fields",
     ),
     (
         GOOD + "policy: spot\nmax_on_demand: 1\n",
-        "job.yaml:4: max_on_demand: 1: allows what `policy: spot` forbids: remove one",
+        "job.yaml:4: max_on_demand: 1: allows what `policy: spot` forbids: remove one of these",
     ),
     (GOOD + "source_sha256: abc\n", 'job.yaml:3: source_sha256: "abc": is filled in by submit: remove it'),
     # --- the source folder
@@ -368,13 +370,13 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [code/train.py]\n",
-        'job.yaml:2: command[0]: "code/train.py": is beside the job file, but no `source` sends it: add `source: .`',
+        'job.yaml:2: command[0]: "code/train.py": is beside the job file, but is not sent: add `source: .`',
     ),
     *(
         (
             f"name: first\ncommand: [{script}, --lr, '1']\n",
-            f'job.yaml:2: command[0]: "{script}": no `source` sends it: add `source: .`, or name the script by its '
-            "absolute path on the machines",
+            f'job.yaml:2: command[0]: "{script}": is not sent to the machines: add `source: .`, or use the '
+            "script's absolute path on the machines",
         )
         for script in ("train.py", "tools/run", "../train.py", "~/train.py")
     ),
@@ -388,18 +390,18 @@ JOB_CASES = [
         'job.yaml:3: pools[0]: "xyz": the stack prod has no such pool (it has workers, always, gpus)',
     ),
     (GOOD + "pools: [workers, workers]\n", 'job.yaml:3: pools[1]: "workers": is named twice'),
-    (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: more machines than pool workers may have (4)"),
+    (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: is more machines than pool workers may have (4)"),
     (
         GOOD + "nodes: {min: 1, max: 9}\n",
-        "job.yaml:3: nodes.max: 9: more machines than pools workers, always, gpus may have (7)",
+        "job.yaml:3: nodes.max: 9: is more machines than pools workers, always, gpus may have (7)",
     ),
     (
         GOOD + "nodes: 7\nspread: true\n",
-        "job.yaml:3: nodes: 7: it needs 6 dynamic machines, and the stack may have 5 (limits.machines)",
+        "job.yaml:3: nodes: 7: needs 6 dynamic machines, but `limits.machines` of the stack is 5",
     ),
     (
         GOOD + "static: never\npools: [always]\n",
-        'job.yaml:3: static: "never": rules out every pool under `pools`: all of them are static',
+        'job.yaml:3: static: "never": rules out every pool under `pools`, since all are static',
     ),
     (
         GOOD + "policy: on-demand\npools: [gpus]\n",
@@ -410,7 +412,7 @@ JOB_CASES = [
         'job.yaml:3: policy: "on-demand": the job needs at least 4 machines, of which 2 may be on-demand or static'
         " (max_on_demand)",
     ),
-    (GOOD + "nproc: 16\npools: [gpus]\n", "job.yaml:3: nproc: 16: a machine of gpus has 8 devices"),
+    (GOOD + "nproc: 16\npools: [gpus]\n", "job.yaml:3: nproc: 16: is more than the 8 devices of a machine of gpus"),
 ]
 
 
@@ -464,7 +466,7 @@ def test_all_problems_are_reported_at_once(folder: Path) -> None:
                 "(did you mean first?)",
                 "job.yaml:4: nodes.min: 9: is above nodes.max (8)",
                 "job.yaml:10: env.lr: want a name of A-Z, 0-9 and _, at most 64, no digit first (did you mean LR?)",
-                "job.yaml:8: max_on_demand: 2: allows what `policy: spot` forbids: remove one",
+                "job.yaml:8: max_on_demand: 2: allows what `policy: spot` forbids: remove one of these",
                 'job.yaml:2: command[0]: "trian.py": no such file in `source` (code) (did you mean train.py?)',
                 'job.yaml:6: pools[0]: "worker": the stack prod has no such pool (did you mean workers?)',
             ],
@@ -482,7 +484,7 @@ def test_all_problems_are_reported_at_once(folder: Path) -> None:
             [
                 "job.yaml:4: pools[0]: 7: want a text: put it in quotes",
                 "job.yaml:7: nodes: 0: must be at least 1",
-                "job.yaml:6: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one",
+                "job.yaml:6: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one of these fields",
                 'job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
             ],
         ),
@@ -502,9 +504,7 @@ def test_a_gang_too_large_for_every_zone_is_refused(folder: Path) -> None:
             pool("b", zones=ZONES[1:2], prices={ZONES[1]: Price(on_demand=3.0)}, max_machines=1, max_on_demand=1),
         ),
     )
-    message = (
-        "job.yaml:3: nodes: 3: no zone may have so many machines (us-central1-a: 2): add `spread: true` or lower it"
-    )
+    message = "job.yaml:3: nodes: 3: is more than any zone may have (us-central1-a: 2): add `spread: true` or lower it"
     assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
     spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
     assert check_job(spec, apart).spread
@@ -529,8 +529,11 @@ def test_secret_values_are_never_repeated(folder: Path) -> None:
         (lambda path: None, "{path}: no such file"),
         (lambda path: path.mkdir(), "{path}: is a folder, want a file"),
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "{path}: not a text file (UTF-8)"),
-        (lambda path: path.write_bytes(b"#" * 1_000_001), "{path}: larger than 1000 kB: not a job or stack file"),
-        (lambda path: path.symlink_to("/dev/zero"), "{path}: larger than 1000 kB: not a job or stack file"),
+        (
+            lambda path: path.write_bytes(b"#" * 1_000_001),
+            "{path}: is larger than 1000 kB, so it is no job or stack file",
+        ),
+        (lambda path: path.symlink_to("/dev/zero"), "{path}: is larger than 1000 kB, so it is no job or stack file"),
     ],
     ids=["missing", "folder", "binary", "huge", "endless"],
 )
