@@ -25,8 +25,8 @@ class Lease:
     """The time that this machine may train without a reply.
 
     When the lease ends, the job is saved and stopped, and the machine is powered off unless it is static. ``heard``:
-    virtual time of the last reply, or of the agent's start, by a steady clock: setting the wall clock does not
-    change it, so it cannot end a lease.
+    virtual time of the last reply, or of the agent's start, by a steady clock: setting the wall clock must not end
+    a lease.
     """
 
     heard: float
@@ -153,7 +153,7 @@ class ReplyHandler:
             self._teardown.begin(Departure("the job is done", then))
 
     def check_silence(self) -> None:
-        """After too long without an assignment or reply, save the job and power off; a static machine only saves."""
+        """After too long without assignment or reply, stop the job with a save; power off unless static."""
         machine, now = self._machine, self._machine.clock.steady()
         if self._boot_watch.over(now) and not machine.settings.static and machine.saved.assignment is None:
             self._teardown.begin(Departure("no job was assigned since the boot", Then.POWER_OFF))

@@ -25,7 +25,7 @@ from spotkeeper_agent.job.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class Components:
-    """The agent's components. The loop's thread calls them; some work in threads of their own."""
+    """The agent's components. The loop's thread calls them; some of them also run threads of their own."""
 
     helper: HelperThread
     uploader: Uploader

@@ -112,7 +112,7 @@ def processor_s(folder: Path) -> float:
 
 
 class _WorkerPlace(Struct, frozen=True):
-    """The part of a ``stacks.WorkerPlace`` that is used here. The job's Python writes all of it to a file."""
+    """What this module reads of a ``stacks.WorkerPlace``, which the job's Python has written to a file."""
 
     local_rank: int
     where: stacks.Where

@@ -30,7 +30,7 @@ ACCELERATED = re.compile(r"(a[2-9]x?|g[2-9])-")
 
 
 class _Upcoming(Struct, frozen=True):
-    """The value of ``upcoming-maintenance``. Its keys are spelled one way in the recursive answer, another alone."""
+    """The value of ``upcoming-maintenance``. In the recursive answer its keys are spelled otherwise than by itself."""
 
     in_tree: str = msgspec.field(default="", name="windowStartTime")
     by_itself: str = msgspec.field(default="", name="window_start_time")
@@ -155,7 +155,7 @@ class Gce:
         )
 
     def _ends(self, tree: _Tree, now: float) -> float | None:
-        """Return when maintenance ends a machine that Google warns an hour ahead; None if unknown or for others."""
+        """Return when maintenance ends this machine; None if Google warns only a minute ahead, or has not warned."""
         with self._lock:
             if not _ending(tree.maintenance_event):
                 self._calm, self._turned = True, None

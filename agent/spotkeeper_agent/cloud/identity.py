@@ -70,7 +70,7 @@ class Endpoints:
 
 
 class JobIdentity(Protocol):
-    """The jobs' identity in one cloud. Called by threads of the server and the helper."""
+    """The jobs' identity in one cloud. The server's threads and the helper thread call the methods."""
 
     def answer(
         self, path: str, query: dict[str, list[str]], headers: dict[str, str], at: ServerAddress

@@ -37,7 +37,7 @@ class Log:
             self(event, **fields)
 
     def over(self, kind: str, event: str, **fields: object) -> None:
-        """Log that trouble of this kind has ended, if it was logged."""
+        """Log that trouble of this kind has ended, if the trouble was logged."""
         if kind in self._said:
             self._said.discard(kind)
             self(event, **fields)

@@ -244,7 +244,7 @@ class Syncer(threading.Thread):
     def _pause_s(self) -> float:
         """Return the real seconds until the next poll; after a new generation, document state or job it is short again.
 
-        Other changes of the document do not: while a large gang forms, each machine that boots changes the document.
+        Other changes of the document do not shorten it, since each machine that boots for a large gang makes one.
         """
         with self._lock:
             want = self._want

@@ -55,7 +55,7 @@ class Mounting:
         self._absent_since: float | None = None  # monotonic
 
     def look(self, number: int, ckpt: Path, attached: bool) -> None:
-        """Mount the disk if its device exists. ``attached``: whether it should exist; ``ckpt``: for checkpoints."""
+        """Mount the disk if its device exists. ``attached``: whether it should; ``ckpt``: the checkpoint folder."""
         if self.number is not None:
             return
         if not self._disk.present():

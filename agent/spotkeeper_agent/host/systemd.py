@@ -49,7 +49,7 @@ def watchdog_s() -> float | None:
 def has_units() -> bool:
     """Whether the agent runs as a systemd unit (``templates/boot``), beside the root helper and the jobs' unit.
 
-    The agent's unit says so with a variable. A look for the jobs' socket would be unsafe: if the socket was missing,
+    The agent's unit sets a variable for this. To look for the jobs' socket instead would be unsafe: without the socket
     the agent would run jobs as its own user.
     """
     return os.environ.get(UNITS) == "1"
@@ -87,7 +87,7 @@ def shutting_down() -> bool:
 
 
 def power_off(log: Log) -> None:
-    """Power this machine off, or have the process do so that stands for the VM's init in the one-machine cloud."""
+    """Power this machine off; in the one-machine cloud, end the process that stands for the VM's init."""
     init = os.environ.get(INIT, "")
     if init.isdigit() and int(init) > 1:
         log("power.off", by="init", pid=int(init))

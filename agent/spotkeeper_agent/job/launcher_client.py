@@ -62,7 +62,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Requirements:
-    """A job's own Python environment (``launcher/pyenv.py``). ``home``: its folder on the boot disk, if no other is."""
+    """A job's own Python environment (``launcher/pyenv.py``). ``home``: where it is made if no disk is mounted."""
 
     source: Path
     file: str
@@ -72,7 +72,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """The launcher that a job needs. All variables are part of it: OpenMP, for one, reads its at torch's import."""
+    """The launcher that a job needs, with all variables: OpenMP and others read variables when torch is imported."""
 
     mode: str  # "zygote" or "exec"
     python: str
@@ -188,7 +188,7 @@ class Launcher:
         self.quit()
 
     def quit(self) -> None:
-        """End the launcher and its processes, also a launcher that starts; :attr:`gone` is True once all have ended."""
+        """End the launcher, even while it starts, and its processes; :attr:`gone` is True once all have ended."""
         if self.pid:
             jobhost.send_signal(self.pid, signal.SIGKILL)
         if self._process is not None and self._process.poll() is None:

@@ -1,8 +1,8 @@
 """A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
 
 Only the end of a log is uploaded, because readers look there first and a job may print gigabytes. For the same reason
-long logs are cut on the machine: they lie in ``/run``, which takes the memory that job and agent need. What is left
-there is longer than what is uploaded.
+long logs are cut on the machine: they lie in ``/run``, which takes the memory that job and agent need. The machine
+keeps more of each log than is uploaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAUNCHER_LOG = "torchrun.log"
 
 @dataclass(frozen=True)
 class Task:
-    """An upload. ``who``: the machine, as titles call it; ``extra``: more text, such as the error of a failed start."""
+    """An upload. ``who``: the machine's title in the log; ``extra``: more text, such as the error of a failed start."""
 
     name: str
     folder: Path
@@ -81,7 +81,7 @@ def _local_rank(path: Path) -> int:
 
 
 def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:
-    """Sort key: ranks without a failure, then failures that a peer caused, then others; the earliest comes last."""
+    """Sort key for ranks: those without a failure, those that a peer made fail, the others; earliest failure last."""
     rank = _local_rank(path)
     failure = failed.get(rank)
     return (False, False, 0, rank) if failure is None else (True, not failure.follows, -failure.at_ms, rank)
@@ -113,7 +113,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
 
 
 def trim(folder: Path) -> None:
-    """Free the space of all but the ends of long logs, for logs that ``launcher/output.py`` does not keep short."""
+    """Cut long logs that ``launcher/output.py`` does not keep short: free the space of all but their ends."""
     for name in printed(folder):
         with contextlib.suppress(OSError):  # it is gone, or the file system has no holes
             fd = beneath.open_file(folder, name, os.O_WRONLY)

@@ -215,7 +215,7 @@ class Mirroring:
 
 
 def _copies(doc: Generation, node: int) -> bool:
-    """Whether this node uploads copies: of sharded state all nodes with a disk do, otherwise the lowest of them."""
+    """Whether this node uploads copies: with sharded state every node with a disk, otherwise the lowest such node."""
     writers = [member.node for member in doc.members if member.disk]
     return node in writers and (not doc.replicated or node == min(writers))
 

@@ -156,7 +156,7 @@ class CheckpointUpload:
             raise StorageError(BROKEN_OFF)
 
     def _publish(self) -> bool:
-        """Create the list; return whether the copy is complete: other nodes may still be sending their shards."""
+        """Create the list; return whether the copy is complete, or other nodes are still sending their shards."""
         source = self._source
         content = MirrorList(
             self.commit.gen,
@@ -275,7 +275,7 @@ class CheckpointDownload:
 
 
 def _clear(folder: Path, home: Path) -> None:
-    """Delete the files of other fetches; this fetch uses files that an earlier try of it left."""
+    """Delete the files of other fetches, but not those that an earlier try of this fetch left."""
     home.mkdir(parents=True, exist_ok=True)
     for other in folder.iterdir():
         if other != home:

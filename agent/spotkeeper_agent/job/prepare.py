@@ -121,7 +121,7 @@ class Preparation:
     def end_saver(self, hurry: bool) -> bool:
         """End the saver; return True once it has ended. Unless ``hurry``, the saver finishes a running save first.
 
-        A saver that does not answer may still be starting or ending.
+        A saver that does not answer is signalled too: it may still be starting or ending.
         """
         saver = saver_pid(self._set.node)
         if saver is None and self._saver is not None and self._saver.poll() is None:
@@ -165,7 +165,7 @@ class JobSecrets:
         self._failed = 0
 
     def prepare(self, references: Mapping[str, str]) -> None:
-        """Read the secrets unless that is done; :class:`SecretsRead` follows. Called in every iteration of the loop."""
+        """Have the secrets read, once; :class:`SecretsRead` follows. Called in every iteration of the agent's loop."""
         if not references or self._values is not None or self.refused:
             return
         identity_server = self._identity_server

@@ -1,7 +1,7 @@
 """Starts and stops one generation on this machine, and leaves none of its processes behind.
 
 A stop has these steps: the control file requests a stop by a deadline -> the job saves, writes ``result.json`` and
-exits -> SIGTERM to torchrun -> SIGKILL to the whole generation. A step follows if the time of the step before is over.
+exits -> SIGTERM to torchrun -> SIGKILL to the whole generation. Each step has its time; the next step follows after it.
 The agent's loop decides what to run and when to stop; ``launch_spec.py`` builds arguments and environment.
 """
 

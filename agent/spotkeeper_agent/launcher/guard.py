@@ -1,9 +1,9 @@
 """The launcher's parent: ends the launcher's processes if the launcher itself is killed.
 
 A daemon of the job that has left its session and emptied its environment is in no known process group. When the
-daemon's parent ends, the kernel makes the daemon a child of the nearest ancestor that is a subreaper: of the launcher,
-or of the guard if the launcher has ended. If both were killed together, a resource limit that the daemon has inherited
-identifies the daemon (``process.tag``).
+daemon's parent ends, the kernel makes the daemon a child of its nearest ancestor that is a subreaper. That is the
+launcher, or the guard once the launcher has ended. If both are killed together, a resource limit that the daemon has
+inherited identifies the daemon (``process.tag``).
 
     python -BIS guard.py FOLDER COMMAND...
 

@@ -164,7 +164,7 @@ class Host:
                 found = max(found, count)
                 if time.monotonic() > until:
                     raise SystemExit(
-                        f"{count} processes of the job survive SIGKILL: the unit ends, and systemd kills its cgroup"
+                        f"{count} processes of the job survive SIGKILL: the unit ends, so systemd kills its cgroup"
                     )
                 self._reap()
                 time.sleep(0.002)
@@ -204,7 +204,7 @@ def _below(group: Path) -> list[Path]:
 
 
 def _read(file: Path) -> str:
-    """Return the content of a cgroup's file; "" if the group is gone."""
+    """Return the content of a cgroup's file; "" if the cgroup is gone."""
     try:
         return file.read_text()
     except OSError as error:

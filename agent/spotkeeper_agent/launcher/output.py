@@ -80,7 +80,7 @@ def is_output_worker(pid: int) -> bool:
 def main(words: list[str]) -> None:
     """Start the output worker. Arguments: ``KEPT_BYTES READ:FILE...``, where READ and FILE are descriptors.
 
-    Returns at once, so that the output worker becomes the launcher's child: user code may wait for all its children."""
+    Returns at once, so the output worker becomes the launcher's child, and user code never waits for its end."""
     kept = int(words[0])
     files = {int(read): int(fd) for read, _, fd in (word.partition(":") for word in words[1:])}
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)

@@ -82,8 +82,8 @@ def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
 def _digest_of(found: hashlib._Hash, path: Path) -> bytes:
     """Add a file's content to the hash and return its beginning.
 
-    The job may put anything into its source, so reading must end: what is no regular file is skipped, and of a file
-    larger than any wheel only the beginning and the size count.
+    The job may put anything into its source. So that reading ends, only regular files are read, and of a file larger
+    than any wheel only the beginning and the size count.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -192,7 +192,7 @@ def _commands(source: Path, file: str, target: Path) -> list[list[str]]:
 
 
 def _see_image(target: Path) -> None:
-    """Make this interpreter's packages visible. ``--system-site-packages`` would not if the interpreter is a venv's."""
+    """Make this interpreter's packages visible, also those of a venv, which ``--system-site-packages`` would skip."""
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
     found = next(target.glob("lib/python*/site-packages"))
     (found / "_image.pth").write_text("".join(lines))

@@ -189,7 +189,7 @@ def _signal_a_thread(pid: int, number: int) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process handles the signal, which ends processes that do not."""
+    """Whether the process has a handler for the signal, which ends a process without a handler."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):

@@ -67,7 +67,7 @@ def _kernel_clock() -> Finding:
     if state == UNSYNCHRONIZED:
         return Finding("clock", Level.WARNING, "the kernel reports that the clock is not synchronised", NTP)
     if state < 0:
-        return Finding("clock", Level.SKIPPED, "the kernel does not tell if it is synchronised; " + NEEDS_CLOUD)
+        return Finding("clock", Level.SKIPPED, "the kernel does not show the clock's state; " + NEEDS_CLOUD)
     return Finding("clock", Level.OK, "synchronised, according to the kernel")
 
 
@@ -152,7 +152,7 @@ def space(machine: Machine) -> Finding:
 
 
 def retries(machine: Machine) -> Finding:
-    """Check how soon the kernel gives up a connection to a machine that has ended without a word."""
+    """Check how soon the kernel gives up a connection to a machine that has ended without closing the connection."""
     text = machine.text("proc/sys/net/ipv4/tcp_retries2")
     if not text.isdigit():
         return Finding(
@@ -167,7 +167,7 @@ def retries(machine: Machine) -> Finding:
 def peers(machine: Machine) -> Finding:
     """Check that other machines answer. A refused connection is an answer."""
     if not machine.peers:
-        return Finding("peers", Level.SKIPPED, "no machine is named; name one of the pool with `--peer ADDRESS`")
+        return Finding("peers", Level.SKIPPED, "no other machine is named; name one of the pool with `--peer ADDRESS`")
     answered: set[str] = set()
     threads = [threading.Thread(target=_call, args=(peer, answered), daemon=True) for peer in machine.peers]
     for thread in threads:
