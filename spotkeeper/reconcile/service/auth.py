@@ -1,14 +1,14 @@
-"""Authentication by identity tokens, of VMs and of callers that may request rounds. Only signatures are trusted.
+"""Authentication of VMs, and of callers that may request rounds, by identity tokens.
 
-A VM proves itself with its metadata server's identity token (``format=full``): RS256 by a key of the key
-set, issuer, audience, times, the nodes' service account, and Google's claims about instance id, name,
-zone and project. Times are virtual (``spotkeeper.clock``), as everywhere.
+A VM proves which VM it is by an identity token from its metadata server (``format=full``). The token must have a valid
+signature (RS256, by one of the issuer's keys), the right issuer, audience, times (in virtual time) and service account,
+and Google's claims about the instance's id, name, zone and project.
 
 Cloud Run itself checks one token of each request and replaces that token's signature by a marker. A token with the
 marker proves nothing here: if the service were public, anyone could write such a token. So agents and operators send
 two tokens. The one in ``X-Serverless-Authorization`` is for Cloud Run, which may replace its signature. The one in
-``Authorization`` is for this function; its audience is a path that nothing else accepts. Requests of a schedule or a
-push have only one header, so their hints rely on Cloud Run's check: :meth:`Verifier.hint`.
+``Authorization`` is for this function; the audience of an agent's is a path that nothing else accepts. Requests of a
+schedule or a push have only one token, so the function relies on Cloud Run's check of it: :meth:`Verifier.hint`.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class _Jwks(Struct, frozen=True):
 class KeySet:
     """The issuer's public keys, cached for at most an hour and fetched again for an unknown key id.
 
-    One request at a time fetches, without holding a lock. Other requests use the known keys; for an unknown or expired
-    key they wait for the fetch, at most ``WAIT_S``.
+    One request at a time fetches the keys, without holding the lock. Other requests use the known keys meanwhile, or
+    wait for the fetch (``WAIT_S`` at most) if their key is unknown or the keys are too old.
 
     Raises:
-        ValueError: an address that is neither https nor on this machine.
+        ValueError: the address is neither https nor on this machine.
     """
 
     def __init__(self, url: str = GOOGLE_JWKS) -> None:
@@ -139,7 +139,7 @@ class KeySet:
 
         Raises:
             AuthError: the issuer has no such key.
-            KeysUnavailableError: the key set does not answer and the known keys are too old.
+            KeysUnavailableError: the issuer's keys could not be fetched, and the known keys are too old.
         """
         began = time.monotonic()
         ended, mine = self._joined(kid)
@@ -155,14 +155,14 @@ class KeySet:
         with self._lock:
             news = self._fetched is not None and self._fetched >= began
             if not news and self._age() > KEYS_TTL_S:
-                raise KeysUnavailableError("the key set does not answer")
+                raise KeysUnavailableError("the issuer's keys could not be fetched")
             found = self._keys.get(kid)
         if found is None:
             raise AuthError("unknown key id")
         return found
 
     def _joined(self, kid: str) -> tuple[threading.Event | None, bool]:
-        """Return the fetch that this request makes (True) or waits for (False); None if the known keys suffice."""
+        """Return the fetch that this request needs, if any, and whether it makes it (True) or waits for it (False)."""
         with self._lock:
             now, age, known = time.monotonic(), self._age(), kid in self._keys
             useless = age > KEYS_TTL_S or not known
@@ -183,7 +183,7 @@ class KeySet:
         return math.inf if self._fetched is None else time.monotonic() - self._fetched
 
     def _fetch(self) -> None:
-        """Fetch the keys once, within ``FETCH_DEADLINE_S``; after a failure the known keys stay."""
+        """Fetch the keys once, with the time limit ``FETCH_DEADLINE_S``; after a failure the known keys stay."""
         try:
             answer = self._wire.call("GET", self._path, {"Accept": "application/json"}, None, FETCH_DEADLINE_S)
             if answer.status != 200 or len(answer.body) > MAX_KEY_SET:
@@ -221,10 +221,10 @@ class Verifier:
 
     Args:
         keys: the issuer's keys.
-        clock: for the tokens' times.
-        audience: the function's own address, exactly; agents' tokens name ``/v1/sync`` below it.
+        clock: for the check of tokens' times.
+        audience: the function's URL, which tokens must name; agents' tokens must name ``<URL>/v1/sync``.
         issuer: the tokens' issuer; Google's is accepted with and without ``https://``.
-        behind_iam: Cloud Run has checked the request before.
+        behind_iam: Cloud Run checks each request first.
     """
 
     def __init__(
@@ -239,10 +239,10 @@ class Verifier:
 
         Args:
             email: the service account of the stack's nodes.
-            project: the stack's.
+            project: the stack's project.
 
         Raises:
-            AuthError: the caller is not, or cannot prove to be, a VM of the stack.
+            AuthError: the caller does not prove that it is a VM of the stack.
             KeysUnavailableError: no caller can be verified right now.
         """
         claims = self._verified(authorization)
@@ -267,15 +267,15 @@ class Verifier:
         return self._of(self._verified(authorization), emails)
 
     def hint(self, authorization: str | None, emails: frozenset[str], platform: str | None = None) -> Caller:
-        """Return the caller that requests a round (the schedule or a push), one of ``emails``. It may do nothing else.
+        """Return the caller in ``emails`` (the schedule or a push) that requests a round. It may do nothing else.
 
         Behind Cloud Run the caller's only token arrives with the marker, and its claims are believed because Cloud Run
-        has checked them. If the service is opened to all, Cloud Run no longer checks or changes tokens: then the
-        schedule's next token arrives with its signature, and from then on this process accepts no token with the
-        marker.
+        has checked them. If the service is opened to all, Cloud Run no longer checks or changes tokens, so the
+        schedule's next token arrives with its signature. From then on this process accepts no token with the marker.
 
         Args:
-            platform: the request's ``X-Serverless-Authorization``; with it, an unchanged token is expected.
+            platform: the request's ``X-Serverless-Authorization``. If it is there, Cloud Run has checked this token,
+                and the token in ``Authorization`` rightly arrives with its signature.
 
         Raises:
             AuthError, KeysUnavailableError: as :meth:`agent`.
@@ -285,7 +285,7 @@ class Verifier:
             return self._of(_claims_of(_payload(payload)), emails, verified=False)
         caller = self.invoker(authorization, emails)
         if self._behind_iam and not platform:
-            log.error("a token arrived with its signature: Cloud Run checked no caller; is the function open to all?")
+            log.error("a token arrived with its signature, so Cloud Run checks no caller: is the function open to all?")
             self._behind_iam = False
         return caller
 

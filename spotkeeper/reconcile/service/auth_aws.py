@@ -1,9 +1,9 @@
 """Authentication on AWS: the caller that IAM has verified for the function's URL.
 
 The URL's ``AuthType`` is ``AWS_IAM``, so Lambda has checked the signature and says in the request's context who
-signed; no header or body can say it. A node signs with its instance profile, and the session name of such
-credentials *is* the instance id. That is sound only while the role's trust policy lets nobody but EC2 assume the nodes'
-role, because any other caller that assumes a role chooses the session's name.
+signed; no header or body can change this. A node signs with its instance profile, and the session name of such
+credentials is the instance id. This proves the id only while the role's trust policy lets nobody but EC2 assume the
+nodes' role, because any other caller that assumes a role chooses the session's name.
 
 Source: AWS, "Lambda function URL payload format 2.0", ``requestContext.authorizer.iam``.
 """
@@ -44,7 +44,7 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
     """Return the instance id of the machine that signed the request.
 
     Args:
-        account: the stack's, 12 digits.
+        account: the stack's account, 12 digits.
         node_role: ARN of the nodes' role; its path, if it has one, is not part of a session's ARN.
 
     Raises:
@@ -91,7 +91,7 @@ def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
     """Return the machines of a listing that certainly belong to the stack, by id.
 
     A machine's name says which attempt of which node it is; an adapter lists a machine only if its labels and name
-    agree. Two machines with one id, or a name of another stack, prove nothing.
+    agree. Machines that share an id, and machines with another stack's name, are left out.
     """
     times = Counter(vm.uid for vm in listing.vms)
     ours = (vm for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack))

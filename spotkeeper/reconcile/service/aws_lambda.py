@@ -1,9 +1,9 @@
 """The function's entry point on AWS: a function URL (``AuthType`` AWS_IAM), a schedule, and EventBridge.
 
-Handler: ``spotkeeper.reconcile.service.aws_lambda.handler``. A request of the URL carries IAM's statement about the
-caller. A direct ``lambda:InvokeFunction`` could forge that statement, so the machines may have this right only with the
-condition ``lambda:InvokedViaFunctionUrl``. Direct invocations come from the schedule and from EventBridge, by resource
-policy, and are hints: they cause a round at most.
+Handler: ``spotkeeper.reconcile.service.aws_lambda.handler``. A request of the URL contains what IAM says about the
+caller. A direct ``lambda:InvokeFunction`` could forge this, so machines have the right to it only with the condition
+``lambda:InvokedViaFunctionUrl``. The function's resource policy allows direct invocations to the schedule and
+EventBridge; these are hints, which cause a round at most.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Detail(Struct, frozen=True):
 
 
 class BridgeEvent(Struct, frozen=True):
-    """An event of EventBridge: a hint where to look, by source, account and instance. Its kind is only logged."""
+    """An event of EventBridge: a hint which machine of which account to look at. Its ``kind`` is only logged."""
 
     source: str
     account: str = ""
@@ -93,7 +93,7 @@ class BridgeEvent(Struct, frozen=True):
 
 @dataclass
 class UrlHeaders:
-    """Headers by lower-case name; Lambda joins repeated ones with commas."""
+    """Headers by lower-case name; Lambda joins the values of a repeated header with commas."""
 
     sent: dict[str, str]
 
@@ -128,7 +128,7 @@ def _app() -> LambdaApp:
 
 
 class LambdaApp(HttpApp):
-    """The app on AWS: IAM identifies the caller, and the record or a listing gives a machine's name."""
+    """The app on AWS: IAM gives a machine's id, and the record or a listing gives the machine's name."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -142,12 +142,12 @@ class LambdaApp(HttpApp):
         try:
             body, status, headers = self.handle(request_of(codec.convert(event, UrlEvent)))
         except (msgspec.ValidationError, BodyError) as error:
-            log.warning("an event in an unexpected form: %s", type(error).__name__)
+            log.warning("an event has an unexpected form: %s", type(error).__name__)
             body, status, headers = refused()
         return {"statusCode": status, "headers": headers, "body": body.decode()}
 
     def _hinted_by(self, event: dict[str, Any]) -> Ticked:
-        """Handle an event. Errors are raised to Lambda, which sets the event aside; the next tick does its work."""
+        """Handle an event. After an error Lambda sets the event aside, and the next tick does the event's work."""
         from spotkeeper.reconcile.controller import alarm
         from spotkeeper.reconcile.store.documents import CorruptError
 
@@ -198,7 +198,7 @@ class LambdaApp(HttpApp):
         return self._invoker(request)
 
     def _listed(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine with this id. Its listing is kept for the other machines of a gang that starts."""
+        """Return the machine with this id from a listing. The whole listing is kept, as other machines will follow."""
         with self._lock:
             found = self._known.get(uid)
             if found is not None or time.monotonic() - self._looked < LOOK_AGAIN_S:
@@ -209,9 +209,9 @@ class LambdaApp(HttpApp):
         return nodes.get(uid)
 
     def _meant(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine that an event names, from memory or by its id; it may be missing from the listing by now.
+        """Return the machine that an event names; None if it is not the stack's.
 
-        Events of machines outside the stack arrive too, so only this machine is looked up, if the cloud can do that.
+        It is looked up by its id if possible: by now a listing may lack it, and events of foreign machines arrive too.
         """
         with self._lock:
             if uid in self._known:
@@ -235,7 +235,7 @@ class LambdaApp(HttpApp):
 
 
 def request_of(event: UrlEvent) -> UrlRequest:
-    """Return the request in an event. Lambda accepts bodies up to 6 MB, the function up to 16 KB.
+    """Return the request in an event, with the body cut above the function's limit of 16 KB (Lambda's is 6 MB).
 
     Raises:
         BodyError: the body claims to be base64 and is not.
@@ -252,7 +252,7 @@ def request_of(event: UrlEvent) -> UrlRequest:
 
 
 def named(record: Record, stack: str, uid: str) -> Speaker | None:
-    """Return the machine with this id, if the record noted it at admission; else None."""
+    """Return the machine with this id if the record has it (admission writes it there); else None."""
     for index, node in enumerate(record.nodes):
         for slot in (node.cur, node.next):
             if slot is not None and slot.uid == uid:

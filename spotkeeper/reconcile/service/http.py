@@ -1,7 +1,7 @@
 """The function's HTTP interface: paths, authentication, sizes, and the form of answers.
 
-``functions-framework --target main`` runs a ``main.py`` that imports :func:`main`. This file cannot be that
-``main.py``, since its own name would hide the standard library's ``http``. Paths: the package's docstring.
+``functions-framework --target main`` runs a ``main.py`` that imports :func:`main`. It cannot run this file directly,
+whose name would then hide the standard library's ``http``. The package's docstring lists the paths.
 
 Every request is checked in this order: path and method, size, identity, body; then the work. A refusal has one shape,
 ``{"error": <word>}``, and repeats nothing of the request.
@@ -56,7 +56,7 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notified(Struct, frozen=True):
-    """The answer to a notification. ``ended``: see ``reconcile_job.Ended``; also ``busy`` if a round runs here."""
+    """The answer to a notification. ``ended``: how the round ended; ``busy`` if the process was already running one."""
 
     ended: str
     rounds: int = 0
@@ -142,18 +142,18 @@ class HttpApp(Rounds):
         stack = self.stack(visit)
         if not stack.node_identity:
             raise RequestRefusedError(
-                Refusal.UNAVAILABLE, "stack/pools.json names no node_identity, so no agent can be authenticated"
+                Refusal.UNAVAILABLE, "stack/pools.json has no `node_identity`, so no agent can be authenticated"
             )
         who = self._agent(request, stack)
         visit.note["caller"] = who.name or who.uid
         sync = parse(data, Sync)
         jobs = sync.old_jobs if sync.job is None else (sync.job, *sync.old_jobs)
         if not BOOT.match(sync.boot) or not all(map(JOB_ID.match, jobs)):
-            raise RequestRefusedError(Refusal.INVALID, "boot or job in an unexpected form")
+            raise RequestRefusedError(Refusal.INVALID, "the fields `boot`, `job` or `old_jobs` have an unexpected form")
         return self._answer(stack, self._speaker(who, sync, stack, visit), sync, visit)
 
     def _answer(self, stack: StackState, who: Speaker, sync: Sync, visit: Visit) -> SyncReply:
-        """Store the report, run a round if it is new or one is due, then answer."""
+        """Store the report, run a round if the report is new or a round is due, then answer."""
         from spotkeeper.contract.generation import Sync
         from spotkeeper.reconcile.controller.document import reply
         from spotkeeper.reconcile.controller.intake import accept, ended
@@ -177,7 +177,7 @@ class HttpApp(Rounds):
         return replace_struct(answer, ended=ended(store, stack, who, sync.old_jobs)) if sync.old_jobs else answer
 
     def _poll(self, store: Store, stack: StackState, who: Speaker, sync: Sync) -> Accepted | None:
-        """Answer a poll without a report from a recently read record that is not older than the agent's; else None."""
+        """Return the record for a sync that reports nothing, from the cache if it is new enough; None for a report."""
         from spotkeeper.reconcile.controller.intake import Accepted, silent
 
         job = silent(stack, who, sync)
@@ -189,9 +189,9 @@ class HttpApp(Rounds):
         return Accepted() if read is None else Accepted(job, read.value)
 
     def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
-        """Return whether a round is due: its time has come, or a round did not finish and its lease has expired.
+        """Return whether a round is due: its time has come, or an earlier round did not finish and its lease expired.
 
-        For a job at rest ticks suffice, unless an agent waits for an answer.
+        A job at rest leaves its rounds to ticks, unless an agent waits for an answer.
         """
         from spotkeeper.reconcile.controller.document import at_rest
 
@@ -226,7 +226,7 @@ class HttpApp(Rounds):
         return Notified(done.ended.value, done.rounds)
 
     def _event(self, request: Request, visit: Visit) -> Ticked:
-        """Handle a push, which is a hint. An unreadable one gets a 200, as a refused push is repeated for days."""
+        """Handle a push, which is a hint. An unreadable push is accepted, as a refused one is repeated for days."""
         data = self._hinted(request, visit)
         stack = self.stack(visit)
         try:
@@ -258,7 +258,7 @@ class HttpApp(Rounds):
         return self.runtime.verifier.agent(_authorization(request), stack.node_identity, stack.project)
 
     def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
-        """Return the machine that the request's token names. The body cannot name another one."""
+        """Return the machine that the request's token names. The body cannot name another machine."""
         return who
 
     def _invoker(self, request: Request) -> Caller:
@@ -270,7 +270,7 @@ class HttpApp(Rounds):
 
 
 def _authorization(request: Request) -> str | None:
-    """Return the header that the platform passes on unchanged. Two such headers arrive joined, so they are no token."""
+    """Return the header that the platform passes on unchanged. If sent twice, it arrives joined and is no token."""
     return request.headers.get("Authorization")
 
 
@@ -281,7 +281,7 @@ def _nothing(data: bytes) -> None:
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """Return the refusal that answers an error of the layers below."""
+    """Return the refusal to answer with after this error."""
     from spotkeeper.reconcile.service.auth import AuthError, KeysUnavailableError
     from spotkeeper.reconcile.store.objects import BadKeyError, StoreError
 

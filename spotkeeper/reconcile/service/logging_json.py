@@ -31,7 +31,7 @@ MAX_TEXT = 500
 
 
 def shown(text: str) -> str:
-    """Return the text without secrets, cut to ``MAX_TEXT``; JSON escapes control characters."""
+    """Return the text without secrets, cut to ``MAX_TEXT`` characters; JSON escapes control characters."""
     return redact(text[: 8 * MAX_TEXT])[:MAX_TEXT]
 
 

@@ -1,7 +1,7 @@
 """The function's interface as an OpenAPI 3.1 document, made from the types that the function itself uses.
 
-``python -m spotkeeper.reconcile.service.openapi`` writes ``openapi.json`` beside this file, which is shipped; a test
-fails when it is outdated. The function does not import this module.
+``python -m spotkeeper.reconcile.service.openapi`` writes ``openapi.json`` beside this file; a test fails if the written
+file is outdated. The package contains ``openapi.json``; the function does not import this module.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def document() -> Json:
             "schemas": {**_plain(schemas), "Refused": refused},
             "securitySchemes": {
                 "node": {"type": "http", "scheme": "bearer", "description": "A VM's own identity token"},
-                "invoker": {"type": "http", "scheme": "bearer", "description": "An identity token of an invoker"},
+                "invoker": {"type": "http", "scheme": "bearer", "description": "An invoker's identity token"},
             },
         },
     }
@@ -71,9 +71,9 @@ def _post(summary: str, body: str, answer: str, caller: str, *more: int) -> Json
 
 
 def _event() -> Json:
-    """Return the description of ``/v1/event``. The path accepts any push, since a refused push is repeated for days."""
+    """Return the description of ``/v1/event``. It accepts any push, because a refused push is repeated for days."""
     push = {"application/json": {"schema": {"anyOf": [{"$ref": _REF.format(name="Push")}, {}]}}}
-    about = "A Pub/Sub push, taken as a hint which job to look at. An unreadable push is ignored and gets 200"
+    about = "A Pub/Sub push: a hint which job needs a round. An unreadable push is ignored and answered with 200"
     return {**_post(about, "Push", "Ticked", "invoker"), "requestBody": {"required": False, "content": push}}
 
 
@@ -93,7 +93,7 @@ def _content(name: str) -> Json:
 
 
 def _plain(schemas: object) -> Json:
-    """Return schemas as plain JSON values; msgspec leaves tuples and enums in defaults."""
+    """Return schemas as plain JSON values: msgspec's contain tuples and enums as fields' defaults."""
     plain: Json = json.loads(msgspec.json.encode(schemas))
     return plain
 

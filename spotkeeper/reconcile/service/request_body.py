@@ -55,7 +55,7 @@ class Request(Protocol):
 
 
 class Refusal(str, Enum):
-    """The words of a refusal, and their HTTP status (:data:`STATUS`)."""
+    """The words by which a request is refused; :data:`STATUS` has their HTTP status."""
 
     INVALID = "invalid"
     UNAUTHORIZED = "unauthorized"
@@ -111,7 +111,7 @@ def parse(data: bytes, kind: type[T]) -> T:
     """Return the body as a struct. Cheap checks come first and refuse most bad bodies in microseconds.
 
     Raises:
-        BodyError: not UTF-8, no JSON, too deep, a duplicate key, a number that no double represents, or another shape.
+        BodyError: not UTF-8, not JSON, not of this type, nested too deeply, a duplicate key, or too large a number.
     """
     try:
         text = data.decode("utf-8")
@@ -128,7 +128,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def _deeper(data: bytes, most: int) -> bool:
-    """Return whether brackets nest deeper than ``most`` or do not balance, removing innermost pairs level by level."""
+    """Return whether brackets nest deeper than ``most`` or do not balance. Each step removes the innermost pairs."""
     brackets = _STRING.sub(b"", data).translate(_SQUARE, _NO_BRACKET)
     for _ in range(most):
         brackets = brackets.replace(b"[]", b"")
@@ -136,7 +136,7 @@ def _deeper(data: bytes, most: int) -> bool:
 
 
 def _strict(text: str) -> None:
-    """Refuse what msgspec accepts: duplicate keys, and numbers that JSON readers read differently."""
+    """Refuse what msgspec accepts but JSON readers may read differently: duplicate keys, and very large numbers."""
     keys = 0
 
     def once(pairs: list[tuple[str, object]]) -> None:
@@ -190,13 +190,13 @@ class ProtoPayload(Struct, frozen=True, rename="camel"):
 
 
 class LogEntry(Struct, frozen=True, rename="camel"):
-    """A preemption's audit entry. Only the machine's name is read, as a hint where to look."""
+    """A preemption's audit entry. Only the machine's name is read, as a hint which job needs a round."""
 
     proto_payload: ProtoPayload = ProtoPayload()
 
 
 def job_of_event(data: bytes, stack: str, project: str) -> str | None:
-    """Return the job of the machine that a pushed audit entry names; None: not a machine of the stack.
+    """Return the job of the machine that a pushed audit entry names; None if the machine is not the stack's.
 
     Google names the project by its id or its number. The stack does not know the number, so any number is accepted.
 

@@ -1,6 +1,6 @@
 """Rounds of one process of the function: one at a time for each job, each within the deadline of its request.
 
-Polls that report nothing are answered from documents that this process read a moment ago (:class:`Fresh`).
+Syncs that report nothing are answered from documents that this process read a moment ago (:class:`Fresh`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Visit:
 
 
 class Fresh(Generic[T]):
-    """A cache of one document per job, at most ``AGE_S`` old. Thread-safe."""
+    """A cache of one document per job, for half a second (``AGE_S``). Thread-safe."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -65,14 +65,14 @@ class Fresh(Generic[T]):
         return value
 
     def keep(self, job: str, value: T, at: float) -> None:
-        """Cache a document; ``at`` is a time before it was read."""
+        """Cache a document; ``at`` is the time when its read began."""
         with self._lock:
             if len(self._read) >= JOBS_KEPT:
                 self._read.clear()
             self._read[job] = at, value
 
     def forget(self, job: str | None = None) -> None:
-        """Drop a document that this process may have changed; None: all of them."""
+        """Drop the job's document, because this process may have changed it; with ``job`` None, drop all documents."""
         with self._lock:
             if job is None:
                 self._read.clear()
@@ -81,9 +81,9 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """One round per job at a time in this process. Requests that arrive meanwhile return, as the round covers them.
+    """Runs one round per job at a time in this process. Requests that arrive meanwhile return: it does their work too.
 
-    The bucket's lease does the same between processes and costs a read and two writes.
+    The bucket's lease does the same between processes, but costs a read and two writes.
     """
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ class Flights:
     def run(
         self, key: str, work: Callable[[], T], covered: Callable[[T], bool], tired: Callable[[], bool] = lambda: False
     ) -> T | None:
-        """Do the work, or return None if another request is doing it.
+        """Do the work, or return None if another request is doing it already.
 
-        A request that returned meanwhile may have stored a report that the work did not read. Then the work runs again,
-        unless ``covered`` says that nothing is new. Once ``tired``, this ends, and the caller handles what is not
-        covered.
+        The other request may have stored a report that the work did not read. So the work is then done again, unless
+        ``covered`` says that it missed nothing. Once ``tired`` is true, no further work begins, and the caller must
+        hand on what is left.
         """
         with self._lock:
             if key in self._again:
@@ -120,7 +120,7 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Whether a request has left its work to this one since the last check. If not, later ones do their own."""
+        """Return whether a request left its work to this one since the last check; if not, the next does its own."""
         with self._lock:
             again = self._again[key]
             if again:
@@ -146,7 +146,7 @@ class Rounds:
         return self.runtime.store.until(visit.deadline)
 
     def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
-        """Run a round; None: this process is already running a round, which covers this request."""
+        """Run a round of the job; None if this process is running one already, which does this request's work too."""
         from spotkeeper.reconcile.controller import reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline
@@ -207,5 +207,5 @@ class Rounds:
         if stack is None:
             raise RequestRefusedError(Refusal.UNAVAILABLE, "no stack/pools.json in the bucket")
         if stack.stack != self.runtime.settings.stack:
-            raise SettingsError(f"the bucket belongs to stack {stack.stack!r}, not to SPOTKEEPER_STACK")
+            raise SettingsError(f"the bucket belongs to stack {stack.stack!r}, not to the stack in SPOTKEEPER_STACK")
         return stack

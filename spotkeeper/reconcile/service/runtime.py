@@ -62,7 +62,7 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
     """Return the settings of this process.
 
     Raises:
-        SettingsError: ``SPOTKEEPER_STACK`` or ``SPOTKEEPER_BUCKET`` is missing, or the clock makes no sense.
+        SettingsError: ``SPOTKEEPER_STACK`` or ``SPOTKEEPER_BUCKET`` is missing, or ``SPOTKEEPER_CLOCK`` is not valid.
     """
     env = os.environ if environ is None else environ
     for name in ("SPOTKEEPER_STACK", "SPOTKEEPER_BUCKET"):
@@ -87,10 +87,10 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
 
 
 def spare_the_collector() -> None:
-    """Make garbage collection rare in a process that only serves rounds, which make 100,000 objects and no cycles.
+    """Make garbage collection rare: rounds make 100,000 objects but no cycles, so a collection finds almost nothing.
 
-    With 10,000 nodes the collection took a third of a round. Libraries do make cycles, some with open file descriptors,
-    so ``Runtime.collect`` collects them between requests.
+    With 10,000 nodes collections took a third of a round. Libraries do make cycles, some with open file descriptors,
+    so ``Runtime.collect`` collects garbage between requests.
     """
     gc.set_threshold(100_000, 50, 100)
     gc.freeze()  # modules and settings are never garbage
@@ -110,7 +110,7 @@ class Runtime:
 
         Args:
             cloud: used instead of the stack's cloud, without rate limits.
-            open_cloud: (stack, clock, endpoint) -> the stack's cloud, if another identity than the machine's is used.
+            open_cloud: (stack, clock, endpoint) -> the stack's cloud, to use another identity than the machine's.
         """
         self.settings = settings
         self.monotonic: Callable[[], float] = time.monotonic  # clock of deadlines, in real seconds
@@ -160,7 +160,7 @@ class Runtime:
             return self._verifier
 
     def options(self) -> RoundOptions:
-        """Return the options of rounds, one object per process, whose ledger writer remembers what it wrote."""
+        """Return the options of rounds: one object per process, because its ledger writer remembers what it wrote."""
         with self._lock:
             if self._options is None:
                 from spotkeeper.reconcile.controller.lease import in_thread
@@ -187,7 +187,7 @@ class Runtime:
         """Run a tick over all jobs of the stack within the deadline.
 
         Raises:
-            SettingsError, StoreError: the stack does not exist, or the bucket did not answer.
+            StoreError: the bucket did not answer, or the stack's document is unreadable.
         """
         from spotkeeper.reconcile.controller.tick import TickResult, tick
 
@@ -199,9 +199,9 @@ class Runtime:
         return tick(store, cloud, self.clock, replace(self.options(), deadline=deadline))
 
     def stack(self, store: Store | None = None) -> StackState | None:
-        """Return the stack, at most ``STACK_TTL_S`` old, or as last read if it cannot be decoded now.
+        """Return the stack as read in the last seconds (``STACK_TTL_S``); as last read, if it is unreadable now.
 
-        So agents are answered until the stack is repaired. Rounds read it again, and decide nothing.
+        Thus agents are answered until the stack is repaired. Rounds read the stack themselves and decide nothing then.
         """
         from spotkeeper.reconcile.store.documents import CorruptError
 
@@ -235,7 +235,7 @@ class Runtime:
 
 
 def _opener(stack: StackState) -> Callable[[StackState, Clock, str | None], Cloud]:
-    """Return the function that opens the stack's cloud; the other adapter is not imported."""
+    """Return the function that opens the stack's cloud; the other cloud's adapter is not imported."""
     if stack.cloud == "aws":
         from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
 
@@ -256,9 +256,9 @@ def _pace(stack: StackState) -> tuple[TokenBucket, TokenBucket]:
 
 
 class Deadlined:
-    """A cloud limited to the deadline of one request; later calls are deferred to the next round.
+    """A cloud limited to the deadline of one request; later calls are postponed to the next round.
 
-    A listing without time to finish is not begun, since an empty listing would prove nothing.
+    If no time is left for a listing, none is made: the empty result says that no zone answered, so it proves no loss.
     """
 
     def __init__(self, cloud: Cloud, clock: Clock, deadline: Deadline) -> None:

@@ -1,13 +1,13 @@
-"""Corrects a record whose writer's clock was ahead: an event dated after now counts as having happened now. Pure.
+"""Corrects a record that was written by a clock that was ahead: a past event dated after now is dated now. Pure.
 
-Every round stamps the record by its own clock. Clouds keep clocks within seconds of each other. A timestamp from a
-clock that had jumped ahead would freeze everything that counts time from it (a cold offer, the hour of the launch
-limit, a roll call) until other clocks reach it. A round that finds such a timestamp writes the corrected record before
-it decides anything.
+Every round writes times of its own clock into the record. Clouds keep clocks within seconds of each other. If a clock
+jumped ahead, everything that counts from its times (a cold offer, the hour of the launch limit, a roll call) would
+stand still until the other clocks reach them. A round that finds such a time writes the corrected record before it
+decides anything.
 
 The types ``Past`` and ``Until`` in ``contract.record`` mark the times that are corrected. Deadlines of machines
-(``Slot.notice``, ``Slot.ends``) are not the function's times, so they stay. ``Record.hold_ends``, at which disks are
-deleted, is never made earlier.
+(``Slot.notice``, ``Slot.ends``) do not come from a function's clock, so they stay. ``Record.hold_ends``, when disks
+are deleted, is never made earlier.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def believed(record: Record, now: float) -> Record:
     ahead = max(happened) - now
     if ahead <= SKEW_S or record.phase is Phase.DONE:
         return record
-    log.warning("job %s: a function's clock was %.0f s ahead; those times are taken as now", record.job, ahead)
+    log.warning("job %s: a function's clock was %.0f s ahead; its times after now count as now", record.job, ahead)
 
     def past(at: float) -> float:
         return min(at, now)
 
     def until(at: float) -> float:
-        """Limit a planned time: it may be no further away than it was when it was written, by the writer's clock."""
+        """Return a planned time, earlier by as much as the writer's clock was ahead, but not earlier than now."""
         return at if at <= now else max(now, at - ahead)
 
     limits = record.limits

@@ -48,9 +48,9 @@ def s3() -> tuple[str | None, Callable[[], S3Credential] | None]:
             found = session.get_credentials()
             now = found.get_frozen_credentials() if found is not None else None
         except BotoCoreError as error:
-            raise LoginError(f"AWS: {error}: `aws sso login`, or another profile (AWS_PROFILE)") from None
+            raise LoginError(f"AWS: {error}: run `aws sso login`, or choose another profile (AWS_PROFILE)") from None
         if now is None:
-            raise LoginError("AWS: not logged in: `aws sso login`, or name a profile (AWS_PROFILE)")
+            raise LoginError("AWS: not logged in: run `aws sso login`, or choose a profile (AWS_PROFILE)")
         return {
             "access_key_id": now.access_key,
             "secret_access_key": now.secret_key,
@@ -98,7 +98,7 @@ def gcs() -> Callable[[], GCSCredential] | None:
 
 
 def google_file() -> Path | None:
-    """Return the file of Google's credentials: the environment's, otherwise gcloud's default."""
+    """Return the file of Google's credentials: the one that the environment names, otherwise gcloud's default."""
     if given := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return Path(given)
     folder = os.environ.get("CLOUDSDK_CONFIG")
@@ -107,7 +107,7 @@ def google_file() -> Path | None:
 
 
 def _kind(file: Path) -> str:
-    """Return the ``type`` in the credentials file; if unreadable, one for obstore, whose error states the reason."""
+    """Return the ``type`` in the credentials file; if unreadable, a type for obstore, whose error gives the reason."""
     try:
         return str(json.loads(file.read_bytes())["type"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""Encodes, decodes and caches the bucket's documents: JSON, with a format number in those written by CAS. No I/O.
+"""Encodes, decodes and caches the bucket's JSON documents; those written by CAS have a format number. No I/O.
 
 Invalid bytes raise a ``CorruptError`` that names the object. A process decodes each version of a document once, since
 thousands of agents read one record. At each read it still asks the bucket whether that version is the newest.
@@ -36,8 +36,8 @@ QUARANTINE_BYTES = 4096  # how much of unreadable content is shown
 class CorruptError(StoreError):
     """An object exists and is unreadable: it was edited by hand or damaged.
 
-    Spotkeeper decides nothing from it and does not delete it. ``token``: the token of the object as read, for a repair;
-    ``said``: the beginning of its content.
+    Spotkeeper bases no decision on the object and does not delete it. ``token``: the token of the object as read, for
+    a repair; ``said``: the beginning of its content.
     """
 
     def __init__(self, message: str, path: str = "", token: str = "", said: str = "") -> None:
@@ -46,27 +46,27 @@ class CorruptError(StoreError):
 
     @property
     def remedy(self) -> str:
-        """Return the remedy for the unreadable object, in one line."""
+        """Return in one line what the user can do about the unreadable object."""
         name = re.sub(r"\Aspec-[0-9a-f]{64}", "spec", self.path.rpartition("/")[2])
         return _REMEDIES.get(self.path) or _JOB_REMEDIES.get(name, "delete the object")
 
 
 class NewerError(CorruptError):
-    """A document in a newer format than this program knows. It is intact, and is not changed."""
+    """A document in a newer format than this program knows. The document is intact and stays as it is."""
 
     @property
     def remedy(self) -> str:
-        return "bring the stack up with the Spotkeeper that wrote it (pulumi up), or use that version here"
+        return "run `pulumi up` with the version of Spotkeeper that wrote it, or use that version here"
 
 
 _JOB_REMEDIES = {
     "rec": "repair the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks",
-    "progress": "delete the object: the job's lowest member writes it again within a minute",
-    "spec.json": "repair the object: it is the job file as submitted, in JSON",
+    "progress": "delete the object: the member with the lowest node writes it again within a minute",
+    "spec.json": "repair the object, which is the job file as submitted, in JSON",
 }
 _REMEDIES = {
-    "stack/allocation": "spotkeeper repair allocation (rebuilds it from the jobs' ledgers, records and the cloud)",
-    "stack/pools.json": "have it written again: pulumi up --refresh (on this machine: spotkeeper local up)",
+    "stack/allocation": "spotkeeper repair allocation (rebuilds it from the jobs' ledgers and records and the cloud)",
+    "stack/pools.json": "have it written again by pulumi up --refresh (on this machine: spotkeeper local up)",
 }
 
 
@@ -120,7 +120,7 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
     """Decode a document of this type from its bytes.
 
     Raises:
-        CorruptError: names the object and the wrong field.
+        CorruptError: the bytes are no such document; the message names the object and the wrong field.
     """
     try:
         return codec.decode(data, kind)
@@ -157,7 +157,7 @@ def _unpacked(data: bytes, path: str) -> bytes:
     except zlib.error as error:
         raise CorruptError(f"{path}: does not unpack: {error}", path, said=cut(data)) from error
     if not unpacker.eof:
-        raise CorruptError(f"{path}: cut short, or larger than {UNPACKED_BYTES} bytes", path, said=cut(data))
+        raise CorruptError(f"{path}: is cut short, or larger than {UNPACKED_BYTES} bytes", path, said=cut(data))
     return plain
 
 
@@ -171,9 +171,9 @@ def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
     data = _unpacked(data, path)
     found = decode(data, _Document, path).v
     if found is not None and found > FORMAT:
-        raise NewerError(f"{path}: format {found}, this Spotkeeper knows {FORMAT}: a newer one wrote it", path)
+        raise NewerError(f"{path}: format {found}: a newer Spotkeeper wrote it, this one knows format {FORMAT}", path)
     if found != FORMAT:
-        raise CorruptError(f"{path}: format {found}, this Spotkeeper writes {FORMAT}", path, said=cut(data))
+        raise CorruptError(f"{path}: format {found}, but this Spotkeeper reads {FORMAT}", path, said=cut(data))
     return decode(data, kind, path)
 
 
@@ -207,7 +207,7 @@ class Recent:
         self._size = 0
 
     def blob(self, path: str) -> Blob | None:
-        """Return the cached version of a path, for a conditional read, without its bytes; or None."""
+        """Return the cached version of a path, without its bytes, for a conditional read; None if it is not cached."""
         with self._lock:
             entry = self._entries.get(path)
         return entry.blob if entry is not None else None

@@ -55,7 +55,7 @@ class StoreError(Exception):
 
 
 class BadKeyError(StoreError, ValueError):
-    """Spotkeeper never writes this key (or prefix): a bug, or input that should have been checked earlier."""
+    """A key (or prefix) that Spotkeeper never writes: the caller has a bug, or has not checked its input."""
 
 
 class ConflictError(StoreError):
@@ -63,7 +63,7 @@ class ConflictError(StoreError):
 
 
 class UnavailableError(StoreError):
-    """The store did not answer two requests. A write may or may not have happened: the next round reads the object."""
+    """The store answered neither a request nor its retry. A write may have happened; the next round looks."""
 
 
 class BucketRefusedError(StoreError):
@@ -73,7 +73,7 @@ class BucketRefusedError(StoreError):
 class Blob(Struct, frozen=True):
     """An object's bytes, and the tag that a conditional replacement names (ETag or generation; opaque).
 
-    ``etag``: the tag for a conditional read, if it is another one.
+    ``etag``: the tag for a conditional read, if that is another tag.
     """
 
     data: bytes
@@ -97,7 +97,7 @@ class Objects(Protocol):
     def part(self, key: str, start: int, size: int) -> bytes | None:
         """Read ``size`` bytes of a large object, fewer at its end; None if it is missing.
 
-        ``start`` is less than its size. The object may change between two parts.
+        ``start`` must be less than the object's size. The object may change between the reads of two parts.
         """
 
     def refresh(self, key: str, known: Blob) -> Blob | None:
@@ -125,20 +125,20 @@ class Objects(Protocol):
         """Return the ``most`` keys of a folder that were written last, newest first. Lists the folder."""
 
     def delete(self, key: str) -> None:
-        """Delete an object. A missing one is no error."""
+        """Delete an object. A missing object is no error."""
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete many objects at once. A missing one is no error."""
+        """Delete many objects at once. A missing object is no error."""
 
 
 def check_key(key: str) -> str:
     if len(key) > MAX_KEY or not _KEY.match(key):
-        raise BadKeyError(f"{key[:120]!r} is not a name Spotkeeper writes (letters, digits, '-', '.', '_' and '/')")
+        raise BadKeyError(f"{key[:120]!r} is not a key in Spotkeeper's form (letters, digits, '-', '.', '_' and '/')")
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """Return a valid prefix, which names a whole folder: obstore lists by path segment, SQLite by character."""
+    """Return the prefix if it names a whole folder: obstore compares path segments, but SQLite characters."""
     if prefix and not prefix.endswith("/"):
         raise BadKeyError(f"prefix {prefix[:120]!r} must end with '/'")
     if prefix:

@@ -1,7 +1,7 @@
 """Implements ``Objects`` for S3 and GCS through obstore.
 
-obstore imports in 10 ms and has both clouds' conditional writes. A transient error is retried once; a conditional
-write may then conflict with itself (``objects.ConflictError``).
+obstore imports in 10 ms and supports both clouds' conditional writes. A call is repeated once after a transient error;
+a conditional write may then conflict with itself (``objects.ConflictError``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_bucket(url: str, endpoint: str | None = None, brief: bool = False) -> O
     Args:
         endpoint: another root of the same API (a test's S3, a private endpoint). With plain ``http://`` GCS requests
             are not signed, since a token must not travel unencrypted.
-        brief: see ``objects.open_objects``.
+        brief: see ``store.open_objects``.
     """
     parts = urlsplit(url)
     patience = BRIEF if brief else LONG
@@ -190,7 +190,7 @@ class ObstoreObjects:
             self._in_time(prefix)
 
     def _listed(self, prefix: str, begin: str) -> builtins.list[str]:
-        """Return the sorted keys in the folder ``prefix`` that begin with ``begin``; obstore lists whole folders."""
+        """Return the sorted keys in the folder ``prefix`` that begin with ``begin``: obstore lists only folders."""
         found = []
         before = begin[:-1] + chr(ord(begin[-1]) - 1)  # the offset itself is left out
         for page in obstore.list(self._store, prefix=prefix or None, offset=before, chunk_size=50):
@@ -267,5 +267,5 @@ def _translated(key: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    """Return the first line of an error. In obstore's text, dumps of the request follow."""
+    """Return the first line of an error; obstore's further lines are dumps of the request."""
     return str(error).strip().split("\n", 1)[0][:300]

@@ -1,7 +1,7 @@
-"""The one-machine cloud's bucket: one SQLite file, safe between processes, with the clouds' errors.
+"""The one-machine cloud's bucket: a SQLite file that many processes may use; it raises the same errors as the clouds'.
 
-A plain folder has no compare-and-swap. Durable against kill -9 of any process (WAL, synchronous=NORMAL), not against a
-power cut.
+A plain folder would have no compare-and-swap. What is written survives kill -9 of any process (WAL,
+synchronous=NORMAL), but not always a power cut.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SqliteObjects:
         weakref.finalize(self, self._pool.close)
 
     def until(self, deadline: Deadline) -> SqliteObjects:
-        """Return this store: its requests have no deadline. Only a wait for a lock has a timeout, ``BUSY_S``."""
+        """Return this store itself: its calls have no deadline. Only a wait for a lock has a timeout (``BUSY_S``)."""
         return self
 
     def get(self, key: str) -> Blob | None:
@@ -223,7 +223,7 @@ def _prepare(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Translate SQLite's errors to those of ``objects``. SQLite itself retries for a lock, until its timeout."""
+    """Translate SQLite's errors to those of ``objects``. SQLite itself waits for a lock, until its timeout."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -1,6 +1,6 @@
-"""Names in the bucket: one function or constant each; no other module spells a path.
+"""The names of objects in the bucket: one function or constant for each; no other module spells a path.
 
-Parts from outside (job ids, names, boots) are checked here, so no path can leave its folder.
+Parts that come from outside (job ids, names, boot ids) are checked here, so no path can leave its folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _job(job: str) -> str:
 
 
 def _word(text: str) -> str:
-    return _checked(text, _WORD, "cannot be part of a name in the bucket ([-a-z0-9], at most 64)")
+    return _checked(text, _WORD, "cannot be part of a name in the bucket (1 to 64 characters of [-a-z0-9])")
 
 
 def _sha(digest: str) -> str:
@@ -52,7 +52,7 @@ def active(job: str) -> str:
 
 
 def name(job_name: str) -> str:
-    return "names/" + _checked(job_name, JOB_NAME, "is not a job name ([a-z][-a-z0-9]*, at most 40)")
+    return "names/" + _checked(job_name, JOB_NAME, "is not a job name ([a-z][-a-z0-9]*, at most 40 characters)")
 
 
 def folder(job: str) -> str:
@@ -117,7 +117,7 @@ def log(job: str, node: int, gen: int) -> str:
 
 
 def outputs(job: str) -> str:
-    """Return the folder of a job's output: per node a list (``contract.uploads``) and a folder of files beside it."""
+    """Return the folder of a job's output. For each node it has a list (``contract.uploads``) and a folder of files."""
     return folder(job) + "out/"
 
 
@@ -167,7 +167,7 @@ def market_hours(pool: str) -> str:
 
 
 def market_hour(pool: str, hour: int) -> str:
-    """Return the path of a pool's observations in an hour since 1970, zero-padded, so that names sort by time."""
+    """Return the path of a pool's observations in one hour, counted from 1970; zero-padded, so names sort by time."""
     return market_hours(pool) + f"{max(0, hour):08d}"
 
 

@@ -1,7 +1,7 @@
-"""The bucket of one stack, document by document, over an object layer.
+"""Reads and writes the documents in the bucket of one stack; makes no decisions.
 
-Distinguishes a write whose answer was lost from a lost race; decides nothing. ``documents.py`` encodes documents,
-``paths.py`` names them, and ``objects_*.py`` have the differences between S3, GCS and SQLite.
+It recognises a write that succeeded although its answer was lost. ``documents.py`` encodes documents, ``paths.py``
+names them, and ``objects_*.py`` have the differences between S3, GCS and SQLite.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class _Lease(Struct, frozen=True, omit_defaults=True):
-    """The lease document. ``until``: when it expires. ``due``: when the next round is due without new reports."""
+    """The lease document. ``until``: when it expires. ``due``: when the next round is due even without new reports."""
 
     nonce: str = ""
     until: float = 0.0
@@ -66,8 +66,8 @@ def open_objects(url: str, endpoint: str | None = None, brief: bool = False) -> 
 
     Args:
         endpoint: root of the store's HTTP API, if it is not the cloud's own.
-        brief: a call ends within ``objects.CALL_S``, as the function needs, whose requests have a deadline. Otherwise a
-        call may last as long as an upload.
+        brief: a call ends within ``objects.CALL_S`` seconds, because the function's requests have a deadline. Otherwise
+        a call has time for an upload.
 
     Raises:
         ValueError: the address has another form.
@@ -106,7 +106,7 @@ class Store:
     def until(self, deadline: Deadline) -> Store:
         """Return this store for one request: after the deadline, a new call raises :class:`StoreError`.
 
-        A call that has begun may take ``objects.CALL_S`` longer.
+        A call that has begun may end up to ``objects.CALL_S`` seconds after it.
         """
         objects = self._objects.until(deadline)
         return self if objects is self._objects else Store(objects, self._recent)
@@ -117,11 +117,11 @@ class Store:
         read = self._read_versioned(paths.record(job), Record)
         if read is not None and read.value.job != job:
             path = paths.record(job)
-            raise CorruptError(f"{path}: the record of another job ({read.value.job[:40]!r})", path, read.token)
+            raise CorruptError(f"{path}: has the record of another job ({read.value.job[:40]!r})", path, read.token)
         return read
 
     def create_record(self, record: Record) -> bool:
-        """Create a record, create-only. True also if the existing object has this record's nonce."""
+        """Create a record, create-only. True also if the record is there already with this nonce: a lost answer."""
         return self._create_versioned(paths.record(record.job), record) is not None
 
     def cas_record(self, record: Record, token: str) -> str | None:
@@ -218,7 +218,7 @@ class Store:
         return self._replace(path, msgspec.json.encode(mine), read.token) is not None
 
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
-        """Release a lease and note when the next round is due without new reports. A lease with another nonce stays."""
+        """Release a lease; note when the next round is due even without reports. A lease with another nonce stays."""
         path = paths.lease(job)
         read = self._read(path, _Lease)
         if read is not None and read.value.nonce == nonce:
@@ -234,7 +234,7 @@ class Store:
     # -- jobs/<job>/ledger/<time>.<id>
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
-        """Append an entry, create-only by (time, id). Readers take the first entry of an id."""
+        """Append an entry, once for its time and id. Readers take the first entry of an id. True if it is new."""
         return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
 
     def append_all(self, job: str, entries: Sequence[Entry]) -> None:
@@ -258,7 +258,7 @@ class Store:
         return self._value(paths.STACK, StackState)
 
     def draining(self) -> bool:
-        """Whether ``stack/drain`` exists: the stack is being destroyed, and no machine may be inserted."""
+        """Whether the stack is being destroyed (``stack/drain`` exists): then no machine may be inserted."""
         return self._objects.get(paths.DRAIN) is not None
 
     def read_spec(self, job: str, sha256: str = "") -> JobSpec | None:
@@ -268,10 +268,10 @@ class Store:
         """Store a job file, create-only. Raises :class:`StoreError` if another job file is there."""
         path = paths.spec(job, sha256)
         if self._create(path, spec_json(spec), own=True) is None:
-            raise StoreError(f"{path}: another job file is there, and is never replaced")
+            raise StoreError(f"{path}: another job file is there, and job files are never replaced")
 
     def put_source(self, job: str, sha256: str, tar: bytes) -> None:
-        """Store a source tar, create-only: an existing object has the same hash, which agents verify."""
+        """Store a source tar, create-only: an existing object has the same hash in its name, which agents verify."""
         path = paths.source(job, sha256)
         if path not in self.list(path):
             self._objects.put(path, tar)
@@ -310,7 +310,7 @@ class Store:
         return tuple(self._read_all(paths.NETWORKS, Network, deep=True))
 
     def put_network(self, network: Network) -> None:
-        """Store a measured bandwidth. It overwrites the older one."""
+        """Store a measured bandwidth in place of the older measurement."""
         self._objects.put(paths.network(network.machine_type, network.zone), msgspec.json.encode(network))
 
     def read_observations(self, pools: tuple[str, ...], hours: tuple[int, ...]) -> dict[str, tuple[Observation, ...]]:
@@ -324,9 +324,9 @@ class Store:
         return out
 
     def add_observations(self, pool: str, hour: int, observations: tuple[Observation, ...]) -> bool:
-        """Add observations that ``market/hours/<pool>/<hour>`` lacks. False if another writer interfered.
+        """Add observations that ``market/hours/<pool>/<hour>`` lacks. False if others wrote first at every try.
 
-        The first writer of a new hour deletes hours older than ``HOURS_KEPT``.
+        The first writer of a new hour deletes the hours that are too old (``HOURS_KEPT``).
         """
         path = paths.market_hour(pool, hour)
         for _ in range(MARKET_TRIES):
@@ -344,7 +344,7 @@ class Store:
                 if blob is None:
                     self._forget_hours(pool, hour - HOURS_KEPT)
                 return True
-        log.warning("%s: others wrote at every try; %d observations are not stored", path, len(observations))
+        log.warning("%s: others were first at every write; %d observations are not stored", path, len(observations))
         return False
 
     def _forget_hours(self, pool: str, before: int) -> None:
@@ -381,7 +381,7 @@ class Store:
         return job
 
     def put_name(self, name: str, job: str) -> bool:
-        """Store a job's name, create-only. Job ids are random, so this writer wrote a name that points to its id."""
+        """Store a job's name, create-only. Job ids are random, so a name with this id was written by this writer."""
         return self._create(paths.name(name), job.encode(), own=True) is not None
 
     def delete_name(self, name: str, job: str) -> None:
@@ -390,7 +390,7 @@ class Store:
             self._objects.delete(paths.name(name))
 
     def quarantine(self, text: str) -> None:
-        """Store unreadable content by its hash, limited in size and number."""
+        """Store unreadable content under its hash, up to a limit of size and number."""
         data = text.encode("utf-8", "backslashreplace")[:QUARANTINE_BYTES]
         if len(self._objects.list(paths.QUARANTINE)) < QUARANTINE_KEPT:
             self._create(paths.quarantine(hashlib.sha256(data).hexdigest()), data)
@@ -402,7 +402,7 @@ class Store:
         return blob.data if blob else None
 
     def get_all(self, paths: tuple[str, ...]) -> tuple[bytes | None, ...]:
-        """Read several small objects at once, in the order of the paths. None for a missing one."""
+        """Read several small objects at once, in the order of the paths. None for a missing object."""
         return tuple(blob.data if blob else None for blob in self._objects.get_many(list(paths)))
 
     def part(self, path: str, start: int, size: int) -> bytes | None:
@@ -413,7 +413,7 @@ class Store:
         self._objects.put(path, data)
 
     def delete(self, path: str) -> None:
-        """Delete an object. A missing one is no error."""
+        """Delete an object. A missing object is no error."""
         self._objects.delete(path)
 
     def list(self, prefix: str) -> tuple[str, ...]:
@@ -454,9 +454,8 @@ class Store:
     def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
         """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
 
-        ``deep``: also read subfolders. Other folders have no documents in subfolders, but machines could write some
-        there: the machines' right to ``jobs/<job>/logs/`` covers every name with ``/logs/`` in it, since clouds match
-        any character.
+        ``deep``: also read subfolders. Otherwise they are skipped, since machines may write there: the machines' right
+        to ``jobs/*/logs/*`` covers every name with ``/logs/`` in it, because the clouds' ``*`` matches slashes too.
         """
         out: builtins.list[T] = []
         keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
@@ -474,14 +473,14 @@ class Store:
         return out
 
     def _set_aside(self, path: str, blob: Blob) -> None:
-        """Copy an object to quarantine, if this identity has the right to; a submitter does not."""
+        """Copy an object to quarantine, if this identity has the right to do so; a submitter has not."""
         try:
             self.quarantine(f"{path}\n{cut(blob.data)}")
         except BucketRefusedError as error:
             log.info("not set aside: %s", error)
 
     def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
-        """Create an object. Returns its token, or None if it exists. ``own``: only this writer writes these bytes.
+        """Create an object. Returns its token, or None if it exists. With ``own``, only this writer writes these bytes.
 
         If the object exists, Google may answer 403 to an identity that may create objects but not replace them.
         """
@@ -501,7 +500,7 @@ class Store:
             return self._ours(path, data) if own else None
 
     def _ours(self, path: str, data: bytes) -> str | None:
-        """Return the token of this writer's own write if only its answer was lost; the nonce makes its bytes unique."""
+        """Return the token if the object has these unique bytes: then this writer's answer was lost, not its write."""
         blob = self._objects.get(path)
         return blob.tag if blob is not None and blob.data == data else None
 
@@ -513,7 +512,7 @@ class Store:
 
 
 def _versioned(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Versioned[T]:
-    """Return the decoded document with its token. A ``CorruptError`` has the token too."""
+    """Return the decoded document with its token. A ``CorruptError`` gets the token too."""
     try:
         return Versioned(decoded(blob.data, kind, path), blob.tag)
     except CorruptError as error:
@@ -523,5 +522,5 @@ def _versioned(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: ty
 
 def _checked(document: Nonced, path: str) -> Nonced:
     if not document.nonce:
-        raise StoreError(f"{path}: a document that is compared and swapped needs a fresh nonce")
+        raise StoreError(f"{path}: a document written by compare-and-swap needs a fresh nonce")
     return document

@@ -77,7 +77,7 @@ def test_future_times_count_as_now_and_plans_keep_their_distance(
     slot = replace(expected.nodes[0].cur, notice=NOW + ahead + 90.0, ends=NOW + ahead + 90.0)  # type: ignore[type-var]
     expected = replace(expected, nodes=(replace(expected.nodes[0], cur=slot, next=slot), Node()))
     assert asdict(corrected) == asdict(expected)
-    assert caplog.messages == [f"job {JOB}: a function's clock was 18000 s ahead; those times are taken as now"]
+    assert caplog.messages == [f"job {JOB}: a function's clock was 18000 s ahead; its times after now count as now"]
     assert believed(corrected, NOW) is corrected
 
 

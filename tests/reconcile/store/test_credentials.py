@@ -84,7 +84,7 @@ def test_an_aws_profile_gives_keys_and_region(there: Seen, nobody: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("config", "told"),
-    [("", "not logged in: `aws sso login`"), (SSO + SESSION, "Error loading SSO Token"), (SSO, "sso-session")],
+    [("", "not logged in: run `aws sso login`"), (SSO + SESSION, "Error loading SSO Token"), (SSO, "sso-session")],
     ids=["nothing", "a session that has ended", "half a configuration"],
 )
 def test_a_missing_login_is_reported_before_any_request(nobody: Path, config: str, told: str) -> None:

@@ -542,7 +542,7 @@ class TestStore:
             (paths.record(JOB), b"\xff\xfe", "jobs/abcd2345/rec"),
             (paths.record(JOB), b'{"v":1,"job":"abcd2345"', "jobs/abcd2345/rec"),
             (paths.record(JOB), b'{"v":1,"job":"abcd2345"}', "uid"),
-            (paths.record(JOB), encode_versioned(record()).replace(b'"v":1', b'"v":2'), "format 2.*knows 1"),
+            (paths.record(JOB), encode_versioned(record()).replace(b'"v":1', b'"v":2'), "format 2.*knows format 1"),
             (paths.record(JOB), encode_versioned(record()).replace(b'"v":1,', b""), "format None"),
             (paths.record(JOB), encode_versioned(record()).replace(b'"created":1.0', b'"created":"x"'), r"\$\.created"),
             (paths.ALLOCATION, b"[]", "stack/allocation"),
