@@ -1,7 +1,7 @@
 """Reads and writes observations of the market under ``market/``: prices from the cloud, and events of machines.
 
-All of it is advisory: a failure is logged, counts as "unknown", and delays a round by at most ``ASK_S``. A tick or a
-round calls :func:`read`; :func:`feed` stores the observations in new ledger entries. This module decides nothing.
+All of it is advisory: if reading fails, this is logged, the values count as unknown, and the round loses at most two
+seconds. A tick or a round calls :func:`read`; :func:`feed` stores what new ledger entries say about the market.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("spotkeeper.market")
 
 
 def read(store: Store, cloud: Cloud, stack: StackState, now: float) -> tuple[OfferHistory, ...]:
-    """Return the observations of all dynamic offers, by name. Called once in a tick or round; never raises."""
+    """Return the observations of all dynamic offers. Called once in a tick or round; never raises."""
     pools = tuple(pool for pool in stack.pools if pool.kind == "spot")
     try:
         prices = _prices(store, cloud, pools, now)
@@ -57,7 +57,7 @@ def read(store: Store, cloud: Cloud, stack: StackState, now: float) -> tuple[Off
 
 
 def boots(store: Store, pools: tuple[str, ...], now: float) -> dict[str, float]:
-    """Return the median time from a machine's insertion to its hello, seconds, by pool, for pools with boots.
+    """Return the median time from a machine's insertion to its hello, seconds, by pool; only pools with known boots.
 
     Raises:
         StoreError: the bucket failed.
@@ -77,7 +77,7 @@ def offers_seen(
     now: float,
     pasts: Mapping[str, MarketPast] | None = None,
 ) -> tuple[OfferHistory, ...]:
-    """Return the newest observation of each kind, by offer. Pure.
+    """Return for each offer the newest observation of each kind. Pure.
 
     Offers without observations are left out, and so are zones that no longer belong to their pool.
     """
@@ -122,7 +122,7 @@ def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketP
 
 
 def _as_folded(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast | None]:
-    """Return the stored history by pool. A history that is later than ``hour``, the current one, is invalid."""
+    """Return the stored history by pool; None: missing or invalid at this ``hour`` (:func:`_kept`)."""
     kept = store.get_all(tuple(map(paths.market_past, pools)))
     return {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
 
@@ -141,21 +141,21 @@ def _folded(store: Store, pool: str, past: MarketPast | None, hour: int) -> Mark
 
 
 def _kept(data: bytes | None, pool: str, hour: int) -> MarketPast | None:
-    """Decode a stored history; None if it is missing, invalid or from the future (its writer's clock was ahead)."""
+    """Decode a stored history; None if it is missing, invalid or later than ``hour`` (its writer's clock was ahead)."""
     try:
         past = None if data is None else codec.decode(data, MarketPast)
     except msgspec.DecodeError as error:
         log.warning("%s is invalid and is collected again: %s", paths.market_past(pool), error)
         return None
     if past is not None and (past.pool != pool or past.hour > hour + RECENT_H):
-        said = f"it is of pool {past.pool}, hour {past.hour}"
+        said = f"its content is of pool {past.pool}, hour {past.hour}"
         log.warning("%s is invalid and is collected again: %s", paths.market_past(pool), said)
         return None
     return past
 
 
 def _told(observations: tuple[Observation, ...]) -> Iterator[tuple[tuple[str, Model], dict[str, float]]]:
-    """Yield what observations say about an offer: its zone and model, and fields of :class:`OfferHistory`."""
+    """Yield zone and provisioning model of an offer, and the fields of :class:`OfferHistory` that observations set."""
     for observation in observations:
         if observation.event is Event.REFUSED and observation.cause in REFUSALS and observation.model is not None:
             yield (observation.zone, observation.model), {REFUSALS[observation.cause]: observation.at}
@@ -202,10 +202,10 @@ def _prices(store: Store, cloud: Cloud, pools: tuple[PoolState, ...], now: float
 def _ask(
     store: Store, cloud: Cloud, pool: str, known: Versioned[Prices] | None, now: float, ends: float
 ) -> Prices | None:
-    """Request a pool's prices from the cloud, unless another process has just begun to.
+    """Request a pool's prices from the cloud, unless another process is doing so.
 
-    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer is asked at most
-    once an hour too, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
+    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer is also asked at
+    most once an hour, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
     """
     if time.monotonic() >= ends:
         return None
@@ -229,7 +229,7 @@ def _left(ends: float) -> float:
 
 
 def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:
-    """Merge prices: in each zone the new answer replaces old prices from the time of its first price on."""
+    """Merge prices: in each zone the new prices replace the old ones from the time of the first new price on."""
     first: dict[str, float] = {}
     for run in told:
         first.setdefault(run.zone, run.start)
@@ -255,7 +255,7 @@ def feed(store: Store, job: str, entries: Iterable[Entry]) -> bool:
 def observations_of(job: str, entries: Iterable[Entry]) -> dict[tuple[str, int], list[Observation]]:
     """Return the observations in ledger entries, by pool and hour. Pure.
 
-    Static machines are left out, and a reboot is no second launch.
+    Static machines are left out, and a reboot does not count as a second launch.
     """
     out: dict[tuple[str, int], list[Observation]] = defaultdict(list)
     for entry in entries:

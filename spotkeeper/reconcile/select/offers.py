@@ -7,8 +7,8 @@ fallback, on-demand comes first. With a deadline, the rule decides when to wait.
 that model. ``shuffle`` shuffles the zones once per job, tries them in that order, waits, and starts over. No policy
 takes spot at or above the on-demand price of the same machine.
 
-Spotkeeper does not know how much faster a more expensive machine type is. So if a job may use several, an hour of its
-work is worth the on-demand price of the cheapest, and more expensive spot is tried after that on-demand offer.
+Spotkeeper does not know how much faster a more expensive machine type is. So if a job may use several types, an hour of
+work is worth the on-demand price of the cheapest type, and spot at a higher price is tried after that on-demand offer.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Need:
         fallback: an on-demand fallback is active: on-demand comes first, then spot.
         on_demand_left: how many more on-demand machines the job may have.
         cold_s: how long an offer stays cold after a refusal to any job.
-        salt: seeds the shuffle; the job's uid.
+        salt: the seed of the shuffle; the job's uid.
         runs: the machine that an offer must be better than; None: no machine runs.
-        work: None: unknown.
-        move_costs: by zone, except for the zone of the checkpoint.
+        work: the job's progress; None: unknown.
+        move_costs: the cost of moving to each zone but that of the checkpoint.
         there: keys of offers whose machines have booted and wait, so that their boot costs nothing more.
         since: when the wait began that ``max_wait_s`` limits.
         hung_s: how long the job waits for a machine that never boots; a deadline must leave time for one.
@@ -131,7 +131,7 @@ class Need:
 
 @dataclass(frozen=True)
 class _Market:
-    """The observations, by offer."""
+    """The observations of the market, and the prices with which offers are compared."""
 
     need: Need
     listed: dict[tuple[str, str], float]  # on-demand price by pool and zone
@@ -173,10 +173,10 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
 
 
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
-    """Order the dynamic offers, best first. Refused ones are left out; cold ones come last within their model.
+    """Return the dynamic offers, best first, without refused offers. Cold offers come last within spot and on-demand.
 
-    Spot that is cold, or whose expected life is not worth a start, comes after on-demand rather than never: another
-    request is free, waiting is not.
+    Spot that is cold, or whose expected life is not worth a start, is not left out but comes after on-demand, since
+    another request costs nothing and waiting does.
     """
     market = _Market.observed(spec, need, stack, rule)
     every = list(_offers(spec, stack, need, market))
@@ -207,7 +207,7 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
     patience_s = _patience_s(need, chosen) if any(offer.model is Model.SPOT for offer in every) else 0.0
     if demand and patience_s > 0:  # under a deadline the job waits for better spot
         return Selection((*good, *(() if need.dated else rest)), need.now + patience_s, probe=probe)
-    why = "another pool costs less on-demand, so it comes after that"
+    why = "comes after the on-demand machine of another pool, which costs less"
     costly = [RankedOffer(offer, f"{_where(offer)}: {why}") for offer in cheap if market.costly(offer)]
     least = min((choice.offer.price for choice in costly), default=math.inf)
     soon = tuple(choice for choice in last if choice.offer.price < least)
@@ -217,7 +217,7 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
 
 
 def _patience_s(need: Need, chosen: Plan) -> float:
-    """Return for how many seconds on-demand is no offer: with a deadline the rule's time, at most ``max_wait``."""
+    """Return for how many seconds on-demand is not offered yet: by ``max_wait``; with a deadline also by the rule."""
     patience = chosen.patience_h * HOUR_S if need.dated else 0.0 if need.max_wait_s is None else math.inf
     if need.max_wait_s is None:
         return patience
@@ -232,7 +232,7 @@ def _by_worth(spot: list[Offer], market: _Market) -> list[Offer]:
 
 
 def _job_state(need: Need, offers: list[Offer], market: _Market) -> JobState:
-    """Convert the need to the rule's input. Without a deadline the slack is ample."""
+    """Convert the need to the rule's input. Without a deadline the slack is practically unlimited."""
     boots = [seen.boot_s for offer in offers if (seen := market.of(offer)) and seen.boot_s is not None]
     restart = start_s(max(boots, default=None), need.begin_s, need.save_s) / HOUR_S
     work, runs = need.work or Work(FAR_H, None), need.runs
@@ -354,13 +354,13 @@ def _guess_why(zone: SpotZone, mean: float) -> str:
     believed, seen = guessed(zone, mean)
     if abs(believed - seen) < 0.05:
         return ""
-    return f"; the cloud's estimate makes it {believed:.1f} times the usual losses instead of {seen:.1f}"
+    return f"; by the cloud's estimate, {believed:.1f} times the usual losses are expected instead of {seen:.1f}"
 
 
 def _rest_why(offer: Offer, market: _Market) -> str:
     if market.cold(offer):
-        return f"{_where(offer)}: refused in the last {market.need.cold_s:.0f} s, so it comes last"
-    return f"{_where(offer)}: its expected life is not worth a start"
+        return f"{_where(offer)}: refused in the last {market.need.cold_s:.0f} s, so this offer comes last"
+    return f"{_where(offer)}: the machine's expected life is not worth a start"
 
 
 def _demand_why(offer: Offer, spec: JobSpec, need: Need, chosen: Plan) -> str:

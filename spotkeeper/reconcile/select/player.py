@@ -1,7 +1,7 @@
 """Answers the selection protocol (``contract.policy``) with `select()`, for ``spotkeeper policy`` and the replay.
 
-A market is represented by a stack with one pool, and a gang by one machine of that pool. Observations of each zone are
-kept, as in ``market/`` of a stack, and discarded between cases.
+A market is represented by a stack with one pool, and a gang by one machine of that pool. The observations of each zone
+are kept during a case, as in ``market/`` of a stack.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The selection rule: chooses spot, on-demand or waiting, and the zone, and gives its reasons. Pure.
 
-``decide()`` applies it to real zones, ``spotkeeper policy`` and the replay to recorded ones. All times are hours;
+``decide()`` applies the rule to real zones, ``spotkeeper policy`` and the replay to recorded ones. All times are hours;
 prices are shares of the on-demand price, so an hour of work is worth 1. A launch on spot is worth its expected work,
-less the cost of its expected life and of the move; a launch that follows on-demand must also pay for the later return
-to on-demand. ``docs/selection.md`` explains the parts and what each is worth on recorded markets.
+less the cost of its expected life and of the move. If the job runs on-demand, the launch must also pay for the later
+return to on-demand. ``docs/selection.md`` explains the parts of the rule and what each part saves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Go(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours that an hour of it saves."""
+    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours that each hour of it saves."""
 
     go: Go
     zone: str = ""
@@ -52,9 +52,9 @@ class SpotZone:
     """A zone with an offer of spot.
 
     Attributes:
-        move_h, move_price: time and cost of moving the checkpoint to the zone, less the boot of machines that already
-        wait there.
-        hazard_factor: the cloud's own estimate of the hazard, from a half to twice; 1 without an estimate.
+        move_h, move_price: time and cost of moving the checkpoint to the zone; less the boot time, if machines have
+        booted and wait in the zone.
+        hazard_factor: the factor, 0.5 to 2, by which the cloud's own estimate changes the hazard; 1: no estimate.
     """
 
     id: str
@@ -72,10 +72,10 @@ class Work:
     Attributes:
         left_h, done_h: the work left and the work done.
         slack_h: the time until the deadline, less the work left; None: no deadline.
-        planned_h: the slack if the job had kept to its schedule from the start.
+        planned_h: the slack that the job would have now if it were on schedule: the initial slack in proportion to the
+        work left.
         excess_h: what the job has cost beyond the same work on-demand, in on-demand hours.
-        delay_price: None: the slack ends with a deadline. Otherwise the slack ends when on-demand is due in any case,
-        and an hour of waiting until then costs this many on-demand hours.
+        delay_price: the cost of an hour of waiting, in on-demand hours; None: a deadline limits the slack.
     """
 
     left_h: float
@@ -108,7 +108,7 @@ class JobState(Work):
 
 @dataclass(frozen=True)
 class Rule:
-    """The parameters, fitted on recorded markets (``docs/selection.md`` says how, and tests them on others)."""
+    """The parameters, fitted on recorded markets and tested on others (``docs/selection.md``)."""
 
     shape: HazardShape = SHAPE
     wait_left: float = 0.14  # wait while the slack exceeds this share of the work left ...
@@ -140,7 +140,7 @@ def plan(job: JobState, zones: tuple[SpotZone, ...], rule: Rule = RULE) -> Plan:
     if job.running is Go.SPOT:
         return _on_spot(job, zones, rule)
     if _hopeless(job, rule):
-        why = f"on-demand to the end: spot has cost {job.excess_h:.1f} h more than it was worth"
+        why = f"on-demand to the end: spot has cost {job.excess_h:.1f} on-demand hours more than it was worth"
         go = Go.ON_DEMAND if job.running is None else Go.KEEP
         return Plan((Proposal(go, job.zone, why),), why)
     must = _must(job, len(zones))
@@ -150,14 +150,14 @@ def plan(job: JobState, zones: tuple[SpotZone, ...], rule: Rule = RULE) -> Plan:
 
 
 def _must(job: JobState, zones: int) -> bool:
-    """Whether on-demand has to start now to meet the deadline, counted in whole ticks."""
+    """Whether on-demand has to start in this tick, since the next tick would be too late for the deadline."""
     need = job.left_h + job.late + zones * job.attempt_h
     left = job.slack_h + job.left_h
     return math.ceil(need / job.tick_h - 1e-9) >= math.floor(left / job.tick_h + 1e-9)
 
 
 def _hopeless(job: JobState, rule: Rule) -> bool:
-    """Whether spot has cost as much extra as allowed, so that the rest of the job runs on-demand at a known cost."""
+    """Whether the job has cost so much more than on-demand that the rest of it must run on-demand (``Rule.hope``)."""
     return job.excess_h > rule.hope * (job.done_h + job.left_h) + job.restart_h
 
 
@@ -185,15 +185,15 @@ def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[
 def guessed(zone: SpotZone, mean: float, rule: Rule = RULE) -> tuple[float, float]:
     """Return a zone's estimated hazard with and without the cloud's estimate, relative to the usual hazard.
 
-    With more observations of the zone the two converge. ``mean``: the mean of all zones (``zone_history.common``).
+    The more observations the zone has, the less the two differ. ``mean``: that of all zones (``zone_history.common``).
     """
     return factor(zone.track, mean * zone.hazard_factor, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
 
 
 def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
-    """Plan for a job on spot: stay, unless another zone saves more than a start there and its risk cost.
+    """Plan for a job on spot: stay, unless another zone saves more than what a start there and its risk cost.
 
-    If this spot machine costs more than on-demand, the job leaves it while it has time, since such a price may last.
+    If this spot machine costs more than on-demand, the job leaves it as long as it has time, since the price may stay.
     """
     here = next((zone for zone in zones if zone.id == job.zone), None)
     stay = Proposal(Go.KEEP, job.zone, "spot runs")
@@ -209,19 +209,19 @@ def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
 
 
 def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: Rule) -> list[Proposal]:
-    """Propose zones that are worth a move. If the present zone costs more than on-demand, they must beat on-demand."""
+    """Propose zones that are worth a move. They must be better than the present zone, and better than on-demand."""
     if all(zone.price >= here.price - rule.cheaper_by for zone in zones):
         return []
     saves = max(0.0, WHOLE - here.price)
     return [
-        Proposal(Go.SPOT, zone.id, f"{zone.price:.0%} of on-demand instead of {here.price:.0%}", rate)
+        Proposal(Go.SPOT, zone.id, f"{zone.price:.0%} of the on-demand price instead of {here.price:.0%}", rate)
         for rate, _, _, zone in weigh(job, zones, rule)
         if zone.price < here.price - rule.cheaper_by and rate > saves + rule.better
     ]
 
 
 def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) -> Plan:
-    """Plan for a job on on-demand: stay until a zone is worth more than going and returning, with time for both."""
+    """Plan for a job on on-demand: stay until a zone is worth the move there and the return, with time for both."""
     keep = Proposal(Go.KEEP, job.zone, "on-demand runs")
     margin = 2.0 * job.restart_h
     if must or job.slack_h <= margin:
@@ -238,7 +238,7 @@ def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: boo
     probe = tuple(
         zone.id for zone in zones if zone.id not in asked and job.now_h - zone.track.seen_h >= rule.probe_every_h - 1e-9
     )
-    why = "spot is worth moving there and back" if steps else "no zone is worth moving there and back"
+    why = "spot is worth the move and the return" if steps else "no zone is worth the move and the return"
     return Plan((*steps, keep), why, probe)
 
 
@@ -262,21 +262,21 @@ def _patience(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> tuple[f
     """Return how many hours to wait while no spot is available, and the reason."""
     need = rule.wait_ticks * job.tick_h + rule.wait_left * job.left_h + rule.wait_planned * job.planned_h
     if job.slack_h <= need:
-        return 0.0, f"on-demand if no spot is available: {job.slack_h:.1f} h of slack, {need:.1f} h needed"
+        return 0.0, f"on-demand if no spot is available: {job.slack_h:.1f} h of slack, {need:.1f} h needed to wait"
     if job.delay_price is not None and rule.gives_up and zones:
         best = max(zones, key=lambda zone: zone.track.share)
         share = best.track.share
         if best.price + job.delay_price * (1.0 - share) / share > 1.0:
-            return 0.0, f"on-demand if no spot is available: the best zone has spot {share:.0%} of the time"
-    return job.slack_h - need, f"wait for spot: {job.slack_h:.1f} h of slack, {need:.1f} h needed"
+            return 0.0, f"on-demand if no spot is available: the best zone has spot only {share:.0%} of the time"
+    return job.slack_h - need, f"wait for spot: {job.slack_h:.1f} h of slack, {need:.1f} h needed to wait"
 
 
 def _pressed(job: JobState) -> str:
     late_h = job.restart_h - job.slack_h
     if late_h > 0:
         return f"on-demand; the deadline will be missed by {late_h:.1f} h"
-    return f"on-demand to meet the deadline: {job.slack_h:.1f} h more than the work needs"
+    return f"on-demand to meet the deadline, which leaves only {job.slack_h:.1f} h more than the work needs"
 
 
 def _promise(life: Expected, zone: SpotZone) -> str:
-    return f"{zone.price:.0%} of on-demand, expected to last {life.hours:.1f} h"
+    return f"{zone.price:.0%} of the on-demand price, expected to last {life.hours:.1f} h"

@@ -1,10 +1,10 @@
 """Estimates how long spot lasts in a zone, from the usual hazard by age and from observations of the zone. Pure.
 
-:class:`HazardShape` has the losses per hour by the time since spot became available in a zone: after six hours a zone
-is twenty times safer than at first. It was fitted on all recorded markets. :class:`Track` scales it by a zone's own
-losses, with a gamma prior that counts as ``HazardShape.weight`` losses and has the mean of all zones of the job.
-``fold`` and ``now`` make tracks from a pool's observations. Only spot counts, and only what the cloud did: when a job
-gives a machine up, that is no loss, and spot was available until then.
+:class:`HazardShape` has the usual losses per hour by a zone's *age*, the time since spot became available in it: after
+six hours a zone is twelve times safer than at first. It was fitted on all recorded markets. A zone's own losses, which
+:class:`Track` counts, scale this hazard, with a gamma prior that counts as ``HazardShape.weight`` losses and has the
+mean of all zones of the job. ``fold`` and ``now`` make tracks from a pool's observations. Only spot machines count. If
+a job gives a machine up this is no loss, and shows that spot was available until then.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ LONGEST_BOOT_S = 3600.0
 
 @dataclass(frozen=True)
 class HazardShape:
-    """Losses per hour by age: ``hazard[i]`` until the age ``until_h[i]`` hours, the last value without end."""
+    """The usual losses per hour by a zone's age: ``hazard[i]`` up to the age ``until_h[i]``, hours."""
 
     until_h: tuple[float, ...] = (0.5, 2.0, 6.0, 24.0, math.inf)
     hazard: tuple[float, ...] = (1.2, 0.6, 0.2, 0.1, 0.03)
     weight: float = 2.0  # the prior counts as so many losses
 
     def losses(self, start_h: float, end_h: float) -> float:
-        """Return the expected losses of a machine between two ages, hours."""
+        """Return the losses to expect of a machine between two ages of its zone, hours."""
         total, begin = 0.0, 0.0
         for until, hazard in zip(self.until_h, self.hazard, strict=True):
             low, high = max(begin, start_h), min(until, end_h)
@@ -67,7 +67,7 @@ SHAPE = HazardShape()
 
 @dataclass(frozen=True)
 class Expected:
-    """The expectation for a launch: hours until the machine is lost or the job done, and hours of work among them."""
+    """What to expect of a launch: hours until the machine is lost or the job done, and the hours of work among these."""
 
     hours: float
     work_h: float
@@ -105,8 +105,8 @@ def expected(shape: HazardShape, age_h: float, factor: float, start_h: float, le
 class Track:
     """Availability of spot in one zone as observed: by launches, refusals, losses, probes and running machines.
 
-    ``up`` is the state at ``seen_h``, None before the first observation. Times are hours of any monotonic clock; an
-    observation older than the newest is ignored, so a clock that jumps back does no harm.
+    ``up``: whether spot was available at ``seen_h``; None before the first observation. Times are hours of any clock.
+    An observation older than the newest is ignored, so a clock that jumps back does no harm.
     """
 
     __slots__ = ("exposure", "losses", "observed_h", "seen_h", "shape", "since_h", "up", "up_h")
@@ -144,7 +144,7 @@ class Track:
         self.up_h *= share
 
     def see(self, at_h: float, up: bool, *, watched: bool = False) -> None:
-        """Add an observation. ``watched``: a machine has run since the last one, so no loss in between was missed."""
+        """Add an observation. ``watched``: a machine has run since the last observation, so no loss was missed."""
         if at_h <= self.seen_h:
             return
         gap = at_h - self.seen_h
@@ -162,10 +162,10 @@ class Track:
         self.up, self.seen_h = up, at_h
 
     def unhide(self) -> None:
-        """Correct ``losses``, after hourly observations, for losses between them.
+        """Correct the ``losses`` of a track with hourly observations for losses that happened between them.
 
-        A zone that is up ``share`` of the time and flips at random is seen to fall with probability
-        ``(1 - share)(1 - exp(-rate))`` an hour; this solves for ``rate``.
+        If a zone is up ``share`` of the time and changes at random, an hourly observation finds that it has gone down
+        with probability ``(1 - share)(1 - exp(-rate))``; this solves for ``rate``.
         """
         if self.losses <= 0 or self.up_h <= 0:
             return
@@ -184,18 +184,18 @@ class Track:
 
     @property
     def share(self) -> float:
-        """Return the share of the observed time in which the zone was up; 0.5 without observations."""
+        """Return the share of the observed time in which the zone had spot; 0.5 without observations."""
         return (self.up_h + 0.5) / (self.observed_h + 1.0)
 
 
 def common(tracks: list[Track], weight: float) -> float:
-    """Return the losses in all these zones together, relative to what the shape predicts."""
+    """Return the losses in all these zones together, relative to the usual losses."""
     losses = sum(track.losses for track in tracks)
     return (weight + losses) / (weight + sum(track.exposure for track in tracks))
 
 
 def factor(track: Track, mean: float, weight: float) -> float:
-    """Return one zone's losses, relative to what the shape predicts, drawn towards ``mean`` with this weight."""
+    """Return one zone's losses relative to the usual losses, drawn towards ``mean`` with this weight."""
     return (weight * mean + track.losses) / (weight + track.exposure)
 
 
@@ -231,7 +231,7 @@ def fold(past: MarketPast, observations: Iterable[Observation], hour: int) -> Ma
 
 
 def now(past: MarketPast, observations: Iterable[Observation], at: float) -> tuple[dict[str, Watch], Boots]:
-    """Return each observed zone's history until ``at``, and the pool's boots.
+    """Return the history of each observed zone until ``at``, and the pool's boots.
 
     ``observations``: the observations of the hours from ``past.hour`` on; earlier ones are ignored.
     """
@@ -268,7 +268,7 @@ class _Pool:
             self._booted(one)
 
     def _booted(self, one: Observation) -> None:
-        """Add a boot; for a machine that its backup overtook, the time until then, although its boot would take longer.
+        """Add a boot time. A machine that its backup overtook counts with the time until then.
 
         Without overtaken machines the slowest boots would be missing, the 95th percentile would sink, and more and more
         machines would get backups. Other machines that never joined (they died or hung) have no ``started`` and do not

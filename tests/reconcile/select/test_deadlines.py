@@ -164,7 +164,7 @@ def test_an_estimate_changes_the_losses_by_at_most_a_factor_of_two() -> None:
         return next(one.why for one in select(job(), stack(), asked).choices if one.offer.zone == "z-a")
 
     every = [guessed(zone, 1.0, 1.0, 1.0) for zone in ZONES[1:]]
-    assert "the cloud's estimate makes it 1.6 times the usual losses instead of 1.0" in why(
+    assert "by the cloud's estimate, 1.6 times the usual losses are expected instead of 1.0" in why(
         guessed("z-a", 0.0, 0.0, 0.0), *every
     )
     assert "estimate" not in why(guessed("z-a", 1.0, 1.0, 1.0), guessed("z-b", 1.0, 1.0, 1.0))
@@ -329,7 +329,7 @@ def test_too_expensive_spot_ends_on_demand() -> None:
     assert chosen(job(), work=replace_work(lost, 1.0))[0][1] is SPOT
     assert chosen(job(), models=(SPOT,), runs=DEMAND, work=lost) == []
     why = select(job(), stack(), Need(NOW, on_demand_left=9, work=lost)).choices[0].why
-    assert why.endswith("on-demand to the end: spot has cost 9.0 h more than it was worth")
+    assert why.endswith("on-demand to the end: spot has cost 9.0 on-demand hours more than it was worth")
 
 
 def replace_work(work: Work, excess_h: float) -> Work:
