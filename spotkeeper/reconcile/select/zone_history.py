@@ -67,7 +67,7 @@ SHAPE = HazardShape()
 
 @dataclass(frozen=True)
 class Expected:
-    """What to expect of a launch: hours until the machine is lost or the job done, and the hours of work among these."""
+    """What to expect of a launch: hours until the machine is lost or the job done, and how many of them are work."""
 
     hours: float
     work_h: float
