@@ -1,9 +1,8 @@
-"""A drill: the recovery of a job from the loss of one machine, phase by phase, each compared with its target.
+"""A drill: one machine of a job is preempted, and each phase of the job's recovery is compared with a target.
 
-Times are seconds of the cloud's clock since the preemption. A phase's target counts from the phase that it depends on,
-so that a slow boot misses only one target. The ledger has the times of most phases; a save, the end of processes and a
-mounted disk get the time at which the command first saw them. The view is pure; the functions below it format it as
-text.
+Times are seconds of the cloud's clock since the preemption. The target of a phase counts from the phases before it, so
+that a slow boot misses only one target. The ledger gives the times of most phases. A save, the end of the processes and
+a mounted disk get the time at which the command first saw them. The second part of this module formats the view.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class DrillStep(str, Enum):
     ======== ============================================= =========================
     HEARD    the notice (or the loss) is in the ledger     the preemption
     ASKED    a replacement is decided                      HEARD
-    SAVED    a newer checkpoint exists (with a notice)     HEARD
+    SAVED    a new checkpoint exists (only with a notice)  HEARD
     BOOTED   the replacement runs, as the cloud reports    ASKED
     HELLO    its agent is admitted                         ASKED
     STOPPED  the old generation's processes have ended     the order to stop
@@ -76,9 +75,9 @@ class Victim(Struct, frozen=True):
 
 
 class PhaseView(Struct, frozen=True):
-    """One phase of a recovery: when it was reached, how long it took, and its target; None until it is reached.
+    """One phase of a recovery. ``at_s`` and ``took_s`` are None until the phase is reached.
 
-    ``at_s`` counts from the preemption; ``took_s`` and ``limit_s`` from the phases that this one depends on.
+    ``at_s``: time since the preemption; ``took_s``: time since the phases before this one; ``limit_s``: its target.
     """
 
     step: DrillStep
@@ -105,7 +104,7 @@ class DrillView(Struct, frozen=True):
 class Targets(Struct, frozen=True):
     """The target of each phase in virtual seconds.
 
-    Real work (processes, saves, boots) takes more virtual seconds on a faster clock: :meth:`scaled`.
+    On a faster clock, real work (processes, saves, boots) takes more virtual seconds; see :meth:`scaled`.
     """
 
     heard_s: float = 15.0
@@ -120,7 +119,7 @@ class Targets(Struct, frozen=True):
     again_s: float = AGAIN_S
 
     def scaled(self, scale: float) -> Targets:
-        """The targets on a clock that runs ``scale`` times as fast; the deadline of a notice (SAVED) stays the same."""
+        """The targets on a clock ``scale`` times as fast as real time; that of SAVED is the same, as notices are."""
         extra = max(0.0, scale - 1.0)
         return replace(
             self,
@@ -146,7 +145,7 @@ class Evidence(Struct, frozen=True):
 
 
 def witness(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float]) -> dict[DrillStep, float]:
-    """Return ``seen`` plus the phases that ``look`` is the first to show, at its time (the ledger dates none)."""
+    """Return ``seen``, and ``look.now`` for phases without a ledger entry that ``look`` is the first to show."""
     out = dict(seen)
     shown = {
         DrillStep.SAVED: _saved(victim, look),
@@ -167,7 +166,7 @@ def _saved(victim: Victim, look: Evidence) -> bool:
 
 
 def _stopped(victim: Victim, look: Evidence) -> bool:
-    """Whether the processes of all other members have ended; the preempted machine cannot report."""
+    """Whether the processes of all members have ended, except the preempted machine, which cannot report."""
     ended = {(f.node, f.attempt) for f in look.facts if f.kind in (Kind.RELEASED, Kind.EXIT) and f.gen == victim.gen}
     wanted = {member for member in victim.members if member[0] != victim.node}
     return look.record.gen > victim.gen or (bool(ended) and wanted <= ended)
@@ -215,7 +214,7 @@ def _failed(record: Record, entries: Sequence[Entry], reached: bool) -> str:
 
 
 def _moments(victim: Victim, entries: Sequence[Entry]) -> dict[DrillStep, float]:
-    """The first time of each phase in the ledger. A replacement may fail, so all later attempts of the node count."""
+    """The first time of each phase in the ledger. Every later attempt of the node counts, as a replacement may fail."""
     at: dict[DrillStep, float] = {}
     for entry in entries:
         own = entry.node == victim.node and entry.attempt is not None
@@ -280,7 +279,7 @@ def patience_s(targets: Targets) -> float:
 
 # --- for people -------------------------------------------------------------------------------
 
-LEGEND = "after: time since the preemption; took: time since the phases that it depends on (the target limits this)"
+LEGEND = "after: time since the preemption; took: time since the phases before it, which the target limits"
 
 
 def table(view: DrillView) -> RenderableType:

@@ -218,7 +218,7 @@ def test_a_full_disk_is_reported_and_stops_no_training(stage: Stage, tmp_path: P
         assert before, "the older checkpoint stays"
         run.until("training to go on", lambda: run.watcher.step() > step + 60)
         assert commits(folder) == before and run.record().gen == 1
-        told = f"node {node}: its disk has no space for a checkpoint; training continues, the older one stays"
+        told = f"node {node}: its disk has no space for a checkpoint; training continues, the older checkpoint stays"
         assert told in run.view().warnings and told in shown(run)
         assert [line.text for line in run.view().events if line.event is Event.FULL] == [told]
 

@@ -63,7 +63,7 @@ Networks = Iterable[Network]
 
 
 def measured(pool: PoolState, networks: Networks) -> float | None:
-    """The network speed in Gbit/s that jobs measured for a pool's machine type, in its slowest zone.
+    """The network speed in Gbit/s that jobs measured on a pool's machine type, in the slowest of the pool's zones.
 
     None: not measured.
     """
@@ -80,7 +80,7 @@ class MeasuredStep(Struct, frozen=True):
 
 
 class ForecastRow(Struct, frozen=True):
-    """The forecast for one shape. ``bought``: ``spot`` (by the job's policy) or ``on-demand``."""
+    """The forecast for one shape. ``bought``: ``spot`` (what the job's policy buys) or ``on-demand`` (nothing else)."""
 
     pool: str
     shape: GangShape
@@ -109,7 +109,7 @@ def family(machine_type: str) -> str:
 
 
 def reduce_s(shape: GangShape, gradients_gb: float) -> float:
-    """Seconds of one all-reduce: a ring inside each machine, and one over the machines.
+    """Seconds of one all-reduce, which uses a ring inside each machine and a ring of all machines.
 
     A ring of n moves 2 (n - 1) / n of the bytes over each of its links (Patarasu and Yuan, 2009).
     """
@@ -122,9 +122,9 @@ def _ring(members: int) -> float:
 
 
 def step_s(step: MeasuredStep, shape: GangShape) -> float:
-    """Seconds of the measured step on another shape, with the same global batch.
+    """Seconds that the measured step takes on another shape, with the same global batch.
 
-    The arithmetic is scaled by the accelerators' peak speeds; if one is unknown, they count as equal.
+    The arithmetic is scaled by the accelerators' peak speeds. If a speed is unknown, both accelerators count as equal.
     """
     arithmetic = step.seconds - network_s(step, step.shape)
     ours, theirs = step.shape.tflops, shape.tflops
@@ -135,8 +135,8 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step in which a shape sums gradients.
 
-    A measured step may be shorter than the modelled time for its gradients, because the job sums fewer of them, or sums
-    them during the arithmetic. Then the modelled time is reduced by the same factor on every shape.
+    A measured step may be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
+    sums them during the arithmetic. Then the modelled time is reduced by the same factor on every shape.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
 
@@ -150,7 +150,7 @@ def _visible(step: MeasuredStep) -> float:
 def shapes(
     pools: Iterable[PoolState], own: GangShape, home: str, networks: Networks
 ) -> tuple[list[tuple[str, GangShape]], list[str]]:
-    """Choose the shapes to compare: the job's own in pool ``home``, and enough machines of each pool.
+    """Choose the shapes to compare: the job's own in its pool ``home``, and enough machines of each pool.
 
     Returns the pools with their shapes, and a line for each pool that is too small.
     """
@@ -180,16 +180,16 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
     lines = [
         "step: the global batch is the same; all processes share the arithmetic, then sum the gradients in a ring",
         f"gradients: {step.gradients_gb:g} GB a step"
-        + ("" if step.gradients_gb else ", so networks make no difference (--gradients-gb: bytes of the parameters)"),
+        + ("" if step.gradients_gb else ", so networks make no difference (--gradients-gb sets the gradients' size)"),
     ]
     if _visible(step) < 1.0:
         lines.append(
-            f"gradients: the modelled {reduce_s(step.shape, step.gradients_gb):.3f} s do not fit into a step of "
-            f"{step.seconds:.3f} s, so {percent(_visible(step))} of them count everywhere: the job has fewer, or sums "
-            "them during the arithmetic"
+            f"gradients: to sum them would take {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole step is "
+            f"{step.seconds:.3f} s; so {percent(_visible(step))} of this time count on every shape: the job has "
+            "fewer gradients, or sums them during the arithmetic"
         )
     if len({family(shape.machine_type) for shape in every}) > 1:
-        lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown ones count as equal")
+        lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown speeds count as equal")
     networks = {shape.machine_type: shape for shape in every if shape.known and shape.nodes > 1}
     if networks:
         lines.append("network: " + ", ".join(_network(shape) for _, shape in sorted(networks.items())))
@@ -208,13 +208,13 @@ COST, TIME = "cost 80 %", "done 80 %"  # titles of the columns with 80 % ranges
 _COLUMNS = ("shape", "each", "pool", "bought", "step", "network", "cost", COST, "done after", TIME)
 _BOUNDS = ("late", "over")  # columns of a job with a deadline, and of one with a budget
 _LEFT = frozenset({"shape", "pool", "bought"})
-ELSEWHERE = "a wider terminal and --json have them"
+ELSEWHERE = "a wider terminal and --json show them"
 
 
 def table(made: Comparison) -> RenderableType:
     """Return the same rows in two tables, sorted by cost and by time.
 
-    A narrow terminal drops columns; the last one dropped is the one by which the table is sorted.
+    A narrow terminal drops columns, and last of all the column by which the table is sorted.
     """
     from rich.console import Group
     from rich.text import Text

@@ -1,7 +1,7 @@
-"""Forecasts a job's cost and end: it replays the policy that buys machines on recorded markets. Pure.
+"""Forecasts a job's cost and end: it replays, on recorded markets, the policy that buys machines. Pure.
 
-The job begins at many moments in each recorded region. Each region is one sample of what the job's market may be like,
-and all samples weigh the same; the job's own market, if it was recorded, weighs as much as all others together.
+The job is replayed from many moments of each recorded region. Each region is a sample of what the job's market may be
+like, and all samples weigh the same; the job's own market, if recorded, weighs as much as all others together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Market = Sequence[PlayedOutcome]
 
 
 class Library(Struct, frozen=True):
-    """The recorded markets. ``own``: recordings of the job's own market."""
+    """The recorded markets: ``own`` has recordings of the job's own market, ``others`` all others."""
 
     others: tuple[RecordingPart, ...]
     own: tuple[RecordingPart, ...] = ()
@@ -60,7 +60,7 @@ class Outlook(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """The forecast of one job on one pool, compared with on-demand machines only; their cost is taken as certain."""
+    """The forecast of one job on one pool, beside on-demand machines only, whose cost is taken as certain."""
 
     job: str
     pool: str
@@ -89,7 +89,7 @@ def forecast(
         ValueError: the library is empty.
     """
     if not library.parts:
-        raise ValueError("no recorded market with spot capacity")
+        raise ValueError("no recorded market has spot capacity")
     own, others = ([_played(task, part, library, done) for part in parts] for parts in (library.own, library.others))
     expected, whole = outlook(task, others, own), on_demand_only(task)
     return Forecast(
@@ -109,7 +109,7 @@ def forecast(
 
 
 def replays(task: Task, library: Library) -> int:
-    """The number of replays in each part."""
+    """How often the job is replayed in each part of the library."""
     finest = min(part.recording.tick_h for part in library.parts)
     ticks = (task.deadline_h or 1.5 * task.work_h) / finest
     return max(LEAST, int(min(REPLAYS, TICKS / ticks) / len(library.parts)))
@@ -175,34 +175,34 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     spec = task.spec
     names = Counter(part.recording.name for part in library.parts)
     where = ", ".join(f"{name}: {count} region{'s' * (count > 1)}" for name, count in sorted(names.items()))
-    yield f"market: like a recorded one ({where}), starting at any moment of it"
+    yield f"market: like one of the recorded markets ({where}), from any moment on"
     if library.own:
-        yield f"market: {', '.join(part.name for part in library.own)} is the job's own, with half of the weight"
+        yield f"market: {', '.join(part.name for part in library.own)} is the job's own and has half of the weight"
     low, high = usd(min(task.spot)), usd(max(task.spot))
     spot = low if low == high else f"{low} to {high}"
     yield f"prices: on-demand {usd(task.on_demand)}, spot {spot} a machine-hour, changing as in the recording"
     watched = min(part.recording.gang for part in library.parts)
     if task.nodes > watched:
-        yield f"capacity: recordings show {watched} machines or more; the job's {task.nodes} are lost together"
+        yield f"capacity: recorded for {watched} machines; the job's {task.nodes} are assumed to come and go together"
     else:
         yield "capacity: the job runs if all its machines are available, and loses them together"
     if spec.size().min < task.nodes:
         yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
     start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
-    yield f"start: {start} for each launch, billed; {move} more in another zone; {ATTEMPT_H * 3600:.0f} s for a refusal"
+    yield f"start: a launch bills {start}, in another zone {move} more; a refusal takes {ATTEMPT_H * 3600:.0f} s"
     yield "work: a preemption costs the time of a restart; no step is lost (the notice gives time for a save)"
     if task.shop.on_demand:
         yield "on-demand: available at any time"
     else:
-        yield f"on-demand: {barred(task)}, so none is bought; its column shows the cost for comparison"
+        yield f"on-demand: {barred(task)}, so no such machine is bought; their column is for comparison"
     yield "not included: disks and traffic"
-    yield f"band: holds {percent(PROMISED)} of outcomes in markets that were not used for it (bench/market/forecast.py)"
+    yield f"range: contains {percent(PROMISED)} of outcomes in markets that were left out (bench/market/forecast.py)"
 
 
 # -- for people
 
 
-HEAD = ("", "expected", "80 % band", "on-demand only")
+HEAD = ("", "expected", "80 % range", "on-demand only")
 
 
 def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
@@ -256,7 +256,7 @@ def below(lines: Iterable[str]) -> RenderableType:
 
 
 def markdown(made: Forecast) -> str:
-    """The forecast as Markdown for a comment: user-written names are code spans, the assumptions are folded."""
+    """The forecast as Markdown for a comment. Names from users become code spans; the assumptions are folded."""
     title = f"**{code(made.job)} on {code(made.pool)}**: {code(headline(made))}"
     cells = [list(row) for row in rows(made)]
     lines = [title, "", *markdown_table(list(HEAD), cells, right=(1, 2, 3)), ""]

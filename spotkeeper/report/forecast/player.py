@@ -1,8 +1,8 @@
 """Plays the function's purchasing policy, `select()`, in a replay; the gang counts as one machine. Pure.
 
-It repeats the rules of ``decide()`` that affect cost: a gang that lost its machines stays in its zone until the zone
-has no capacity, on-demand fallback lasts a while, and a move keeps the old machines until it has new ones. Only
-`select()` decides what to buy.
+`select()` alone decides what to buy. The replay repeats the rules of ``decide()`` that affect cost: a gang that lost
+its machines stays in its zone until the zone has no capacity, an on-demand fallback lasts for its set time, and a move
+keeps the old machines until it has new ones.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Chooser:
         return {zone: way for id_, zone in self.names.items() if id_ != home}
 
     def _work(self, tick: Tick) -> Work:
-        """The work left. Time until the next tick does not count as slack, because a replay decides only at ticks."""
+        """The work left. A replay decides only at ticks, so the time until the next tick does not count as slack."""
         whole, left = self.terms.work_h, tick.left_h
         excess = tick.cost / self.terms.on_demand_price - tick.done_h
         if tick.time_left_h is None:

@@ -1,7 +1,7 @@
 """The recorded markets that a forecast replays, including the stack's own history, one part per region. Pure.
 
 A stack is in one region, and markets differ far more between regions than between hours. So each replay draws zones of
-one region, and the benchmark of forecasts leaves out whole regions.
+one region, and the benchmark tests forecasts on regions that they did not use.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
 
 
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
-    """Draw as many recorded zones as the job has, scaled to the job's prices; at least one has capacity at times."""
+    """Draw as many recorded zones as the job has, scaled to its prices; at least one has capacity at some time."""
     every = range(len(recording.zones))
     first = rng.choice([index for index in every if has_spot(recording, index)])
     others = [index for index in every if index != first]
@@ -180,7 +180,7 @@ def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
 
 
 def _filled(known: list[bool | None]) -> list[int]:
-    """Fill gaps in the states: an unknown state equals the last known one; before that, the first known one."""
+    """Fill gaps: an unknown state becomes the last known state before it, or, at the begin, the first known state."""
     last = next((state for state in known if state is not None), False)
     out = []
     for state in known:

@@ -1,4 +1,4 @@
-"""The text of each event of a job: the object, what happened, and what to do where the reader can act."""
+"""The text of each event of a job: whom it concerns, what happened, and what to do where the reader can act."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _TEXTS: dict[Event, str] = {
     Event.ROLL: "roll call: every agent must answer",
     Event.FALLBACK: "on-demand fallback after too many losses",
     Event.MOVE: "the job moves to another zone",
-    Event.FULL: "{who}: its disk has no space for a checkpoint; training continues, the older one stays",
-    Event.UNSAVED: "{who}: a checkpoint could not be saved; training continues, the older one stays, the next is tried",
-    Event.DAMAGED: "{who}: its copy of a checkpoint is damaged; if no machine has a complete one, an older one is used",
+    Event.FULL: "{who}: its disk has no space for a checkpoint; training continues, the older checkpoint stays",
+    Event.UNSAVED: "{who}: a checkpoint could not be saved; training continues, the older checkpoint stays",
+    Event.DAMAGED: "{who}: its copy of a checkpoint is damaged; without another copy, an older checkpoint is used",
     Event.MIRRORED: "the bucket has a new copy of the checkpoint",
-    Event.UNMIRRORED: "{who}: a checkpoint's copy in the bucket is damaged or missing; an older one is used",
+    Event.UNMIRRORED: "{who}: a checkpoint's copy in the bucket is damaged or missing; an older checkpoint is used",
     Event.FETCH: "no disk has the newest checkpoint; fetching it from the bucket",
     Event.PREFLIGHT_FAILED: "{who}: the machine failed a health check; its agent's log says more",
     Event.SAVED: "{who}: checkpoints are saved again",
@@ -137,7 +137,7 @@ def _stopped(entry: Entry, lost: tuple[int, ...]) -> str:
 
 
 def _vm(entry: Entry, stack: str, job: str) -> str:
-    """The machine of an event: ``: sk-prod-abcdefgh-n0001-a2``; its attempt if the stack is unknown; else ""."""
+    """The machine of an event, ``: sk-prod-abcdefgh-n0001-a2``; its attempt if the stack is unknown; "" without one."""
     static = entry.detail.removeprefix(MACHINE) if entry.detail.startswith(MACHINE) else ""
     if static or entry.node is None or entry.attempt is None:
         return f": {static}" if static else ""

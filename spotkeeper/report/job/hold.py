@@ -1,4 +1,4 @@
-"""A job on hold: what it costs meanwhile, what ends the hold, and the commands that resume or end it."""
+"""A job on hold: its cost during the hold, what ends the hold, and the commands that resume or end the job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resume(record: Record) -> str:
 
 
 def goes_back(record: Record) -> bool:
-    """Whether the newest checkpoint is lost, as the record's reason says; a plain resume would cause another hold."""
+    """Whether the record's reason says that the newest checkpoint is lost; a plain resume would cause another hold."""
     return record.hold in (Hold.CLOUD, Hold.CAPACITY) and record.go_back() in record.reason
 
 

@@ -1,4 +1,4 @@
-"""A job as lines of text: ``watch`` prints them without a terminal, and the views consist of them."""
+"""A job as lines of text. The views are made of them, and without a terminal ``watch`` prints them alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spotkeeper.report.text.words import count, duration, loss_word, percent, sa
 # For each kind of hold: what a resume grants, and the files that a person may want to change first.
 _RESUMES = {
     Hold.FAILURE: (", with a fresh crash budget", "a corrected script or job file"),
-    Hold.SPEND: (", for as much again (max_usd)", "another max_usd, or other files"),
+    Hold.SPEND: (", with max_usd to spend again", "another max_usd, or other files"),
 }
 
 
@@ -50,7 +50,7 @@ def training_line(view: JobView) -> str:
 
 
 def on_its_clock(view: JobView) -> str:
-    """A note beside durations if the cloud's clock does not run in real time."""
+    """The words after a duration if the cloud's clock does not run in real time, else ""."""
     return f" on the cloud's clock, {view.site.scale:g}x" if view.site.scale != 1 else ""
 
 
@@ -81,9 +81,9 @@ def state_word(view: JobView) -> str:
 
 
 def _stale(view: JobView) -> bool:
-    """Whether an ended job may have made steps after its last report; reports come each minute.
+    """Whether an ended job may have made more steps than it reported: it reports only once a minute.
 
-    The total number of steps does not tell, because a script may end before it.
+    Without a report of the last step this is possible, although the script may also have ended before that step.
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 
@@ -126,7 +126,7 @@ def deadline_lines(view: JobView) -> list[str]:
 def undisturbed_line(view: JobView) -> str:
     """The cost of a run on uninterrupted on-demand machines, for comparison only."""
     return (
-        f"uninterrupted on-demand machines for the time that it trained: {usd(view.money.undisturbed)}"
+        f"uninterrupted on-demand machines for the same training time: {usd(view.money.undisturbed)}"
         " (the figures above include boots, standstills and overlapping machines)"
     )
 
@@ -176,7 +176,7 @@ def kept_lines(view: JobView) -> list[str]:
         return []
     listed = f"gcloud compute disks list --uri --filter=labels.sk-job={view.job}"
     delete = f"gcloud compute disks delete $({listed})"
-    end = "spotkeeper local down deletes them, with the cloud" if view.site.local else f"delete them:  {delete}"
+    end = "spotkeeper local down deletes them and the whole cloud" if view.site.local else f"delete them:  {delete}"
     return [f"{view.disks_kept}  (keep_disks)", end]
 
 
@@ -198,7 +198,7 @@ def node_word(node: NodeView) -> str:
 
 
 def reasons(nodes: Iterable[NodeView]) -> list[tuple[str, str]]:
-    """The reasons for which machines were chosen: pairs (``nodes 1, 2``, ``spot in us-central1-a: 23 % of ...``)."""
+    """Why machines were chosen, as pairs: ``nodes 1, 2`` and ``spot in us-central1-a: 23 % of ...``."""
     alike: dict[str, list[int]] = {}
     for node in nodes:
         if node.reason and node.model is not None:

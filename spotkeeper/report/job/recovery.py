@@ -2,11 +2,11 @@
 
 An interruption begins with its first sign: a notice, a loss, or the process exit that started a crash's roll call. A
 change without such a sign (a swap back to spot, a move, a resize) begins with the order to stop. The next generation
-ends it. Machines that boot meanwhile count if they took part in that generation, or, in a swap, if they were promoted.
+ends the interruption. A machine that boots meanwhile counts if it is in this generation or, in a swap, promoted.
 
-A preemption is a spot machine that had joined, and that the cloud took or was about to take when the job released it.
-``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does a
-machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
+A preemption is a spot machine that had joined, and that the cloud then took, or said to take before the job released
+it. ``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does
+a machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Trouble:
 
 
 def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
-    """Return all recoveries in order. A withdrawn notice without a new generation is not one."""
+    """Return all recoveries in order. A withdrawn notice that started no generation is not an interruption."""
     entries = first_of_each(ledger)
     machines: _Machines = {(machine.node, machine.attempt): machine for machine in attempts(entries)}
     out: list[Recovery] = []
@@ -105,7 +105,7 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
 
 
 def _ended(one: Recovery, by: Entry, first: float | None) -> Recovery:
-    """Complete a recovery from ``by``, the entry of the generation that ended it; ``first``: its first report."""
+    """Complete a recovery from ``by``, the GENERATION entry that ended it; ``first``: the time of its first report."""
     start_s = None if first is None else max(0.0, first - by.at)
     return replace(one, save_s=by.save_s, start_s=start_s, steps_again=by.again)
 
@@ -139,8 +139,8 @@ def _note(trouble: _Trouble, entry: Entry) -> None:
 def _came(trouble: _Trouble, key: Key, machines: _Machines, end: float | None) -> bool:
     """Whether this machine took part in the generation at ``end``, or, if ``end`` is None, may still take part.
 
-    The machine of a swap boots beside a training machine, a probe boots in another zone. Until it is promoted, neither
-    has a part in the recovery from a crash or loss.
+    The machine of a swap boots beside a training machine, and a probe boots in another zone. Until such a machine is
+    promoted, it has no part in the recovery from a crash or loss.
     """
     machine = machines.get(key)
     if machine is None or machine.refused:

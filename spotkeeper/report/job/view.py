@@ -53,7 +53,7 @@ class NodeState(str, Enum):
 
 
 class NodeView(Struct, frozen=True):
-    """One machine of a node (a node with a replacement has two)."""
+    """One machine of a node. A node with a replacement has two machines."""
 
     node: int
     state: NodeState
@@ -135,7 +135,7 @@ class JobView(Struct, frozen=True):
         return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
-        """Whether the job stays as it is until a person acts (a hold may still end): it is over, or on hold."""
+        """Whether the job is over, or on a hold that only a person's command or its own end changes."""
         waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
         return self.over() or waits
 
@@ -200,7 +200,7 @@ def _left_to_train(progress: Progress | None, site: Site) -> float | None:
 
 
 def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:
-    """Virtual seconds since the last step; None while they are normal for reports (one a minute) and usual steps."""
+    """Virtual seconds since the last step; None if not unusual, by the duration of steps and reports each minute."""
     told = progress if progress is not None and progress.gen == record.gen else None
     age = now - max(record.gen_since, told.at if told is not None else 0.0)
     step_s = (told.step_s if told is not None else None) or 0.0
@@ -235,7 +235,7 @@ def _warnings(record: Record, entries: tuple[Entry, ...], now: float, site: Site
 def _standing(entries: tuple[Entry, ...], gen: int) -> list[Entry]:
     """The warning events that still apply: nodes that cannot save or delay the others; failed health checks.
 
-    Only the node's own event ends its warning: another node's commit says nothing about this node's disk.
+    Only an event of the same node ends a warning: another node's commit says nothing about this node's disk.
     """
     found: list[Entry] = []
     for entry in entries:
@@ -256,7 +256,7 @@ def _uploading(record: Record, progress: Progress | None) -> float | None:
 
 
 def last_crash(ledger: Iterable[Entry]) -> Entry | None:
-    """The newest crash, or the hold or end that a node caused: the entry whose log explains it."""
+    """The entry of the newest crash, or of the newest hold or end that a node caused; this node's log explains it."""
     crash: Entry | None = None
     for entry in first_of_each(ledger):
         if entry.event is Event.CRASH or (entry.event in (Event.HOLD, Event.END) and entry.node is not None):
@@ -300,7 +300,7 @@ def reason_of(intent: Entry, entries: Iterable[Entry]) -> str:
 
 
 def _left(slot: Slot, now: float) -> float | None:
-    """Virtual seconds until the deadline of the machine's notice or the end of its longest run."""
+    """Virtual seconds until the machine's notice or its longest run ends, whichever is first; None without either."""
     goes = [at for at in (slot.notice, slot.ends) if at is not None]
     return max(0.0, min(goes) - now) if goes else None
 

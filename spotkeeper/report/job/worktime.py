@@ -12,10 +12,10 @@ LEAVING        from the decision to release the machine until the cloud has dele
 NEVER_JOINED   the machine never said hello
 ============== ======================================================================================
 
-All parts but TRAINED are lost work. The events show the members of a generation: for each node, the machine that was
-admitted before and not lost; of two such machines the promoted one, else the older. A probe in another zone is a member
-only after the gang has moved there. Steps between a stop and the agreement of the members, and the time from the order
-of a generation to its first step, count as trained, because the ledger has only the times of decisions.
+All parts but TRAINED are lost work. The member of a generation is, for each node, the machine that was admitted before
+and not lost; of two such machines the promoted one, or else the older one. A probe in another zone is a member only
+after the gang has moved there. A generation counts as trained from the decision to start it until the decision to stop
+it, because the ledger has only the times of decisions.
 """
 
 from __future__ import annotations
@@ -190,8 +190,7 @@ def _trained(machine: Attempt, lives: Sequence[Life], worked: Sequence[Span]) ->
 
 
 def _idle(machine: Attempt, span: Span, stills: Sequence[Still], last: float, why: str) -> Iterable[Piece]:
-    """Divide a span in which an admitted machine did not train: the job stood still, another machine trained, or this
-    machine was released.
+    """Divide a span in which an admitted machine did not train: the job stood still, or it stood by, or was released.
 
     ``last``: when the machine last trained, or its end if it never trained. ``why``: the cause of its end.
     """

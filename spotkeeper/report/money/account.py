@@ -1,8 +1,8 @@
 """The account of a job, and the totals of a stack: machines, their cost, and how the paid time was used. Pure.
 
-Node-hours are hours of the cloud's clock, money is USD. Lost work is paid time that kept no steps; ``goodput`` is the
-share of paid time that did. The cost of lost work and of training add up to the money spent. Totals are by job, by
-submitter and by calendar month (UTC).
+Node-hours are hours of the cloud's clock, money is USD. Lost work is paid time whose steps were not kept; ``goodput``
+is the share of paid time whose steps were kept. The money spent is the cost of lost work plus that of training. There
+are totals by job, by submitter and by calendar month (UTC).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AttemptLine(Struct, frozen=True):
 
 
 class LostHours(Struct, frozen=True):
-    """Paid time that kept no steps, summed by cause ("notice", "loss", "start" ...) and part."""
+    """Paid time whose steps were not kept, summed by cause ("notice", "loss", "start" ...) and part."""
 
     cause: str
     part: WorkPart
@@ -199,7 +199,7 @@ class Total(Struct, frozen=True):
     Attributes:
         key: a job's name with its id, a user, or a month (2026-11).
         saved: ``on_demand_only`` less ``usd``; negative if machines cost more.
-        lost_hours, lost_usd: lost work; a month has each job's lost work in proportion to its hours in that month.
+        lost_hours, lost_usd: lost work; that of a job is divided among months in proportion to the job's hours.
     """
 
     key: str
@@ -250,7 +250,7 @@ def _sum(key: str, accounts: Sequence[Account]) -> Total:
 
 
 def _months(accounts: Sequence[Account], now: float) -> tuple[Total, ...]:
-    """Totals by month; a machine that ran in several months counts in each with its time in it."""
+    """Totals by month. A machine that ran in several months counts in each of them with its time in that month."""
     found: dict[str, list[Total]] = defaultdict(list)
     for one in accounts:
         for month, part in _by_month(one, now).items():

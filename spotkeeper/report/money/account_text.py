@@ -24,8 +24,8 @@ _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "no
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _TOTALS_SPARE = ("machines", "on-demand", "lost hours")
-_ELSEWHERE = "a wider terminal, --json and --csv have them"
-_RECOVERIES_ELSEWHERE = "a wider terminal and --json have them"
+_ELSEWHERE = "a wider terminal, --json and --csv show them"
+_RECOVERIES_ELSEWHERE = "a wider terminal and --json show them"
 
 
 def report(view: JobView, found: Account) -> RenderableType:
@@ -58,7 +58,7 @@ def goodput_line(found: Account) -> str:
 
 
 def quiet_line(found: Account) -> str:
-    """The line about a job without a recovery; it also gives the number of machines that never joined."""
+    """The line for a job without any recovery; it includes the number of machines that never joined."""
     never = count(found.never_joined, "machine")
     return "training was never interrupted" + (f"; {never} never joined" if found.never_joined else "")
 
@@ -175,7 +175,7 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:
 def _safe(value: object) -> object:
     """A cell's text on one line, quoted with ``'`` if a spreadsheet could take it for a formula.
 
-    That covers leading blanks and full-width signs (OWASP, "CSV Injection").
+    A formula may also begin with blanks or a full-width sign (OWASP, "CSV Injection").
     """
     if not isinstance(value, str):
         return value

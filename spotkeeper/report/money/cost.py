@@ -1,7 +1,7 @@
 """Computes the possible cost of a stack: each pool by the hour, and a month at full size. Pure.
 
-It uses the list prices of the stack file and `infra/catalog.py`, to decide on a stack file before anything runs.
-``money`` computes what jobs really cost.
+It uses the list prices of the stack file and `infra/catalog.py`, so that a stack file can be judged before anything
+runs. The module ``money`` computes what jobs really cost.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PoolCost(Struct, frozen=True):
         on_demand_machines: how many of the machines may be on-demand; in a static pool, all.
         spot, on_demand: USD an hour for one machine.
         disks: USD a month for one machine's data disk and boot disk.
-        month: USD for a month in which all machines run: at least with every dynamic machine on spot, at most with as
-            many on-demand as allowed.
+        month: USD for a month in which all machines run: least with spot machines only, most with as many on-demand
+            machines as allowed.
     """
 
     name: str
@@ -91,7 +91,7 @@ def pool_cost(pool: PoolState, boot: BootDisk) -> PoolCost:
 
 
 def _range(prices: list[float | None]) -> Range | None:
-    """The range of prices over the pool's zones; None if a zone has no price: it might be the most expensive."""
+    """The range of prices over the pool's zones; None if a zone has no price, as it might be the most expensive."""
     known = [price for price in prices if price is not None]
     return Range(min(known), max(known)) if known and len(known) == len(prices) else None
 

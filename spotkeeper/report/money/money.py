@@ -1,18 +1,17 @@
-"""Computes the cost of a job from its ledger and the prices the cloud reported, and its cost on on-demand machines.
+"""Computes the cost of a job from its ledger and the prices that the cloud reported, and its cost on-demand.
 
-An attempt is paid from the start of its machine (`started`, if the cloud reported it; else its INTENT, which may be too
-early) to its end (`ended`, if the cloud reported it; else its GONE, the listing that found it gone, up to a minute
-late). A spot machine costs the market price of each moment. Without a reported price, and for the other models, it
-costs the price in its INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds
-the bill by seconds for each machine, and by up to a minute if EC2 did not report its end: EC2 does not report when a
-requested machine began to run, and time that a cloud waives counts (Google: a spot machine that is preempted in its
-first minute).
+A machine is paid from its start to its end. The start is `started`, if the cloud reported it, else the INTENT, which
+may be too early; the end is `ended`, if the cloud reported it, else the GONE, which may be a minute late. A spot
+machine costs the market price of each moment, if reported; if not, and for other models, it costs the price in its
+INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds the bill by seconds for
+each machine, since EC2 does not report when a requested machine began to run, and since time that a cloud waives counts
+(Google: the first minute of a spot machine, if it is preempted then).
 
 Two comparisons are separate. ``saved`` compares with the same machine-hours at on-demand prices, including boots,
-overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is another run's cost,
-on uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop and the
-next generation. It is shown beside ``spent`` and never subtracted from it, since it is no bill for these hours. It
-includes the time of repeated steps, because the ledger does not record them.
+overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is the cost of another
+run, on uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop
+and the next generation. It is shown beside ``spent`` and never subtracted from it, since nobody is billed for such a
+run. It includes the time of repeated steps, because the ledger does not record this time.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _moment(entry: Entry) -> tuple[float, int, str]:
 
 
 def first_of_each(ledger: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Sort the entries by time and keep one for each id: a repeated round may write an event again."""
+    """Sort the entries by time and keep one for each id, since a repeated round may write an event again."""
     out: dict[str, Entry] = {}
     for entry in sorted(ledger, key=_moment):
         out.setdefault(entry.id, entry)
@@ -140,7 +139,7 @@ def _attempt(node: int, number: int, entries: list[Entry], over: float | None) -
 
 
 def _start(intent: Entry, entries: list[Entry]) -> float:
-    """When billing begins, by the cloud's clock; a static machine ran before and counts from its INTENT."""
+    """When billing begins, by the cloud's clock. A static machine ran before the job and counts from its INTENT."""
     started = min((entry.started for entry in entries if entry.started is not None), default=intent.at)
     return max(intent.at, started) if intent.model is Model.STATIC else started
 
@@ -198,8 +197,8 @@ def _undisturbed(entries: tuple[Entry, ...], listed: Mapping[Attempt, float], no
 def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dict[Attempt, float]:
     """The on-demand price of every machine, USD an hour.
 
-    If a machine's own on-demand price is unknown, the lowest known one of its node counts, else the lowest of all
-    nodes, else the price at which the machine was bought.
+    For a machine whose own on-demand price is unknown: the lowest known price of its node's machines, else the lowest
+    of all machines, else the price at which the machine was bought.
     """
     own = {machine: _list_price(machine, stack) for machine in machines}
     least = min((price for price in own.values() if price is not None), default=None)
@@ -214,8 +213,8 @@ def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dic
 def _list_price(machine: Attempt, stack: StackState | None) -> float | None:
     """The on-demand price of a machine, USD an hour; None for a spot machine of a pool that the stack no longer has.
 
-    The price noted with the request comes first, so that later changes of the stack do not change past savings; the
-    stack's price comes second.
+    The price recorded with the request comes before the stack's present price, so that later changes of the stack do
+    not change past savings.
     """
     if machine.on_demand is not None:
         return machine.on_demand

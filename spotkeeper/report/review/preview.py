@@ -25,10 +25,10 @@ VALUE_CHARS = 60
 HOLDS_DATA = {
     "gcp:compute/disk:Disk": "a disk with its checkpoints",
     "gcp:compute/regionDisk:RegionDisk": "a disk with its checkpoints",
-    "gcp:storage/bucket:Bucket": "a bucket: records, outputs, copies of checkpoints",
+    "gcp:storage/bucket:Bucket": "a bucket with records, outputs and copies of checkpoints",
     "aws:ebs/volume:Volume": "a volume with its checkpoints",
-    "aws:s3/bucket:Bucket": "a bucket: records, outputs, copies of checkpoints",
-    "aws:s3/bucketV2:BucketV2": "a bucket: records, outputs, copies of checkpoints",
+    "aws:s3/bucket:Bucket": "a bucket with records, outputs and copies of checkpoints",
+    "aws:s3/bucketV2:BucketV2": "a bucket with records, outputs and copies of checkpoints",
 }
 BUCKETS = frozenset(kind for kind, what in HOLDS_DATA.items() if what.startswith("a bucket"))
 RULES = frozenset(  # resource types that hold a bucket's lifecycle rules
@@ -135,7 +135,7 @@ class _Diagnostic(Struct, frozen=True):
 
 
 class _Digest(Struct, frozen=True):
-    """The engine's JSON. Every preview has a ``config``, even without changes; other JSON has none."""
+    """The engine's JSON. Every preview has a ``config``, even a preview without changes; other JSON has none."""
 
     config: dict[str, Any] | UnsetType = UNSET
     steps: tuple[_Step, ...] | None = None
@@ -144,7 +144,7 @@ class _Digest(Struct, frozen=True):
     maybeCorrupt: bool = False  # noqa: N815
 
     def complete(self) -> bool:
-        """Whether the engine finished: then its summary is never empty, since it counts the stack itself."""
+        """Whether the engine finished. A finished summary is never empty, since it counts the stack itself."""
         return bool(self.changeSummary) and not self.maybeCorrupt
 
 
@@ -242,7 +242,7 @@ def _type_of(urn: str) -> str:
 
 
 def _data(op: Op, kind: str, name: str, step: _Step) -> str:
-    """Describe the data that would be lost; "" if none. Replacing a retained disk counts: training gets a blank one."""
+    """Describe the data that would be lost; "" if none. To replace a retained disk counts: jobs get an empty disk."""
     gone = op in (Op.DELETE, Op.REPLACE)
     was = step.oldState.type if step.oldState else ""  # an alias may give a resource another type
     if gone and (kind in HOLDS_DATA or was in HOLDS_DATA):
@@ -252,14 +252,14 @@ def _data(op: Op, kind: str, name: str, step: _Step) -> str:
     if not gone:
         return ""
     if name == DRAIN:
-        return "the drain: the stack's machines, node disks and snapshots go with it"
+        return "the drain, and with it the stack's machines, node disks and snapshots"
     if kind == JOB and op is Op.DELETE and (step.oldState or _State()).inputs.get("on_remove") == "cancel":
         return "a job that leaves the list and is cancelled, with its disks and checkpoints"
     return ""
 
 
 def _expiring(state: _State | None) -> set[str]:
-    """The bucket's lifecycle rules that delete objects, each as JSON; a rule that only ends uploads does not count."""
+    """The bucket's lifecycle rules that delete objects, each as JSON; rules that only end uploads do not count."""
     inputs = state.inputs if state else {}
     rules = [*_list(inputs.get("lifecycleRules")), *_list(inputs.get("rules"))]
     return {msgspec.json.encode(rule, order="deterministic").decode() for rule in rules if _deletes(rule)}
@@ -285,7 +285,7 @@ def _warning(op: Op, kind: str) -> str:
     if kind in MACHINES and op in (Op.DELETE, Op.REPLACE):
         return "a static machine: its job stops, and resumes from the last checkpoint"
     if kind == JOB and op is Op.UPDATE:
-        return "refused while the job runs: give it a new name, or cancel it first"
+        return "refused while the job runs: give the job another name, or cancel the running job"
     if kind == JOB and op is Op.DELETE:
         return "the job continues: leaving the list cancels nothing"
     return ""
@@ -302,7 +302,7 @@ def _exposed(step: _Step) -> str:
 
 
 def _why(step: _Step) -> Iterator[str]:
-    """The paths of the inputs that differ, first those that force a replacement."""
+    """The paths of the inputs that differ; those that force a replacement come first."""
     names = [*(step.replaceReasons or ()), *(step.diffReasons or ()), *(step.detailedDiff or {})]
     old, new = (state.inputs if state else {} for state in (step.oldState, step.newState))
     for name in dict.fromkeys(names):

@@ -1,6 +1,6 @@
 """The review of a change to a stack: what happens to resources, to data, and to the bill. Pure.
 
-``Review`` is what `spotkeeper review --json` prints, ``markdown`` the comment on a pull request.
+``Review`` is what `spotkeeper review --json` prints; ``markdown`` makes the comment on a pull request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORST_FIRST = (Op.DELETE, Op.REPLACE, Op.KEEP, Op.UPDATE, Op.CREATE)
 
 
 class Verdict(str, Enum):
-    """The result of the guard over data and rules.
+    """The verdict of the guard, which protects data and enforces rules.
 
     ===========  ===================================================  =========
     verdict      when                                                 exit code
@@ -76,7 +76,7 @@ class Review(Struct, frozen=True):
 
 
 def judge(preview: Preview, agreed: bool, broken: Sequence[Broken] = ()) -> Verdict:
-    """Decide the verdict. A failed preview is never clear: the engine may have stopped before it reached the data."""
+    """Decide the verdict. A failed preview is never clear: the engine may have stopped before it came to the data."""
     if preview.errors:
         return Verdict.FAILED
     if preview.lost() and not agreed:
@@ -90,7 +90,7 @@ def judge(preview: Preview, agreed: bool, broken: Sequence[Broken] = ()) -> Verd
 
 
 def marker(stack: str) -> str:
-    """The first line of a comment, by which the next review finds and replaces it. ``stack``: a valid name."""
+    """The first line of a comment, by which the next review finds and replaces the comment. ``stack``: a valid name."""
     return f"<!-- spotkeeper-review {stack} -->"
 
 
@@ -99,7 +99,7 @@ def markdown(review: Review, jobs: Sequence[str] = (), limit: int = WHOLE_BYTES)
 
     Args:
         jobs: the forecasts of the stack's own jobs, each as Markdown.
-        limit: bytes. The reviews of several stacks share one comment and its :data:`COMMENT_BYTES`.
+        limit: the most bytes of the result; the reviews of several stacks share a comment of :data:`COMMENT_BYTES`.
     """
     parts = [marker(review.stack), f"### Stack {code(review.stack)}: {_totals(review.preview)}"]
     cost = _cost(review.cost, review.before) if review.cost else ()
@@ -111,7 +111,7 @@ def markdown(review: Review, jobs: Sequence[str] = (), limit: int = WHOLE_BYTES)
 
 
 def _cut(lines: Iterable[str], limit: int) -> list[str]:
-    """Keep as many lines as fit into ``limit`` bytes, and append a note about the rest."""
+    """Keep as many lines as fit into ``limit`` bytes, and append a line that counts the others."""
     every = list(lines)
     if _bytes(every) <= limit:
         return every
@@ -123,7 +123,7 @@ def _cut(lines: Iterable[str], limit: int) -> list[str]:
 
 def _left(count: int) -> str:
     lines = f"{count:,} more line{'s' * (count != 1)}"
-    return f"\n**{lines} left out here:** the summary of this stack's job has all of them."
+    return f"\n**{lines} left out here:** the summary of this stack's CI job has all of them."
 
 
 def _bytes(lines: Sequence[str]) -> int:

@@ -140,7 +140,7 @@ _WIDE = 10_000  # characters: wider than any table
 
 @dataclass(frozen=True)
 class Fitting:
-    """A table that drops its spare columns, in their order, until it fits, so that no word is cut.
+    """A table that drops its spare columns one by one, in the order given, until it fits, so that no word is cut.
 
     ``make`` returns the table with given columns. ``elsewhere`` tells the reader where to find dropped columns.
     """
@@ -157,7 +157,7 @@ class Fitting:
             yield self.no_room(left)
 
     def left(self, console: Console, options: ConsoleOptions) -> list[str]:
-        """The columns that remain when spare ones are dropped, in their order, until the table fits."""
+        """The columns that remain when spare ones are dropped one by one, in the order given, until the table fits."""
         left = list(self.columns)
         for spare in self.spare:
             if _width(console, options, self.make(left)) <= options.max_width:
@@ -222,7 +222,7 @@ def _node(node: NodeView) -> dict[str, str | Text]:
 
 
 def event_table(lines: Iterable[EventLine], *, verbose: bool = False) -> Table:
-    """Events with their times; a long text wraps below itself."""
+    """Events with their times; a long text continues below its own begin."""
     table = _hanging(right=True)
     for line in lines:
         style = _EVENT_STYLE.get(line.event, "")
@@ -239,7 +239,7 @@ def reason_table(nodes: Iterable[NodeView]) -> Table:
 
 
 def _hanging(*, right: bool = False) -> Table:
-    """An empty table of two columns without titles: a word, and a text that wraps below itself."""
+    """An empty table of two columns without titles: a word, and a text that continues below its own begin."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right" if right else "left", min_width=7, no_wrap=True)
     table.add_column(overflow="fold")
@@ -254,8 +254,8 @@ _SPARE = ("loss", "preempted", "saved", "since")  # dropped on a narrow terminal
 class JobTable:
     """A table with a line for each job, which never cuts names and numbers.
 
-    On a narrow terminal it first moves reasons below the table, then drops spare columns; if it is still too wide, the
-    terminal wraps the lines.
+    On a narrow terminal it first moves the reasons of states below the table, then drops spare columns; if it is still
+    too wide, the terminal wraps the lines.
     """
 
     views: tuple[JobView, ...]

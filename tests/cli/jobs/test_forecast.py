@@ -72,7 +72,7 @@ def test_without_reported_prices_list_prices_are_used_and_named(
 def test_table_and_markdown_show_the_same_values(cli: Cli, store: Store, folder: Path) -> None:
     file = job(folder, "work: 5h")
     table, markdown = cli("forecast", file).out, cli("forecast", file, "--markdown").out
-    for word in ("cost", "done after", "preemptions", "share on spot", "80 % band"):
+    for word in ("cost", "done after", "preemptions", "share on spot", "80 % range"):
         assert word in table and word in markdown
     assert markdown.startswith("**`first` on `workers`**")
 

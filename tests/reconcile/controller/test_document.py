@@ -257,7 +257,7 @@ def test_a_failed_save_is_logged_once_per_generation(fact: FactIn, event: Event,
     (entry,) = out.list_ledger(JOB)
     assert (entry.event, entry.node, entry.gen, entry.at, entry.detail) == (event, 0, 66, 5.0, detail)
     view = job_view(record(), None, [entry], STACK, 7.0)
-    assert detail in view.warnings[0] and "training continues, the older one stays" in view.warnings[0]
+    assert detail in view.warnings[0] and "training continues, the older checkpoint stays" in view.warnings[0]
     assert [line.text for line in view.events] == list(view.warnings)
 
 

@@ -134,7 +134,7 @@ def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> Non
 def test_the_on_demand_column_is_explained_if_it_is_not_allowed(policy: str, on_demand: int, library: Library) -> None:
     job = task(on_demand=on_demand, deadline_h=8.0, policy=policy)
     (line,) = [line for line in forecast(job, library).assumptions if line.startswith("on-demand: ")]
-    assert line.endswith("so none is bought; its column shows the cost for comparison")
+    assert line.endswith("so no such machine is bought; their column is for comparison")
 
 
 def begun(job: Task, ups: str, hours: float = 0.5) -> PlayedOutcome:
@@ -186,7 +186,7 @@ def test_a_forecast_shows_expectation_on_demand_and_assumptions(library: Library
     assert (round(ours.over_budget or 0.0, 9), whole.over_budget) == (1.0, 1.0)
     assert made.replays == replays(task(), library) * len(library.parts)
     assert made.assumptions[0] == "prices: of a test"
-    assert {"market", "prices", "capacity", "start", "work", "on-demand", "not included", "band"} == {
+    assert {"market", "prices", "capacity", "start", "work", "on-demand", "not included", "range"} == {
         line.partition(":")[0] for line in made.assumptions
     }
     assert [row[0] for row in rows(made)] == ["cost", "done after", "preemptions", "share on spot", "over its max_usd"]

@@ -52,7 +52,7 @@ def test_a_job_held_by_max_usd_names_both_remedies() -> None:
     assert lines[-5:] == [
         "it may spend a little more than max_usd: costs are checked each minute, and saving takes time",
         "unless resumed, it ends in 1d00h: its disks and their checkpoints are deleted",
-        "resume from the newest checkpoint, for as much again (max_usd):  spotkeeper resume first",
+        "resume from the newest checkpoint, with max_usd to spend again:  spotkeeper resume first",
         "the same with another max_usd, or other files:  spotkeeper resume first JOB.YAML",
         "end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
     ]

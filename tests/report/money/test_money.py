@@ -55,7 +55,7 @@ def test_boots_and_standstills_are_in_both_costs() -> None:
     assert found.saved_percent is not None and 0.0 < found.saved_percent < 67.0
     view = job_view(a_record(), None, ledger, STACK, now=2700.0)
     assert " % more" not in printed(report(view))
-    assert f"uninterrupted on-demand machines for the time that it trained: {usd(found.undisturbed)}" in printed(
+    assert f"uninterrupted on-demand machines for the same training time: {usd(found.undisturbed)}" in printed(
         report(view)
     )
 

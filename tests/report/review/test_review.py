@@ -165,7 +165,7 @@ def test_deleting_the_drain_or_a_cancelled_job_is_a_loss() -> None:
     (kept,) = foreseen(step("delete", job, "vit", {"inputs": {"on_remove": "keep"}})).changes
     assert not kept.data and "continues" in kept.warning
     (changed,) = foreseen(step("update", job, "vit", {}, {})).changes
-    assert "new name, or cancel" in changed.warning
+    assert "another name, or cancel" in changed.warning
 
 
 GCP_BUCKET, AWS_BUCKET = "gcp:storage/bucket:Bucket", "aws:s3/bucket:Bucket"
@@ -333,7 +333,7 @@ def test_a_huge_change_keeps_findings_and_cost(stacks: int) -> None:
     for shown in ("data would be lost", "- `the-data` would be deleted", "Everything at full size", "`vit` on `burst`"):
         assert text.index(shown) < text.index("#### Changes"), shown
     cut = text.count("| `compute.Route` |")
-    assert f"**{3000 - cut:,} more lines left out here:** the summary of this stack's job has" in text
+    assert f"**{3000 - cut:,} more lines left out here:** the summary of this stack's CI job has" in text
     whole = markdown(made)
     assert whole.count("| `compute.Route` |") == 3000 and "left out" not in whole
 
