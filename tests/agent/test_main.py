@@ -15,7 +15,7 @@ def test_missing_stack_settings_are_a_setup_error(fake: Fake, tmp_path: Path) ->
         fake.instance(vm.uid, vm.name, attributes={"sk-stack": "s"})
         vm.start()
         assert vm.agent is not None and vm.agent.wait(20) == 78
-        assert "sk-function, sk-bucket not set" in vm.log()
+        assert "the metadata lacks sk-function, sk-bucket" in vm.log()
     finally:
         vm.end()
 
