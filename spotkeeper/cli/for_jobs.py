@@ -18,7 +18,7 @@ Wait = Annotated[bool, Option("--wait", help="Wait until the request is carried 
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show why each machine was chosen.")]
 Markets = Annotated[
     Path | None,
-    Option(metavar="DIR", help="Folder of recorded markets. Default: SPOTKEEPER_MARKETS, else the shipped ones."),
+    Option(metavar="DIR", help="Folder of recorded markets. Default: SPOTKEEPER_MARKETS, else the shipped folder."),
 ]
 
 
@@ -197,7 +197,7 @@ def check_script(
         int, Option(metavar="N", min=1, help="Number of processes; torchrun starts them if there are several.")
     ] = 1,
     python: Annotated[
-        str | None, Option(metavar="PATH", help="Python interpreter that has torch. Default: the one of this command.")
+        str | None, Option(metavar="PATH", help="Python interpreter that has torch. Default: that of this command.")
     ] = None,
     ignore: Annotated[
         list[str] | None, Option(metavar="NAME", help="Variable that need not be restored (repeatable).")
@@ -299,10 +299,10 @@ def drill(
 ) -> None:
     """Preempt one machine of a running job, and compare each phase of the recovery and the lost work with targets.
 
-    For each phase it prints the time from the preemption to the end of the phase (`after`), and the time that the phase
-    `took` after the phase on which it depends; the target limits `took`. The exit code is 1 if a target is missed. The
-    command asks for confirmation; without a terminal it refuses unless you pass `--yes`. It uses your own cloud
-    credentials. On AWS, `SPOTKEEPER_FIS_TEMPLATE` names the experiment template of FIS that sends the notice.
+    It prints two times for each phase: `after`, from the preemption to the end of the phase, and `took`, from the end
+    of the phase that must come first. The target limits `took`; the exit code is 1 if a target is missed. The command
+    asks for confirmation; without a terminal it refuses unless you pass `--yes`. It uses your own cloud credentials. On
+    AWS, `SPOTKEEPER_FIS_TEMPLATE` names the template of the Fault Injection Service that sends the notice.
 
     Examples: `spotkeeper drill first`, `spotkeeper drill first --node 0 --no-notice --json`
     """
@@ -366,7 +366,7 @@ def move(
     """Move a job's machines and disks to another zone of its pools.
 
     All machines save and stop at the same step, snapshots copy the disks, and training continues in ZONE. To cancel a
-    move, move the job to the zone where it is. Jobs with a static machine and jobs with `spread: true` cannot move.
+    move, name the zone where the job is now. Jobs with a static machine and jobs with `spread: true` cannot move.
 
     Example: `spotkeeper move first us-central1-b --wait`
     """
@@ -402,8 +402,8 @@ def ssh(
     """Open a shell on one machine of a job, or run a command there, as an unprivileged user.
 
     The shell starts in the job's folder. It can read the job's files and logs, but not write them. The stack file lists
-    who may open shells (`ssh: [...]`), and each shell is recorded as an event of the job. Google Cloud needs `gcloud`
-    here; AWS needs `aws` and `session-manager-plugin`. The exit code is that of COMMAND (on AWS, that of `aws`).
+    who may open shells (`ssh: [...]`), and each shell is recorded as an event of the job. Install `gcloud` for Google
+    Cloud; for AWS, `aws` and `session-manager-plugin`. The exit code is that of COMMAND (on AWS, that of `aws`).
 
     Examples: `spotkeeper ssh first --node 1`, `spotkeeper ssh first -- nvidia-smi`,
     `spotkeeper ssh first -- sh -c "df | sort"`

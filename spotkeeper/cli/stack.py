@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_stack(stack: str | None) -> tuple[Target, Store]:
-    """Return the stack and its bucket, even if the stack's document, which few commands need, is unreadable.
+    """Return the stack and its bucket. The stack's document may be unreadable: requests and logs work without it.
 
     Raises:
         CliError: no such stack, or the bucket belongs to another stack.

@@ -47,7 +47,7 @@ class Kind(str, Enum):
 # Checks that :attr:`Kind.PREFLIGHT_FAILED` may name, and the words for them.
 PREFLIGHT_CHECKS = {
     "clock": "its clock is wrong",
-    "metadata": "it cannot prove who it is",
+    "metadata": "it cannot prove its identity",
     "space": "it has no room for a checkpoint",
     "driver": "a GPU or its driver does not work",
     "peers": "it cannot reach the gang's first machine, perhaps because of a firewall",

@@ -93,17 +93,14 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     retry: Retry = Retry()
     hang: Annotated[Hang | Literal["off"], _about("when the job counts as hung; off: never")] = Hang()
     policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
-    deadline: Annotated[str | None, _about("2026-12-24T18:00Z, or 6h, 90m, 2d from submission")] = None
+    deadline: Annotated[str | None, _about("a time (2026-12-24T18:00Z) or a span from submission (6h, 90m, 2d)")] = None
     work: Annotated[
         str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from its first steps")
     ] = None
     max_wait: Annotated[
         str | None, _about("30m, 6h: longest wait for spot before buying on-demand; unset: the policy decides")
     ] = None
-    max_price: (
-        Annotated[float, Meta(gt=0, description="highest spot price, USD per hour; never above on-demand's price")]
-        | None
-    ) = None
+    max_price: Annotated[float, Meta(gt=0, description="highest spot price to pay, USD per machine-hour")] | None = None
     static: Annotated[Literal["use", "never"], _about("whether to take the stack's static machines")] = "use"
     stragglers: Annotated[
         Literal["report", "replace"], _about("machines that slow the others down: report them, or also replace them")

@@ -19,7 +19,7 @@ SPOT = "spot:"
 
 
 class Terms(Struct, frozen=True):
-    """A job's work, deadline and costs. Without a deadline (``deadline_h`` None), an hour costs ``delay_price``."""
+    """A job's work, deadline and costs. Without a deadline (None), an hour's delay costs ``delay_price``."""
 
     work_h: float
     deadline_h: float | None

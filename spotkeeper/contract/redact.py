@@ -30,7 +30,7 @@ SHORTEST = 4  # characters; a shorter value would be part of many ordinary words
 
 
 def learn(values: Iterable[str]) -> None:
-    """Remove these values from now on, even if they do not look like secrets. Each line of a value is a value."""
+    """Remove these values from now on, even if they do not look like secrets, and each line of a value by itself."""
     for value in values:
         _known.update(line for line in value.splitlines() if len(line) >= SHORTEST)
 

@@ -55,7 +55,7 @@ def run(
     """Print the comparison of a job on all pools.
 
     Raises:
-        SpecError, CliError: as ``forecast``; or no pool fits, the calibration run failed, or the step is also given.
+        SpecError, CliError: as ``forecast``; or no pool fits, the calibration run failed, or two options conflict.
     """
     if measure and step_time is not None:
         raise CliError("--measure and --step-time exclude each other", Exit.USAGE)

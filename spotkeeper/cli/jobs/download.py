@@ -80,7 +80,7 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
 
 
 def outputs(store: Store, record: Record) -> dict[int, Output]:
-    """Return the lists of output files by node, of the newest generation that has any.
+    """Return each node's list of output files, if it is of the newest generation that has lists.
 
     Lists of older generations remain if the job's end was interrupted and a later generation repeated it.
 
@@ -182,7 +182,7 @@ def _fetch(store: Store, job: str, one: Wanted, advance: Advance) -> Got:
         was_there = fetch_file(store, [(name, file.size)], Content(file.size, "md5", file.md5), one.target, advance)
     except DifferentBytesError:
         again = "run this again, since a machine may have replaced the file meanwhile"
-        raise CliError(f"{name} differs from its list's entry ({file.size} bytes)", Exit.FAILED, again) from None
+        raise CliError(f"{name} differs from its entry in the list ({file.size} bytes)", Exit.FAILED, again) from None
     return Got(one.node, file.path, str(one.target), file.size, was_there)
 
 

@@ -132,7 +132,7 @@ def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
             dearest = max((price.on_demand for price in pool.prices.values()), default=0.0)
             yield (
                 f"static: {pool.max_machines} x {pool.machine_type} of {pool.name} are used first if idle, and count "
-                f"${dearest:.2f} an hour each in reports and max_usd; this forecast does without (`static: never`)"
+                f"${dearest:.2f} an hour each in reports and max_usd; this forecast does without them (`static: never`)"
             )
 
 

@@ -9,9 +9,10 @@ AWS      an experiment of FIS, from a template    ``TerminateInstances``
          (below)
 ======== ======================================== =================================================
 
-FIS interrupts the machines that a template's target selects: ``resourceTags: {sk-drill: "now"}`` for
-``aws:ec2:spot-instance``, action ``aws:ec2:send-spot-instance-interruptions`` with
-``durationBeforeInterruption: PT2M``. The drill sets that tag on the one machine that it preempts.
+FIS, the Fault Injection Service, interrupts the machines that the target of a template selects. The target must be
+``aws:ec2:spot-instance`` with ``resourceTags: {sk-drill: "now"}``, and the action
+``aws:ec2:send-spot-instance-interruptions`` with ``durationBeforeInterruption: PT2M``. A drill sets the tag on the one
+machine that it preempts.
 
 Sources: https://cloud.google.com/compute/docs/instances/simulating-host-maintenance,
 https://docs.aws.amazon.com/fis/latest/userguide/fis-actions-reference.html#send-spot-instance-interruptions
@@ -99,7 +100,7 @@ def _gcp(target: Target, state: StackState, victim: Victim) -> None:
 
 
 def simulate(api: Api, project: str, victim: Victim) -> None:
-    """Preempt a spot machine with a notice; an on-demand machine gets a host maintenance instead.
+    """Preempt a spot machine with a notice; an on-demand machine gets a simulated host maintenance.
 
     Raises:
         CliError: Compute Engine refused the call.

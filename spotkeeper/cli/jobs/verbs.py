@@ -147,7 +147,7 @@ def resume(job: str, file: Path | None, options: Options, overrides: Overrides, 
 def _agree_to_go_back(record: Record, job: str, options: Options, *, go_back: bool) -> None:
     if go_back and not options.yes:
         lookup.refuse_over(record)
-        what = f"{record.name} ({record.job}): this discards its newest checkpoint, with every step since an older one"
+        what = f"{record.name} ({record.job}): this discards its newest checkpoint and resumes from an older state"
         agree(what, "Go back?", f"spotkeeper resume {shlex.quote(job)} --go-back --yes")
 
 

@@ -118,7 +118,7 @@ def capacity(
     folder: Folder = HERE,
     as_json: Json = False,
 ) -> None:
-    """Set for how many spot VMs a zone has capacity. If more VMs run, those too many are preempted.
+    """Set for how many spot VMs a zone has capacity. If more VMs run, the surplus is preempted.
 
     Examples: `spotkeeper local capacity us-central1-a 0`, `spotkeeper local capacity us-central1-a market`
     """

@@ -58,7 +58,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 
 def _wrong(error: Exception) -> str:
-    """Describe what is wrong with a line. Errors other than DecodeError mean that it does not fit its case."""
+    """Describe what is wrong with a line. Any error but DecodeError means that the line does not fit its case."""
     if isinstance(error, AttributeError):
         return "no case has begun"
     return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"

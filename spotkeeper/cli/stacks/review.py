@@ -1,4 +1,4 @@
-"""``review``: writes the pull request comment about a `pulumi preview` and a stack file, and guards data and rules.
+"""``review``: writes the pull request comment on a `pulumi preview`, and fails if it loses data or breaks a rule.
 
 It reads files and prints; it calls no cloud, runs no engine, and works with any repository host. It checks the rules of
 `infra/policy` itself, except those that the configuration file there turns off. Pulumi's engine could check them too,

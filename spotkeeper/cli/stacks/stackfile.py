@@ -232,7 +232,7 @@ class PlacedProblem(Struct, frozen=True):
 
 
 class CheckedPool(Struct, frozen=True):
-    """A pool. Prices are for all its machines in its dearest zone, on spot or with the most on-demand machines."""
+    """A pool. Prices are for all its machines in its dearest zone: all on spot, or as many on-demand as allowed."""
 
     name: str
     kind: str

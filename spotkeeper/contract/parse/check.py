@@ -148,7 +148,7 @@ def capacity(job: JobContext) -> Iterator[Problem]:
     zones = {zone for pool in usable for zone in pool.zones}
     best = max(zones, key=lambda zone: (_in_zone(usable, zone), zone))
     if not job.spec.spread and most > _in_zone(usable, best):
-        message = f"is more than any zone may have ({best}: {_in_zone(usable, best)}): add `spread: true` or lower it"
+        message = f"is more than any zone allows ({best}: {_in_zone(usable, best)}): add `spread: true` or lower it"
         yield problem(path, message, most)
 
 
@@ -234,21 +234,21 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
     """Yield cautions, one line each.
 
     Args:
-        spot: today's lowest spot price in the job's pools; None if the cloud reported none, for list prices.
+        spot: today's lowest spot price in the job's pools; None (the cloud reported none) means list prices.
     """
     offers = tuple(pools)
     lowest = cheapest(offers, Model.SPOT) if spot is None else spot
     if spec.deadline is not None and (why := _no_net(spec, offers)):
         yield f"deadline: {spec.deadline} may be missed if no spot machine is available: {why}"
     if spec.deadline is not None and spec.work is None:
-        yield "deadline: the first steps will show whether it can be met (or now, with `work: 40h` in the file)"
+        yield "deadline: only the first steps will show whether it can be met, unless the file has `work: 40h`"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
         yield f"{told}, so the job {'waits' if spec.policy == 'spot' else 'uses on-demand'} until a spot price falls"
     if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
         yield f"max_usd: ${spec.max_usd:g} will not last: `work` costs at least ${usd:,.2f}, so the job will go on hold"
     if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
-        yield f"max_wait: {spec.max_wait} has no effect under `policy: {spec.policy}`, which buys only one kind"
+        yield f"max_wait: {spec.max_wait} has no effect: `policy: {spec.policy}` buys only one kind of machine"
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:

@@ -61,7 +61,7 @@ def command_words(job: JobContext) -> Iterator[Problem]:
         return
     for index, word in enumerate(command):
         if word in SHELL_WORDS:
-            yield problem(join("command", index), "is for a shell, but none runs the command: use a script", word)
+            yield problem(join("command", index), "is for a shell, but no shell runs the command: use a script", word)
         if "\0" in word:
             yield problem(join("command", index), "contains a NUL character")
         if len(word.encode()) > WORD_BYTES:
@@ -208,7 +208,7 @@ def env_values(job: JobContext) -> Iterator[Problem]:
 def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
     for name in job.spec.env:
         if _SECRET_LOOKING.search(name):
-            yield problem(join("env", name), "looks like a secret: use `secrets`, so that no value is in the file")
+            yield problem(join("env", name), "looks like a secret: move it to `secrets`, which has no values")
     for name, reference in job.spec.secrets.items():
         if name in job.spec.env:
             yield problem(join("secrets", name), "is in `env` too: keep only one")

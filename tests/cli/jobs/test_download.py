@@ -99,7 +99,7 @@ def test_a_file_arrives_whole_or_not_at_all(cli: Cli, store: Store, here: Path) 
     leave(store, 0, FILES)
     store.put(paths.output_file(JOB, 0, "f0"), b"torn")
     done = cli("download", "first")
-    assert done.code == Exit.FAILED and "differs from its list's entry (7000 bytes)" in done.err
+    assert done.code == Exit.FAILED and "differs from its entry in the list (7000 bytes)" in done.err
     assert [path.name for path in (here / "first-output/0").iterdir()] == []
 
 

@@ -236,7 +236,7 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [/opt/train.py, '&&', eval.py]\n",
-        'job.yaml:2: command[1]: "&&": is for a shell, but none runs the command: use a script',
+        'job.yaml:2: command[1]: "&&": is for a shell, but no shell runs the command: use a script',
     ),
     (
         "name: first\ncommand: [python3, train.py]\n",
@@ -281,7 +281,7 @@ JOB_CASES = [
     (GOOD + 'env: {DATA: "a\\0b"}\n', "job.yaml:3: env.DATA: contains a NUL character"),
     (
         GOOD + "env: {WANDB_API_KEY: abc}\n",
-        "job.yaml:3: env.WANDB_API_KEY: looks like a secret: use `secrets`, so that no value is in the file",
+        "job.yaml:3: env.WANDB_API_KEY: looks like a secret: move it to `secrets`, which has no values",
     ),
     (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {BY_REFERENCE}\n{UNREAD}"),
     (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {BY_REFERENCE}\n{UNREAD}"),
@@ -504,7 +504,7 @@ def test_a_gang_too_large_for_every_zone_is_refused(folder: Path) -> None:
             pool("b", zones=ZONES[1:2], prices={ZONES[1]: Price(on_demand=3.0)}, max_machines=1, max_on_demand=1),
         ),
     )
-    message = "job.yaml:3: nodes: 3: is more than any zone may have (us-central1-a: 2): add `spread: true` or lower it"
+    message = "job.yaml:3: nodes: 3: is more than any zone allows (us-central1-a: 2): add `spread: true` or lower it"
     assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
     spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
     assert check_job(spec, apart).spread
