@@ -32,7 +32,7 @@ _DUMP = "--- "  # begins each dump of stacks
 
 
 def log_data(store: Store, record: Record, node: int, gen: int | None = None) -> tuple[int, bytes]:
-    """Return the generation and the bytes of a node's stored log; ``gen`` None: that of the newest generation.
+    """Return the generation and the bytes of a node's stored log; without ``gen``, of its newest log.
 
     Raises:
         CliError: no such log, or no such node.
@@ -72,7 +72,7 @@ def log_gens(store: Store, record: Record, node: int) -> list[int]:
 
 
 def heading(store: Store, record: Record, gen: int) -> str:
-    """Return the line to print above a generation's log. It says whether the job failed last in this generation."""
+    """Return the line to print above a generation's log. It says if the job's last failure was in this generation."""
     crash = last_crash((*store.list_ledger(record.job), *record.outbox))
     return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
 
@@ -146,7 +146,7 @@ def size(count: int) -> str:
 
 
 def cause_of_failure(store: Store, record: Record, crash: Entry, *, hung: bool) -> tuple[str, ...]:
-    """Return a line such as ``generation 3 failed, node 1: KeyError: 0``; for a hang, each worker's innermost call."""
+    """Return a line such as ``generation 3 failed, node 1: KeyError: 0``; for a hang, where each worker's code was."""
     gen = crash.gen or record.gen
     if hung:
         lines = tuple(_innermost_calls(store, record, crash.node, gen))[:MOST_LINES]
@@ -183,7 +183,7 @@ def end_of_log(data: bytes) -> tuple[str, ...]:
 
 
 def _traceback(lines: Sequence[str]) -> int | None:
-    """Return the index of the line where the last traceback begins, or the first traceback of its exceptions' chain."""
+    """Return the index of the line where the last traceback begins. Chained exceptions count as one traceback."""
     bare = [_RANK.sub("", line, count=1).rstrip() for line in lines]
     begins = [number for number, line in enumerate(bare) if _BEGINS.match(line)]
     while len(begins) > 1 and any(line.startswith(_CHAINED) for line in bare[begins[-2] : begins[-1]]):

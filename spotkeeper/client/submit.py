@@ -130,7 +130,7 @@ def check_name(store: Store, spec: JobSpec) -> None:
 def _refuse_other(
     store: Store, job: str, read: Versioned[Record] | None, spec: JobSpec, digest: str
 ) -> tuple[str, Record | None]:
-    """Raise CliError if the unfinished ``job`` of this name has other content."""
+    """Raise CliError if the unfinished ``job`` of this name has other content; else return the job and its record."""
     theirs = store.read_spec(job, read.value.spec_key() if read is not None else "")
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, read.value if read is not None else None

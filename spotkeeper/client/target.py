@@ -102,7 +102,7 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return ``folder``; but instead of the default, the folder in ``SPOTKEEPER_FOLDER`` or :func:`local_folder`'s."""
+    """Return ``folder``; if that is the default, prefer ``SPOTKEEPER_FOLDER``, then an existing cloud's folder."""
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 

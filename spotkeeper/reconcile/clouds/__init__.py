@@ -14,8 +14,8 @@ made once, thanks to   the operation                            is gone, EC2 ans
                                                                 attempt is given up (rule 7 of ``docs/protocol.md``)
 a snapshot is made     its name                                 a search for its name before. If there are two, the
 once, thanks to                                                 older is used; both are deleted
-listing                all zones by one request; the answer     the region by one request; if it fails, each zone by a
-                       has a warning for each zone that failed  request; if EC2 throttles, nothing
+listing                all zones by one request; the answer     the region by one request; if it fails, each zone by
+                       has a warning for each zone that failed  one request, unless EC2 throttles
 a machine missing in   is gone                                  is looked up by id: terminated machines stay listed for
 a listing                                                       an hour, so mostly the listing is stale
 a new resource         is visible at once                       may be invisible for seconds
@@ -30,7 +30,7 @@ estimates, kept a day  a zone's obtainability, uptime and       a zone's placeme
 events of losses       log sink and Pub/Sub push                EventBridge; the machine is looked up by id
 ====================== ======================================== =================================================
 
-A disk may contain data, so its number is given up only if the disk certainly failed, or is missing long after it was
-made. ``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same scenarios in
+A disk may contain data, so another disk replaces it only if it certainly failed, or is missing long after it was made.
+``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same scenarios in
 ``tests/sim``; ``make ec2`` kills the function at each step of these, freezes it, and gives it wrong answers.
 """

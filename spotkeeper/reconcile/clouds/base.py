@@ -49,7 +49,7 @@ LOOPBACK = "127.0.0.0/8"  # addresses in the one-machine cloud
 
 
 class ListError(Exception):
-    """A list is incomplete, so it proves nothing. ``throttled``: the cloud received too many requests already."""
+    """A list is incomplete: what it lacks may still exist. ``throttled``: the cloud received too many requests."""
 
     def __init__(self, why: str, throttled: bool = False) -> None:
         super().__init__(why)
@@ -158,7 +158,7 @@ class Verbs(Protocol):
         """Attach to the machine with this unique id. Another machine may have the same name by now."""
 
     def detach_disk(self, action: DetachDisk, ends: float) -> Meaning:
-        """Detach without force: after force the machine could still write to the disk while another mounts it."""
+        """Detach without force: a machine could write to a disk detached by force while another machine mounts it."""
 
     def delete_disk(self, action: DeleteDisk, ends: float) -> Meaning: ...
 

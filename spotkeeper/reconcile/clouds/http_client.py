@@ -111,7 +111,7 @@ class Wire:
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:
-    """Make a blocked read return at once. Shut the socket down, but do not close it: its descriptor would be reused."""
+    """Make a blocked read return at once. The socket is not closed, so that its descriptor is not reused meanwhile."""
     sock = connection.sock
     if sock is not None:
         try:

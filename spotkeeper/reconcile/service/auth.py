@@ -7,8 +7,8 @@ and Google's claims about the instance's id, name, zone and project.
 Cloud Run itself checks one token of each request and replaces that token's signature by a marker. A token with the
 marker proves nothing here: if the service were public, anyone could write such a token. So agents and operators send
 two tokens. The one in ``X-Serverless-Authorization`` is for Cloud Run, which may replace its signature. The one in
-``Authorization`` is for this function; the audience of an agent's is a path that nothing else accepts. Requests of a
-schedule or a push have only one token, so the function relies on Cloud Run's check of it: :meth:`Verifier.hint`.
+``Authorization`` is for this function; in an agent's token the audience is a path that nothing else accepts. Requests
+of a schedule or a push have only one token, so the function relies on Cloud Run's check of it: :meth:`Verifier.hint`.
 """
 
 from __future__ import annotations

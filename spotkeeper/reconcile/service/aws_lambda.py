@@ -198,7 +198,7 @@ class LambdaApp(HttpApp):
         return self._invoker(request)
 
     def _listed(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine with this id from a listing. The whole listing is kept, as other machines will follow."""
+        """Return the machine with this id from a listing, which is kept: more machines of the gang will ask soon."""
         with self._lock:
             found = self._known.get(uid)
             if found is not None or time.monotonic() - self._looked < LOOK_AGAIN_S:
@@ -211,7 +211,8 @@ class LambdaApp(HttpApp):
     def _meant(self, uid: str, stack: StackState) -> Speaker | None:
         """Return the machine that an event names; None if it is not the stack's.
 
-        It is looked up by its id if possible: by now a listing may lack it, and events of foreign machines arrive too.
+        If the cloud can, it looks up only this machine, by its id. A listing may lack it by now, and listings for
+        all events of machines outside the stack would cost too much.
         """
         with self._lock:
             if uid in self._known:

@@ -177,7 +177,7 @@ class HttpApp(Rounds):
         return replace_struct(answer, ended=ended(store, stack, who, sync.old_jobs)) if sync.old_jobs else answer
 
     def _poll(self, store: Store, stack: StackState, who: Speaker, sync: Sync) -> Accepted | None:
-        """Return the record for a sync that reports nothing, from the cache if it is new enough; None for a report."""
+        """Return the record for the answer, cached if new enough; None if the sync reports something."""
         from spotkeeper.reconcile.controller.intake import Accepted, silent
 
         job = silent(stack, who, sync)

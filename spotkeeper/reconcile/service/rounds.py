@@ -81,7 +81,7 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """Runs one round per job at a time in this process. Requests that arrive meanwhile return: it does their work too.
+    """Runs one round per job at a time in this process. Requests that arrive meanwhile return: the round serves them.
 
     The bucket's lease does the same between processes, but costs a read and two writes.
     """
@@ -95,9 +95,9 @@ class Flights:
     ) -> T | None:
         """Do the work, or return None if another request is doing it already.
 
-        The other request may have stored a report that the work did not read. So the work is then done again, unless
-        ``covered`` says that it missed nothing. Once ``tired`` is true, no further work begins, and the caller must
-        hand on what is left.
+        A request that got None may have stored a report that the work did not read. So the work is then done again,
+        unless ``covered`` says that it missed nothing. Once ``tired`` is true, no further work begins, and the caller
+        must hand on what is left.
         """
         with self._lock:
             if key in self._again:
@@ -120,7 +120,7 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Return whether a request left its work to this one since the last check; if not, the next does its own."""
+        """Return whether a request left its work to this one since the last check; if not, the next works itself."""
         with self._lock:
             again = self._again[key]
             if again:

@@ -199,7 +199,7 @@ class Runtime:
         return tick(store, cloud, self.clock, replace(self.options(), deadline=deadline))
 
     def stack(self, store: Store | None = None) -> StackState | None:
-        """Return the stack as read in the last seconds (``STACK_TTL_S``); as last read, if it is unreadable now.
+        """Return the stack as read in the last seconds (``STACK_TTL_S``), or as last read if it is unreadable now.
 
         Thus agents are answered until the stack is repaired. Rounds read the stack themselves and decide nothing then.
         """

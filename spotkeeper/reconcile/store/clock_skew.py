@@ -1,4 +1,4 @@
-"""Corrects a record that was written by a clock that was ahead: a past event dated after now is dated now. Pure.
+"""Corrects a record that was written by a clock that was ahead: events dated in the future are dated now. Pure.
 
 Every round writes times of its own clock into the record. Clouds keep clocks within seconds of each other. If a clock
 jumped ahead, everything that counts from its times (a cold offer, the hour of the launch limit, a roll call) would
@@ -59,7 +59,7 @@ def believed(record: Record, now: float) -> Record:
 
 
 def _collect(one: Struct, into: list[float]) -> None:
-    """Add all past times of a struct, and of the structs within it, to ``into``."""
+    """Add the times of all past events in a struct, and in the structs within it, to ``into``."""
     for name, many, kind in _fields(type(one)):
         value = getattr(one, name)
         if value is None or kind == "until":

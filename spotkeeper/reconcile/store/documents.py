@@ -65,7 +65,7 @@ _JOB_REMEDIES = {
     "spec.json": "repair the object, which is the job file as submitted, in JSON",
 }
 _REMEDIES = {
-    "stack/allocation": "spotkeeper repair allocation (rebuilds it from the jobs' ledgers and records and the cloud)",
+    "stack/allocation": "spotkeeper repair allocation (it rebuilds the object from ledgers, records and the cloud)",
     "stack/pools.json": "have it written again by pulumi up --refresh (on this machine: spotkeeper local up)",
 }
 
@@ -88,7 +88,7 @@ class StaticHello(Struct, frozen=True):
 
 
 class OfferHistory(Struct, frozen=True, omit_defaults=True):
-    """The newest observations of an offer, which ``market.read`` collects from ``market/``. Advisory."""
+    """The newest observations of an offer, which ``market.read`` collects from ``market/``. No decision needs them."""
 
     pool: str
     zone: str
@@ -173,7 +173,7 @@ def decode_versioned(data: bytes, kind: type[T], path: str) -> T:
     if found is not None and found > FORMAT:
         raise NewerError(f"{path}: format {found}: a newer Spotkeeper wrote it, this one knows format {FORMAT}", path)
     if found != FORMAT:
-        raise CorruptError(f"{path}: format {found}, but this Spotkeeper reads {FORMAT}", path, said=cut(data))
+        raise CorruptError(f"{path}: has format {found}, not {FORMAT} as it should", path, said=cut(data))
     return decode(data, kind, path)
 
 

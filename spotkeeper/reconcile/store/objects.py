@@ -63,7 +63,7 @@ class ConflictError(StoreError):
 
 
 class UnavailableError(StoreError):
-    """The store answered neither a request nor its retry. A write may have happened; the next round looks."""
+    """The store answered neither a request nor its retry. A write may have happened: the next round checks this."""
 
 
 class BucketRefusedError(StoreError):
@@ -122,7 +122,7 @@ class Objects(Protocol):
         """
 
     def newest(self, prefix: str, most: int) -> builtins.list[str]:
-        """Return the ``most`` keys of a folder that were written last, newest first. Lists the folder."""
+        """Return the ``most`` keys of a folder that were written last, newest first. This lists the whole folder."""
 
     def delete(self, key: str) -> None:
         """Delete an object. A missing object is no error."""
@@ -138,7 +138,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if it names a whole folder: obstore compares path segments, but SQLite characters."""
+    """Return the prefix if it names a folder; obstore and SQLite would read the beginning of a name differently."""
     if prefix and not prefix.endswith("/"):
         raise BadKeyError(f"prefix {prefix[:120]!r} must end with '/'")
     if prefix:

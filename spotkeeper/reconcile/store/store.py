@@ -121,7 +121,7 @@ class Store:
         return read
 
     def create_record(self, record: Record) -> bool:
-        """Create a record, create-only. True also if the record is there already with this nonce: a lost answer."""
+        """Create a record, create-only. True also if it is there already with this nonce, since an answer was lost."""
         return self._create_versioned(paths.record(record.job), record) is not None
 
     def cas_record(self, record: Record, token: str) -> str | None:
@@ -234,7 +234,7 @@ class Store:
     # -- jobs/<job>/ledger/<time>.<id>
 
     def append_ledger(self, job: str, entry: Entry) -> bool:
-        """Append an entry, once for its time and id. Readers take the first entry of an id. True if it is new."""
+        """Append an entry, unless there is one with its time and id. Readers take the first entry of an id."""
         return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
 
     def append_all(self, job: str, entries: Sequence[Entry]) -> None:
@@ -406,7 +406,7 @@ class Store:
         return tuple(blob.data if blob else None for blob in self._objects.get_many(list(paths)))
 
     def part(self, path: str, start: int, size: int) -> bytes | None:
-        """Read up to ``size`` bytes of a large object from ``start``, which is less than its size."""
+        """Read up to ``size`` bytes of a large object from ``start``, which must be less than the object's size."""
         return self._objects.part(path, start, size)
 
     def put(self, path: str, data: bytes) -> None:
@@ -500,7 +500,7 @@ class Store:
             return self._ours(path, data) if own else None
 
     def _ours(self, path: str, data: bytes) -> str | None:
-        """Return the token if the object has these unique bytes: then this writer's answer was lost, not its write."""
+        """Return the token if the object has these bytes, which only this writer writes: only the answer was lost."""
         blob = self._objects.get(path)
         return blob.tag if blob is not None and blob.data == data else None
 

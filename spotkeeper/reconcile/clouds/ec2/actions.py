@@ -70,7 +70,7 @@ class Ec2Verbs:
         self._volumes = found
 
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
-        """Launch a machine, only once even if repeated. If EC2 answers with a dead machine, the token is used up."""
+        """Launch one machine, even if called again. If EC2 answers with a dead machine, the token is used up."""
         pool = self._stack.pool(action.pool)
         if pool is None or not pool.templates.get(action.model.value):
             return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"
@@ -87,11 +87,11 @@ class Ec2Verbs:
                 found = codec.convert(self._api.once("describe_instances", query, ends), Instances)
             except Ec2RefusedError as error:
                 if error.code in GONE:
-                    return ResultKind.DEAD_KEY, f"the machine {made.instance_id} of this token is gone"
+                    return ResultKind.DEAD_KEY, f"the machine {made.instance_id} that this token launched is gone"
                 raise
             made = next((item for one in found.reservations for item in one.instances), made)
         if made.state.name in (schema.TERMINATED, "shutting-down"):
-            return ResultKind.DEAD_KEY, f"the machine {made.instance_id} of this token is {made.state.name}"
+            return ResultKind.DEAD_KEY, f"the machine {made.instance_id} that this token launched is {made.state.name}"
         return ResultKind.ACCEPTED, made.instance_id
 
     def delete_vm(self, action: DeleteVm, ends: float) -> Meaning:
@@ -126,13 +126,13 @@ class Ec2Verbs:
                 )
             except Ec2RefusedError as error:
                 if error.code in GONE:
-                    return ResultKind.DEAD_KEY, f"the disk {made.volume_id} of this token is gone"
+                    return ResultKind.DEAD_KEY, f"the disk {made.volume_id} that this token made is gone"
                 raise
             made = next(iter(found.volumes), made)
         if made.state == "error":
             self._api.gone("delete_volume", {"VolumeId": made.volume_id}, ends)
         if made.state not in THERE:
-            return ResultKind.DEAD_KEY, f"the disk {made.volume_id} of this token is {made.state}"
+            return ResultKind.DEAD_KEY, f"the disk {made.volume_id} that this token made is {made.state}"
         return ResultKind.ACCEPTED, made.volume_id
 
     def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:

@@ -61,7 +61,7 @@ class Api:
         """Make one request, without retries; ``operation`` is botocore's name, such as ``run_instances``.
 
         Raises:
-            Ec2RefusedError: EC2 refused the request, or botocore did not send it, as it does not fit its model of EC2.
+            Ec2RefusedError: EC2 refused the request, or it does not fit botocore's model of EC2 and was not sent.
             NoAnswerError: no complete answer in time; the call may or may not have been carried out.
             ValueError: the endpoint is plain http to another machine.
         """

@@ -135,7 +135,7 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. A field replaces the template's, even a list, so each field is complete.
+    """Return the request for one machine. A field replaces the same field of the template, so each one is complete.
 
     Raises:
         KeyError: the pool has no template for this provisioning model.
@@ -281,7 +281,7 @@ def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
 def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | None:
     """Return a node's data disk; None for boot volumes and static machines' disks, which have the tag too.
 
-    ``names_of``: machine names by id. The result names the machine that has the disk; a machine without name by its id.
+    ``names_of``: machine names by id, to name the machines that use the disk; a machine that it lacks gets its id.
     """
     owned = _owned(item.tags, stack)
     if owned is None or item.state not in THERE:

@@ -170,7 +170,7 @@ class GceVerbs:
 
 
 def meaning(answer: Answer) -> Meaning:
-    """Return the meaning of a change's answer. HTTP 200 with a failed operation counts as a failure."""
+    """Return what the answer to a change means. HTTP 200 with a failed operation counts as a failure."""
     if not 200 <= answer.status < 300:
         return parse_error(answer.status, answer.body)
     operation = _operation(answer)

@@ -59,7 +59,7 @@ class Lists:
         return self._pages(path, kind, {"filter": by_label(self._stack)}, ends)
 
     def newest(self, path: str, kind: type[T], matching: str, pages: int, ends: float) -> list[T]:
-        """Return the first pages, newest first, of items that match a filter.
+        """Return the newest items that match a filter, newest first, at most this many ``pages``.
 
         Raises:
             ListError: a page failed.
@@ -148,7 +148,7 @@ def _read_of(kind: object) -> str:
 
 
 def _names(of: inspect.Type) -> str:
-    """Return the fields to request of a value of this type, recursively; '' for a value that is requested whole."""
+    """Return which fields to request of a value of this type, and of values in it; '' if it is requested whole."""
     if isinstance(of, inspect.UnionType):
         return next((found for one in of.types if (found := _names(one))), "")
     if isinstance(of, inspect.VarTupleType):

@@ -214,7 +214,7 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
 
 
 def _end(item: InstanceIn) -> float | None:
-    """Return when Compute Engine ends a machine of limited run time: as it says, otherwise start + duration."""
+    """Return when Compute Engine ends a machine of limited run time: the reported time, otherwise start + duration."""
     if told := to_time(item.resource_status.scheduling.termination_timestamp):
         return told
     span = item.scheduling.max_run_duration
@@ -246,7 +246,7 @@ def to_result(
     """Return the result of an operation that failed to create a machine or disk of the stack; else None.
 
     ``asked``: this process's requests by idempotency key. For other processes' requests only the resource's name is
-    known: the action has the right job, node, number and zone, no uid and no pool, and spot as a guess of the model.
+    known: the action has the right job, node, number and zone, no uid, no pool, and a guessed provisioning model.
     """
     if operation.error is None or not operation.error.errors or not _is_key(operation.client_operation_id):
         return None
