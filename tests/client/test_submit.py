@@ -82,7 +82,7 @@ def test_a_held_job_is_returned_and_other_content_refused(cli: Cli, store: Store
         0,
         [
             f"first: on hold (node 0 exited with 93), job {job}",
-            "resume: spotkeeper resume first; delete it and its checkpoints: spotkeeper cancel first",
+            "to resume it: spotkeeper resume first; to delete it and its checkpoints: spotkeeper cancel first",
         ],
     )
     told = json.loads(cli("submit", folder / "job.yaml", "--json").out)
@@ -255,7 +255,7 @@ def test_a_wrong_job_file_writes_nothing(cli: Cli, store: Store, folder: Path) -
     assert done.code == 2
     assert done.err.splitlines() == [
         'error: job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
-        "error: job.yaml:4: nodes: 99: more machines than pools workers, always, gpus may have (7)",
+        "error: job.yaml:4: nodes: 99: is more machines than pools workers, always, gpus may have (7)",
     ]
     assert store.list("") == before
 
