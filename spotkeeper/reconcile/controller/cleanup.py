@@ -78,7 +78,7 @@ def sweep_copies(store: Store, record: Record) -> bool:
 
 
 def _delete(store: Store, doomed: Iterable[str]) -> bool:
-    """Delete at most ``MOST`` of these objects, file lists first. Returns whether none is left."""
+    """Delete at most 400 of these objects (``MOST``), file lists first. Returns whether none is left."""
     ordered = sorted(doomed, key=lambda path: (not path.endswith(".json"), path))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(store.delete, ordered[:MOST]))

@@ -151,7 +151,7 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
 def _with_hello(where: SpeakerPlace | None, sync: Sync) -> Sync:
     """Add a HELLO to the sync of a granted static machine whose boot is not admitted.
 
-    Any sync shows that the machine is up for this attempt, since the grant is for this machine and not dropped yet.
+    Any sync of this machine shows that it is up for the attempt, since the attempt's grant names this machine.
     """
     expected = where is not None and where.slot is not None and where.slot.boot != sync.boot
     if not expected or any(fact.kind in (Kind.HELLO, Kind.DROPPED) for fact in sync.facts):
@@ -238,7 +238,7 @@ def _sensible(record: Record, fact: Fact) -> bool:
 
 
 def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact: Fact) -> None:
-    """Delete the hellos of this machine's older boots: only now is it known that they are older."""
+    """Delete the hellos of a machine's older boots when a new boot says hello, so that only the newest hello counts."""
     if where is None or where.slot is None or where.slot.boot == fact.boot:
         return
     older = tuple(

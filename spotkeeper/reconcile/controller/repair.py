@@ -34,7 +34,7 @@ Key = tuple[str, int, int]
 
 
 class RepairError(Exception):
-    """The allocation was not rebuilt. The text says why and what to do. No record changed but in version and nonce."""
+    """The allocation was not rebuilt. The text says why and what to do. Records may have a new version and nonce."""
 
 
 def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:

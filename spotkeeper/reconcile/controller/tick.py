@@ -266,7 +266,7 @@ def _retire(
     before: Mapping[str, Versioned[Record] | None],
     failed: dict[str, str],
 ) -> None:
-    """Bury active jobs that were DONE when the tick began: the round that ended them died before it buried them."""
+    """Clean up after active jobs that were DONE when the tick began: the round that ended them died before doing so."""
     for job in active:
         read = before.get(job)
         if read is not None and read.value.phase is Phase.DONE:

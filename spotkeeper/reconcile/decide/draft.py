@@ -81,7 +81,7 @@ class Draft:
 
     @cached_property
     def kinds(self) -> Counter[str]:
-        """Return the number of nodes with each machine type, at the first call; empty if the stack has one type."""
+        """Return how many nodes had each machine type at the first call; empty if the stack has only one type."""
         types = self.types
         if len(set(types.values())) < 2:
             return Counter()

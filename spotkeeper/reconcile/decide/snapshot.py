@@ -218,7 +218,7 @@ class Queries:
             return "died before its hello"
         result = self.insert_result(node, slot)
         if result is not None and result.kind is ResultKind.DEAD_KEY:
-            return "its idempotency key is used up"
+            return "the idempotency key of its request is used up"
         limit = self.snapshot.times.static_s if slot.machine else self.boot_s
         if self.snapshot.now > slot.since + limit:
             return "no hello in time"

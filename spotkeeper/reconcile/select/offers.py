@@ -84,7 +84,7 @@ class Need:
 
     Attributes:
         zone: the only zone allowed, or None.
-        models: models allowed; () leaves them to the job's policy.
+        models: the provisioning models allowed; (): those that the job's policy allows.
         refused: keys of offers refused since the need arose.
         fallback: an on-demand fallback is active: on-demand comes first, then spot.
         on_demand_left: how many more on-demand machines the job may have.

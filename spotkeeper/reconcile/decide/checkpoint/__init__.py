@@ -3,7 +3,7 @@
 **Location** (``location.py``). A node remembers its *checkpoint disk*, which has its checkpoints (``Node.machine``: the
 disk of a static machine; None: the node's own). It also remembers the newest generation in which it wrote there
 (``wrote``), and the newest that began with the newest commit there (``newest_generation``). A generation begins only if
-one of its machines has the newest commit: as it reported, or because it was a member when that commit was made. If none
+one of its machines has the newest commit: it reported so, or it was a member when that commit was made. If no machine
 has it, the job waits or holds, and retries at growing intervals. A user's ``resume --go-back`` gives the commit up
 (``Record.given_up``), and the ledger says where the next generation begins. If every copy is damaged, no user has to
 decide: a machine that mounts a disk reports damaged checkpoints (DAMAGED), and once all nodes whose checkpoint disks
@@ -20,5 +20,5 @@ copy of a commit that was given up does not count (``mirror_top``, ``given_up``)
 any more are deleted: file lists before parts, and the fact last, so that the next round continues if this one dies.
 When all disks of a generation are mounted and none has the newest commit, ``Record.fetch`` names the copy and who
 fetches it: the lowest node, or for sharded state every node. A copy older than the newest commit is used only if that
-commit is proven lost for five minutes. Once this copy is on a disk, the record gives the newest commit up.
+commit is proven lost, and after five minutes. Once this copy is on a disk, the record gives the newest commit up.
 """

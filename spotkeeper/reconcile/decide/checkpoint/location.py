@@ -75,9 +75,9 @@ def attached(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
 def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether the newest commit is certainly on this machine's disk.
 
-    It is there if it was there when the generation began, or if the generation has committed since, on every member's
-    disk. A disk that was attached later gets no commit of this generation. What the machine itself reports takes
-    precedence, since a save may have failed on this machine alone.
+    True if the disk had the commit when the generation began, or if the generation has committed since: a commit is on
+    every member's disk. A disk that was attached later gets no commit of this generation. What the machine itself
+    reports takes precedence, since a save may have failed on this machine alone.
     """
     if not slot.disk or any(
         draft.queries.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)
@@ -256,7 +256,7 @@ def _keeps(node: Node, commit: Commit) -> bool:
 
 
 def _at_home(node: Node) -> bool:
-    """Whether a node's machines use its checkpoint disk; if the node has none: whether this is the node's own disk."""
+    """Whether a node's machines use its checkpoint disk; for a vacant node: whether this disk is the node's own."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return all(slot.machine == node.machine for slot in slots) if slots else node.machine is None
 

@@ -77,7 +77,7 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop the generation, which began without some nodes, once all of these nodes that have a machine are ready."""
+    """Stop a generation that began without some nodes, to take them in, once all of them with a machine are ready."""
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
@@ -94,7 +94,7 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     commit = location.newest(draft)
     assert commit is not None
     told = location.told(draft, ready)
-    there = f"the newest that they have is {location.text(told)}" if told else "they have no checkpoint"
+    there = f"the newest that any of them has is {location.text(told)}" if told else "none of them has a checkpoint"
     lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; {there}"
     return f"{lacks}. To continue without it: {draft.record.go_back()}"
 

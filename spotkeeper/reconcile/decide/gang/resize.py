@@ -24,7 +24,7 @@ def take(draft: Draft, nodes: int | None) -> str:
         return "no size was named"
     why = refusal(spec, nodes)
     if not why and draft.record.move is not None:
-        why = f"the job is moving to {draft.record.move.zone}"
+        why = f"the job is moving to {draft.record.move.zone}: resize it afterwards"
     if not why and nodes == draft.size():
         why = f"the job has {nodes} already"
     if why or nodes is None:

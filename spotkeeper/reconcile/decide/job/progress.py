@@ -140,7 +140,7 @@ def _restored(draft: Draft) -> int | None:
 
 
 def _reached(draft: Draft, cause: str, step: int, at: float) -> int:
-    """Return the last step before the stop: the reported step, or after a surprising stop an estimate."""
+    """Return the last step before the stop: as reported, or estimated if the stop was a surprise (a loss, a crash)."""
     record, step_s = draft.record, draft.snapshot.step_s
     lowest = min(record.members, default=0)
     slot = draft.nodes[lowest].cur if lowest < len(draft.nodes) else None

@@ -1,4 +1,4 @@
-"""Finds running machines that need a replacement: near the end of their longest run, slow, or on a broken host.
+"""Finds running machines that need a replacement: near their planned end, slow, or on a broken host.
 
 Reads reports and notes the findings in the record; the package's docstring explains the three cases.
 """
@@ -60,12 +60,12 @@ def urgent(draft: Draft, ends: float) -> float:
 
 
 def planned(slot: Slot) -> bool:
-    """Whether a machine goes only because its longest run ends. A notice before that end is a preemption."""
+    """Whether a machine goes only because of its planned end. A notice before that end is a preemption."""
     return slot.ends is not None and slot.notice in (None, slot.ends)
 
 
 def over(slot: Slot) -> bool:
-    """Whether a machine's longest run is over, so that its loss is no preemption."""
+    """Whether a machine has reached its planned end, so that its loss is no preemption."""
     return slot.ends is not None and slot.notice == slot.ends
 
 

@@ -43,7 +43,7 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return False
     if machine := location.bound(draft, index):
         why = location.only(draft, index)
-        say(draft, index, f"waiting for static machine {machine}: {why}; to go on without: {draft.record.go_back()}")
+        say(draft, index, f"waiting for static machine {machine}: {why}; to go on without it: {draft.record.go_back()}")
         return False
     if not capped and not _buys(draft):
         say(draft, index, "waiting for a static machine: all are in use or down")

@@ -250,7 +250,7 @@ def _gone(draft: Draft, grant: Grant) -> Entry:
 
 
 def _over(draft: Draft, grant: Grant) -> bool:
-    """Whether a grant's attempt is over and its machine gone, or static and released or removed from the stack."""
+    """Whether a grant's attempt is over and its machine gone (a static one: dropped the grant, or left the stack)."""
     live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
     ended = draft.before.over
     if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):

@@ -202,7 +202,7 @@ def _disk_refused(draft: Draft, index: int) -> None:
 
 
 def _disk_bad(draft: Draft, index: int, slot: Slot, why: str) -> None:
-    """Replace a machine that cannot mount its disk. If ``BAD_DISK`` in a row cannot, the disk is bad: hold the job."""
+    """Replace a machine that cannot mount its disk. If three in a row cannot, the disk is bad: hold the job."""
     bad = draft.nodes[index].bad + 1
     if bad < BAD_DISK:
         draft.put(index, bad=bad)

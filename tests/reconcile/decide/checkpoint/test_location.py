@@ -175,7 +175,7 @@ def test_a_plain_resume_gives_up_no_checkpoint() -> None:
     """A job that trains is not told to go back: the word is refused, and changes nothing."""
     world = trained(World(nodes=1))
     world.request(RequestKind.RESUME, go_back=True)
-    assert "waits for no checkpoint" in refused(world)
+    assert "does not wait for a checkpoint" in refused(world)
     assert world.record().given_up == ""
     assert world.training()
     paused(world)
