@@ -6,7 +6,7 @@ A training script needs two lines, and no package but torch::
     for batch in run.steps(loader, epochs=3):
         ...
 
-The package imports no library by itself: agent, function and command share it, and must start without torch.
+``import spotkeeper`` does not import torch, because agent, function and command use this package without torch.
 """
 
 from __future__ import annotations

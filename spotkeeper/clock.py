@@ -1,8 +1,8 @@
 """Virtual time: equal to wall-clock time in a real cloud, faster in the one-machine cloud.
 
-Every duration but that of training itself (boots, notices, ticks, leases, polls) is measured here, so that the
-one-machine cloud plays two hours in four minutes. ``SPOTKEEPER_CLOCK``, ``<real epoch>:<virtual epoch>:<scale>``,
-gives all processes of a local cloud the same time.
+All durations except training time (boots, notices, ticks, leases, polls) are in virtual time, so the one-machine cloud
+plays two hours in four minutes. The environment variable ``SPOTKEEPER_CLOCK``, with the value
+``<real epoch>:<virtual epoch>:<scale>``, gives all processes of a one-machine cloud the same clock.
 
 All times in records, facts and tokens are virtual unix seconds.
 """
@@ -42,7 +42,7 @@ class Clock:
         """Return the clock that ``SPOTKEEPER_CLOCK`` describes, or the wall clock if it is not set.
 
         Raises:
-            ValueError: the variable is not three numbers, or its scale is not above 0.
+            ValueError: the variable has another form than three numbers, or a scale that is not above 0.
         """
         text = os.environ.get(ENV, "")
         if not text:
@@ -63,7 +63,7 @@ class Clock:
         return self.virtual_epoch + (time.time() - self.real_epoch) * self.scale
 
     def steady(self) -> float:
-        """Return virtual seconds since an arbitrary moment of this boot: setting the system time does not change it."""
+        """Return virtual seconds since some moment of this boot. A change of the system time does not affect them."""
         return time.monotonic() * self.scale
 
     def real_s(self, virtual_s: float) -> float:
@@ -88,5 +88,5 @@ def from_rfc3339(text: str) -> float:
     """
     moment = datetime.fromisoformat(re.sub(r"\.\d+", "", text).replace("Z", "+00:00"))
     if moment.tzinfo is None:
-        raise ValueError(f"{text!r}: a time without its zone")
+        raise ValueError(f"{text!r}: the time has no time zone")
     return moment.timestamp()

@@ -1,4 +1,4 @@
-"""The training library: imported by the user's script, and in parts by the agent.
+"""The training library. The user's script imports it; the agent imports some of its modules.
 
 The library runs in the job's Python, so it imports only the standard library and torch. Torch is imported on first use,
 because the agent imports ``agent_link`` and ``checkpoint/store.py`` from here and must stay small.

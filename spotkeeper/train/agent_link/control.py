@@ -1,8 +1,8 @@
 """The control file: 256 bytes through which an agent and the job on its machine communicate.
 
 The agent writes its request and deadline; local rank 0 of the job writes its progress. Both write single aligned 8-byte
-words in place, so a reader never sees half a number. The job uses a mapping and the agent a descriptor, so that a job
-cannot kill its agent (``control_io.py``). The file is never replaced: the other side would keep using the old file.
+words in place, so a reader never sees half a number. The job maps the file and the agent uses a descriptor, so that a
+job cannot kill its agent (``control_io.py``). Neither replaces the file, or the other would go on with the old file.
 
 Also here: ``result.json``, the outcome of a generation, and the marker files of untimed sections. Standard library
 only.
@@ -14,14 +14,14 @@ only.
    8  requested      ``AgentRequest``, written after ``deadline``
   16  deadline       of the request, real unix seconds (0: none)
   24  request_number written last; a new number is a new request
-  32  disk_ready     1 once the disk of a node that began without it is mounted
+  32  disk_ready     1 once the disk is mounted, if the node began without its disk
   64  state          ``RunPhase``
   72  step           optimizer steps done
   80  step_at        end of the last step, real unix seconds
   88  step_s         median duration of recent steps, seconds
   96  commit         newest durable checkpoint of this node (generation, step)
- 104  commit_at      when it became durable, real unix seconds
- 112  save_s         median time from a save's start until it is durable, seconds
+ 104  commit_at      when ``commit`` became durable, real unix seconds
+ 112  save_s         median time from a save's start until the checkpoint is durable, seconds
  120  stall_s        median time that a save stops the loop, seconds
  128  loss           last reported loss (NaN: none)
  136  samples_per_s  of all ranks together
@@ -32,7 +32,7 @@ only.
  176  pid            of local rank 0
  184  first_step_at  end of this generation's first step, real unix seconds (0: not yet)
  192  restored       checkpoint this generation started from (generation, step)
- 200  lag            this node's step time over the median rank's, if it slows the gang down (0: it does not)
+ 200  lag            this node's own time (``loop/lag.py``) as a multiple of the median rank's (0: it keeps up)
  208  sample_s       this node's own time per sample, seconds (0: not measured)
  216  gbit_s         bandwidth between the gang's machines, Gbit/s (0: not measured)
 ==== ============== =============================================================
@@ -119,7 +119,7 @@ class Fault(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class Commit:
-    """Identity of a checkpoint. Commits sort by age: one of a later generation is always newer."""
+    """Identity of a checkpoint. Commits sort by age: a commit of a later generation is always newer."""
 
     gen: int
     step: int
@@ -138,7 +138,7 @@ class Commit:
 
 
 class CommitWord(IntWord):
-    """A commit as one word, 1 higher than the packed pair: (0, 0) is a valid commit, and word 0 means none."""
+    """A commit as one word: the packed (generation, step) plus 1, because (0, 0) is a commit and word 0 means none."""
 
     def __get__(self, of: HasWords, _: type[HasWords]) -> Commit | None:  # type: ignore[override]
         word = of.words[self.at]
@@ -153,7 +153,7 @@ class ControlError(Exception):
 
 
 class Control:
-    """A control file. No locks: every word has one writer."""
+    """A control file. Needs no locks, because every word has one writer."""
 
     def __init__(self, path: Path, words: WordArray[int], floats: WordArray[float], hold: mmap.mmap | int) -> None:
         """``hold``: the memory mapping or file descriptor behind ``words``, which :meth:`close` closes."""
@@ -210,13 +210,13 @@ class Control:
             raise ControlError(f"{path}: no control file; the agent creates it before it starts the job") from None
         try:
             if (size := os.fstat(fd).st_size) != SIZE:
-                raise ControlError(f"{path}: {size} bytes, want {SIZE}; is it a control file?")
+                raise ControlError(f"{path} is not a control file: it has {size} bytes, not {SIZE}")
             control = cls._mapped(path, mmap.mmap(fd, SIZE))
         finally:
             os.close(fd)
         if found := control._other():
             control.close()
-            raise ControlError(f"{path}: {found}; agent and library are of different versions")
+            raise ControlError(f"{path} {found}: agent and library have different versions")
         return control
 
     @classmethod
@@ -238,7 +238,7 @@ class Control:
         return self
 
     def _other(self) -> str:
-        """Return the file's first bytes, for a message, if it is no control file of this version; otherwise ""."""
+        """Return how the file starts, for a message, if it is not a control file of this version; otherwise ""."""
         found = self.words[0]
         return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
 
@@ -248,7 +248,7 @@ class Control:
             return ""
         about = os.fstat(self._hold)
         if about.st_nlink == 0:  # deleted, or the stand-in of ``hold``
-            return f"{self.path} is gone: deleted, emptied, or another file in its place"
+            return f"{self.path} is gone: the job has deleted, emptied or replaced the file"
         if about.st_size != SIZE:
             return f"{self.path} has {about.st_size} bytes, not {SIZE}"
         return f"{self.path} {found}" if (found := self._other()) else ""
@@ -359,7 +359,7 @@ def read_result(run: Path | str) -> RunResult | None:
 
 
 def _count(value: object) -> int:
-    """Return a number that the job wrote. Raises ValueError if it is invalid: the agent would crash on it later."""
+    """Check a number that the job wrote, so that the agent does not crash on it. Raises ValueError if it is invalid."""
     if type(value) is not int or not 0 <= value < 1 << _STEP_BITS:
         raise ValueError(f"{value!r:.40} is not a count")
     return value
@@ -367,7 +367,7 @@ def _count(value: object) -> int:
 
 @contextlib.contextmanager
 def untimed_section(run: Path | None, local_rank: int) -> Iterator[None]:
-    """Mark this process as busy for the ``with`` block. Nesting has no effect. ``run`` is None without an agent."""
+    """Turn off hang detection for the ``with`` block. Nesting has no effect. ``run`` is None without an agent."""
     if run is None:
         yield
         return

@@ -32,7 +32,7 @@ class WordArray(Protocol[N]):
 
 
 class FileWords(Generic[N]):
-    """Words of an open file, which the caller owns. Missing words read as 0; failed writes are ignored."""
+    """Words of an open file; the caller closes the file. Missing words read as 0; failed writes are ignored."""
 
     def __init__(self, fd: int, kind: type[N]) -> None:
         self._fd = fd
@@ -51,7 +51,7 @@ class FileWords(Generic[N]):
         self._fd = -1
 
     def _read(self, offset: int) -> bytes:
-        """Read until two results agree, because the kernel may copy a word in pieces."""
+        """Read a word until two reads agree, because the kernel may copy a word in pieces."""
         raw = b""
         with contextlib.suppress(OSError):
             for _ in range(READS):
@@ -82,7 +82,7 @@ class FloatWord:
 
 
 class SecondsWord(FloatWord):
-    """A time or a duration; 0 if the word is invalid, because a job's writes must not crash the agent."""
+    """A time or a duration. An invalid word reads as 0, because a job's writes must not crash the agent."""
 
     def __get__(self, of: HasWords, _: type[HasWords]) -> float:
         value = of.floats[self.at]
@@ -104,7 +104,7 @@ class IntWord:
 
 @dataclass(frozen=True)
 class EnumWord(Generic[E]):
-    """An enum attribute. ``other``: the value for an invalid word."""
+    """An enum attribute. An invalid word reads as ``other``."""
 
     at: int
     kind: type[E]

@@ -50,7 +50,7 @@ class Client:
 
     Args:
         process: the saver, if this client started it.
-        limit: called while waiting for a silent saver; default :data:`PATIENCE_S`.
+        limit: returns for how many seconds a saver may be silent; None means :data:`PATIENCE_S`, two minutes.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Client:
         """Start a saver for this process; it ends with the process.
 
         Raises:
-            SaverError: the process cannot start one, or has no descriptor left.
+            SaverError: the process cannot start a saver, or has no file descriptor left.
         """
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -107,7 +107,7 @@ class Client:
         return cls(ours, process, limit)
 
     def close(self) -> None:
-        """Close the connection. The saver finishes a running save. Wait for a private saver; kill it if it hangs."""
+        """Close the connection; the saver finishes a running save. Wait for a private saver; kill it if it hangs."""
         with contextlib.suppress(OSError):  # the saver is gone already
             self._sock.shutdown(
                 socket.SHUT_RDWR
@@ -135,7 +135,7 @@ class Client:
                 process.wait(_POLL_S)
 
     def _forget(self) -> None:
-        """Close a fork's copies of socket and memory: the connection must end with the process that made it."""
+        """Close this fork's copies of socket and memory, so that the connection ends with the process that made it."""
         self._sock.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -174,7 +174,7 @@ class Client:
         )
 
     def reserve(self, size: int) -> None:
-        """Request staging memory of ``size`` bytes, in the background."""
+        """Request staging memory of ``size`` bytes, without waiting for the answer."""
         if size > self._size and not self._reserving:
             self._request({"op": "reserve", "bytes": round_up(size)})
             self._reserving = True
@@ -213,7 +213,7 @@ class Client:
     def save(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
         """Request that the staged bytes become durable. Returns at once; ``poll`` or ``wait`` return the result.
 
-        ``part``: the bytes are this node's part of sharded state and need ``publish``.
+        ``part``: the bytes are this node's part of sharded state, which is complete only after ``publish``.
         """
         self._request(
             {
@@ -226,12 +226,12 @@ class Client:
         self._pending = manifest.commit
 
     def publish(self, manifest: Manifest) -> None:
-        """Request COMMIT for a part. ``manifest``: the part's manifest, which also lists all other nodes' files."""
+        """Request a COMMIT beside a part. ``manifest``: the part's manifest with the files of all other nodes."""
         self._request({"op": "publish", "manifest": manifest.to_bytes().decode()})
         self._pending = manifest.commit
 
     def poll(self) -> Event | None:
-        """Return the result of a save once, or None. Does not wait; takes a microsecond while no save runs."""
+        """Return a save's result, once; None without a new result. Takes a microsecond while no save runs."""
         while self._pending is not None and not self._events:
             if self._read(block=False) is None:
                 break
@@ -259,7 +259,7 @@ class Client:
             raise SaverError(Fault.SAVER_LOST, f"the saver is gone: {error}") from None
 
     def _answer(self, *events: str) -> dict[str, Any]:
-        """Wait for a message of one of these kinds and return it; earlier results of saves are kept for ``poll``."""
+        """Wait for a message of the kinds ``events`` and return it; keep results of saves for ``poll``."""
         pulse = self._pulse()
         while True:
             message = self._read_soon()
@@ -298,7 +298,7 @@ class Client:
         return PATIENCE_S if limit is None else min(limit, PATIENCE_S)
 
     def _drop_map(self) -> None:
-        """Unmap the memory; tensors that still use it keep it alive."""
+        """Unmap the memory, unless tensors still use it; then it is unmapped once they are gone."""
         if self._map is not None:
             with contextlib.suppress(BufferError):  # tensors still use it
                 self._map.close()
@@ -357,7 +357,7 @@ class Client:
         if message["event"] == "failed":
             self._refused = SaverError(Fault(message["fault"]), message["why"])
         elif self._fd < 0:
-            self._refused = SaverError(Fault.NO_MEMORY, "staging memory: this process has no descriptor left for it")
+            self._refused = SaverError(Fault.NO_MEMORY, "staging memory: this process has no file descriptor left")
         elif message["bytes"] != self._size:
             self._drop_map()
             self._size = message["bytes"]
@@ -371,7 +371,7 @@ class Client:
 
 
 class _Liveness:
-    """Watches whether a process still runs; a copy or write that takes hours counts as progress."""
+    """Watches whether a process still runs. A copy or a write counts as progress, even if it takes hours."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -379,7 +379,7 @@ class _Liveness:
         self._since = time.monotonic()
 
     def stopped(self, patience_s: float) -> bool:
-        """Whether the process has not run for ``patience_s`` seconds. False if the kernel has no schedstat."""
+        """Whether the process has not run for ``patience_s`` seconds. False if the kernel has no schedstat files."""
         with contextlib.suppress(OSError):
             seen = " ".join(path.read_text() for path in Path(f"/proc/{self._pid}/task").glob("*/schedstat"))
             if seen != self._seen or not seen:

@@ -1,7 +1,7 @@
-"""Staging memory and its way to disk: memory limits, the shared memory file, files written past the page cache.
+"""Staging memory and its way to disk: memory limits, the shared memory file, files written without the page cache.
 
-If a control group exceeds its limit, the kernel returns no error but kills a process, the trainer as often as the
-saver. So the saver checks the limits before it takes staging memory.
+If a control group exceeds its memory limit, the kernel returns no error but kills a process, perhaps the trainer. So
+the saver checks the limits before it takes staging memory.
 
 Files are hashed while they are written, COMMIT (or PART) comes last, and a failed write leaves no files behind. The
 saver decides whether a checkpoint may be written. Standard library only: this runs in the saver.
@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Headroom:
-    """Memory that is still free under a limit: ``bytes`` of ``limit``; ``source`` names the limit."""
+    """Memory that is still free: ``bytes`` of the ``limit`` that ``source`` names."""
 
     source: str
     limit: int
@@ -45,14 +45,14 @@ class Headroom:
 
 
 def memory_refusal(wanted: int) -> str:
-    """Return why ``wanted`` more bytes may not be taken; "" if they may."""
+    """Return why this process may not take ``wanted`` more bytes of memory; "" if it may."""
     tightest = min(_limits(), key=lambda each: each.bytes, default=None)
     if tightest is None or wanted <= tightest.bytes:
         return ""
     return (
-        f"{wanted >> 20} MB more are needed, and {tightest.source} leaves {max(0, tightest.bytes) >> 20} MB of its "
-        f"{tightest.limit >> 20} MB: a save keeps a copy of the training state in memory, so raise that limit or "
-        "train with a smaller state"
+        f"a save's copy of the training state needs {wanted >> 20} MB more memory, but {tightest.source} leaves only "
+        f"{max(0, tightest.bytes) >> 20} MB of {tightest.limit >> 20} MB: raise this limit or train with a smaller "
+        "state"
     )
 
 
@@ -94,9 +94,9 @@ def _groups() -> Iterator[tuple[Path, int]]:
 
 
 def _upwards(mount: Path, root: str, path: str) -> Iterator[Path]:
-    """Yield the folder of ``path`` below ``mount``, where ``root`` is mounted, then each parent up to ``mount``.
+    """Yield the folder of control group ``path``, then each parent up to ``mount``, at which ``root`` is mounted.
 
-    A container may see only the topmost folder.
+    Folders that are missing are left out: a container may see only ``mount``.
     """
     inner = path.removeprefix(root.rstrip("/")).strip("/")
     folder = mount / inner
@@ -108,7 +108,7 @@ def _upwards(mount: Path, root: str, path: str) -> Iterator[Path]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Parse lines of a name and an integer."""
+    """Read a file with a name and an integer in each line."""
     return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
 
 
@@ -167,7 +167,7 @@ class Buffer:
         self.stretches: tuple[Stretch, ...] = ()
 
     def reserve(self, size: int) -> None:
-        """Allocate pages now, in the saver: allocation by the training loop's writes would stop it for 3 s per GB.
+        """Allocate the pages now, in the saver. The training loop's first writes would otherwise stop for 3 s per GB.
 
         Raises:
             OSError: no memory; the size is unchanged.
@@ -215,7 +215,7 @@ def save_refusal(folder: Path, commit: Commit, gen: int) -> str:
     """Return why a writer of generation ``gen`` may not write ``commit`` to this disk; "" if it may."""
     there = store.scan(folder)
     if there and there[0].gen > gen:
-        return f"the disk has {there[0]}, of a newer generation than the writer's {gen}"
+        return f"the disk has checkpoint {there[0]}, but the writer is only of generation {gen}"
     if commit not in there:
         return ""
     if any(commit in found for found in (store.complete(folder), store.partial(folder))):
@@ -254,7 +254,7 @@ def _write_files(home: Path, memory: int, stretches: tuple[Stretch, ...]) -> tup
 
 
 def _write_file(path: Path, memory: int, stretch: Stretch) -> FileSum:
-    """Write one file while a second thread hashes it; both release the GIL."""
+    """Write one file while a second thread hashes its bytes. Both threads release the GIL."""
     rounded = round_up(stretch.bytes)
     with mmap.mmap(memory, max(rounded, PAGE), prot=mmap.PROT_READ, offset=stretch.offset) as mapped:
         view = memoryview(mapped)
@@ -276,7 +276,7 @@ def _hash(digest: Any, view: memoryview) -> None:
 
 
 def _write_bytes(path: Path, view: memoryview, size: int) -> None:
-    """Write past the page cache if the file system allows it: through the cache, 2 GB took up to 17 s until durable."""
+    """Write without the page cache if the file system allows that: with the cache, a 2 GB file took up to 17 s."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         if size:
@@ -291,7 +291,7 @@ def _write_bytes(path: Path, view: memoryview, size: int) -> None:
 
 
 def _write_direct(path: Path, view: memoryview, size: int) -> bool:
-    """Write whole pages with O_DIRECT; return False if the file system refuses. The caller truncates the last page."""
+    """Write whole pages with O_DIRECT; return False if the file system refuses. The caller cuts off excess bytes."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -311,7 +311,7 @@ def _write_direct(path: Path, view: memoryview, size: int) -> bool:
 
 
 def _write_all(fd: int, view: memoryview) -> None:
-    """Write ``view`` in chunks and release each chunk: otherwise an error's traceback would keep the memory mapped."""
+    """Write ``view`` in chunks. Each chunk is released: in an error's traceback it would keep the memory mapped."""
     at = 0
     while at < len(view):
         with view[at : at + CHUNK] as chunk:

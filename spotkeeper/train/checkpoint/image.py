@@ -5,9 +5,9 @@ The saver writes images to disk, and ranks send them to each other::
     state.bin      the bytes of every tensor, one after the other
     skeleton.pkl   everything else: the place of each tensor, and pickles that refer to tensors
 
-Each save has its own skeleton, so state may appear late (an optimizer's moments) or change its size. The image of
-replicated state has a common part, equal on all ranks, and one local part per rank. With sharded state each rank has
-its own image (``core/shards.py`` names the files): its parts of sharded tensors, and its local state.
+Each save has its own skeleton, so tensors may be added (an optimizer's moments) or change their size between saves. The
+image of replicated state consists of the common state, equal on all ranks, and each rank's local state. With sharded
+state each rank has an image (``core/shards.py`` names the files): its parts of sharded tensors, and its local state.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class RunState:
 
 
 class Image:
-    """State before it is copied into staging memory: the layout is known, the bytes are still in the tensors."""
+    """An image before the copy into staging memory: the layout is known, the bytes are still in the tensors."""
 
     def __init__(self, state: RunState, *, rank: int | None = None) -> None:
-        """Lay out the state. ``rank``: the rank that has this part of sharded state; None for replicated state."""
+        """Lay out the state. ``rank``: this rank if the state is sharded; None for replicated state."""
         self._tensors: list[torch.Tensor] = []
         self._slots: list[TensorSlot] = []
         self._frames: list[shards.TensorFrame] = []  # one for each tensor of sharded state
@@ -76,7 +76,7 @@ class Image:
         return extent(self.stretches)
 
     def copy_to(self, memory: memoryview, places: tuple[int, int] | None = None) -> None:
-        """Copy all bytes into ``memory``. ``places``: offsets of the two files in it; default: as ``lay_out`` says.
+        """Copy all bytes into ``memory``. ``places``: offsets of the two files in ``memory``; default: ``lay_out``'s.
 
         One thread copies: on a machine whose cores were busy training, one thread took 0.04 s and two took 0.8 s.
         """
@@ -96,7 +96,7 @@ class Image:
                 view(base, slot).copy_(tensor)
 
     def chunks(self, named: object) -> list[shards.Chunk]:
-        """Describe the tensors in ``named`` for DCP's ``.metadata``, which other tools read."""
+        """Describe the tensors in ``named`` for the ``.metadata`` file of ``torch.distributed.checkpoint``."""
         found = []
         for path, tensor in shards.tensors(named):
             number, shard = self._named[id(tensor)]
@@ -111,7 +111,7 @@ class Image:
         return pickling.dumps(part, self._meet)
 
     def _meet(self, tensor: torch.Tensor) -> int | tuple[int]:
-        """Return the placeholder to pickle for a tensor: its slot number, or its shard number as a tuple."""
+        """Return what to pickle instead of a tensor: its slot number; for a sharded tensor (shard number,)."""
         if self._sharded and is_shared(tensor):
             shard = describe(tensor, len(self._shards), self._add(local_part(tensor)))
             self._shards.append(shard)
@@ -145,7 +145,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """An image without its tensors' bytes. ``plain``: slots of tensors that are not sharded."""
+    """An image without the bytes of its tensors. ``plain``: slots of tensors that are not sharded."""
 
     slots: list[TensorSlot]
     shards: list[TensorShard]
@@ -168,10 +168,10 @@ class Skeleton:
         meshes: Meshes | None = None,
         part: Callable[[TensorShard], torch.Tensor] | None = None,
     ) -> RunState:
-        """Rebuild the state from tensors by slot (``plain``) and parts of sharded tensors (``part``).
+        """Rebuild the state. ``plain`` returns a slot's tensor, ``part`` this rank's part of a sharded tensor.
 
-        Everything but the model gets copies of tensors: optimizers keep loaded tensors, and set_rng_state fails on
-        views.
+        The model gets these tensors. All other state gets copies, because optimizers keep the tensors that they load,
+        and set_rng_state fails on views.
         """
 
         def load(pid: Any, last: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -204,7 +204,7 @@ def flat(memory: memoryview, count: int) -> torch.Tensor:
 
 
 def pack(part: object) -> bytes:
-    """Serialize a small part of the state, to be sent between ranks."""
+    """Serialize a small piece of the state, to send it between ranks."""
     image = Image(RunState(None, part, ()))
     memory = bytearray(image.size)
     image.copy_to(memoryview(memory))
@@ -230,7 +230,7 @@ def lay_out_of(manifest: Manifest) -> tuple[Stretch, ...]:
 
 
 def extent(stretches: tuple[Stretch, ...]) -> int:
-    """Return the size of a layout in memory, in whole pages."""
+    """Return the bytes that a layout takes in memory, rounded up to whole pages."""
     last = stretches[-1]
     return last.offset + -(-last.bytes // PAGE) * PAGE
 

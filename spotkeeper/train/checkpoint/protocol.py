@@ -1,7 +1,7 @@
-"""The protocol between trainers and saver: requests, their strict parser, and their unix socket.
+"""The protocol between trainers and saver: requests, the strict parser of requests, and the unix socket.
 
-Each packet of a SEQPACKET socket is one JSON message; ``saver.py`` has the table of messages. A packet is checked as a
-whole before the saver acts on it. Standard library only.
+Each packet of a SEQPACKET socket is one JSON message; ``saver.py`` has the table of messages. The saver checks a whole
+packet before it acts on any of it. Standard library only.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ class Peer:
     keep: int = 2
 
     def tell(self, message: Answer, fd: int | None = None) -> None:
-        """Send an answer. If the trainer is gone, do nothing: its checkpoint is on disk anyway.
+        """Send an answer. If the trainer is gone, do nothing, because its checkpoint is on disk anyway.
 
-        If the answer cannot be sent, end the connection: the trainer would wait for the answer forever.
+        If sending fails, end the connection, because the trainer would otherwise wait for the answer forever.
         """
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
@@ -189,7 +189,7 @@ class Peer:
         except ConnectionError:
             pass
         except OSError as error:
-            print(f"saver: an answer cannot be sent, its connection ends: {error}", file=sys.stderr)
+            print(f"saver: closing a connection because an answer cannot be sent: {error}", file=sys.stderr)
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)  # requests already sent are still read
 
@@ -201,7 +201,7 @@ class Peer:
 
 @contextlib.contextmanager
 def address(path: Path) -> Iterator[str]:
-    """Yield a name of ``path`` that fits into the 108 bytes of a unix socket's address."""
+    """Yield another name of the file ``path``, short enough for the 108 bytes of a unix socket's address."""
     fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{path.name}"
@@ -231,7 +231,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def _answers(name: str) -> bool:
-    """Whether a saver answers at this socket. False for a link: it may lead to another job's socket."""
+    """Whether a saver answers at this socket. False for a link, which may lead to another job's socket."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.connect(name)
         return not Path(name).is_symlink()

@@ -1,8 +1,8 @@
 """Restores sharded state: finds a checkpoint whose parts are all on these machines and gives each rank its part.
 
 If the number of ranks is unchanged and each rank's part is in its own folder, each rank reads its own part. Otherwise
-the ranks that have parts read them and send the other ranks the tensors that those need over the training network, one
-by one, so that no rank ever needs memory for more than a few parts. Collective.
+the ranks that have parts read them and send, over the training network, each rank the tensors that it needs. They send
+one tensor after the other, so that no rank needs memory for more than a few parts. Collective.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHOLE, _UNREADABLE, _CORRUPT = b"whole", b"unreadable", b"corrupt"  # a rank's 
 
 @dataclass(frozen=True)
 class _RestorePlan:
-    """The checkpoint to restore, and for each saved rank the current rank that reads its part."""
+    """The checkpoint to restore. ``source``: for each rank that saved a part, the current rank that reads the part."""
 
     commit: Commit
     manifest: Manifest
@@ -42,7 +42,7 @@ class _RestorePlan:
 
 @dataclass(frozen=True)
 class _RankImage:
-    """One rank's image, read and verified."""
+    """The image that one rank saved, read and verified."""
 
     raw: bytes  # the skeleton
     skeleton: Skeleton
@@ -60,7 +60,7 @@ class ShardRestorer:
 
         Args:
             keeps: whether this rank manages its node's folder.
-            managed: whether an agent started this process; it has then provided all available checkpoints.
+            managed: whether an agent started this process; the agent has then provided all available checkpoints.
         """
         self._gang = gang
         self._folder = folder
@@ -83,7 +83,7 @@ class ShardRestorer:
         """Restore the newest complete checkpoint; None if no checkpoint exists.
 
         Raises:
-            AttachError: a checkpoint is of replicated state, or of another mesh.
+            AttachError: a checkpoint has replicated state, or was saved with another device mesh.
             RuntimeError: parts of a complete checkpoint are on none of these machines, or a part arrived damaged.
         """
         while (plan := self._choose()) is not None:
@@ -99,7 +99,7 @@ class ShardRestorer:
     def _put_aside(self, commit: Commit) -> None:
         """Quarantine a damaged checkpoint on all machines.
 
-        If one part is damaged, the other parts are useless, yet each folder would count its part as one to keep.
+        If one part is damaged, the other parts are useless, but each machine would count its part as a checkpoint.
         """
         if (
             self._keeps and self._folder is not None and commit in self._mine
@@ -117,9 +117,9 @@ class ShardRestorer:
             claims = {rank: claims[str(commit)] for rank, claims in enumerate(told) if str(commit) in claims}
             if not any(claim.ranks for claim in claims.values()):
                 raise AttachError(
-                    f"checkpoint {commit} in {self._folder} is of replicated state, and this model is sharded: use "
-                    "another folder (attach(checkpoint_dir=)) or another job; a script can load the model's weights "
-                    "from it"
+                    f"checkpoint {commit} in {self._folder} has replicated state, but this model is sharded: use "
+                    "another folder (attach(checkpoint_dir=)) or another job. Your script can load the model's weights "
+                    "from the checkpoint"
                 )
             source, lacking = _sources(claims, self._gang.world)
             if not lacking:
@@ -137,8 +137,8 @@ class ShardRestorer:
         why = f"the part of rank {ranks} is on none of these machines"
         if complete and not self._managed:
             raise RuntimeError(
-                f"checkpoint {commit} was complete, and {why}: start again with the machines (or folders) that have "
-                f"it; or remove {commit} in {self._folder} on all machines, to continue from an older one"
+                f"checkpoint {commit} was complete, but {why}: start again with the machines (or folders) that have "
+                f"this part; or, to continue from an older checkpoint, remove {self._folder}/{commit} on all machines"
             )
         if self._gang.rank == 0:
             self.skipped.append(SkippedCheckpoint(str(commit), why))
@@ -147,7 +147,7 @@ class ShardRestorer:
     def _read(self, plan: _RestorePlan) -> tuple[dict[int, _RankImage], bytes]:
         """Read and verify the parts that the plan gives this rank; return them and a verdict for the other ranks.
 
-        A failed part's reason is added to ``skipped``.
+        If a part cannot be used, the reason is added to ``skipped``.
         """
         manifest, parts = self._mine.get(plan.commit), {}
         for rank, source in enumerate(plan.source):
@@ -187,8 +187,8 @@ class _Claim:
 def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], list[int]]:
     """Return (rank that reads each part, parts that no rank has).
 
-    Each rank reads its own part if it has that and the number of ranks is unchanged. The ranks that have the other
-    parts divide the reading among themselves.
+    If the number of ranks is unchanged, a rank that has its own part reads it. All other parts are divided among the
+    ranks that have them.
     """
     first = claims[min(claims)]
     alike = {rank: claim for rank, claim in claims.items() if (claim.world, claim.save) == (first.world, first.save)}
@@ -207,7 +207,7 @@ def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], li
 def _load(folder: Path, manifest: Manifest, name: str) -> memoryview:
     size = next((file.bytes for file in manifest.files if file.name == name), None)
     if size is None:
-        raise ValueError(f"{name} is not in its manifest")
+        raise ValueError(f"the checkpoint's manifest lacks {name}")
     memory = memoryview(mmap.mmap(-1, max(1, size)))[:size]
     store.read_into(folder, manifest, name, memory)
     return memory
@@ -260,7 +260,7 @@ class _Exchange:
         return sorted(needs)
 
     def _chunks(self, shard: TensorShard) -> list[tuple[int, TensorShard]]:
-        """Return (saved rank, its part) for the saved parts that overlap this rank's part, each region only once."""
+        """Return (saving rank, its part) for the saved parts that overlap this rank's part, each region only once."""
         if self._same:
             return [(self._which, self._tables[self._which][1][shard.number])]
         shape, offset = self._meshes.place(shard)
@@ -290,7 +290,7 @@ class _Exchange:
         return part
 
     def _send(self, needs: list[Need]) -> None:
-        """Send and receive tensors. One order for all ranks avoids deadlocks: pairs wait only for earlier ones."""
+        """Send and receive tensors, in one order for all ranks, so a pair waits only for earlier pairs: no deadlock."""
         told: list[list[Need]] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(needs))]
         for receiver, wanted in enumerate(told):
             for sender in sorted({self._plan.source[saved] for saved, _ in wanted}):
@@ -327,7 +327,7 @@ class _Exchange:
 
 
 def _own(data: memoryview, slot: TensorSlot) -> torch.Tensor:
-    """Copy received bytes into a new tensor: in ``data`` they may be misaligned for the dtype."""
+    """Copy received bytes into a new tensor, because in ``data`` they may be misaligned for the dtype."""
     flat_ = torch.empty(slot.bytes, dtype=torch.uint8)
     if slot.bytes:
         flat_.copy_(torch.frombuffer(data, dtype=torch.uint8))

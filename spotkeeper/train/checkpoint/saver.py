@@ -1,14 +1,15 @@
 """The saver: one small process per node that makes staged checkpoints durable.
 
-The saver knows no tensors. A trainer (local rank 0) copies its state into a memory file that the saver owns, and
-lists which bytes make which file. The saver writes the files with O_DIRECT while it hashes them, writes COMMIT, then
-drops old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still becomes
+The saver knows no tensors. A trainer (local rank 0) copies its state into a memory file that the saver owns, and lists
+which bytes belong into which file. The saver writes the files with O_DIRECT while it hashes them, writes COMMIT, then
+deletes old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still becomes
 durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
-Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time. It answers the hello
-of a new generation after the save of an older one is finished.
+Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
+``hello`` of a new generation after the save of an older generation is finished.
 
-Messages are JSON over a unix socket of type SEQPACKET:
+Messages are JSON over a unix socket of type SEQPACKET. ``hello`` announces a generation, ``keep`` is the number of
+checkpoints to keep, and ``stretches`` are the bytes of the memory file that become one file each:
 
 ======== ============================== ==================================================
  op       with                           answer
@@ -19,12 +20,12 @@ reserve  bytes                          buffer, with the memory file's descripto
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part
                                         of sharded state ``written``, with the manifest
-publish  manifest                       durable, or failed: COMMIT for a written part
+publish  manifest                       COMMIT beside a written part: durable, or failed
 ======== ============================== ==================================================
 
-The saver refuses a trainer whose generation is older than the newest generation that said hello or is on disk, so no
-trainer of an old generation writes. (A checkpoint may be of an older generation than its writer: a copy received from a
-peer keeps its name.) An invalid packet ends only the connection that sent it.
+The saver refuses a trainer whose generation is older than the newest generation that sent hello or is on disk, so no
+trainer of an old generation writes. (A checkpoint may be of an older generation than the trainer that saves it: a copy
+received from a peer keeps its name.) An invalid packet ends only the connection that sent it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _RETRY_S = 0.2  # pause between two tries to accept a connection
 
 
 class _SaveRefusedError(Exception):
-    """The saver refuses a save; ``fault`` is the kind of reason."""
+    """The saver refuses a save; ``fault`` says why."""
 
     def __init__(self, fault: Fault, why: str) -> None:
         super().__init__(why)
@@ -240,7 +241,7 @@ class SaverServer:
         if why := save_refusal(folder, commit, gen):
             raise _SaveRefusedError(Fault.FENCED, why)
         if not all(map(self._buffer.covers, asked.stretches)):
-            raise RequestError(f"{commit}: a stretch is outside the memory")
+            raise RequestError(f"{commit}: a file's bytes are outside the staging memory")
         written = write_checkpoint(folder, asked.manifest, self._buffer, asked.stretches, asked.part)
         self._buffer.staged, self._buffer.stretches = written, asked.stretches
         return {"event": "written", "manifest": written.to_bytes().decode()} if asked.part else {"event": "durable"}
@@ -249,7 +250,7 @@ class SaverServer:
         """Write COMMIT with the files of all nodes."""
         try:
             if store.read_part(folder, manifest.commit).files != manifest.files:
-                raise ValueError("its files differ from those of its part")
+                raise ValueError("the manifest to publish lists other files than the written part")
             store.publish(folder / str(manifest.commit), manifest)
         except ValueError as error:
             raise _SaveRefusedError(Fault.WRITE_FAILED, f"{folder}: {error}") from None
@@ -261,7 +262,7 @@ class SaverServer:
 def _end_with_parent(stop: Callable[..., None]) -> None:
     """End this process once the trainer is gone and the current save is finished.
 
-    Stop signals are ignored: schedulers send SIGTERM to all processes of a job, and the trainer is about to save.
+    Stop signals are ignored, because schedulers send SIGTERM to all processes of a job before the trainer's last save.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -276,7 +277,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="saver", description="Make staged checkpoints durable.")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--socket", type=Path, help="listen at this unix socket until SIGTERM")
-    where.add_argument("--fd", type=int, help="serve this inherited socket, and end with the parent")
+    where.add_argument("--fd", type=int, help="serve the socket inherited as this descriptor; end with the parent")
     args = parser.parse_args(argv)
     if args.socket:
         try:

@@ -1,10 +1,9 @@
 """Saves sharded state: each node writes its own ranks' parts; the checkpoint is complete when all nodes have done so.
 
-A save has four steps on all ranks: (1) announce sizes, (2) copy the state into the memory of the node's saver, (3)
-request the write; training continues meanwhile. Each node reports the written part in the ranks' agreement
-(``loop/boundary.py``). When no saver is busy, (4) the ranks exchange names and hashes of their files and request
-COMMIT, which lists all files. After a kill between (3) and (4), the next generation finds a part on each node and
-completes the checkpoint.
+A save has four steps on all ranks. They (1) announce sizes, (2) copy the state into the memory of the node's saver, and
+(3) request the write; training continues while the savers write. Once the ranks have agreed that no saver is busy
+(``loop/boundary.py``), they (4) exchange names and hashes of their files and request COMMIT, which lists all files.
+After a kill between (3) and (4), the next generation finds a part on each node and completes the checkpoint.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Sharded:
         return found, restorer.skipped
 
     def warm(self, subject: StateSource) -> None:
-        """Reserve the saver's memory, estimated by this rank's size: all ranks of a node need about the same."""
+        """Reserve the saver's memory. Every rank of the node is assumed to need as much as this rank."""
         if self._writer.writes:
             self._writer.warm(len(self._mates) * self._image(subject)[0].size + round_up(len(self._metadata)))
 
@@ -148,7 +147,7 @@ class Sharded:
         try:
             memory = staged[1] if staged else self._neighbour.open(MemoryHandle.from_bytes(offers[leader]))
         except OSError as error:
-            return f"rank {self._gang.rank} cannot reach the memory of rank {leader}, on its machine: {error}"
+            return f"rank {self._gang.rank} cannot open the staging memory that rank {leader} shares with it: {error}"
         image.copy_to(memory, starts[self._mates.index(self._gang.rank)])
         if staged:
             memory[metadata.offset : metadata.offset + metadata.bytes] = self._metadata
@@ -194,14 +193,14 @@ def find_strategy(
     """Return the strategy that fits the model.
 
     Raises:
-        AttachError: the model is sharded, and the job file says that its state is replicated.
+        AttachError: the model is sharded, but the job file says that the state is replicated.
     """
     if not parts.sharded:
         return Replicated(gang, writer, control, places, settings.late)
     if settings.replicated:
         raise AttachError(
-            "attach(model=): this model is sharded, so each machine has a part of its state, but the job declares "
-            "replicated state: write `checkpoint: {replicated: false}` in the job file and submit it under another name"
+            "attach(model=): this model is sharded, so each machine has a part of the state, but the job file declares "
+            "replicated state (the default): write `checkpoint: {replicated: false}` and submit it under another name"
         )
     return Sharded(gang, writer, places, parts, managed=settings.managed)
 
@@ -209,7 +208,7 @@ def find_strategy(
 def _lay_out(
     mates: list[int], states: list[int], skeletons: list[int], metadata: int
 ) -> tuple[tuple[Stretch, ...], list[tuple[int, int]]]:
-    """Lay out a node's files in its memory, ``.metadata`` last; also return each rank's two offsets."""
+    """Lay out a node's files in staging memory, ``.metadata`` last; also return the offsets of each rank's files."""
     stretches: list[Stretch] = []
     starts = []
     end = 0
@@ -227,14 +226,14 @@ def _after(stretch: Stretch) -> int:
 
 
 def _others(mine: Manifest, parts: list[Manifest]) -> tuple[FileSum, ...]:
-    """Return the files of other nodes, each once. (``.metadata`` is the same file on all nodes.)"""
+    """Return the files of other nodes, each once. (``.metadata``, which every node has, is not listed again.)"""
     own = {file.name for file in mine.files}
     files = {file.name: file for part in parts for file in part.files if file.name not in own}
     return tuple(files[name] for name in sorted(files))
 
 
 def _whole(parts: list[Manifest]) -> bool:
-    """Whether these are all the parts of one save."""
+    """Whether ``parts`` are all the parts of one save."""
     there = {rank for part in parts for file in part.files if (rank := shards.rank_of(file.name)) is not None}
     same = {(part.commit, part.versions.get(SAVE)) for part in parts}
     return len(same) == 1 and there == set(range(parts[0].world))

@@ -7,17 +7,17 @@
     <folder>/latest                 names the newest checkpoint, for users; no code reads it
     <folder>/.dropped-<name>        a dropped checkpoint whose deletion a kill interrupted
 
-With sharded state each node has a part: the files of its own ranks, and PART once those are on disk. When every node
-has reported its part, each writes COMMIT, which lists the files of all nodes. A checkpoint with PART or COMMIT on every
-node is complete, even if processes were killed before COMMIT was everywhere.
+With sharded state each node has a part: the files of its own ranks, and PART once these files are on disk. When every
+node has reported its part, each node writes COMMIT, which lists the files of all nodes. A checkpoint with PART or
+COMMIT on every node is complete, even if processes were killed before every node had written COMMIT.
 
-Only ``COMMIT`` proves that a checkpoint is complete. It is written after all other bytes are on disk, by temporary
-file, fsync, rename and fsync of the folder, and contains its own hash. Newest means the highest (generation, step),
-not the highest step: a disk that returns may have more steps of an abandoned timeline.
+On one node only ``COMMIT`` proves that a checkpoint is complete. It is written after all other bytes are on disk, by
+temporary file, fsync, rename and fsync of the folder, and contains its own hash. The newest checkpoint has the highest
+(generation, step), not the highest step: a disk that was away may have later steps of an older generation.
 
 Standard library only: the agent uses this module to list the checkpoints on its disk. While a saver writes to a folder,
-other processes may call only ``newest`` and ``scan``, which only read. The agent does not trust the folder: no link
-below it is followed (``beneath.py``), and every field of a manifest is checked.
+other processes may call only ``newest`` and ``scan``, which only read. The agent does not trust the folder: the module
+follows no link below the folder (``beneath.py``) and checks every field of a manifest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _QUARANTINED = 2  # checkpoints kept for inspection; only a few, because they ta
 
 
 class ChecksumError(ValueError):
-    """All bytes were read, but they differ from those that were written, so reading again does not help."""
+    """A file is readable but does not match its hash, so reading it again does not help."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ def _time(value: Any) -> float:
 
 def _place(fields: Any) -> RankPlace:
     if type(fields["writes"]) is not bool:
-        raise ValueError(f"COMMIT: {fields['writes']!r:.40} is neither true nor false")
+        raise ValueError(f"COMMIT: `writes` is {fields['writes']!r:.40}, neither true nor false")
     return RankPlace(count(fields["rank"]), count(fields["node"]), count(fields["slot"]), fields["writes"])
 
 
 def _file(fields: Any) -> FileSum:
-    """Check a file entry: a name with a ``/`` could lead a reader out of the checkpoint's folder."""
+    """Check a file entry: for example, a name with a ``/`` could lead a reader out of the checkpoint's folder."""
     name, sha256 = fields["name"], fields["sha256"]
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"COMMIT: {name!r:.80} is not a file name")
@@ -198,12 +198,12 @@ def read(folder: Path | str, commit: Commit) -> Manifest:
         ValueError: the checkpoint is incomplete or damaged.
     """
     if not _there(folder, commit, COMMIT) and _there(folder, commit, PART):
-        raise ValueError("no COMMIT: this node has its part, but the others' parts are unconfirmed")
+        raise ValueError("no COMMIT: this node's part is complete, but maybe not the parts of the other nodes")
     return _read(folder, commit, COMMIT)
 
 
 def read_part(folder: Path | str, commit: Commit) -> Manifest:
-    """Read the manifest of this node's part of sharded state, whether or not the other nodes have their parts.
+    """Read the manifest of this node's part of sharded state, even if other nodes may lack their parts.
 
     Raises:
         ValueError: the part is incomplete or damaged.
@@ -240,7 +240,7 @@ def file_hash(path: Path, algorithm: str = "sha256") -> str:
 
 
 def verify(folder: Path | str, manifest: Manifest) -> None:
-    """Compare all files with their hashes. Raises ValueError if a file is unreadable, ChecksumError if it differs."""
+    """Check all files' hashes. Raises ValueError if a file is unreadable, ChecksumError if its hash is wrong."""
     for file in manifest.files:
         try:
             digest = file_hash(Path(folder) / str(manifest.commit) / file.name)
@@ -251,11 +251,11 @@ def verify(folder: Path | str, manifest: Manifest) -> None:
 
 
 def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryview) -> None:
-    """Read one file into ``target``, which has the file's size, and compare its hash.
+    """Read one file into ``target``, which has the file's size, and check the hash.
 
     Raises:
         ValueError: the file is unreadable.
-        ChecksumError: the file is too short, or differs from its hash.
+        ChecksumError: the file is too short, or its hash is wrong.
     """
     file = next(file for file in manifest.files if file.name == name)
     digest = hashlib.sha256()
@@ -315,10 +315,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def damaged(folder: Path, since: Commit | None) -> list[Commit]:
-    """Return checkpoints newer than ``since`` that were complete once, newest first.
+    """Return checkpoints newer than ``since`` that were complete once and are damaged now, newest first.
 
-    ``since`` is the newest checkpoint that is complete now (by sizes), so these are damaged. Quarantined checkpoints
-    are included. A checkpoint that was never finished has no COMMIT and is not included.
+    ``since`` is the newest complete checkpoint; its sizes were checked. Quarantined checkpoints are included. A
+    checkpoint that was never finished has no COMMIT and is not included.
     """
     aside = [name for name in _listed(folder, QUARANTINE) if _there(folder, f"{QUARANTINE}/{name}", COMMIT)]
     names = [name.partition(".")[2] for name in aside]
@@ -328,7 +328,7 @@ def damaged(folder: Path, since: Commit | None) -> list[Commit]:
 
 
 def _there(folder: Path | str, home: Commit | str, name: str) -> bool:
-    """Whether a file exists. False if the disk fails (EIO, EUCLEAN), since one bad folder must not end the run."""
+    """Whether a file exists. False if the disk fails (EIO, EUCLEAN), because one bad folder must not end the run."""
     try:
         beneath.status(folder, f"{home}/{name}")
     except OSError:
@@ -344,11 +344,11 @@ def _listed(folder: Path, name: str = "") -> list[str]:
 
 
 def prune(folder: Path, keep: int) -> list[Commit]:
-    """Keep the newest ``keep`` complete checkpoints; drop all older ones, and return the dropped.
+    """Keep the newest ``keep`` complete checkpoints; delete all older checkpoints, and return those deleted.
 
-    Damaged checkpoints do not count, so they never displace a complete older one. The running generation is the
-    highest, so its own checkpoints are dropped last. Of parts without COMMIT only the newest is kept, and only if it is
-    newer than the oldest complete checkpoint kept.
+    Damaged checkpoints do not count, so a complete older checkpoint never goes for a damaged newer one. The running
+    generation is the highest, so its own checkpoints are deleted last. Of the parts without COMMIT only the newest
+    stays, and only if it is newer than the oldest complete checkpoint that stays.
     """
     whole = complete(folder)
     gone, least = whole[max(keep, 1) :], min(whole[: max(keep, 1)], default=None)
@@ -384,7 +384,7 @@ def _valid(folder: Path | str, reader: Callable[[Path | str, Commit], Manifest])
 
 
 def quarantine(folder: Path, commit: Commit) -> None:
-    """Move an invalid checkpoint to quarantine; delete all but the last two there."""
+    """Move an invalid checkpoint to quarantine; delete all but the two that were moved there last."""
     with contextlib.suppress(FileExistsError):
         (folder / QUARANTINE).mkdir(parents=True)
     number = 1 + max(map(_number, beneath.names(folder, QUARANTINE)), default=0)
@@ -399,7 +399,7 @@ def _number(name: str) -> int:
 
 
 def quarantine_incomplete(folder: Path) -> list[SkippedCheckpoint]:
-    """Quarantine all checkpoints without a valid COMMIT or PART (by sizes). No process may write meanwhile."""
+    """Quarantine all checkpoints without COMMIT or PART, or with wrong file sizes. No process may write meanwhile."""
     moved = []
     for commit in scan(folder):
         try:

@@ -1,7 +1,7 @@
 """How a run saves and restores: the interface of a strategy, and the strategy for replicated state. Collective.
 
 With ``Replicated``, every node writes a full copy of the state that all ranks share, and each rank's own state.
-``sharded.py`` has the other strategy. The model decides which one a run uses.
+``sharded.py`` has the strategy for sharded models.
 
 **Restore of replicated state.** Each rank announces the newest checkpoint in its folder. The ranks that have the newest
 of all read it and check its hashes. A rank whose copy is damaged drops that copy, and the search repeats until a copy
@@ -92,7 +92,7 @@ class Replicated:
     def __init__(
         self, gang: Gang, writer: CheckpointWriter, control: Control, places: tuple[RankPlace, ...], late: Path | None
     ) -> None:
-        """``late``: the checkpoint folder to use once this node's disk is mounted (the control file tells)."""
+        """``late``: the checkpoint folder to use once this node's disk is mounted (``Control.disk_ready``)."""
         self._gang = gang
         self._writer = writer
         self._control = control
@@ -140,11 +140,11 @@ class Replicated:
         self._writer.settle(timeout_s)
 
     def _adopt_late_disk(self, commit: Commit) -> None:
-        """Start to write to this node's disk if it was mounted after the start; this save writes a full copy there."""
+        """Write to this node's disk from this save on, if the disk was mounted after the start."""
         late = self._late
         if late is not None and not self._writer.writes and not self._gang.local_rank and self._control.disk_ready:
             self._writer.adopt(late)
-            say(f"generation {commit.gen}: the disk is mounted, checkpoints go to it from step {commit.step} on")
+            say(f"generation {commit.gen}: the disk is mounted and gets all checkpoints from step {commit.step} on")
 
 
 def versions() -> dict[str, str]:
@@ -167,7 +167,7 @@ class RestoredImage:
 
 
 class _LocalCopies:
-    """This rank's copies of checkpoints (``candidates``, newest first), and memory to load or receive a copy into."""
+    """This rank's copies of checkpoints (``candidates``, newest first), and memory for a loaded or received copy."""
 
     def __init__(self, folder: Path | None, client: Client | None, hello: SaverState | None) -> None:
         self._folder = folder
@@ -185,8 +185,8 @@ class _LocalCopies:
                 continue
             if all(file.name != STATE for file in manifest.files):
                 raise AttachError(
-                    f"checkpoint {commit} in {folder} is of sharded state, and this model is not sharded: use another "
-                    "folder (attach(checkpoint_dir=)) or another job. torch.distributed.checkpoint can read it"
+                    f"checkpoint {commit} in {folder} has sharded state, but this model is not sharded: use another "
+                    "folder (attach(checkpoint_dir=)) or another job. torch.distributed.checkpoint can read such files"
                 )
             self.candidates.append(commit)
 
@@ -228,7 +228,7 @@ class _LocalCopies:
         return manifest, memory
 
     def _put_aside(self, commit: Commit) -> None:
-        """Quarantine a corrupt copy: with its right sizes it would count as complete and block a peer's good copy."""
+        """Quarantine a corrupt copy. By its sizes it would count as complete, and so block a peer's good copy."""
         if self._client is not None and self._folder is not None:  # only one rank of a node; no saver writes now
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)
@@ -242,7 +242,7 @@ def restore(
     Returns None for the state if no rank has a checkpoint.
 
     Raises:
-        RuntimeError: a peer's copy arrived damaged.
+        RuntimeError: another rank's copy arrived damaged.
     """
     local = _LocalCopies(folder, client, hello)
     while True:

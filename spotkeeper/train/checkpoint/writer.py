@@ -58,8 +58,8 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 class SavePace:
     """Measured times of one rank's steps and saves, and the resulting interval between saves. Monotonic seconds.
 
-    ``stalls`` may come from an older generation. Without stalls, the first save is due at once: it tests the disk and
-    measures the stall from which the interval is computed.
+    A *stall* is the time that a save stops the loop. ``stalls`` may come from an older generation. Without stalls, the
+    first save is due at once: it tests the disk and measures the stall from which the interval is computed.
     """
 
     mean_life_s: float
@@ -92,7 +92,7 @@ class SavePace:
 
 
 class CheckpointWriter:
-    """One rank's requests to the saver. ``folder`` None: this rank writes nothing and every method is a no-op."""
+    """One rank's requests to the saver. If ``folder`` is None, this rank writes nothing and the methods do nothing."""
 
     def __init__(self, settings: RunSettings, folder: Path | None, control: Control, pace: SavePace) -> None:
         self._settings = settings
@@ -151,14 +151,14 @@ class CheckpointWriter:
         return hello
 
     def _silence_s(self) -> float | None:
-        """Return the seconds to wait for a silent saver: None for the default, less after a stop request."""
+        """Return how many seconds a saver may be silent: None for the default, less after a stop request."""
         control = self._control
         if control.requested is not AgentRequest.SAVE_STOP and control.state is not RunPhase.STOPPING:
             return None
         return _STOP_AGAIN_S if self._silent else _STOP_S
 
     def has(self, manifest: Manifest) -> None:
-        """Record the checkpoint on this node's disk from which the run started."""
+        """Record that the run started from this checkpoint on this node's disk."""
         self.commit = manifest.commit
         self._control.committed(manifest.commit, manifest.saved_at)
 
@@ -184,7 +184,7 @@ class CheckpointWriter:
             self.request(manifest, image.stretches)
 
     def begin(self, commit: Commit) -> bool:
-        """Begin a save; return whether this rank can and must write it."""
+        """Begin a save; return whether this rank can write the checkpoint and must."""
         if self._folder is None:
             return False
         self._asked, self._began = self._control.request_number, time.monotonic()
@@ -218,12 +218,12 @@ class CheckpointWriter:
                 self._client.publish(manifest)
 
     def fail(self, commit: Commit, why: str) -> None:
-        """Report a save that failed for a reason on another machine."""
+        """Report that a save failed because of another machine."""
         self.written = None
         self._tell(Fault.WRITE_FAILED, f"checkpoint {commit} was not saved: {why}")
 
     def copy(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
-        """Make the checkpoint durable that a peer has sent and this rank received into the staging memory."""
+        """Make durable the checkpoint that this rank has received from a peer into the staging memory."""
         self._began = time.monotonic()
         self.request(manifest, stretches)
 
@@ -279,7 +279,7 @@ class CheckpointWriter:
         ends = self._control.state in (RunPhase.STOPPING, RunPhase.FINISHING)
         if ends and self._none():
             kept = f"; no checkpoint exists in {self._folder}"
-        then = "the run ends without it" if ends else "training goes on"
+        then = "the run ends without this save" if ends else "training goes on"
         say(f"{fault.name.lower().replace('_', ' ')}: {why}{kept}; {then}")
 
     def _none(self) -> bool:

@@ -71,7 +71,7 @@ def test_create_wipes_what_an_older_generation_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no control file"), (b"", "0 bytes, want 256"), (b"x" * SIZE, "different versions")],
+    [(None, "no control file"), (b"", "0 bytes, not 256"), (b"x" * SIZE, "different versions")],
 )
 def test_open_refuses_other_files(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:

@@ -396,7 +396,7 @@ def test_a_memory_limit_fails_a_save_and_never_the_trainer(tmp_path: Path, asks:
         group.rmdir()
     assert done.returncode == 0, done.stderr
     if asks == "asked":
-        assert "256 MB more are needed, and the memory limit of control group" in done.stdout
+        assert "needs 256 MB more memory, but the memory limit of control group" in done.stdout
         assert done.stdout.endswith("\n0\n")
     else:
         assert done.stdout == f"{int(signal.SIGKILL)}\n", "the saver, though it is the smaller one"

@@ -119,7 +119,7 @@ def test_the_reader_of_each_part(
 
 def test_a_missing_part_is_an_error(two: tuple[Path, str], tmp_path: Path) -> None:
     (told,) = live(Life(1, 1, shutil.copytree(two[0] / "node0", tmp_path / "ckpt"), tmp_path / "out"))
-    assert "checkpoint 0-3 was complete, and the part of rank 1 is on none of these machines" in told["error"]
+    assert "checkpoint 0-3 was complete, but the part of rank 1 is on none of these machines" in told["error"]
 
 
 def test_a_damaged_part_makes_all_ranks_use_the_older_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:

@@ -101,9 +101,9 @@ def test_a_checkpoint_of_the_other_strategy_is_refused(sharded: nn.Module, handl
     assert attach(sharded, checkpoint_dir=tmp_path / "sharded").save() == Commit(0, 0)
     assert attach(plain, checkpoint_dir=tmp_path / "plain").save() == Commit(0, 0)
     settings._UNLOOPED.clear()  # as in another process: nothing has attached to these folders
-    with pytest.raises(AttachError, match="is of sharded state, and this model is not sharded"):
+    with pytest.raises(AttachError, match="has sharded state, but this model is not sharded"):
         attach(plain, checkpoint_dir=tmp_path / "sharded")
-    with pytest.raises(AttachError, match="is of replicated state, and this model is sharded"):
+    with pytest.raises(AttachError, match="has replicated state, but this model is sharded"):
         attach(sharded, checkpoint_dir=tmp_path / "plain")
 
 

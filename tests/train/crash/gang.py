@@ -255,7 +255,7 @@ def _hidden(gang: Machines, cell: Cell) -> list[str]:
     lines = [line for line in gang.log(1, gang.first_rank(cell.victim.number)).splitlines() if "was not saved" in line]
     reason = os.strerror(getattr(errno, cell.what.rstrip("+"), 0))
     stays = f"1-{cell.saves[-2]} stays the newest; " if len(cell.saves) > 1 else ""
-    goes_on = (f"{stays}training goes on", f"{stays}the run ends without it")
+    goes_on = (f"{stays}training goes on", f"{stays}the run ends without this save")
     if any(reason in line and any(words in line for words in goes_on) for line in lines):
         return []
     return [f"a save failed ({reason}), and the log only says {lines}"]

@@ -261,7 +261,7 @@ def _says(log: str, what: str) -> bool:
     """Whether a line has the reason, and what becomes of the run."""
     number = getattr(errno, what.rstrip("+"), None)
     words = WORDS[what] if number is None else os.strerror(number)
-    ends = any("training goes on" in line or "the run ends without it" in line for line in log.splitlines())
+    ends = any("training goes on" in line or "the run ends without this save" in line for line in log.splitlines())
     return words in log and ends
 
 

@@ -156,4 +156,4 @@ def test_a_file_limit_is_not_reported_as_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "write failed: staging memory:" in done.stderr and "no memory" not in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert "no checkpoint exists in .spotkeeper/ckpt/large; the run ends without it" in last
+    assert "no checkpoint exists in .spotkeeper/ckpt/large; the run ends without this save" in last

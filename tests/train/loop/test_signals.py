@@ -343,7 +343,7 @@ SILENT = """
 @pytest.mark.parametrize(
     ("save", "then", "newest", "says"),
     [
-        (10, "pass", 10, "0-10 stays the newest; the run ends without it"),  # the last save is asked for in vain
+        (10, "pass", 10, "0-10 stays the newest; the run ends without this save"),  # the last save is asked for in vain
         (10, "run.save(wait=False)", 20, "while it wrote 0-20; 0-10 stays the newest"),  # one before it was
         (20, "pass", 20, ""),  # and none is needed
     ],
