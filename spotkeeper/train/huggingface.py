@@ -1,9 +1,9 @@
 """Hugging Face: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.train()`` a run.
 
-The trainer calls a callback's hooks but does not pass itself, and it reads its place in the epochs from a checkpoint
-folder before it has an optimizer. So the callback finds the trainer among the callers of ``on_init_end`` and wraps its
-``train()``. The wrapper receives the state and gives ``train()`` a folder with only ``trainer_state.json``;
-``on_train_begin`` loads the rest.
+The trainer does not pass itself to a callback's hooks, and reads its place in the epochs from a checkpoint folder
+before it has an optimizer. So the callback finds the trainer among the callers of ``on_init_end`` and wraps its
+``train()``. The wrapper calls ``attach()``, which returns the saved state, and gives ``train()`` a folder with only
+``trainer_state.json``; ``on_train_begin`` loads the rest.
 
 A *save point* is ``on_step_begin``: everything that follows a step (a log, an evaluation, the trainer's own save) is
 done, and the next batches are loaded. A resumed trainer's random state is restored only at the first save point,
@@ -37,11 +37,11 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
     """Makes ``trainer.train()`` survive preemption: saves, restores, stops in order.
 
     A script may call ``train()`` once. Its ``resume_from_checkpoint`` is used until the run has its own checkpoint.
-    When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``; the code after ``train`` runs once,
-    at the end of the training.
+    When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``, so the code after ``train`` runs
+    only once the training is complete.
 
     Raises:
-        CallError: a second ``train()``; the callback was added after the trainer was made; each process trains alone.
+        CallError: a second ``train()``; a callback added to an existing trainer; or each process would train alone.
         AttachError: the trainer uses DeepSpeed, FSDP or ``auto_find_batch_size``; or the checkpoint was saved by
             another number of processes.
     Example::
@@ -85,15 +85,15 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
 
     def _check(self, trainer: Any) -> None:
         if self.run is not None:
-            raise CallError("one trainer.train() per script: a checkpoint cannot say to which one it belongs")
-        check_world(trainer.args.world_size, "without GPUs it needs TrainingArguments(use_cpu=True)")
+            raise CallError("call trainer.train() only once: a checkpoint does not say to which call it belongs")
+        check_world(trainer.args.world_size, "without GPUs, set TrainingArguments(use_cpu=True)")
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise AttachError(
-                "DeepSpeed and FSDP shard the model, which this callback cannot save; leave them out, or write your "
+                "this callback cannot save a model that DeepSpeed or FSDP shards; train without them, or write your "
                 "own loop with spotkeeper.attach()"
             )
         if trainer.args.auto_find_batch_size:
-            raise AttachError("auto_find_batch_size restarts the training; set per_device_train_batch_size instead")
+            raise AttachError("auto_find_batch_size is not supported; set per_device_train_batch_size instead")
 
     def _resume(
         self, trainer: Any, train: Callable[..., TrainOutput], restored: dict[str, Any], *args: Any, **kw: Any
@@ -107,7 +107,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
                 del trainer._load_from_checkpoint
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
-        """Restore the trainer as it was at the end of its training in an earlier generation: only later code runs."""
+        """Restore the trainer as an earlier generation left it at the training's end. Only later code runs now."""
         assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()
@@ -141,7 +141,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class _TrainerState:
-    """The trainer's state as a part of the run. It is kept until model, optimizer and scheduler exist (``fill``)."""
+    """The trainer's state, attached to the run. After a restore ``fill`` loads it, once model and optimizer exist."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -170,8 +170,8 @@ class _TrainerState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["world"] != self._trainer.args.world_size:
             raise AttachError(
-                f"the checkpoint has {state['world']} processes, this trainer {self._trainer.args.world_size}: its "
-                "place in the data would be lost; keep the number of processes"
+                f"the checkpoint has {state['world']} processes, but this trainer has {self._trainer.args.world_size}, "
+                "so its place in the data would be lost: keep the number of processes"
             )
         self.restored = state
 
@@ -195,7 +195,7 @@ class _TrainerState:
         self._fill_callbacks(state["state"]["stateful_callbacks"])
 
     def _fill_callbacks(self, known: dict[str, Any]) -> None:
-        """Restore stateful callbacks, which the trainer does only on request: early stopping would count from 0."""
+        """Restore stateful callbacks, such as early stopping. The trainer restores them only on request."""
         left = {name: list(each) if isinstance(each, list) else [each] for name, each in known.items()}
         for callback in self._callbacks:
             if isinstance(callback, ExportableState) and (states := left.get(type(callback).__name__)):
@@ -203,7 +203,7 @@ class _TrainerState:
                     setattr(callback, name, value)
 
     def arrive(self) -> None:
-        """Called at each save point. At the first one, a resumed run restores its random state."""
+        """Called at each save point. At the first save point, a resumed run restores its random state."""
         if self.restored is not None:
             assert self.random is not None
             rng.restore(self.random)
@@ -224,10 +224,10 @@ class _TrainerState:
 
 
 def _calling_trainer() -> Any:
-    """Return the trainer whose ``__init__`` is among the callers: no argument of the hook refers to the trainer."""
+    """Return the trainer whose ``__init__`` is among the callers (no argument of the hook refers to the trainer)."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), Trainer):
             return found
         frame = frame.f_back
-    raise CallError("this callback belongs to a transformers.Trainer: Trainer(callbacks=[SpotkeeperCallback()])")
+    raise CallError("give this callback to a transformers.Trainer: Trainer(callbacks=[SpotkeeperCallback()])")

@@ -34,8 +34,8 @@ if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
 else:
     from lightning.pytorch import Callback
 
-_HOW = 'Trainer(strategy="ddp", devices=<processes of a node>, num_nodes=<nodes>); torchrun has set LOCAL_WORLD_SIZE '
-_HOW += "and GROUP_WORLD_SIZE"
+_HOW = 'set Trainer(strategy="ddp", devices=<processes of a node>, num_nodes=<nodes>) to these numbers, which torchrun '
+_HOW += "has put into LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE"
 
 
 class SavePoint(Enum):
@@ -50,11 +50,11 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
     """Makes ``trainer.fit()`` survive preemption: saves, restores, stops in order.
 
     A script may call ``fit`` once. Its ``ckpt_path`` is used only until the run has its own checkpoint. When the run is
-    told to stop, ``fit`` ends the process with ``SystemExit(0)``; the code after ``fit`` runs once, at the training's
-    end.
+    told to stop, ``fit`` ends the process with ``SystemExit(0)``, so the code after ``fit`` runs only once the training
+    is complete.
 
     Raises:
-        CallError: a second ``fit``, or each process trains alone.
+        CallError: a second ``fit``, or each process would train alone.
         AttachError: the strategy shards the model, or the job's number of nodes may change.
 
     Example::
@@ -74,7 +74,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         if stage != "fit":
             return
         if self.run is not None:
-            raise CallError("one trainer.fit() per script: a checkpoint cannot say to which one it belongs")
+            raise CallError("call trainer.fit() only once: a checkpoint does not say to which call it belongs")
         check_world(trainer.world_size, _HOW)
         if trainer.strategy.restore_checkpoint_after_setup:
             raise AttachError(
@@ -131,14 +131,14 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
             self._ticks.tick()
 
     def _own_sigterm(self, trainer: Any) -> None:
-        """Restore the former SIGTERM handler: Lightning's handler waits for all ranks, even those without a signal."""
+        """Restore the former SIGTERM handler. (Lightning's waits for all ranks, even if only one got the signal.)"""
         slurm = type(getattr(trainer.strategy, "cluster_environment", None)).__name__ == "SLURMEnvironment"
         if threading.current_thread() is threading.main_thread() and not slurm:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
 
 class _LightningState:
-    """The trainer's state as a part of the run: ``dump_checkpoint()`` without the parts that the run saves itself."""
+    """The trainer's state, attached to the run: ``dump_checkpoint()`` without what the run saves itself."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -190,7 +190,7 @@ class _LightningState:
         return weights
 
     def _tidy(self, loops: dict[str, Any]) -> None:
-        """Set counts to their values between two batches: at a save point Lightning already counts the next batch."""
+        """Set counts to their values between two batches. At a save point Lightning already counts the next batch."""
         if self.point is SavePoint.BATCH:
             batches = loops["epoch_loop.batch_progress"]
             batches["is_last_batch"] = False
@@ -213,7 +213,7 @@ class _LightningState:
             self._setup = -1
 
     def arrive(self) -> None:
-        """Called at each save point. At the first one, a resumed run restores its random state."""
+        """Called at each save point. At the first save point, a resumed run restores its random state."""
         if self._random is not None:
             rng.restore(self._random)
             self._loop._batches_that_stepped = self._restored
@@ -242,7 +242,7 @@ class _LightningState:
         return _Placed(self, loader, batches)
 
     def _number(self) -> int:
-        """Return the number of this loader among those prepared together."""
+        """Return this loader's index among the loaders that Lightning prepares together."""
         setup = self._trainer.fit_loop.epoch_progress.current.ready
         self._loaders = self._loaders + 1 if setup == self._setup else 0
         self._setup = setup
@@ -257,7 +257,7 @@ class _LightningState:
 
 
 class _Placed:
-    """A rebuilt loader that starts at the trainer's place. Lightning's own counts are its state."""
+    """A rebuilt loader that starts at the trainer's place. It has no state: Lightning's own counts are saved."""
 
     def __init__(self, state: _LightningState, loader: Any, batches: Any) -> None:
         self._state, self._loader, self._batches = state, loader, batches
@@ -295,7 +295,7 @@ class _Skipping:
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both dicts hold the same tensors."""
+    """Whether both dicts have the same tensors."""
     return one.keys() == other.keys() and all(
         one[name] is other[name] or _at(one[name]) == _at(other[name]) for name in one
     )

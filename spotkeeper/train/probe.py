@@ -6,11 +6,11 @@
     python -m spotkeeper.train.probe                               # a server that forks such processes
 
 A process writes ``OUT/<rank>.json``: digests of the state, batches and losses by step, and the values of the script's
-variables, data sets and parts when the run stops. ``SPOTKEEPER_PROBE_STOP`` is the step after which the run stops;
-``SPOTKEEPER_PROBE_SEED`` seeds the generators that the script itself does not seed.
+variables, data sets and attached objects when the run stops. ``SPOTKEEPER_PROBE_STOP`` is the step after which the run
+stops; ``SPOTKEEPER_PROBE_SEED`` seeds the generators that the script itself does not seed.
 
-The server imports torch once, because these imports take most of the time of a short run. It forks a process for each
-line of its input, and answers with the process's id and, at its end, its exit code.
+The server imports torch once, because this import takes most of the time of a short run. It forks a process for each
+line of its input, and answers with the process's id and, when the process has ended, with its exit code.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ScriptProbe:
         self._note(run, loader, caller)
 
     def _look(self, caller: FrameType | None) -> None:
-        """Record which variables refer to a new object after every batch: to restore the old object has no effect."""
+        """Record which variables get a new object at every batch: a restore of the old object has no effect on them."""
         bound = dict(_objects(caller))
         for name in bound.keys() & self._bound.keys():
             self._anew[name] = self._anew.get(name, True) and bound[name] is not self._bound[name]
@@ -154,7 +154,7 @@ Variable = tuple[str, str, Any, str]  # name, kind, value, class of the object t
 
 
 def _named(run: Run, loader: Any, caller: FrameType | None) -> Iterator[Variable]:
-    """Yield all variables that may change in the script, besides the run's own state."""
+    """Yield all variables that the script may change and the run does not save."""
     parts = run._parts
     kept = {id(part) for part in (*parts.optimizers, parts.scaler, *parts.common.values())} | parts.owned
     kept |= {id(loader)} if isinstance(loader, Stateful) else set()
@@ -236,7 +236,7 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def _kind(value: Stateful, parts: Attached) -> str:
-    """Return the argument of ``attach()`` that fits the object; "stateful" if it is passed under its own name."""
+    """Return the argument of ``attach()`` that fits the object; "stateful" if the script can choose a name."""
     if isinstance(value, torch.optim.Optimizer):
         return "optimizers" if parts.optimizers else "optimizer"
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "scheduler" not in parts.common:
@@ -249,7 +249,7 @@ def _kind(value: Stateful, parts: Attached) -> str:
 def _attributes(
     name: str, owner: Any, done: set[int], kind: str, parts: Attached, *, state: bool = False
 ) -> Iterator[Variable]:
-    """Yield an object's own attributes; with ``state``, only those that its ``state_dict`` lacks."""
+    """Yield an object's own attributes; with ``state``, only attributes that the object's ``state_dict`` lacks."""
     said: Any = {}
     if state:
         with contextlib.suppress(Exception):
@@ -314,7 +314,7 @@ _FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a
 
 
 def serve() -> None:
-    """Start a process for each line of the input until the input ends; answer with its id and its exit code."""
+    """Start a process for each line of the input; answer with the process's id, then with its exit code."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what an import prints is no answer
     importlib.import_module("torch._dynamo")  # otherwise the first optimizer of each process imports it
@@ -349,7 +349,7 @@ def _spawn(call: dict[str, Any]) -> int:
 
 
 def _child(call: dict[str, Any]) -> NoReturn:
-    """Run the script in this fork as in a process of its own."""
+    """Run the script in this fork as if in a new process."""
     code = 1
     try:
         os.setsid()

@@ -22,7 +22,7 @@ def reduce(value: object) -> tuple[Any, ...] | None:
     """Return a function of this module and the arguments that rebuild the value; None if it is not a NumPy value.
 
     Raises:
-        ValueError: the value has no plain description.
+        ValueError: the value's dtype has no plain description.
     """
     if type(value) is np.ndarray:
         if value.dtype == object:
@@ -62,12 +62,12 @@ def _describe(kind: np.dtype[Any], data: bool = False) -> Any:
     else:
         plain = kind.str
     if (data and kind.hasobject) or dtype(plain) != kind:
-        raise ValueError(f"a checkpoint has no NumPy data of dtype {kind}: turn it into plain values or other arrays")
+        raise ValueError(f"NumPy data of dtype {kind} cannot be saved: convert it to plain values or other arrays")
     return plain
 
 
 def dtype(plain: Any) -> np.dtype[Any]:
-    """Rebuild a dtype from its description. NumPy checks that fields lie within it."""
+    """Rebuild a dtype from its description. NumPy checks that the fields lie within the dtype."""
     if isinstance(plain, str):
         return np.dtype(plain)
     if isinstance(plain, dict):
@@ -91,7 +91,7 @@ def scalar(plain: Any, data: bytes) -> Any:
 
 
 def objects(shape: Sequence[int], items: list[Any]) -> np.ndarray[Any, Any]:
-    """Rebuild an object array item by item: ``np.array`` would take items that are lists for further dimensions."""
+    """Rebuild an object array item by item: ``np.array`` would turn items that are lists into further dimensions."""
     flat: np.ndarray[Any, Any] = np.empty(len(items), object)
     for number, item in enumerate(items):
         flat[number] = item
@@ -121,16 +121,16 @@ def seed_sequence(entropy: Any, key: Any, pool_size: int, spawned: int) -> np.ra
 
 
 def check(state: dict[str, Any]) -> None:
-    """Check that a generator's position lies within its buffer: otherwise NumPy would read outside the buffer.
+    """Check that a generator's position lies within its buffer, because NumPy would read outside the buffer.
 
     Raises:
-        ValueError: the position lies outside.
+        ValueError: the position lies outside the buffer.
     """
     name, size = _POSITIONS.get(str(state["bit_generator"]), ("", 0))
     if name:
         holder = state["state"] if name in state["state"] else state
         if not 0 <= operator.index(holder[name]) <= size:
-            raise ValueError(f"the state of a NumPy {state['bit_generator']} has {name} {holder[name]}, not 0..{size}")
+            raise ValueError(f"the state of a NumPy {state['bit_generator']}: {name} {holder[name]}, not 0 to {size}")
 
 
 def _bits(name: str, seeds: Any) -> Any:

@@ -169,7 +169,7 @@ def open_log(base: Path | str, name: str) -> int:
 
 
 def make_way(base: Path | str, name: str) -> None:
-    """Free a name: delete the file or folder, or rename it if that fails (its owner can make a folder undeletable)."""
+    """Free a name: delete the file or folder, or rename it if that fails (a folder's owner can prevent a deletion)."""
     if not remove(base, name):
         above, last = _split(name)
         with contextlib.suppress(OSError):
@@ -206,8 +206,8 @@ def rename(base: Path | str, name: str, to: str) -> None:
 def remove(base: Path | str, name: str) -> bool:
     """Delete a file, a link, or a folder with its content; return False if anything could not be deleted.
 
-    rm(1), which follows no links either, deletes a tree that is too deep for Python's recursion limit or the number of
-    descriptors.
+    If a tree is too deep for Python's recursion limit or the number of descriptors, rm(1) deletes the tree. Like this
+    module, rm follows no links.
     """
     above, last = _split(name)
     try:
@@ -230,7 +230,7 @@ def remove(base: Path | str, name: str) -> bool:
 
 
 def _delete(at: int, name: str) -> None:
-    """Delete a name in an open folder. (``shutil.rmtree`` would open even a pipe, and wait until it has a writer.)"""
+    """Delete a name in an open folder. (``shutil.rmtree`` would open even a pipe, and then wait for a writer.)"""
     try:
         os.unlink(name, dir_fd=at)
     except FileNotFoundError:

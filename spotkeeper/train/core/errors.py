@@ -17,7 +17,7 @@ class ScriptError(Exception):
 
 
 class CallError(ScriptError, RuntimeError):
-    """The script omits a call on the run, makes it at the wrong time, or makes a call that the run itself makes."""
+    """The script does not call what it must, calls it at the wrong time, or calls what the run itself must call."""
 
 
 class AttachError(ScriptError, ValueError):

@@ -34,10 +34,10 @@ class Gang(Protocol):
         """Return every rank's bytes, in rank order, on every rank."""
 
     def highest(self, value: int) -> Callable[[], int]:
-        """Start to find the highest value of all ranks; return a function that waits for it."""
+        """Start to find the highest value of all ranks; return a function that waits for this value."""
 
     def share(self, values: tuple[float, ...]) -> Callable[[], list[tuple[float, ...]]]:
-        """Start to exchange the numbers of all ranks; return a function that waits for them, in rank order."""
+        """Start to exchange values; return a function that waits for all ranks' values, in rank order."""
 
     def send(self, view: memoryview, to: int) -> None:
         """Send bytes to one rank, which calls ``receive``. Not collective."""
@@ -81,10 +81,10 @@ class DistributedGang:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """Destroy the group before the interpreter ends: a gloo thread that outlives it ends a good run with SIGABRT.
+        """Destroy the group before the interpreter ends, because a gloo thread could end the process with SIGABRT then.
 
-        When the last reference to a group is dropped, its threads are joined without holding the GIL. The run itself
-        is part of reference cycles (through its hook on the optimizer), so Python would collect it too late.
+        Dropping the last reference to the group joins its threads, without holding the GIL. Python itself would drop
+        the reference too late: the run refers to the group and is part of a cycle with its hook on the optimizer.
         """
         group, self._group = self._group, None
         with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the script has already destroyed it
@@ -145,7 +145,7 @@ def find_gang() -> Gang:
     """Return the gang of this process.
 
     Raises:
-        CallError: several ranks were started and no process group exists yet.
+        CallError: several ranks were started, but no process group exists yet.
     """
     if dist.is_available() and dist.is_initialized():
         return DistributedGang() if dist.get_world_size() > 1 else SoloGang()

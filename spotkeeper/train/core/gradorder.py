@@ -44,7 +44,7 @@ class Recorder:
         self._hooks.append(ddp.register_forward_pre_hook(self._forward))
 
     def stepped(self) -> None:
-        """Note that an optimizer step, and so the backward before it, has ended."""
+        """Note that an optimizer step has ended, and so has the backward before that step."""
         if not self._recording:
             return
         self._recording = False
@@ -83,7 +83,7 @@ def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) ->
     """Make ``ddp`` build its buckets as in the recorded run. Collective; call it before state is loaded.
 
     Raises:
-        ValueError: the model lacks a parameter of the recorded model.
+        ValueError: the model lacks a parameter that the recorded order names.
     """
     params = {plain(name): param for name, param in ddp.module.named_parameters()}
     if unknown := [name for name in order if name not in params]:

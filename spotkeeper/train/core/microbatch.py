@@ -1,14 +1,14 @@
 """How a global batch is cut into micro-batches, and how their gradients become one optimizer step.
 
-The cut does not depend on the number of ranks: micro-batch m of global batch n has the same samples in any world. Its
-loss, batch statistics and dropout (seeded by its place in the run) are the same as well, so the gradients of two worlds
-differ only in the order of a sum. Faster machines get more micro-batches, in proportion to their speeds measured in
-earlier generations.
+The cut does not depend on the number of ranks: micro-batch m of global batch n always has the same samples. Its loss,
+batch statistics and dropout (seeded by the micro-batch's place in the run) are always the same as well. So gradients
+at different numbers of ranks differ only in the order of a sum. Faster machines get more micro-batches, in proportion
+to the speeds measured in earlier generations.
 
 A gang may split a batch unevenly. So a rank's gradient is weighted by its number of samples, and DDP reduces once per
-global batch, in each rank's last backward. A script that calls ``loss.backward`` and ``optimizer.step`` instead of the
-run's methods would silently train wrongly at some world sizes; if the world may change, its first such call raises an
-error.
+global batch, in each rank's last backward. A script that calls ``loss.backward`` and ``optimizer.step`` itself instead
+of the run's methods would silently train wrongly at some numbers of ranks. Where this number may change, its first
+``optimizer.step`` raises an error.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Clip = float | Callable[[], object]
 _OWN_STEP = (
     "this run's number of nodes may change, but the script calls optimizer.step() itself: gradients would be wrong "
     "where the batch does not divide evenly. Write run.backward(loss) for loss.backward(), and run.step() for "
-    "optimizer.step(), scheduler.step() and optimizer.zero_grad(); or submit it under another name with one "
-    "number of nodes"
+    "optimizer.step(), scheduler.step() and optimizer.zero_grad(); or submit the job under another name with a "
+    "fixed number of nodes"
 )
 
 
 @dataclass(frozen=True)
 class MicroPlan:
-    """How the global batches of a run are cut, if its world may change."""
+    """How the global batches of a run are cut, if its number of ranks may change."""
 
     batch: int | None  # samples of a global batch; None: the loader's batch size times ``ranks`` is used
     ranks: int  # ranks of the largest world, as far as known
@@ -63,8 +63,8 @@ class MicroBatch:
     def scale(self, batch: int, world: int) -> float:
         """Return the factor by which to multiply a micro-batch's mean loss.
 
-        With it, DDP's mean over ranks is the mean over the global batch. The formula divides only once and only
-        integers, so with one micro-batch per rank the factor is exactly 1.0 and the bits are those of plain DDP.
+        It makes DDP's mean over ranks the mean over the global batch. The formula has a single division, of integers,
+        so with one micro-batch per rank the factor is exactly 1.0 and the bits are those of plain DDP.
         """
         return self.samples * world / batch
 
@@ -84,8 +84,8 @@ def micro_batches(batch: int, micro: int, rank: int, world: int, costs: Sequence
         costs: see ``MicroPlan``; () if all ranks count as equal.
 
     Returns:
-        Consecutive micro-batches, as many as ``shares`` says. If that is none, the rank gets a copy of another rank's
-        micro-batch with ``samples`` 0, because DDP needs a backward from every rank.
+        Consecutive micro-batches, as many as ``shares`` says. If ``shares`` says 0, the rank gets a copy of another
+        rank's micro-batch with ``samples`` 0, because DDP needs a backward from every rank.
     """
     count = -(-batch // micro)
     plan = shares(count, costs or (0.0,) * world)
@@ -104,8 +104,8 @@ def shares(count: int, costs: Sequence[float]) -> tuple[int, ...]:
     """Divide ``count`` micro-batches among the ranks so that the last rank finishes as early as possible.
 
     Each micro-batch goes to the rank that would finish it first (the lowest rank if several would), which is optimal
-    for pieces of equal size. If enough exist, every rank gets one first: a rank without a micro-batch would spend the
-    same time on a copy.
+    for pieces of equal size. If there are enough micro-batches, every rank gets one first, because a rank without any
+    would spend the same time on a copy.
 
     Args:
         costs: seconds per sample by rank; 0 means unknown and counts as the median.
@@ -138,17 +138,17 @@ def find_plan(gang: Gang, batch: int | None, largest: int | None, cost: float = 
 
     Args:
         batch: this rank's ``global_batch``.
-        largest: ranks of the largest world, as this machine's agent says; all ranks use rank 0's value.
+        largest: most ranks that the job can have, as this machine's agent says; all ranks use rank 0's value.
         cost: seconds per sample that this machine needed in an earlier generation; 0: unknown.
 
     Raises:
-        AttachError: ranks ask for different global batches, or for less than one sample.
+        AttachError: ranks give different global batches, or a global batch of less than one sample.
     """
     if batch is not None and batch < 1:
         raise AttachError(f"attach(global_batch={batch}): want at least 1 sample")
     words = [json.loads(blob) for blob in gang.gather(json.dumps([batch, largest, cost]).encode())]
     if len(batches := {each for each, *_ in words}) > 1:
-        raise AttachError(f"attach(global_batch=): ranks differ: {', '.join(sorted(map(str, batches)))}")
+        raise AttachError(f"attach(global_batch=): ranks give different values: {', '.join(sorted(map(str, batches)))}")
     most = words[0][1]
     costs = tuple(float(each) for *_, each in words)
     return None if batch is None and most is None else MicroPlan(batch, max(most or 0, gang.world), costs)
@@ -176,13 +176,13 @@ class BatchPhase(Enum):
 
 
 class Update:
-    """Gradients and optimizer steps of a run. ``elastic``: the world may change, so only the run steps optimizers."""
+    """Gradients and optimizer steps of a run. ``elastic``: the number of ranks may change, so only the run may step."""
 
     def __init__(self, parts: Attached, world: int, *, elastic: bool) -> None:
         """Register hooks on the optimizers.
 
         Raises:
-            AttachError: the world may change, and an attached object does not support that.
+            AttachError: the number of ranks may change, but an attached object does not support that.
         """
         self._parts = parts
         self._ddp = parts.ddp
@@ -217,7 +217,7 @@ class Update:
         """
         if self._phase is not BatchPhase.FRESH:
             raise CallError(
-                "run.backward(loss) goes inside the loop over run.steps(), once for each batch; add several losses up"
+                "call run.backward(loss) once for each batch, inside the loop over run.steps(); add several losses up"
             )
         self._phase = BatchPhase.ADDED
         loss = loss * self._scale
@@ -229,7 +229,7 @@ class Update:
     def step(self, clip: Clip | None) -> bool:
         """Step the optimizers if the global batch is complete. See ``Run.step``."""
         if self._phase is not BatchPhase.ADDED:
-            raise CallError("run.step() comes once after each run.backward(loss), inside the loop over run.steps()")
+            raise CallError("call run.step() once after each run.backward(loss), inside the loop over run.steps()")
         self._phase = BatchPhase.STEPPED
         if not self._last:
             return False
@@ -253,14 +253,14 @@ class Update:
         """End the current micro-batch. Called when the script requests the next one.
 
         Raises:
-            CallError: the world may change and the script skipped ``backward`` or ``step``: other ranks would wait
-                forever, or the sum of gradients would be wrong.
+            CallError: the number of ranks may change, and the script has skipped ``backward`` or ``step``, so that
+                other ranks would wait forever or the sum of gradients would be wrong.
         """
         missing = self._phase is BatchPhase.FRESH or (self._last and self._phase is not BatchPhase.STEPPED)
         if self._elastic and missing:
             name = "run.backward(loss)" if self._phase is BatchPhase.FRESH else "run.step()"
             raise CallError(
-                f"{name} was not called for a batch; where the number of nodes may change, each batch needs both calls"
+                f"{name} was not called for a batch; each batch needs it, because the run's number of nodes may change"
             )
         self._phase = BatchPhase.IDLE
 
@@ -300,15 +300,15 @@ class Update:
 def _check(parts: Attached, world: int) -> None:
     if not parts.optimizers:
         raise AttachError(
-            "attach(optimizer=): a run whose number of nodes may change needs its optimizer, which run.step() steps"
+            "attach(optimizer=) is missing: this run's number of nodes may change, so run.step() steps the optimizer"
         )
     if parts.sharded or (world > 1 and parts.ddp is None):
         raise AttachError(
-            "attach(model=): a run whose number of nodes may change needs its model in DistributedDataParallel; "
-            "sharded models keep their number of ranks"
+            "attach(model=): this run's number of nodes may change, so wrap the model in DistributedDataParallel; "
+            "a sharded model needs a fixed number of nodes"
         )
     if parts.ddp is not None and parts.ddp.static_graph:
         raise AttachError(
-            "attach(model=): DistributedDataParallel(static_graph=True) cannot accumulate gradients, as a run "
-            "whose number of nodes may change must"
+            "attach(model=): DistributedDataParallel(static_graph=True) cannot accumulate gradients, which this run "
+            "must do because its number of nodes may change"
         )

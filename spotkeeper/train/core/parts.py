@@ -1,8 +1,8 @@
 """The state of the objects given to ``attach()``: taken from them at a save, loaded into them at a restore.
 
-A part with ``state_dict`` and ``load_state_dict`` has one state for all ranks. Random generators, and dicts, lists and
-dataclasses of numbers lack these methods: each rank saves its own state of them, as plain data (numbers, strings,
-tensors, and dicts, lists and tuples of these).
+In this module a *part* is such an object. A part with ``state_dict`` and ``load_state_dict`` has one state for all
+ranks. A random generator, or a dict, list or dataclass of numbers, has a state on each rank; each rank saves it as
+plain data: numbers, strings, tensors, and dicts, lists and tuples of these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LocalPart(Protocol):
     def load_state_dict(self, state_dict: Any) -> None: ...
 
     def reseed(self, seed: int) -> None:
-        """Reseed a random generator after the number of ranks has changed; leave a part of numbers as it is."""
+        """Reseed a random generator, after the number of ranks has changed. Does nothing for numbers."""
 
 
 def adapt(name: str, part: object) -> LocalPart | None:
@@ -149,7 +149,7 @@ class _PlainValues:
         """Return a copy as plain data.
 
         Raises:
-            PartError: the script has put a value of another type into the part since ``attach()``.
+            PartError: the script has put a value that cannot be saved into the part.
         """
         part = self._part
         if dataclasses.is_dataclass(part):
@@ -171,7 +171,7 @@ class _PlainValues:
         """Do nothing."""
 
     def _plain(self, value: Any, at: str) -> Any:
-        """Copy a value; ``at`` is its path, for the message."""
+        """Copy a value; ``at`` is the value's path in the part, for the message."""
         if isinstance(value, torch.Tensor):
             return value.detach().clone()
         if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
@@ -184,8 +184,8 @@ class _PlainValues:
             make: Callable[[Any], Any] = type(value)
             return make(self._plain(each, f"{at}[{number}]") for number, each in enumerate(value))
         raise PartError(
-            f"attach({self._name}=): {self._name}{at} is a {type(value).__name__}; numbers, strings and tensors can "
-            "be saved, and dicts, lists and tuples of these. Give other objects a state_dict() and load_state_dict()"
+            f"attach({self._name}=): {self._name}{at} is a {type(value).__name__}, but only numbers, strings, tensors, "
+            "and dicts, lists and tuples of these can be saved, or an object with state_dict() and load_state_dict()"
         )
 
 
@@ -254,7 +254,7 @@ class Attached:
 
     @property
     def core(self) -> nn.Module | None:
-        """The user's module without the wrappers of DDP and torch.compile, so that parameter names are portable."""
+        """The user's module without the wrappers of DDP and torch.compile, which change parameter names."""
         module = self.model
         while isinstance(module, nn.Module):
             inner = getattr(module, "_orig_mod", None)
@@ -275,7 +275,7 @@ class Attached:
         return Meshes(self._tensors())
 
     def take_common(self) -> tuple[object, dict[str, object]]:
-        """Return (model parameters, other shared state). Buffers are local state: they differ between ranks later."""
+        """Return (model parameters, other shared state). Buffers are local state, because ranks may differ in them."""
         rest: dict[str, object] = {
             "optimizers": [each.state_dict() for each in self.optimizers],
             "parts": {name: _take(part) for name, part in self.common.items()},
@@ -297,7 +297,7 @@ class Attached:
         }
 
     def named(self, model: Any, rest: dict[str, Any]) -> dict[str, object]:
-        """Return the state under the names of torch's own checkpoint helpers, so that other tools find its tensors."""
+        """Return the state under the names of torch's checkpoint helpers, so that other tools find the tensors."""
         names = {id(param): plain(name) for name, param in self._parameters()}
         tree: dict[str, object] = {"model": model or {}}
         for number, (each, state) in enumerate(zip(self.optimizers, rest["optimizers"], strict=True)):
@@ -335,14 +335,14 @@ class Attached:
     def _compare(self, rest: dict[str, Any], local: dict[str, Any]) -> None:
         if len(rest["optimizers"]) != len(self.optimizers):
             raise AttachError(
-                f"the checkpoint has {len(rest['optimizers'])} optimizers, attach() was given {len(self.optimizers)}"
+                f"the checkpoint has {len(rest['optimizers'])} optimizers, but attach() has {len(self.optimizers)}"
             )
         now, then = self.common.keys() | self.own.keys(), rest["parts"].keys() | local["own"].keys()
         if missing := now ^ then or self.own.keys() ^ local["own"].keys():
             name = min(missing)
             has, has_not = ("attach()", "the checkpoint") if name in now else ("the checkpoint", "attach()")
             raise AttachError(
-                f"{has} has {name!r}, {has_not} does not; attach the same objects, or start in a new folder"
+                f"{has} has {name!r}, but {has_not} does not: attach the same objects, or start in a new folder"
             )
 
     def _buffers(self, state: dict[str, Any]) -> list[str]:
@@ -373,7 +373,7 @@ def _take(part: Stateful) -> Any:
 
 
 def _give(part: Stateful, state: Any) -> None:
-    """Load a part's state. The module may be compiled now or not, and may have been compiled at the save or not."""
+    """Load a part's state. If the part is a module, it may be compiled now or at the save, at both or at neither."""
     if isinstance(part, nn.Module):
         now = part.state_dict()
         names = {plain(name): name for name in now}

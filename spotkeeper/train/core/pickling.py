@@ -1,10 +1,10 @@
 """Pickles of state, written and read with one allowlist of types, so that loading a pickle runs no foreign code.
 
 A pickle names functions that the unpickler calls. So anyone who can write a checkpoint, or send data as a rank, could
-run code as the job. A name outside the allowlist is therefore an error in a load and in a save: the first save refuses
-a state that could not be loaded again. A pickle may set attributes of instances that it makes, never of classes and
-functions, which other code uses too. NumPy values are made by checked constructors (``arrays.py``). A script adds its
-own types with a function of torch, before ``attach()``::
+run code as the job. A name outside the allowlist is therefore an error: a load refuses the pickle, and the first save
+refuses a state that could not be loaded again. A pickle may set attributes of instances that it makes, but never of
+classes and functions, which other code uses too. NumPy values are made by checked constructors (``arrays.py``). A
+script adds its own types with a function of torch, before ``attach()``::
 
     torch.serialization.add_safe_globals([MyState])
 
@@ -66,7 +66,7 @@ class StateTypeError(PartError):
 
 
 def dumps(value: object, tensor: Callable[[torch.Tensor], object] | None = None) -> bytes:
-    """Pickle a value. ``tensor`` returns a placeholder for each tensor, which is pickled instead.
+    """Pickle a value. For each tensor, ``tensor`` returns a placeholder to pickle instead.
 
     Raises:
         StateTypeError: the value has a type that :func:`loads` would refuse.
@@ -108,7 +108,7 @@ class _Pickler(pickle.Pickler):
             module, name = getattr(obj, "__module__", None) or "", obj.__qualname__
             # Python 3.11 pickles an enum's member as a call getattr(class, name); the class is pickled and checked too.
             if obj is not getattr and not _allowed(module, name):
-                raise StateTypeError(_refusal("cannot save", module, name, "Leave it out of state_dict(), or"))
+                raise StateTypeError(_refusal("cannot save", module, name, "Omit it from state_dict(), or to save it"))
         elif _is_bound(kind) and _allowed(kind.__module__, kind.__qualname__):
             return bound, (kind, obj.__getstate__())
         elif "numpy" in sys.modules and (parts := _array_parts(obj)) is not None:
@@ -122,9 +122,9 @@ _PythonUnpickler: Any = pickle._Unpickler  # the type stubs lack its stack and m
 
 
 class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
-    """Python's unpickler, because the C unpickler has no hook to check the object that a BUILD opcode changes.
+    """Python's unpickler with checks. (The C unpickler has no hook to check the object that a BUILD opcode changes.)
 
-    torch's ``weights_only`` unpickler reads only protocol 2, and reads neither sets nor some other types.
+    torch's ``weights_only`` unpickler reads only pickles of protocol 2, and neither sets nor some other types.
     """
 
     def __init__(self, data: bytes | memoryview, where: str, tensor: Callable[[Any], torch.Tensor] | None) -> None:
@@ -133,17 +133,17 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         self._built: set[type] = set()  # types known to be on the allowlist
 
     def load_build(self) -> None:
-        """Set an instance's state. Refuse instances of a class outside the allowlist, and slots that it lacks."""
+        """Set an instance's state. Refuse a class that is not on the allowlist, and slots that the class lacks."""
         state, kind = self.stack[-1], type(self.stack[-2])
         known = kind in self._built or _allowed(kind.__module__, kind.__qualname__)
         if not known or _is_bound(kind) or issubclass(kind, _SHARED):
-            raise pickle.UnpicklingError(f"{self._where}: sets attributes of a {kind.__module__}.{kind.__qualname__}")
+            raise pickle.UnpicklingError(f"{self._where} must not change a {kind.__module__}.{kind.__qualname__}")
         self._built.add(kind)
         slots = state[1] if isinstance(state, tuple) and len(state) == 2 else None
         if slots and not hasattr(kind, "__setstate__"):
             for name in slots:
                 if not isinstance(getattr(kind, name, None), types.MemberDescriptorType):
-                    raise pickle.UnpicklingError(f"{self._where}: {kind.__qualname__} has no slot {name!r:.80}")
+                    raise pickle.UnpicklingError(f"{self._where}: class {kind.__qualname__} has no slot {name!r:.80}")
         super().load_build()
 
     def load_newobj(self) -> None:
@@ -173,7 +173,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         if (added := _added().get((module, name))) is not None:
             return added
         if not _allowed(module, name):
-            raise StateTypeError(_refusal(f"{self._where}: cannot load", module, name, "If you know who wrote it"))
+            raise StateTypeError(_refusal(f"{self._where}: cannot load", module, name, "If you trust its author"))
         return super().find_class(module, name)
 
 
@@ -190,7 +190,7 @@ def _is_bound(kind: Any) -> bool:
 
 @functools.lru_cache(1024)
 def _is_pybind11(kind: type) -> bool:
-    """Whether pybind11 made the class: its ``__new__`` leaves the value uninitialized."""
+    """Whether pybind11 made the class. ``__new__`` of such a class leaves the instance uninitialized."""
     return any(base.__name__ == "pybind11_object" for base in kind.__mro__)
 
 
@@ -222,7 +222,7 @@ def _added() -> dict[tuple[str, str], Any]:
 
 
 def _member(kind: Any, name: str) -> Any:
-    """Return an enum's member. A pickle's ``getattr`` calls this function, so it can reach nothing else."""
+    """Return an enum's member. In a pickle ``getattr`` means this function, so a pickle can reach nothing else."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError(f"{name!r:.80} is not a member of an enum")

@@ -43,7 +43,7 @@ def aside(seed: int) -> Iterator[None]:
     """Seed the CPU generators for a ``with`` block, then restore them.
 
     Takes 20 us instead of 110 us for ``capture`` and ``restore``. NumPy's state is slow to copy, so its bit generator
-    is swapped for a spare one. That loses only a cached normal (NumPy draws normals in pairs), and it does so in
+    is swapped for a spare one. This loses only a cached normal number (NumPy draws them in pairs), and loses it in
     interrupted and uninterrupted runs alike.
     """
     torch_state, python = torch.default_generator.get_state(), random.getstate()

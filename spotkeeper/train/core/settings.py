@@ -24,7 +24,7 @@ _ATTACHED: set[tuple[Path | None, int | None]] = set()  # run folders and genera
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of this process. ``managed``: whether an agent started it."""
+    """Settings of this process. ``managed``: whether an agent started the process."""
 
     managed: bool
     run: Path | None  # run folder, which holds the control file; None without an agent
@@ -42,7 +42,7 @@ class RunSettings:
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
     def alone(self) -> None:
-        """Check that this process has no other run of this generation: two runs would overwrite each other's state.
+        """Check that this process has no other run of this generation, because both would save into the same folder.
 
         Raises:
             CallError: this process has another run.
@@ -50,7 +50,7 @@ class RunSettings:
         notebook = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # a notebook may run a cell again
         if (self.run, self.gen) in _ATTACHED or (self._key in _UNLOOPED and not self.managed and not notebook):
             raise CallError(
-                "attach() was called before: a job has one run. Give it all models and optimizers together "
+                "attach() was called twice, but a job has one run. Call attach() once with all models and optimizers "
                 "(attach(a, [opt_a, opt_b], other=b)), and call run.steps() once for each loop"
             )
 
@@ -168,7 +168,7 @@ def lock(folder: Path) -> IO[str]:
     except OSError:
         stream.close()
         raise RuntimeError(
-            f"{folder}: another run saves here; wait for it, or give attach(checkpoint_dir=...) another folder"
+            f"another run saves into {folder}: wait until it ends, or give attach(checkpoint_dir=...) another folder"
         ) from None
     stream.truncate(0)
     stream.write(f"{os.getpid()}\n")

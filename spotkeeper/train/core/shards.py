@@ -2,12 +2,12 @@
 
 A ``DTensor`` (FSDP2's ``fully_shard``, tensor parallelism) consists of this rank's bytes, their place in the whole
 tensor, and a mesh of ranks. The bytes go into the image as for any tensor; a ``TensorShard`` describes the rest. A mesh
-cannot be saved, so a restore looks for one with the same dimensions among the meshes of the attached model and
+cannot be saved, so a restore looks for a mesh with the same dimensions among those of the attached model and
 optimizers.
 
 DCP finds a tensor's chunk by file, offset and length, and expects the output of ``torch.save`` there. So each tensor
-gets the *frame*, the bytes before and after the tensor's own, that ``torch.save`` writes; it depends only on dtype and
-shape. After all nodes' folders are copied into one folder, any tool for DCP can open that.
+gets a *frame*: the bytes that ``torch.save`` writes before and after the tensor's own bytes. The frame depends only on
+dtype and shape. After all nodes' folders are copied into one folder, any tool for DCP can open this folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
     ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` counts the tensors that this
-    rank writes and may differ between ranks: tied tensors share a slot, except on ranks where the local part is empty.
+    rank writes. It may differ between ranks, because tied tensors share a slot only if their local part is not empty.
     """
 
     number: int
@@ -47,7 +47,7 @@ class TensorShard:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor, without importing DTensor."""
+    """Whether a tensor is a DTensor. Does not import DTensor."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -85,7 +85,7 @@ class Meshes:
         return bool(self._known)
 
     def place(self, shard: TensorShard) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return (shape, offset) of this rank's part in the current world."""
+        """Return (shape, offset) of this rank's part at the current number of ranks."""
         return _place(torch.Size(shard.size), self._find(shard), shard.placements)
 
     def join(self, shard: TensorShard, part: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,7 @@ class TensorFrame:
 
 
 class _FrameRecorder:
-    """A stream that records what ``torch.save`` writes, as bytes before and bytes after the tensor's skipped bytes."""
+    """A stream that records what ``torch.save`` writes before and after the tensor's own bytes, which are skipped."""
 
     def __init__(self) -> None:
         self.pieces = [bytearray()]
@@ -198,7 +198,7 @@ class Chunk:
 
 
 def tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield (path, tensor) for all tensors in nested dicts, lists and tuples. A path is the keys to the tensor."""
+    """Yield (path, tensor) for all tensors in nested dicts, lists and tuples. A path is a tuple of keys."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, dict):
@@ -214,7 +214,7 @@ def digest(chunks: list[Chunk]) -> bytes:
 
 
 def metadata(ranks: list[list[Chunk]]) -> bytes:
-    """Return DCP's ``.metadata`` file for all ranks' chunks. It refers to the first rank that has a chunk."""
+    """Return DCP's ``.metadata`` file for all ranks' chunks. If several ranks have a chunk, it names the first rank."""
     from torch.distributed.checkpoint import metadata as md
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 

@@ -73,7 +73,7 @@ def prepare_workers() -> None:
 
 
 def shield_workers() -> None:
-    """Let loader workers ignore stop signals. Called when the trainer's loop starts and its handlers are set."""
+    """Let loader workers ignore stop signals. Called when the loop starts, after the trainer's handlers are set."""
     if _Shield.flag is not None:
         _Shield.flag.value = 1
 
@@ -85,7 +85,7 @@ def unshield_workers() -> None:
 
 
 def end_workers() -> None:
-    """End loader workers with their trainer: they exit when their loader goes, and a thread kills stuck workers."""
+    """End loader workers with their trainer: a worker exits once its loader is gone; a thread kills stuck workers."""
     unshield_workers()
     left = [worker for worker in _STARTED if worker.is_alive()]
     if not left:
@@ -114,9 +114,9 @@ def _alive(worker: BaseProcess) -> bool:
 
 @contextlib.contextmanager
 def shielded_start(loader: Any) -> Iterator[None]:
-    """Shield a loader's workers while they start. The ``with`` block creates the loader's iterator.
+    """Shield a loader's workers while they start, in a ``with`` block that creates the loader's iterator.
 
-    Stop signals stay blocked, and pending, until a worker has set its handlers.
+    Stop signals are blocked, and stay pending, until a worker has set its handlers.
     """
     if not getattr(loader, "num_workers", 0) or _Shield.flag is None:
         yield
@@ -141,7 +141,7 @@ def _method(loader: Any) -> str | None:
 
 
 def _wrap_loaders() -> None:
-    """Wrap ``DataLoader.__iter__`` for the whole process, because the run never sees a script's validation loader."""
+    """Wrap ``DataLoader.__iter__`` to shield all loaders: the run does not know, for example, a validation loader."""
     begin = DataLoader.__iter__
 
     @functools.wraps(begin)
@@ -156,8 +156,8 @@ class StopSignals:
     """Makes SIGTERM, SIGHUP and Ctrl-C save and stop while a loop runs; a second Ctrl-C interrupts at once.
 
     Args:
-        world: number of ranks; only the message of a single rank promises that a save follows.
-        managed: an agent requests stops instead, and signals keep their usual meaning.
+        world: number of ranks; the message to the user depends on it.
+        managed: whether an agent requests stops; signals then keep their usual meaning.
     """
 
     def __init__(self, control: Control, world: int, *, managed: bool) -> None:
@@ -171,7 +171,7 @@ class StopSignals:
             prepare_workers()
 
     def install(self) -> None:
-        """Install the handlers at the start of a loop; the script's own handlers stay."""
+        """Install the handlers at the start of a loop. A signal that the script handles itself keeps that handler."""
         if self._managed or threading.current_thread() is not threading.main_thread():
             return
         for number in STOPS:
@@ -192,7 +192,7 @@ class StopSignals:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Restore the former handlers without a change of the workers' shield, which a fork shares with the trainer."""
+        """Restore the former handlers, but not the workers' shield: a fork shares this flag with the trainer."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # another thread closes the loop
@@ -238,7 +238,7 @@ _MASK = threading.local()  # .before: the forking thread's signal mask
 
 @functools.cache
 def _prepare_forks() -> None:
-    """Give forks of the trainer the former handlers, so that the script can end its own processes as without a run.
+    """Give forks of the trainer the former handlers, so that the script can end its child processes as usual.
 
     CPython drops signals that reach a child before ``os.fork`` has set it up, so stop signals stay blocked until then.
     """

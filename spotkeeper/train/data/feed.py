@@ -48,7 +48,7 @@ class Feed(Protocol):
         """Advance the position past the current global batch."""
 
     def local(self) -> dict[str, Any]:
-        """Return this rank's own part of the position."""
+        """Return this rank's own part of the position: the state of its loader."""
 
 
 def open_feed(
@@ -63,7 +63,7 @@ def open_feed(
 
     Args:
         local: this rank's ``Feed.local`` from the checkpoint, if the number of ranks is unchanged; otherwise None.
-        plan: how batches are cut, if the world may change.
+        plan: how batches are cut, if the number of ranks may change.
 
     Raises:
         DataError: the position cannot be found again in this loader.
@@ -132,8 +132,8 @@ class _IterableFeed:
             return
         if local is None:
             raise DataError(
-                "the number of ranks has changed, and this loader has no indices to redistribute; "
-                "use a map-style data set, or keep the number of ranks"
+                "the number of ranks has changed, but this loader has no indices to divide anew; use a map-style data "
+                "set, or keep the number of ranks"
             )
         self._resume = local
 
@@ -179,7 +179,7 @@ class _IterableFeed:
         return {"before": self._before, "own": state if _has_place(state) else None}
 
     def _own_state(self) -> Stateful | None:
-        """Return the object with the loader's state: the loader, or its data set if no worker copies that; or None."""
+        """Return the object that has the loader's state: the loader, its data set (if no worker copies it), or None."""
         if isinstance(self._loader, Stateful):
             return self._loader
         dataset = getattr(self._loader, "dataset", None)

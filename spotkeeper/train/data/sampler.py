@@ -62,7 +62,7 @@ class SampleOrder:
 
 
 class SeededIndices(NamedTuple):
-    """The indices of one batch, as requested from a worker. One seed is enough: samples are drawn in a fixed order."""
+    """The indices of a batch to request from a worker, and the seed under which it loads the samples in this order."""
 
     seed: int
     indices: list[Any]
@@ -72,7 +72,7 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
     """This rank's batches of one epoch, starting at a position.
 
     Args:
-        micro: samples of a micro-batch, if the world may change; None: one slice per rank.
+        micro: samples of a micro-batch, if the number of ranks may change; None: one slice per rank.
         costs: seconds per sample of each rank.
 
     Attributes:
@@ -91,8 +91,8 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
     ) -> None:
         if micro is None and order.batch % world:
             raise DataError(
-                f"the global batch of {order.batch} samples does not divide over {world} ranks; choose another batch "
-                "size or number of nodes, or give attach() a global_batch and write run.backward(loss) and run.step()"
+                f"the global batch of {order.batch} samples does not divide over {world} ranks: choose another batch "
+                "size or number of nodes, or give attach() a global_batch and call run.backward(loss) and run.step()"
             )
         self._order = order
         self.micro_batches = (
@@ -116,7 +116,7 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
 
 
 class SeededDataset(Dataset[Any]):  # type: ignore[misc]
-    """A data set that seeds random numbers by a batch's place in the run, so that workers and ranks do not matter."""
+    """A data set that seeds random numbers by a batch's place in the run, whatever worker or rank loads the batch."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -155,8 +155,8 @@ def rebuild(
 
     Args:
         loader: map-style, with a batch size or without automatic batching.
-        batch: samples of the run's global batch so far; None in a new run (batch size x world).
-        plan: how batches are cut, if the world may change.
+        batch: samples of a global batch in this run so far; None in a new run (batch size x number of ranks).
+        plan: how batches are cut, if the number of ranks may change.
 
     Returns:
         The new loader, its sampler, the order.
@@ -190,7 +190,7 @@ def rebuild(
 
 def _check(loader: DataLoader[Any]) -> None:
     if type(loader).__iter__ is not DataLoader.__iter__ and not hasattr(loader, "state_dict"):
-        raise DataError(f"{type(loader).__name__} has its own __iter__; give run.steps() a plain DataLoader")
+        raise DataError(f"{type(loader).__name__} has its own __iter__, so the run cannot rebuild it; use a DataLoader")
     batch_sampler = loader.batch_sampler
     if batch_sampler is not None and not _is(batch_sampler, BatchSampler):
         raise DataError(
@@ -218,12 +218,12 @@ def _order(loader: DataLoader[Any], seed: int, batch: int) -> SampleOrder:
     if hasattr(sampler, "num_replicas"):
         raise DataError(
             f"{type(sampler).__name__} gives each rank a part that depends on the number of ranks; give the loader a "
-            "sampler over the whole data set: run.steps() divides the batches"
+            "sampler over the whole data set, because run.steps() divides the batches among the ranks"
         )
     try:
         size = len(sampler)
     except TypeError:
-        raise DataError(f"{type(sampler).__name__} has no length; the run cannot keep its place in it") from None
+        raise DataError(f"{type(sampler).__name__} has no length, so the run cannot keep its place in it") from None
     return _sized(size, sampler=sampler, **common)
 
 

@@ -5,8 +5,8 @@ The run's state is complete there. No boundary follows a batch that only accumul
 **Agreement.** Every rank has its own view: its agent's request, its clock, whether its saver is busy. A rank that acted
 on its view alone would wait in the gather of a save while the others wait in their next all-reduce. So every k steps
 each rank encodes its view as one integer, the highest of all ranks wins, and all ranks act on it after the next step.
-The exchange overlaps with that step, so no rank waits for the exchange. k is chosen from the step time (``EVERY_S``),
-and the ranks agree on k too.
+The exchange overlaps with that step, so no rank waits for the exchange. The ranks agree on k too: as many steps as the
+slowest rank does in ``EVERY_S`` seconds.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SHIFT = 40
 
 
 class StepAction(IntEnum):
-    """A rank's view, and the action that all ranks then take; the highest wins.
+    """A rank's view, and the action that all ranks then take: the highest view.
 
-    BUSY is above SAVE: no second save starts while any saver is writing. PUBLISH is between them: once no saver is
-    BUSY, all nodes have written their parts of sharded state, and publishing comes before another save. STOP is above
-    BUSY: a stop waits for the running save, then saves.
+    BUSY is above SAVE, so that no second save starts while any saver is writing. PUBLISH is between SAVE and BUSY: once
+    no rank is BUSY, all nodes have written their parts of sharded state, and publishing comes before another save. STOP
+    is above BUSY: a stop waits for the running save, then saves.
     """
 
     NOTHING = 0
@@ -128,7 +128,7 @@ class Boundary:
     # ------------------------------------------------------------ beginning
 
     def restore(self) -> ResumePoint | None:
-        """Load the newest checkpoint that any rank holds; None in a new run. Collective."""
+        """Load the newest checkpoint that any rank has; None in a new run. Collective."""
         known = self.writer.greet(self._info.gen)
         self._gang.gather(b"")  # a barrier: savers have finished the saves of older generations, so no folder changes
         found, skipped = self._strategy.begin(self._info.folder, known)
@@ -157,7 +157,7 @@ class Boundary:
         if self._gang.local_rank == 0:
             then = found.manifest
             self._control.resumed(then.commit)
-            resized = "" if found.same_world else f", {_ranks(then.world)} then, {self._gang.world} now: reseeded"
+            resized = "" if found.same_world else f"; {_ranks(then.world)} then, {self._gang.world} now: new seeds"
             say(f"generation {self._info.gen}: resumed from {then.commit} ({found.source}{resized})")
 
     def start_loop(self) -> None:

@@ -27,13 +27,13 @@ AGAIN = "SPOTKEEPER_AGAIN"
 _SHOWN = 3  # tensors named in a message
 PAGE = 'docs/train.md, "After the loop"'
 UNLOOPED = (
-    "the script called attach() and never looped over run.steps(): no training state was saved, and a preemption would "
-    "have restarted it from the beginning. Train in `for batch in run.steps(loader, epochs=3): ...`"
+    "the script called attach() but never looped over run.steps(): no training state was saved, and a preemption would "
+    "have restarted the training from the beginning. Train in `for batch in run.steps(loader, epochs=3): ...`"
 )
 SKIPPED = (
-    "a loop over run.steps() ended before the checkpoint and yields nothing, but the code between it and the next loop "
-    "runs again. If that code changes something (a scheduler's step, a count), put the loops into run.epochs(n), "
-    'which skips it: docs/train.md, "Several loops"'
+    "a loop over run.steps() ended before the checkpoint and yields nothing, but the code between this loop and the "
+    "next runs again. If that code changes something (a scheduler's step, a count), put the loops into run.epochs(n), "
+    'which skips that code: docs/train.md, "Several loops"'
 )
 
 
@@ -45,8 +45,8 @@ def check_given(parts: Attached) -> None:
     """
     if parts.model is None and not parts.optimizers and parts.scaler is None and not parts.common:
         raise AttachError(
-            "attach() was given nothing to save: attach(model=model, optimizer=optimizer), and the scheduler and all "
-            "else that changes during training"
+            "attach() was given nothing to save: write attach(model=model, optimizer=optimizer), and add the scheduler "
+            "and all other objects that change during training"
         )
 
 
@@ -63,10 +63,10 @@ def check_loop(positional: tuple[object, ...], epochs: object, steps: object) ->
             f"run.steps(loader, {given}) does not say what {first!r} counts: write run.steps(loader, epochs={first!r}) "
             f"or run.steps(loader, steps={first!r})"
         )
-    for name, value, what in (("epochs", epochs, "times over the data"), ("steps", steps, "optimizer steps in all")):
+    for name, value, what in (("epochs", epochs, "passes over the data"), ("steps", steps, "optimizer steps in all")):
         if value is not None and not _counts(value):
             raise CallError(
-                f"run.steps({name}={value!r}): want a whole number from 1, how many {what}{_instead(name, value)}"
+                f"run.steps({name}={value!r}): want the number of {what}, a whole number from 1{_instead(name, value)}"
             )
 
 
@@ -87,7 +87,7 @@ def _instead(name: str, value: object) -> str:
 
 
 def misfit(parts: Attached, found: ResumePoint, folder: str, managed: bool, error: Exception) -> AttachError | None:
-    """Return an error that explains why a checkpoint could not be loaded, or None if the checkpoint fits.
+    """Return an error that explains why a checkpoint could not be loaded, or None if the model is not the reason.
 
     Args:
         folder: the checkpoint's folder.
@@ -100,10 +100,10 @@ def misfit(parts: Attached, found: ResumePoint, folder: str, managed: bool, erro
     named = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
     remedy = f"move {folder} away, or give attach(checkpoint_dir=) another folder"
     if managed:
-        remedy = "submit it under another name to start over, or resume it with the script that saved"
+        remedy = "submit the job under another name to start over, or resume it with the script that saved"
     return AttachError(
         f"checkpoint {found.manifest.commit} in {folder} belongs to another model: {named or error}. "
-        f"To train this one: {remedy}"
+        f"To train this model: {remedy}"
     )
 
 
@@ -127,9 +127,9 @@ def _shape(value: object) -> str:
 
 
 def check_rerun(steps: int, then: str, folder: str) -> None:
-    """Refuse a run that has no steps left because an earlier run, with other arguments, did them all.
+    """Refuse a run that has no steps left because an earlier run, with other arguments, did all steps.
 
-    Only the code after the loop would run, and the earlier run's results would look like this run's.
+    Otherwise only the code after the loop would run, and the earlier run's results would look like this run's.
 
     Raises:
         CallError: the earlier run had other arguments (``then``).
@@ -139,8 +139,8 @@ def check_rerun(steps: int, then: str, folder: str) -> None:
         raise CallError(
             f"nothing is left to train: an earlier run in {folder} did all {steps} steps, with other arguments.\n"
             f"  then: {then}\n  now:  {now}\n"
-            f"To train with these: move {folder} away, or give attach(checkpoint_dir=) another folder for each. To "
-            f"train the earlier run further: ask for more epochs or steps. To do only what follows its loop: {AGAIN}=1"
+            f"To train with the new arguments: move {folder} away, or give attach(checkpoint_dir=) another folder. To "
+            f"train the earlier run further: ask for more epochs or steps. To run only code after the loop: {AGAIN}=1"
         )
 
 
@@ -158,7 +158,7 @@ def on_failure(run: Any, advice: Callable[[Any], str]) -> None:
 
 
 def on_exit(unlooped: Callable[[], bool]) -> None:
-    """Log a warning if the script succeeds without a loop over ``run.steps()``: then no state was saved."""
+    """Log a warning if the script succeeds without a loop over ``run.steps()``, because no state was saved then."""
     told, failed = sys.excepthook, False
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -192,7 +192,7 @@ def not_saved(step: int, newest: object) -> str:
 
 def failed_after(steps: int, idle: bool) -> str:
     """Return the message for a failure after the loop. ``idle``: the loop yielded no batch."""
-    yielded = "It yielded nothing here, because its steps were done before. " if idle else ""
+    yielded = "The loop yielded nothing here, because its steps were done before. " if idle else ""
     return (
         f"the loop ended after step {steps}, and the code after it failed. {yielded}A restart repeats only that code, "
         f"not the training: {PAGE}"

@@ -1,4 +1,4 @@
-"""Drives a run from a framework's own loop, which calls back after its optimizer steps.
+"""Drives a run from a framework's own loop, which calls this module after each optimizer step.
 
 ``Run`` acts between two batches of ``run.steps()``. Here these batches are *ticks*, one per optimizer step of the
 framework. The framework itself keeps its place in the data. Uses only the public interface of ``Run``.
@@ -46,7 +46,7 @@ class Ticks:
 
 
 class _TickLoader:
-    """The loader of ticks for ``run.steps``. It has a ``state_dict``: otherwise a resumed run would skip batches."""
+    """The loader of ticks for ``run.steps``. Without its ``state_dict`` a resumed run would read and skip batches."""
 
     def __init__(self, batch: int) -> None:
         self.batch_size = batch
@@ -75,10 +75,10 @@ class _CountedTicks(_TickLoader):
 
 
 def check_world(world: int, how: str) -> None:
-    """Check the framework's number of processes against torchrun's, and refuse a job that may change its size.
+    """Check that the framework counts as many processes as torchrun, and refuse a job that may change its size.
 
     Raises:
-        CallError: the numbers differ, so each process would train alone without an error.
+        CallError: the numbers differ. Without this error each process would train alone.
         AttachError: the job's number of nodes may change, but the framework divides batches itself.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -86,6 +86,6 @@ def check_world(world: int, how: str) -> None:
         raise CallError(f"{started} processes were started, but this trainer counts {world}: {how}")
     if os.environ.get("SPOTKEEPER_MAX_WORLD"):
         raise AttachError(
-            "this job's number of nodes may change, which needs run.backward() and run.step() "
-            '(docs/train.md, "A world that changes"); submit it under another name with a fixed number of nodes'
+            "this job's number of nodes may change, so it must call run.backward() and run.step() (docs/train.md, "
+            '"A world that changes"), which a trainer cannot; submit it under another name with one number of nodes'
         )

@@ -41,7 +41,7 @@ _MOST = 10_000
 
 
 class Stopwatch:
-    """Measures one rank's own time of a step. ``begin`` and ``end`` are called between two steps and never block."""
+    """Measures a rank's own time for some of its steps. Call ``begin`` and ``end`` between steps; they never block."""
 
     def __init__(self, ddp: DistributedDataParallel | None, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -100,7 +100,7 @@ def _first_ready(module: nn.Module) -> nn.Parameter | None:
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """One rank's times in a window: own time per step, own time per sample, time of a whole step; 0: not measured."""
+    """A rank's times in a window: own time per step, own time per sample, time of a whole step; 0: not measured."""
 
     own_s: float = 0.0
     sample_s: float = 0.0
@@ -108,9 +108,9 @@ class WindowTimes:
 
 
 class LagVerdict:
-    """One machine's verdict on itself. Pure.
+    """One machine's verdict on itself.
 
-    ``lag``: the machine's own time as a multiple of the median rank's; 0 while it keeps up.
+    ``lag``: the machine's own time as a multiple of the median rank's; 0 while the machine keeps up.
     """
 
     def __init__(self) -> None:
@@ -134,8 +134,8 @@ class LagVerdict:
 def ratio_of(ranks: Sequence[WindowTimes], rank: int) -> float:
     """Return a rank's own time as a multiple of the median rank's; 0 if unknown.
 
-    It is the lower of the ratios per step and per sample: a rank with more samples takes longer, and a slow machine
-    with fewer samples slows no rank down. Of two ranks the faster one counts as the median.
+    The lower of two ratios counts, per step and per sample: a rank with more samples takes longer per step without
+    being slow, and a slow rank with fewer samples delays no other rank. Of two ranks the faster one is the median.
     """
     found = []
     for of in ("own_s", "sample_s"):
@@ -168,7 +168,7 @@ class LagMonitor:
         """Add a step. Collective: all ranks call it after the same steps.
 
         Args:
-            own_s: own time of a step, if one was taken.
+            own_s: own time of a step, if the stopwatch has measured one.
             samples: samples of this rank in this step, copies included.
             step_s: this rank's usual step time, seconds.
         """
@@ -211,7 +211,7 @@ def remembered(run: Path | None) -> float:
     """Return the seconds per sample that this machine needed in its last measured generation; 0 if unknown.
 
     Args:
-        run: this generation's run folder. Run folders of earlier generations, with control files, are beside it.
+        run: this generation's run folder. The run folders of earlier generations, with control files, are beside it.
     """
     if run is None or not run.name.isdecimal():
         return 0.0

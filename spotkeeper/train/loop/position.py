@@ -40,7 +40,7 @@ class RunPosition:
 
     @property
     def place(self) -> DataPosition:
-        """Place in the data at which to resume: behind the current batch once the optimizer has stepped on it."""
+        """Place in the data at which to resume: after the current batch if its optimizer step is done, else before."""
         if self.feed is None:
             return self.data
         return self.feed.after() if self.stepped else self.feed.position

@@ -40,7 +40,7 @@ VARIABLES = {  # settings that make NCCL use each fabric, from Google's guides
 
 @dataclass(frozen=True)
 class GangInfo:
-    """The places of all ranks, and this node's checkpoint ``folder`` (None if it writes none)."""
+    """The places of all ranks, and this node's checkpoint ``folder`` (None if the node writes no checkpoints)."""
 
     gen: int
     folder: Path | None
@@ -49,7 +49,7 @@ class GangInfo:
 
 
 def rendezvous(gang: Gang, settings: RunSettings) -> GangInfo:
-    """Exchange places and newest generations of all ranks, and choose this generation's number. Collective.
+    """Exchange places and newest saved generations of all ranks, and choose this generation's number. Collective.
 
     Raises:
         RuntimeError: another run uses the checkpoint folder.
@@ -76,9 +76,9 @@ def _own_folder(gang: Gang, settings: RunSettings) -> tuple[Path | None, IO[str]
 def measure_bandwidth(gang: Gang, gen: int | None) -> float:
     """Return the bandwidth between the gang's machines in Gbit/s; 0.0 if not measured. Collective, equal on every rank.
 
-    With n machines each sends 2 (n - 1) / n of the payload to the next (Patarasu and Yuan, 2009). Sums among the ranks
-    of one machine count as network time, so the figure is rather too low than too high. The test draws no random number
-    and changes no state of the script.
+    With n machines each sends 2 (n - 1) / n of the payload to the next (Patarasu and Yuan, 2009). The time of sums
+    among one machine's ranks counts too, so the figure is rather too low than too high. The test draws no random
+    number and changes no state of the script.
 
     Args:
         gen: the run's generation; only generation 1 measures.
@@ -101,7 +101,7 @@ def measure_bandwidth(gang: Gang, gen: int | None) -> float:
 
 
 def missing_variable(environ: Mapping[str, str]) -> str:
-    """Return a warning if NCCL lacks the setting for the machines' fabric and would use plain TCP; otherwise ""."""
+    """Return a warning if NCCL would use plain TCP because the setting for the machines' fabric is missing, or ""."""
     wanted, how = VARIABLES.get(environ.get(FABRIC, ""), ("", ""))
     name = wanted.partition("=")[0]
     if not name or environ.get(name):
@@ -130,4 +130,4 @@ def _seconds(payload: torch.Tensor, device: torch.device, times: int) -> float:
 
 
 def _nothing() -> None:
-    """Return at once: a CPU all-reduce is done when its call returns."""
+    """Do nothing: a CPU all-reduce is done when its call returns."""

@@ -88,7 +88,7 @@ class RunReporter:
             self._control.state = phase
 
     def left_early(self) -> None:
-        """Report that the script left its epochs early. A run that was told to stop has already ended."""
+        """Report that the script left the loop over epochs early, unless the run has stopped."""
         if self._tells and self._control.state is RunPhase.TRAINING:
             self._control.state = RunPhase.FINISHING
 
@@ -96,10 +96,10 @@ class RunReporter:
         """Report the bandwidth between machines, Gbit/s; 0: not measured."""
         if self._tells and gbit_s:
             self._control.gbit_s = gbit_s
-            say(f"network: {gbit_s:.1f} Gbit/s between the machines, all-reduce")
+            say(f"network: all-reduces reach {gbit_s:.1f} Gbit/s between the machines")
 
     def begin(self, step: int, left: BatchesLeft | None, total_steps: int | None) -> None:
-        """Report the beginning of a loop. ``total_steps``: the step at which the loop ends, if the script sets it."""
+        """Report the beginning of a loop. ``total_steps``: the step at which the loop ends, if the script gave it."""
         self._batches = self._trained = self._steps = 0
         if self._tells:
             self._control.state = RunPhase.TRAINING
@@ -112,7 +112,7 @@ class RunReporter:
         self._batches += 1
 
     def stepped(self, step: int, batch: int, left: BatchesLeft | None = None) -> None:
-        """Report a step. ``batch``: samples of all ranks per batch; ``left``: given if batches end the loop."""
+        """Report a step. ``batch``: samples of all ranks per batch; ``left``: None if a step count ends the loop."""
         batches, self._batches = self._batches, 0
         if not self._tells:
             return
@@ -126,7 +126,7 @@ class RunReporter:
         control.interval_s = self._pace.interval_s
 
     def _total(self, step: int, left: BatchesLeft) -> int:
-        """Return the run's total steps, from the batches per step so far: a script may accumulate gradients itself."""
+        """Estimate the run's total steps from the batches per step so far, as a script may accumulate gradients."""
         batches = max(1, round(self._trained / self._steps)) if self._steps else 1
         return self.estimate.total(step + left.batches // batches, left.of // batches)
 

@@ -60,10 +60,10 @@ def attach(
     global_batch: int | None = None,
     **parts: Any,
 ) -> Run:
-    """Restore the newest checkpoint that any rank holds, and return the run. Collective.
+    """Restore the newest checkpoint that any rank has, and return the run. Collective.
 
-    Call it once per script, after the process group, DDP and the optimizer exist. On return the model's tensors, the
-    optimizers' state, the parts and the random state are as they were at the checkpoint; in a new run nothing changes.
+    Call it once per script, after the process group, DDP and the optimizer exist. On return all objects and the random
+    state are as they were at the checkpoint; in a new run nothing changes.
 
     Args:
         model: the module that is trained: in DistributedDataParallel, sharded by ``fully_shard``, compiled, or plain.
@@ -83,9 +83,9 @@ def attach(
 
     Raises:
         PartError: an object has no state to save; the message names the argument.
-        AttachError: nothing was given to save; the checkpoint belongs to another model or other parts; or the model
-            cannot follow a changing number of ranks.
-        CallError: several ranks without a process group, or a second call.
+        AttachError: nothing was given to save; the checkpoint belongs to another model or other objects; or the number
+            of ranks may change, but not with this model.
+        CallError: several ranks run without a process group, or ``attach`` was called before.
         RuntimeError: another run uses the checkpoint folder.
 
     Example::
@@ -265,7 +265,7 @@ class Run:
             position.epochs = EpochProgress((*position.epochs.over, max(self._loops, position.data.loop + 1)))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Use instead of ``loss.backward()``. Weights the batch by its samples, and reduces over ranks once per step.
+        """Use instead of ``loss.backward()``. Weights the loss by the batch's samples; DDP reduces once per step.
 
         Args:
             loss: scalar, the mean over the samples of the current batch. An attached scaler scales it.
@@ -281,7 +281,7 @@ class Run:
         It replaces the ``step`` methods of these objects.
 
         Args:
-            clip: largest norm of all gradients together, or a function, called when they are complete and unscaled.
+            clip: largest norm of all gradients together, or a function to call once they are complete and unscaled.
 
         Returns:
             Whether the global batch is complete; all ranks return True after the same steps.
@@ -299,7 +299,7 @@ class Run:
         """
         share = self._update.loss
         if share is None:
-            raise CallError("run.loss() is known once run.step() has returned True")
+            raise CallError("call run.loss() later: the loss is known once run.step() has returned True")
         shares = self._gang.gather(float(share).hex().encode())
         return sum(float.fromhex(each.decode()) for each in shares) / self._gang.world
 
@@ -324,7 +324,7 @@ class Run:
     def untimed(self) -> Iterator[None]:
         """Exclude long work between two steps, such as an evaluation, from step times and from hang detection.
 
-        It is enough if one rank uses it: while other ranks wait for that rank, the job does not count as hung either.
+        It is enough that one rank uses it: while other ranks wait for that rank, the job does not count as hung.
         """
         began = time.monotonic()
         with untimed_section(self._settings.run, self._gang.local_rank):
@@ -377,7 +377,7 @@ class Run:
         self._reporter.begin(self._position.step, self._batches_left(feed), steps)
 
     def _batches_left(self, feed: Feed) -> BatchesLeft | None:
-        """Return the batches to the end of a loop over epochs; None if unknown, or if a step count ends the loop."""
+        """Return the batches to the end of a loop; None if unknown, or if a number of steps ends the loop."""
         if self._epochs is None or feed.epoch_batches is None:
             return None
         every = self._epochs * feed.epoch_batches

@@ -113,7 +113,7 @@ def test_a_sharded_model_needs_a_sharded_job_of_fixed_size(
     optimizer = torch.optim.AdamW(sharded.parameters())
     parts = Attached.of(sharded, optimizer, None, {})
     assert parts.sharded and all(map(is_shared, sharded.parameters()))
-    with pytest.raises(AttachError, match="sharded models keep their number of ranks"):
+    with pytest.raises(AttachError, match="a sharded model needs a fixed number of nodes"):
         Update(parts, 1, elastic=True)
     monkeypatch.setenv("SPOTKEEPER_REPLICATED", "1")
     with pytest.raises(AttachError, match=r"checkpoint: \{replicated: false\}"):

@@ -157,7 +157,7 @@ def test_numpy_data_without_a_plain_description_is_refused_when_it_is_saved() ->
         np.zeros(1, [("a", "O")]),
         np.zeros(1, np.dtype({"names": ["a"], "formats": ["u1"], "titles": ["t"]})),
     ):
-        with pytest.raises(StateTypeError, match="no NumPy data of dtype"):
+        with pytest.raises(StateTypeError, match=r"NumPy data of dtype .* cannot be saved"):
             pickling.dumps(value)
 
 
@@ -284,7 +284,7 @@ def test_types_that_a_script_has_added_are_saved_and_read(added: None) -> None:
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_that_names_a_function_runs_nothing(tmp_path: Path, protocol: int) -> None:
-    with pytest.raises(StateTypeError, match=r"skeleton.pkl: cannot load (posix|os)\.system.*If you know who wrote it"):
+    with pytest.raises(StateTypeError, match=r"skeleton.pkl: cannot load (posix|os)\.system.*If you trust its author"):
         pickling.loads(pickle.dumps(Evil(tmp_path / "ran"), protocol), "skeleton.pkl")
     assert not (tmp_path / "ran").exists()
 

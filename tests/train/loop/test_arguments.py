@@ -49,18 +49,18 @@ def attach(width: int = 3, **more: Any) -> spotkeeper.Run:
 @pytest.mark.parametrize(
     ("positional", "named", "said"),
     [
-        ((), {"epochs": 0}, "run.steps(epochs=0): want a whole number from 1, how many times over the data"),
-        ((), {"epochs": -1}, "run.steps(epochs=-1): want a whole number from 1"),
+        ((), {"epochs": 0}, "run.steps(epochs=0): want the number of passes over the data, a whole number from 1"),
+        ((), {"epochs": -1}, "run.steps(epochs=-1): want the number of passes over the data"),
         (
             (),
             {"epochs": 1.5},
-            "run.steps(epochs=1.5): want a whole number from 1, how many times over the data, such as",
+            "run.steps(epochs=1.5): want the number of passes over the data, a whole number from 1, such as",
         ),
         ((), {"epochs": True}, "run.steps(epochs=True): want"),
         (
             (),
             {"steps": "10"},
-            "run.steps(steps='10'): want a whole number from 1, how many optimizer steps in all",
+            "run.steps(steps='10'): want the number of optimizer steps in all, a whole number from 1",
         ),
         ((), {"steps": 0}, "run.steps(steps=0): want"),
         ((), {"steps": float("inf")}, "run.steps(steps=inf): want"),
@@ -76,7 +76,7 @@ def test_an_invalid_length_is_named(positional: tuple[Any, ...], named: dict[str
 
 
 def test_nothing_to_save_is_refused() -> None:
-    with pytest.raises(AttachError, match=r"attach\(\) was given nothing to save: attach\(model=model"):
+    with pytest.raises(AttachError, match=r"attach\(\) was given nothing to save: write attach\(model=model"):
         spotkeeper.attach()
 
 
@@ -99,7 +99,7 @@ def test_another_models_checkpoint_is_refused_with_tensor_and_shapes() -> None:
     assert text.startswith(
         "checkpoint 0-0 in here belongs to another model: 0.bias is [3] in the checkpoint and [5] in the"
     )
-    assert "and 0 more" not in text and "To train this one: move here away" in text
+    assert "and 0 more" not in text and "To train this model: move here away" in text
 
 
 def test_other_parts_names_are_refused() -> None:

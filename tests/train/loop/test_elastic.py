@@ -115,7 +115,7 @@ def test_ranks_with_different_batches_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Gang(tmp_path, Job(out), nodes=2, script=script(out, "uneven"), before=_odd_one) as gang:
         assert all(ended.code for ended in gang.run(1))
-        assert "attach(global_batch=): ranks differ: 20, 21" in gang.log(0, 1)
+        assert "attach(global_batch=): ranks give different values: 20, 21" in gang.log(0, 1)
 
 
 def _odd_one() -> None:
@@ -132,7 +132,7 @@ def test_sharded_or_bare_models_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Gang(tmp_path, Job(out), nodes=2, script=(*script(out, "uneven"), "--bare")) as gang:
         assert all(ended.code for ended in gang.run(1))
-        assert "needs its model in DistributedDataParallel" in gang.log(1, 1)
+        assert "wrap the model in DistributedDataParallel" in gang.log(1, 1)
     with Gang(tmp_path / "graph", Job(out), nodes=2, script=(*script(out, "uneven"), "--static-graph")) as gang:
         assert all(ended.code for ended in gang.run(1))
         assert "static_graph=True) cannot accumulate gradients" in gang.log(0, 1)

@@ -175,7 +175,7 @@ print(1 / {divisor}, float(loss))
     ("before", "inside", "divisor", "said"),
     [
         (False, 0, 0, "the loop ended after step 2, and the code after it failed. A restart repeats only that"),
-        (True, 0, 1, "failed. It yielded nothing here, because its steps were done before. A restart repeats"),
+        (True, 0, 1, "failed. The loop yielded nothing here, because its steps were done before. A restart repeats"),
         (False, 1, 1, ""),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(code)
     done = run_script(tmp_path, "train.py", str(tmp_path / "here"))
     assert done.returncode == 1
-    assert "another run saves here" in done.stderr
+    assert "another run saves into" in done.stderr
     del run
 
 
