@@ -83,7 +83,7 @@ def test_nothing_to_save_is_refused() -> None:
 def test_a_second_run_before_the_first_has_a_loop_is_refused() -> None:
     """As for two models of which each has its optimizer: both runs would save into one folder."""
     first = attach()
-    with pytest.raises(CallError, match="Give it all models and optimizers together"):
+    with pytest.raises(CallError, match="once with all models and optimizers"):
         attach()
     for _ in first.steps([torch.ones(2)]):
         pass
