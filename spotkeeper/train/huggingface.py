@@ -107,7 +107,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
                 del trainer._load_from_checkpoint
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
-        """Restore the trainer as an earlier generation left it at the training's end. Only later code runs now."""
+        """Restore the trainer as an earlier generation left it at the training's end, for the code after ``train``."""
         assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()
@@ -170,8 +170,8 @@ class _TrainerState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["world"] != self._trainer.args.world_size:
             raise AttachError(
-                f"the checkpoint has {state['world']} processes, but this trainer has {self._trainer.args.world_size}, "
-                "so its place in the data would be lost: keep the number of processes"
+                f"{state['world']} processes saved the checkpoint, but this trainer has "
+                f"{self._trainer.args.world_size}, so its place in the data would be lost: keep the number of processes"
             )
         self.restored = state
 

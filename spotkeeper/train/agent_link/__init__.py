@@ -6,5 +6,5 @@ job writes its phase, step, step time, newest commit, save time, loss, speed and
 
 The job maps the file. The agent uses a descriptor, because a job that empties a mapped file would kill the agent by
 SIGBUS. If the job has damaged the file, training continues: the agent reads neither progress nor answers, requests a
-stop by SIGTERM, and the job's log says once what happened to the file. Agent and job import only the standard library.
+stop by SIGTERM, and the job's log says once what happened to the file. Imports only the standard library.
 """

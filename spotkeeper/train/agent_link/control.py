@@ -4,8 +4,8 @@ The agent writes its request and deadline; local rank 0 of the job writes its pr
 words in place, so a reader never sees half a number. The job maps the file and the agent uses a descriptor, so that a
 job cannot kill its agent (``control_io.py``). Neither replaces the file, or the other would go on with the old file.
 
-Also here: ``result.json``, the outcome of a generation, and the marker files of untimed sections. Standard library
-only.
+Also here: ``result.json``, the outcome of a generation, and the marker files of *untimed sections*, during which the
+agent does not look for hangs. Standard library only.
 
 ==== ============== =============================================================
  at   word           meaning

@@ -129,7 +129,7 @@ class MemoryHandle:
 
 
 class NeighbourMemory:
-    """Staging memory that another rank of this node has open, opened through /proc. The mapping is kept and reused."""
+    """The node's staging memory, opened through another rank's descriptor in /proc. The mapping is reused."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None

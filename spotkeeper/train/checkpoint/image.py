@@ -255,5 +255,5 @@ def _refuse(tensor: torch.Tensor) -> None:
     elif tensor.device.type == "meta":
         kind = "meta"
     if kind:
-        hint = " as replicated state; attach(model=) the module that is sharded" if kind == "sharded" else ""
+        hint = " as replicated state; give attach(model=) the sharded module" if kind == "sharded" else ""
         raise TypeError(f"cannot save a {kind} tensor of shape {tuple(tensor.shape)}{hint}")

@@ -5,7 +5,7 @@
     <folder>/<generation>-<step>/   state.bin, skeleton.pkl, and last of all COMMIT
     <folder>/quarantine/            incomplete or damaged checkpoints, at most two
     <folder>/latest                 names the newest checkpoint, for users; no code reads it
-    <folder>/.dropped-<name>        a dropped checkpoint whose deletion a kill interrupted
+    <folder>/.dropped-<name>        a checkpoint whose deletion was interrupted
 
 With sharded state each node has a part: the files of its own ranks, and PART once these files are on disk. When every
 node has reported its part, each node writes COMMIT, which lists the files of all nodes. A checkpoint with PART or
@@ -113,7 +113,7 @@ class Manifest:
 
 def count(value: Any, where: str = "COMMIT") -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{where}: {value!r:.40} is not a count")
+        raise ValueError(f"{where}: {value!r:.40} is not a whole number from 0")
     return value
 
 
@@ -226,7 +226,7 @@ def _read(folder: Path | str, commit: Commit, marker: str) -> Manifest:
         except OSError as error:
             raise ValueError(f"{file.name}: {error.strerror}") from None
         if size != file.bytes:
-            raise ValueError(f"{file.name} has {size} bytes, {marker} says {file.bytes}")
+            raise ValueError(f"{file.name} has {size} bytes, but {marker} says {file.bytes}")
     return manifest
 
 
@@ -346,7 +346,7 @@ def _listed(folder: Path, name: str = "") -> list[str]:
 def prune(folder: Path, keep: int) -> list[Commit]:
     """Keep the newest ``keep`` complete checkpoints; delete all older checkpoints, and return those deleted.
 
-    Damaged checkpoints do not count, so a complete older checkpoint never goes for a damaged newer one. The running
+    Damaged checkpoints do not count, so a damaged newer checkpoint never displaces a complete older one. The running
     generation is the highest, so its own checkpoints are deleted last. Of the parts without COMMIT only the newest
     stays, and only if it is newer than the oldest complete checkpoint that stays.
     """
@@ -361,7 +361,7 @@ def prune(folder: Path, keep: int) -> list[Commit]:
 
 
 def sweep(folder: Path) -> None:
-    """Delete dropped checkpoints, including those that a killed saver left half deleted."""
+    """Finish the deletion of old checkpoints, including those that a killed saver left half deleted."""
     for name in _listed(folder):
         if name.startswith(_DROPPED):
             beneath.remove(folder, name)

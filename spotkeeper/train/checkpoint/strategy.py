@@ -6,7 +6,7 @@ With ``Replicated``, every node writes a full copy of the state that all ranks s
 **Restore of replicated state.** Each rank announces the newest checkpoint in its folder. The ranks that have the newest
 of all read it and check its hashes. A rank whose copy is damaged drops that copy, and the search repeats until a copy
 is intact or no copy is left. Ranks with an intact copy then send the image to the others over the training network.
-Copies are compared by (generation, step), not by hash: a node may have another save of the same step.
+Copies are compared by (generation, step), not by hash, because nodes may have different saves of the same step.
 """
 
 from __future__ import annotations

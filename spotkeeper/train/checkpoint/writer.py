@@ -184,7 +184,7 @@ class CheckpointWriter:
             self.request(manifest, image.stretches)
 
     def begin(self, commit: Commit) -> bool:
-        """Begin a save; return whether this rank can write the checkpoint and must."""
+        """Begin a save; return whether this rank has to write this checkpoint and has a saver."""
         if self._folder is None:
             return False
         self._asked, self._began = self._control.request_number, time.monotonic()

@@ -83,8 +83,8 @@ class DistributedGang:
     def _end(self) -> None:
         """Destroy the group before the interpreter ends, because a gloo thread could end the process with SIGABRT then.
 
-        Dropping the last reference to the group joins its threads, without holding the GIL. Python itself would drop
-        the reference too late: the run refers to the group and is part of a cycle with its hook on the optimizer.
+        Dropping the last reference to the group joins its threads, without holding the GIL. Python alone would drop
+        it too late: the run refers to the group, and is part of a reference cycle through its hook on the optimizer.
         """
         group, self._group = self._group, None
         with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the script has already destroyed it

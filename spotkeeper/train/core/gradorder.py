@@ -87,7 +87,7 @@ def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) ->
     """
     params = {plain(name): param for name, param in ddp.module.named_parameters()}
     if unknown := [name for name in order if name not in params]:
-        raise ValueError(f"the checkpoint's model has a parameter {unknown[0]!r}, and this model does not")
+        raise ValueError(f"the checkpoint's model has a parameter {unknown[0]!r}, but this model does not")
     module, sync_params = ddp.module, ddp.require_forward_param_sync
     ddp.module = _Chain([params[name] for name in order])
     try:

@@ -373,7 +373,7 @@ def _take(part: Stateful) -> Any:
 
 
 def _give(part: Stateful, state: Any) -> None:
-    """Load a part's state. If the part is a module, it may be compiled now or at the save, at both or at neither."""
+    """Load a part's state. A module may be compiled now but not at the save, or at the save but not now."""
     if isinstance(part, nn.Module):
         now = part.state_dict()
         names = {plain(name): name for name in now}

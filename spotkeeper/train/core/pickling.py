@@ -124,7 +124,7 @@ _PythonUnpickler: Any = pickle._Unpickler  # the type stubs lack its stack and m
 class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
     """Python's unpickler with checks. (The C unpickler has no hook to check the object that a BUILD opcode changes.)
 
-    torch's ``weights_only`` unpickler reads only pickles of protocol 2, and neither sets nor some other types.
+    torch's ``weights_only`` unpickler reads only protocol 2, and cannot read sets and some other types.
     """
 
     def __init__(self, data: bytes | memoryview, where: str, tensor: Callable[[Any], torch.Tensor] | None) -> None:
@@ -148,12 +148,12 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
 
     def load_newobj(self) -> None:
         if _is_bound(self.stack[-2]):  # the instance would be uninitialized memory
-            raise pickle.UnpicklingError(f"{self._where}: makes a {self.stack[-2].__qualname__} without its values")
+            raise pickle.UnpicklingError(f"{self._where} makes a {self.stack[-2].__qualname__} without its values")
         super().load_newobj()
 
     def load_newobj_ex(self) -> None:
         if _is_bound(self.stack[-3]):
-            raise pickle.UnpicklingError(f"{self._where}: makes a {self.stack[-3].__qualname__} without its values")
+            raise pickle.UnpicklingError(f"{self._where} makes a {self.stack[-3].__qualname__} without its values")
         super().load_newobj_ex()
 
     dispatch = _PythonUnpickler.dispatch | {

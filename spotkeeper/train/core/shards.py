@@ -58,7 +58,7 @@ def local_part(tensor: Any) -> torch.Tensor:
         PartError: the tensor is a partial sum.
     """
     if any(placement.is_partial() for placement in tensor.placements):
-        raise PartError(f"cannot save a partial sum of shape {tuple(tensor.shape)}; reduce it first")
+        raise PartError(f"cannot save a DTensor of shape {tuple(tensor.shape)} that is a partial sum; reduce it first")
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local().detach()
     return part
@@ -106,7 +106,7 @@ class Meshes:
         if shard.mesh not in self._known:
             names = ", ".join(shard.mesh[0] or ()) or "no names"
             raise AttachError(
-                f"the checkpoint has a tensor on a mesh of {shard.mesh[1]} dimensions ({names}), and the model has no "
+                f"the checkpoint has a tensor on a mesh of {shard.mesh[1]} dimensions ({names}), but the model has no "
                 "such mesh: shard the model as before, or start in a new folder"
             )
         return self._known[shard.mesh]

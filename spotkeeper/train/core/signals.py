@@ -192,7 +192,7 @@ class StopSignals:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Restore the former handlers, but not the workers' shield: a fork shares this flag with the trainer."""
+        """Restore only the handlers: a fork calls this method too, but shares the workers' shield with the trainer."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # another thread closes the loop

@@ -62,7 +62,7 @@ class SampleOrder:
 
 
 class SeededIndices(NamedTuple):
-    """The indices of a batch to request from a worker, and the seed under which it loads the samples in this order."""
+    """A batch's indices, to request from a worker, and the seed under which the worker loads them in this order."""
 
     seed: int
     indices: list[Any]
@@ -155,7 +155,7 @@ def rebuild(
 
     Args:
         loader: map-style, with a batch size or without automatic batching.
-        batch: samples of a global batch in this run so far; None in a new run (batch size x number of ranks).
+        batch: samples of the run's global batch; None in a new run, which then takes batch size x number of ranks.
         plan: how batches are cut, if the number of ranks may change.
 
     Returns:

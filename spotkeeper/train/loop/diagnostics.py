@@ -100,7 +100,7 @@ def misfit(parts: Attached, found: ResumePoint, folder: str, managed: bool, erro
     named = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
     remedy = f"move {folder} away, or give attach(checkpoint_dir=) another folder"
     if managed:
-        remedy = "submit the job under another name to start over, or resume it with the script that saved"
+        remedy = "submit the job under another name to start over, or resume it with the script that saved that state"
     return AttachError(
         f"checkpoint {found.manifest.commit} in {folder} belongs to another model: {named or error}. "
         f"To train this model: {remedy}"
@@ -140,7 +140,7 @@ def check_rerun(steps: int, then: str, folder: str) -> None:
             f"nothing is left to train: an earlier run in {folder} did all {steps} steps, with other arguments.\n"
             f"  then: {then}\n  now:  {now}\n"
             f"To train with the new arguments: move {folder} away, or give attach(checkpoint_dir=) another folder. To "
-            f"train the earlier run further: ask for more epochs or steps. To run only code after the loop: {AGAIN}=1"
+            f"continue the earlier run: ask for more steps. To run only the code after the loop: set {AGAIN}=1"
         )
 
 

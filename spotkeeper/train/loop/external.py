@@ -87,5 +87,5 @@ def check_world(world: int, how: str) -> None:
     if os.environ.get("SPOTKEEPER_MAX_WORLD"):
         raise AttachError(
             "this job's number of nodes may change, so it must call run.backward() and run.step() (docs/train.md, "
-            '"A world that changes"), which a trainer cannot; submit it under another name with one number of nodes'
+            '"A world that changes"), but trainers do not; submit it under another name with a fixed number of nodes'
         )

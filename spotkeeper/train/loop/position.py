@@ -1,4 +1,4 @@
-"""A run's position: its step, its place in the data, the order of its gradients. Saved and restored with the parts."""
+"""A run's position: its step, its place in the data, the order of its gradients. Saved with the attached objects."""
 
 from __future__ import annotations
 

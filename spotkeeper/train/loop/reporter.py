@@ -44,7 +44,7 @@ class BatchesLeft(NamedTuple):
 class StepEstimate:
     """Estimates a run's total steps, from the current loop and the epochs of ``run.epochs`` after it.
 
-    A future epoch is assumed to have as many steps as the last epoch seen whole or, before that, as the current loop.
+    A future epoch is assumed to have as many steps as the last complete epoch or, before that, as the current loop.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ def test_a_part_is_no_checkpoint_until_all_parts_are_known(client: Client, tmp_p
     written = write(client, Commit(1, 5))
     assert (store.complete(tmp_path), store.partial(tmp_path)) == ([], [Commit(1, 5)])
     newest = store.newest(tmp_path)
-    assert newest.commit is None and "this node has its part" in newest.skipped[0].why
+    assert newest.commit is None and "this node's part is complete" in newest.skipped[0].why
     publish(client, written)
     assert (store.complete(tmp_path), store.partial(tmp_path)) == ([Commit(1, 5)], [])
     manifest = store.newest(tmp_path).manifest
@@ -66,7 +66,7 @@ def test_a_damaged_part_is_quarantined(client: Client, tmp_path: Path) -> None:
     write(client, Commit(1, 5))
     (tmp_path / "1-5" / "__0_0.distcp").write_bytes(b"short")
     (moved,) = client.hello(tmp_path, 2, 2).quarantined
-    assert "__0_0.distcp has 5 bytes, PART says 5000" in moved.why
+    assert "__0_0.distcp has 5 bytes, but PART says 5000" in moved.why
     client.publish(new_manifest(Commit(1, 5), (), {}))
     failed = client.wait(20)
     assert isinstance(failed, SaveFailed) and "was not finished" in failed.why
@@ -76,7 +76,7 @@ def test_commit_lists_only_written_files(client: Client, tmp_path: Path) -> None
     written = write(client, Commit(1, 5))
     client.publish(replace(written.manifest, files=THEIRS))
     failed = client.wait(20)
-    assert isinstance(failed, SaveFailed) and "differ from those of its part" in failed.why
+    assert isinstance(failed, SaveFailed) and "lists other files than the written part" in failed.why
     assert store.complete(tmp_path) == []
 
 

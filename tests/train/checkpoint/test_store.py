@@ -65,7 +65,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty COMMIT": (lambda home: (home / COMMIT).write_bytes(b""), "COMMIT is not readable"),
     "flipped COMMIT": (lambda home: flip(home / COMMIT, 150), "COMMIT"),
     "COMMIT without a hash": (lambda home: (home / COMMIT).write_text("{}"), "COMMIT is not readable"),
-    "truncated": (lambda home: (home / STATE).write_bytes(b"s"), "state.bin has 1 bytes, COMMIT says"),
+    "truncated": (lambda home: (home / STATE).write_bytes(b"s"), "state.bin has 1 bytes, but COMMIT says"),
     "missing": (lambda home: (home / SKELETON).unlink(), "skeleton.pkl: No such file"),
     "flipped": (lambda home: flip(home / STATE, 70), "state.bin does not match its hash"),
     "renamed": (

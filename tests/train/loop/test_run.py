@@ -291,7 +291,7 @@ def test_repeated_code_between_loops_is_warned_about(capsys: pytest.CaptureFixtu
         rounds("here", stopping("2 first step", 35), plain=True)
     *found, _ = rounds("here", lambda *_: None, plain=True)
     assert found != expected, "then there is nothing to tell"
-    assert capsys.readouterr().err.count("put the loops into run.epochs(n), which skips it") == 1
+    assert capsys.readouterr().err.count("put the loops into run.epochs(n), which skips that code") == 1
 
 
 def test_a_later_run_of_epochs_may_request_more_or_just_ends() -> None:
