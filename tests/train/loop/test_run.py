@@ -686,7 +686,7 @@ def test_an_older_generation_does_not_start(agent: Control, tmp_path: Path) -> N
 def test_other_parts_than_saved_are_refused() -> None:
     generation(lambda *_: None, checkpoint_dir="here")
     things = Things()
-    with pytest.raises(ValueError, match=r"the checkpoint has 'ema', attach\(\) does not"):
+    with pytest.raises(ValueError, match=r"the checkpoint has 'ema', but attach\(\) does not"):
         spotkeeper.attach(things.model, things.optimizer, things.scheduler, checkpoint_dir="here")
     with pytest.raises(ValueError, match="the checkpoint has 1 optimizers"):
         spotkeeper.attach(things.model, None, things.scheduler, ema=things.ema, checkpoint_dir="here")
