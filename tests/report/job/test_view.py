@@ -75,8 +75,8 @@ def test_the_view_carries_progress_money_and_recoveries() -> None:
 
 
 def test_a_waiting_node_shows_its_reason() -> None:
-    waits = entry(Event.REFUSED, 5.0, 1, cause="wait", detail="waiting for static machine n1: it alone has it")
-    assert describe(waits) == "node 1: waiting for static machine n1: it alone has it"
+    waits = entry(Event.REFUSED, 5.0, 1, cause="wait", detail="waiting for static machine n1: only its disk has it")
+    assert describe(waits) == "node 1: waiting for static machine n1: only its disk has it"
     refused = entry(Event.REFUSED, 5.0, 1, 2, cause="capacity", zone=A, model=Model.SPOT, detail="none left")
     assert describe(refused) == f"node 1: the cloud refused a spot machine in {A} (capacity): none left"
 
@@ -98,7 +98,7 @@ def test_only_a_job_without_any_round_shows_a_warning() -> None:
 
 def test_status_shows_why_each_machine_was_chosen() -> None:
     """What was chosen alike is one line; of on-demand fallback, what brought it about and when it ends."""
-    spot = "33% of on-demand, expected to last 9.1 h"
+    spot = "33% of the on-demand price, expected to last 9.1 h"
     ledger = (
         replace(intent(0.0, 0, 1), detail=spot),
         replace(intent(0.0, 1, 1), detail=spot),

@@ -67,7 +67,7 @@ def test_names_are_never_cut(width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 110, 160, 300])
 def test_long_reasons_cut_neither_names_nor_numbers(width: int) -> None:
-    reason = "waiting for static machine rack-7: it alone has the newest checkpoint (generation 3, step 1200) " * 2
+    reason = "waiting for static machine rack-7: only its disk has the newest checkpoint (generation 3, step 1200) " * 2
     progress = Progress(gen=3, step=123456, at=1.0, loss=2.1130)
     waits = job_view(a_record(reason=reason.strip(), name="a-job-with-a-name"), progress, NOTICED, STACK, 600.0)
     other = job_view(a_record(job="hgfedcba", name="other"), progress, NOTICED, STACK, 600.0)
