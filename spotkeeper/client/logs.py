@@ -41,7 +41,7 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
     gens = log_gens(store, record, node)
     if not gens:
         what = f"node {node} has no log" + (f" of generation {gen}" if gen is not None else "")
-        raise no_log(record, what, "the others: --node all" if len(record.nodes) > 1 else "")
+        raise no_log(record, what, "logs of the other nodes: --node all" if len(record.nodes) > 1 else "")
     if gen is not None and gen not in gens:
         remedy = f"generations with a log: {', '.join(map(str, gens))}"
         raise CliError(f"{record.name}: node {node} has no log of generation {gen}", Exit.MISSING, remedy)

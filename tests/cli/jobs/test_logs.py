@@ -28,7 +28,8 @@ def test_logs(cli: Cli, store: Store) -> None:
     held = store.read_record(JOB)
     assert held is not None
     assert store.cas_record(msgspec.structs.replace(held.value, phase=Phase.DONE), held.token)
-    assert "no log: nothing was printed\n  try: the others: --node all" in cli("logs", "first", "--node", "1").err
+    told = cli("logs", "first", "--node", "1").err
+    assert "no log: nothing was printed\n  try: logs of the other nodes: --node all" in told
     assert "generations with a log: 1, 10" in cli("logs", "first", "--gen", "7").err
     for gen in (1, 10):
         store.delete(f"jobs/{JOB}/logs/0/{gen}.log")
