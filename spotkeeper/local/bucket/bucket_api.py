@@ -118,7 +118,7 @@ class BucketApi:
         """List all objects below a prefix in one answer; each object has only one version."""
         unknown = set(request.query_params) - {"prefix", "versions", "alt", "prettyPrint", "projection", "maxResults"}
         if unknown:
-            raise errors.not_built(f"a list of objects has no parameters {', '.join(sorted(unknown))}")
+            raise errors.not_built(f"a list of objects cannot have the parameters {', '.join(sorted(unknown))}")
         name, prefix = self._found(request).name, request.query_params.get("prefix", "")
         found: list[JsonValue] = list(self._buckets.listed(name, prefix, self._world.config.endpoint))
         return {"kind": "storage#objects", **({"items": found} if found else {})}
@@ -156,7 +156,7 @@ def _fields(body: JsonValue) -> JsonObject:
         raise ApiError(400, "parseError", "Expected a bucket.")
     unknown = sorted(set(clean) - KEPT - {"name", "kind"})
     if unknown:
-        raise errors.not_built(f"the bucket field '{unknown[0]}'")
+        raise errors.not_built(f"the bucket field '{unknown[0]}' is not supported")
     return {key: value for key, value in clean.items() if key != "kind"}
 
 
@@ -254,7 +254,7 @@ def _upload(request: Request, body: bytes) -> Upload:
     if how == "media":
         return Upload(name, kind or OCTETS, body)
     if how != "multipart":
-        raise errors.not_built(f"uploadType={how}")
+        raise errors.not_built(f"uploadType={how} is not supported")
     boundary = Message()
     boundary["content-type"] = kind
     mark = b"\r\n--" + str(boundary.get_param("boundary", "")).encode()
@@ -270,7 +270,7 @@ def _upload(request: Request, body: bytes) -> Upload:
         del about["storageClass"]
     unknown = sorted(set(about) - {"bucket", "name", "contentType", "kind"})
     if unknown:
-        raise errors.not_built(f"the object field '{unknown[0]}'")
+        raise errors.not_built(f"the object field '{unknown[0]}' is not supported")
     return Upload(name or str(about.get("name", "")), str(about.get("contentType", "")) or _kind(head), data)
 
 

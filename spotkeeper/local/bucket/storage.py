@@ -40,7 +40,7 @@ class Buckets(Effect):
     def check(self, name: str, properties: JsonObject) -> None:
         others = [bucket.name for bucket in self._resources.list(BUCKET) if bucket.name != name]
         if others:
-            raise errors.not_built(f"a second bucket beside {others[0]}")
+            raise errors.not_built(f"there can be only one bucket, {others[0]}")
 
     def apply(self, resource: Resource) -> dict[str, str]:
         self.objects.list("stack/")  # creates the bucket's file

@@ -334,7 +334,7 @@ def _capacity_machine(project: str, region: str, body: CapacityRequest) -> str:
     if model is None:
         raise errors.required("instanceProperties.scheduling.provisioningModel")
     if model != "SPOT":
-        raise errors.not_built(f"capacity advice for {model} machines")
+        raise errors.not_built(f"there is no capacity advice for {model} machines")
     selections = tuple(body.instance_flexibility_policy.instance_selections.values())
     types = tuple(name for one in selections for name in one.machine_types)
     if not types:
@@ -350,7 +350,7 @@ def _zones(world: World, region: str, wanted: DistributionPolicy) -> list[str]:
     if wanted.target_shape not in (None, "ANY", "ANY_SINGLE_ZONE", "BALANCED"):
         raise errors.invalid("distributionPolicy.targetShape", wanted.target_shape, "Want a documented shape.")
     if wanted.target_shape != "ANY_SINGLE_ZONE":
-        raise errors.not_built("capacity advice over several zones")
+        raise errors.not_built("capacity advice is only for targetShape ANY_SINGLE_ZONE")
     known = [zone for zone in world.config.zones if catalog.region_of(zone) == region]
     named = [one.zone.rpartition("/")[2] for one in wanted.zones] or known
     for zone in named:

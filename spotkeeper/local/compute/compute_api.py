@@ -138,7 +138,7 @@ class ComputeApi:
                 if at["project"] == str(catalog.PROJECT_NUMBER):  # the project's number, its other name
                     at["project"] = self._world.config.project
                 return handler, ApiCall(method, path, at, query, body)
-        raise errors.not_built(f"{method} {path}")
+        raise errors.not_built(f"{method} {path} is not supported")
 
     def _merged(self, call: ApiCall) -> w.InstanceProperties:
         return self._parts.builder.merged(parse_body(call.body, w.InstanceBody), self._template(call))

@@ -192,7 +192,7 @@ def _page(call: ApiCall, items: Iterable[JsonObject]) -> tuple[list[JsonObject],
     """Filter and order the items; return one page and the token of the next, or None."""
     order = call.query.get("orderBy") or "name"
     if order not in ("name", NEWEST):
-        raise errors.not_built(f"orderBy={order}")
+        raise errors.not_built(f"orderBy={order} is not supported")
     wanted = Filter.parse(call.query["filter"]) if call.query.get("filter") else None
     start, size = _read_token(call.query.get("pageToken")), _size(call.query.get("maxResults"))
     key, newest = (_age, True) if order == NEWEST else (_link, False)

@@ -102,7 +102,7 @@ class Resources:
     def create(self, type_: str, declared: Declaration) -> Resource:
         """Create a resource; ApiError 409 for a taken name, 501 for an unsupported type."""
         if type_ not in self._effects and type_ not in ONLY_KEPT:
-            raise errors.not_built(f"resources of type {type_}")
+            raise errors.not_built(f"resources of type {type_} are not supported")
         if self.get(type_, declared.name) is not None:
             raise errors.already_exists(f"{type_}/{declared.name}")
         return self._apply(type_, declared)

@@ -132,7 +132,7 @@ class StoredResources:
             raise errors.invalid("body", body, "Expected an object.")
         unknown = sorted(set(clean) - collection.fields)
         if unknown:
-            raise errors.not_built(f"the {collection.kind} field '{unknown[0]}'")
+            raise errors.not_built(f"the {collection.kind} field '{unknown[0]}' is not supported")
         for name, kind in collection.refs.items():
             link = clean.get(name)
             if not isinstance(link, str):

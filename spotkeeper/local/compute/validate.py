@@ -48,12 +48,12 @@ def scheduling(value: Scheduling | None, accelerated: bool) -> Scheduling:
     _one_of(given.instance_termination_action, _ACTIONS, f"{at}.instanceTerminationAction")
     _one_of(given.on_host_maintenance, _MAINTENANCE, f"{at}.onHostMaintenance")
     if given.skip_guest_os_shutdown:
-        raise errors.not_built("scheduling.skipGuestOsShutdown")
+        raise errors.not_built("scheduling.skipGuestOsShutdown is not supported")
     spot = given.provisioning_model == "SPOT"
     if spot:
         _spot(given, at)
     elif given.preemptible:
-        raise errors.not_built("scheduling.preemptible needs provisioningModel SPOT (not the 24-hour model)")
+        raise errors.not_built("scheduling.preemptible is supported only with provisioningModel SPOT")
     elif given.preemption_notice_duration is not None:
         raise errors.invalid(f"{at}.preemptionNoticeDuration", "set", "Only for provisioningModel SPOT.")
     elif given.instance_termination_action is not None and given.max_run_duration is None:
@@ -136,7 +136,7 @@ def attached_disk(disk: AttachedDisk, at: str) -> None:
     _one_of(disk.mode, ("READ_WRITE", "READ_ONLY"), f"{at}.mode")
     _one_of(disk.type, ("PERSISTENT", "SCRATCH"), f"{at}.type")
     if disk.mode == "READ_ONLY" or disk.type == "SCRATCH":
-        raise errors.not_built(f"a {disk.mode or disk.type} disk")
+        raise errors.not_built(f"a {disk.mode or disk.type} disk is not supported")
     if (disk.source is None) == (disk.initialize_params is None):
         raise errors.invalid(at, "", "Exactly one of source and initializeParams is required.")
     if disk.initialize_params:

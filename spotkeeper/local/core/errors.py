@@ -74,8 +74,8 @@ def zone_down(zone: str) -> ApiError:
 
 
 def not_built(feature: str) -> ApiError:
-    """The refusal of what Google Cloud supports and this cloud does not. ``feature``: the request, or what it lacks."""
-    message = f"Not supported by the one-machine cloud: {feature} (spotkeeper/local/ shows what is supported)."
+    """The refusal of what Google Cloud supports and this cloud does not; ``feature`` says what this is."""
+    message = f"{feature}; spotkeeper/local/ shows what the one-machine cloud supports."
     return ApiError(501, "notImplemented", message)
 
 

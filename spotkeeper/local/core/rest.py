@@ -162,7 +162,7 @@ def _refusal(text: str) -> ApiError:
         return ApiError(400, "badRequest", f"Invalid value in JSON payload: {text}")
     name, at = found["name"], found["at"] or ""
     if any(name in fields for fields in NOT_BUILT.values()):
-        return errors.not_built(f"the field '{at + '.' if at else ''}{name}'")
+        return errors.not_built(f"the field '{at + '.' if at else ''}{name}' is not supported")
     message = f"Invalid JSON payload received. Unknown name \"{name}\" at '{at}': Cannot find field."
     return ApiError(400, "badRequest", message)
 

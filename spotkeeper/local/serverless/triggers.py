@@ -86,7 +86,7 @@ def period_minutes(schedule: str) -> int:
         return 60
     found = re.fullmatch(r"\*(?:/(\d+))? \* \* \* \*", schedule)
     if not found or not 1 <= int(found[1] or 1) <= 59:
-        raise errors.not_built(f"schedule '{schedule}': must be '* * * * *', '*/N * * * *' or '0 * * * *'")
+        raise errors.not_built(f"the schedule must be '* * * * *', '*/N * * * *' or '0 * * * *', not '{schedule}'")
     return int(found[1] or 1)
 
 
@@ -111,7 +111,7 @@ class Schedule(Effect):
         job = section(_Job, properties, name)
         period_minutes(job.schedule)
         if job.http_target.http_method != "POST":
-            raise errors.not_built(f"httpMethod {job.http_target.http_method}")
+            raise errors.not_built(f"httpMethod {job.http_target.http_method} is not supported")
 
     def apply(self, resource: Resource) -> dict[str, str]:
         self._world.state.drop_timers("job.tick", resource.name)
@@ -216,7 +216,7 @@ class LogFilter:
         for part in re.split(r"\s+AND\s+", text.strip()):
             found = self._TERM.fullmatch(part)
             if not found:
-                raise errors.not_built(f"the log filter '{part}'")
+                raise errors.not_built(f"the log filter '{part}' is not supported")
             self._terms.append((found["path"], found["op"], found["value"]))
 
     def matches(self, entry: JsonObject) -> bool:
