@@ -206,7 +206,7 @@ class Demo:
         """Remove the cloud of an interrupted run, start a new one, and bring the stack up."""
         self._end_cloud()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.say(f"start a one-machine cloud: three zones, a recorded spot market, {self.args.scale:g} times as fast")
+        self.say(f"start a local cloud: three zones, a recorded spot market, a clock {self.args.scale:g} times as fast")
         self.cloud = cloud = LocalCloud.up(
             self.folder / "cloud", scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
         )
