@@ -214,7 +214,7 @@ def _locked(pins: Iterable[str]) -> str:
 def _site_packages(
     requires: tuple[metadata.Distribution, ...], python: str, arch: str, scratch: Path, glibc: int = MACHINES_GLIBC
 ) -> dict[str, Path]:
-    """Return files of dependencies: the installed ones if they fit ``python``, ``arch`` and ``glibc``, else of wheels.
+    """Return the files of dependencies: installed ones if they fit ``python``, ``arch`` and ``glibc``, else of wheels.
 
     Args:
         glibc: N of the glibc 2.N with which the files must run.
@@ -309,7 +309,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _prune(folder: Path, pattern: str) -> None:
-    """Delete all archives of a kind but the newest: every change of a source makes another one."""
+    """Delete all but the newest archives of a kind: every change of a source makes another archive."""
     by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in by_age[_KEPT:]:
         path.unlink(missing_ok=True)

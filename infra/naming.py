@@ -22,7 +22,7 @@ def account(stack: str, role: str) -> str:
 
 
 def custom_role(stack: str, role: str, life: str) -> str:
-    """Return a custom role's id, without hyphens (limit: 64); ``life``: a number that a rebuilt stack has anew."""
+    """Return a custom role's id, without hyphens (limit: 64); the number ``life`` differs after a stack is rebuilt."""
     return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 

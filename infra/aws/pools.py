@@ -228,9 +228,10 @@ def machine_tags(
 
 
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """Return a template's market options. They set no price cap, which could only cost machines.
+    """Return a template's market options: a one-time request without a price cap.
 
-    Spot never costs more than on-demand. The request is one-time, since a persistent request would launch again.
+    A persistent request would launch again by itself. A price cap could only cost machines, as spot never costs more
+    than on-demand.
     """
     if model != "spot":
         return None

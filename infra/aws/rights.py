@@ -144,7 +144,7 @@ def dead_letters(stack: str) -> str:
 
 
 def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
-    """Return the function's rights. ``subnets`` and ``group`` are ids: its machines may join only these."""
+    """Return the function's rights. ``subnets`` and ``group`` are ids of the network that its machines may join."""
     launching = _launching(settings, subnets, group) if settings.dynamic() else ()
     return (*launching, *_keeping(settings), *_encrypting(settings), *_remembering(settings))
 

@@ -1,6 +1,7 @@
 """The drain on EC2, through botocore with the operator's own credentials.
 
-EC2 lists an instance for an hour after its end; the drain ignores it. Until its end it still keeps its volumes.
+For an hour EC2 still lists an instance that has ended; the drain ignores it. An instance that shuts down is not
+ignored, since its volumes are still in use.
 """
 
 from __future__ import annotations

@@ -75,10 +75,10 @@ class DrainCloud(Protocol):
         """List the stack's machines, disks and snapshots with a job's label."""
 
     def delete(self, things: Sequence[Thing]) -> None:
-        """Request deletions. What is gone already counts as deleted; the next listing shows what is busy again.
+        """Request deletions. What is gone counts as deleted; what is busy is tried again after the next listing.
 
         Raises:
-            DrainError: a refusal that would not change in a new attempt.
+            DrainError: a refusal that is not temporary.
         """
 
 
@@ -88,7 +88,7 @@ def empty(
     """Delete until two listings in a row show nothing; return the number of deleted things by kind.
 
     Raises:
-        DrainError: the bucket is another stack's, a deletion is refused, or something is left after ``DEADLINE_S``.
+        DrainError: the bucket is another stack's, a deletion is refused, or half an hour was not enough.
     """
     _own(cloud)
     cloud.announce()

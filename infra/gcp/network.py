@@ -117,7 +117,7 @@ class GcpNetwork(Component):
     # --- cards of GPUDirect -----------------------------------------------------------------
 
     def _gpu_cards(self) -> dict[str, list[Card]]:
-        """Declare networks for GPUDirect cards: pools share those of plain cards; RDMA cards have one in each zone."""
+        """Declare the networks of GPUDirect cards: pools share those of plain cards; RDMA has one in each zone."""
         pools = {pool.name: pool for pool in self.settings.pools if pool.machine.gpu_direct}
         fabrics = {name: FABRICS[pool.machine.gpu_direct or ""] for name, pool in pools.items()}
         ranges = free_ranges(self.settings.network.cidr)
@@ -140,7 +140,7 @@ class GcpNetwork(Component):
         return Card(self._subnetwork(key, called, network, addresses), GVNIC)
 
     def _rdma_cards(self, zone: str, ranges: list[str]) -> list[Card]:
-        """Declare a network with eight subnetworks for a zone's RDMA cards. It can have no firewall rules."""
+        """Declare a network with eight subnetworks for a zone's RDMA cards; it allows no firewall rules."""
         key = f"rdma-{zone}"
         called = f"{self.prefix}-rdma-{zone.rsplit('-', 1)[1]}"
         network = gcp.compute.Network(

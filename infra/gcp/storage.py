@@ -45,8 +45,8 @@ def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
 def function_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return the function's rights in the bucket: it writes its own documents and only reads what Pulumi writes.
 
-    It may not write bundles: machines run them as root, and the function says which. It may list the bucket, although a
-    list call does not match conditions on object names, since its resource is the bucket.
+    It may not write bundles: machines run them as root, and the function says which. It may list the bucket: the
+    resource of a list call is the bucket itself, whose name has none of the excluded prefixes.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")

@@ -96,7 +96,7 @@ def imds(resource: DeclaredResource) -> Iterator[str]:
         yield 'metadataOptions.httpTokens: want "required" (IMDSv2), so that forged requests (SSRF) get no credentials'
     hops = resource.at("metadataOptions.httpPutResponseHopLimit")
     if isinstance(hops, int | float) and hops > 1:
-        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1: containers could get credentials"
+        yield f"metadataOptions.httpPutResponseHopLimit: {hops:g}: want 1, or containers get credentials"
 
 
 def machines_end(resource: DeclaredResource) -> Iterator[str]:

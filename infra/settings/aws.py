@@ -106,7 +106,7 @@ def subnet_range(cidr: str, zone: str) -> str:
 
 
 def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
-    """Check that each zone's subnet has an address for every machine of the largest pool; all have the same size."""
+    """Check that a zone's subnet (all have one size) has an address for every machine of the largest pool."""
     try:
         network = ipaddress.IPv4Network(s.network.cidr)
     except ValueError:
@@ -174,7 +174,7 @@ def function(s: Settings) -> Iterator[Problem]:
 
 OF_GCP: dict[str, tuple[object, str]] = {
     "bucket.location": (None, "only gcp has this key: leave it out; the bucket is in the stack's region"),
-    "limits.max_run_hours": (None, "only gcp has this key: use `limits.lease_minutes`; EC2 has no limit on lives"),
+    "limits.max_run_hours": (None, "only gcp has this key: use `limits.lease_minutes`; EC2 has no time limit"),
     "budget.billing_account": ("", "only gcp has this key: leave it out; AWS always bills the stack's account"),
     "endpoints.jwks": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
     "endpoints.issuer": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
@@ -236,7 +236,7 @@ POOL_OF_GCP: dict[str, tuple[object, str]] = {
     "machine.nic": (None, "only gcp has this key: leave it out"),
     "machine.gpu_direct": (None, "only gcp has this key: use `machine.efa` instead"),
     "placement.max_distance": (None, "only gcp has this key: leave it out"),
-    "max_run_hours": (None, "only gcp has this key: leave it out; EC2 cannot limit a machine's life"),
+    "max_run_hours": (None, "only gcp has this key: leave it out; EC2 has no time limit"),
 }
 
 

@@ -47,7 +47,7 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         about("address ranges of the machines, such as 100.64.0.0/10; unset: the private ranges"),
     ] = ()
-    public_ip: Annotated[bool, about("public addresses, which only jobs need that read from outside the cloud")] = False
+    public_ip: Annotated[bool, about("public addresses for machines, if jobs read from outside the cloud")] = False
 
     def exists(self) -> bool:
         """Return whether the stack uses an existing network, which it neither makes nor deletes."""
@@ -85,7 +85,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     machines: (
         Annotated[
             int,
-            Meta(ge=1, le=100_000, description="most dynamic machines at once, in all pools; unset: all pools' sizes"),
+            Meta(ge=1, le=100_000, description="most dynamic machines at once in all pools; unset: sum of their sizes"),
         ]
         | None
     ) = None
@@ -184,9 +184,7 @@ class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
     storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
     jwks: Annotated[str, about("gcp: address of the keys that verify identity tokens; unset: Google's")] = ""
     issuer: Annotated[str, about("gcp: issuer of identity tokens; unset: Google's")] = ""
-    function: Annotated[
-        str, about("gcp: address of the function; unset: the one under cloudfunctions.net that its name gives")
-    ] = ""
+    function: Annotated[str, about("gcp: address of the function; unset: the usual one under cloudfunctions.net")] = ""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):

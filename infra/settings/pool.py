@@ -138,7 +138,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds of a preemption notice; unset: 120")] | None
     ) = None
     max_run_hours: Annotated[Hours | None, about("gcp: unset: `limits.max_run_hours` of the stack")] = None
-    prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; other zones: infra/catalog.py")] = {}
+    prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; unset: that of infra/catalog.py")] = {}
 
     def price(self, zone: str) -> Price | None:
         accelerator = self.machine.accelerator

@@ -31,7 +31,7 @@ _STAND_IN = {"cloud": "gcp", "region": "", "image": ""}  # for missing required 
 
 
 def from_config(config: Mapping[str, str], stack: str) -> Settings:
-    """Return the settings in Pulumi's flat configuration, which maps ``spotkeeper:pools`` and such to text or JSON.
+    """Return the settings in Pulumi's flat configuration (``spotkeeper:pools`` -> text or JSON, and so on).
 
     Raises:
         SpecError: all problems of the configuration.
@@ -156,9 +156,8 @@ class _StackFile(Struct):
 def clashes(settings: Settings, folder: Path) -> tuple[Problem, ...]:
     """Return a problem for each stack in ``folder`` whose rights overlap with this stack's on Google Cloud.
 
-    There conditions on rights cannot test labels and test name prefixes: the rights of stack ``a`` would include the
-    machines of a stack ``a-b`` in the same project (``infra/gcp/identity``). Stacks of other repositories are not
-    checked.
+    Conditions there cannot test labels, so rights apply to a name prefix: those of stack ``a`` would include machines
+    of a stack ``a-b`` in the same project (``infra/gcp/identity``). Stacks of other repositories are not checked.
     """
     if settings.cloud != "gcp":
         return ()
@@ -270,7 +269,7 @@ def _watched(found: JobFile, root: Path) -> Iterator[Problem]:
 
 
 def _grace(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
-    """Check that ``grace_s``, the time from SIGTERM to SIGKILL, is over before the preemption notice is."""
+    """Check that ``grace_s``, the time from SIGTERM to SIGKILL, fits into the notice of each pool of the job."""
     for pool in (pool for pool in settings.dynamic() if not spec.pools or pool.name in spec.pools):
         notice = pool.notice_seconds() or SHORT_NOTICE_S
         if spec.grace_s > notice - _MARGIN_S:

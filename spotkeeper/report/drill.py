@@ -119,7 +119,7 @@ class Targets(Struct, frozen=True):
     again_s: float = AGAIN_S
 
     def scaled(self, scale: float) -> Targets:
-        """The targets on a clock ``scale`` times as fast as real time; that of SAVED is the same, as notices are."""
+        """The targets on a clock ``scale`` times as fast as real time; SAVED keeps its target, set by the notice."""
         extra = max(0.0, scale - 1.0)
         return replace(
             self,

@@ -81,9 +81,9 @@ def state_word(view: JobView) -> str:
 
 
 def _stale(view: JobView) -> bool:
-    """Whether an ended job may have made more steps than it reported: it reports only once a minute.
+    """Whether an ended job may have made more steps than its last report says, since reports come once a minute.
 
-    Without a report of the last step this is possible, although the script may also have ended before that step.
+    It may, unless that report is of the last step; but the script may also have ended before that step.
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 

@@ -4,9 +4,9 @@ An interruption begins with its first sign: a notice, a loss, or the process exi
 change without such a sign (a swap back to spot, a move, a resize) begins with the order to stop. The next generation
 ends the interruption. A machine that boots meanwhile counts if it is in this generation or, in a swap, promoted.
 
-A preemption is a spot machine that had joined, and that the cloud then took, or said to take before the job released
-it. ``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does
-a machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
+A preemption is the loss of a spot machine that had joined: the cloud took it, or had said so when the job released it.
+``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does a
+machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class JobView(Struct, frozen=True):
         return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
-        """Whether the job is over, or on a hold that only a person's command or its own end changes."""
+        """Whether nothing happens to the job until a person acts: it is over, or on hold (a hold may end by itself)."""
         waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
         return self.over() or waits
 
@@ -200,7 +200,7 @@ def _left_to_train(progress: Progress | None, site: Site) -> float | None:
 
 
 def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:
-    """Virtual seconds since the last step; None if not unusual, by the duration of steps and reports each minute."""
+    """Virtual seconds since the last step, if longer than reports (one a minute) and usual steps explain; else None."""
     told = progress if progress is not None and progress.gen == record.gen else None
     age = now - max(record.gen_since, told.at if told is not None else 0.0)
     step_s = (told.step_s if told is not None else None) or 0.0
@@ -300,7 +300,7 @@ def reason_of(intent: Entry, entries: Iterable[Entry]) -> str:
 
 
 def _left(slot: Slot, now: float) -> float | None:
-    """Virtual seconds until the machine's notice or its longest run ends, whichever is first; None without either."""
+    """Virtual seconds until the deadline of the machine's notice or the end of its longest run, whichever is first."""
     goes = [at for at in (slot.notice, slot.ends) if at is not None]
     return max(0.0, min(goes) - now) if goes else None
 

@@ -4,7 +4,7 @@
 part           meaning
 ============== ======================================================================================
 TRAINED        the node trained, and the steps are kept
-AGAIN          the node trained steps after the newest checkpoint, which were repeated
+AGAIN          the node trained steps that were repeated, since no checkpoint had them
 BOOTING        from the start of billing to the machine's hello
 STANDING_BY    ready beside a machine that trained (make before break)
 STANDING_STILL ready while the job was stopped: saving, waiting for another machine, or starting again

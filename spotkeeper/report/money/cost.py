@@ -16,7 +16,7 @@ MONTH_H = 730.0  # hours of a month, as both clouds count
 
 
 class Range(Struct, frozen=True):
-    """The lowest and the highest amount of USD: in the cheapest zone and in the most expensive one."""
+    """The lowest and the highest amount of USD: in the cheapest zone and in the most expensive zone."""
 
     least: float
     most: float

@@ -149,7 +149,7 @@ class _Digest(Struct, frozen=True):
 
 
 def read(text: bytes) -> Preview:
-    """Read the output of ``pulumi preview --json``; PreviewError for other text."""
+    """Read the output of ``pulumi preview --json``; raise PreviewError for other text."""
     digest = _digest(text)
     return Preview(
         changes=_merged(digest.steps or ()),
@@ -242,7 +242,7 @@ def _type_of(urn: str) -> str:
 
 
 def _data(op: Op, kind: str, name: str, step: _Step) -> str:
-    """Describe the data that would be lost; "" if none. To replace a retained disk counts: jobs get an empty disk."""
+    """Describe the data that would be lost; "" if none. Replacing a retained disk counts: jobs get an empty disk."""
     gone = op in (Op.DELETE, Op.REPLACE)
     was = step.oldState.type if step.oldState else ""  # an alias may give a resource another type
     if gone and (kind in HOLDS_DATA or was in HOLDS_DATA):

@@ -222,7 +222,7 @@ def _node(node: NodeView) -> dict[str, str | Text]:
 
 
 def event_table(lines: Iterable[EventLine], *, verbose: bool = False) -> Table:
-    """Events with their times; a long text continues below its own begin."""
+    """Events with their times; a long text continues below its own start."""
     table = _hanging(right=True)
     for line in lines:
         style = _EVENT_STYLE.get(line.event, "")
@@ -239,7 +239,7 @@ def reason_table(nodes: Iterable[NodeView]) -> Table:
 
 
 def _hanging(*, right: bool = False) -> Table:
-    """An empty table of two columns without titles: a word, and a text that continues below its own begin."""
+    """An empty table of two columns without titles: a word, and a text that continues below its own start."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right" if right else "left", min_width=7, no_wrap=True)
     table.add_column(overflow="fold")
