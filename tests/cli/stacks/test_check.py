@@ -114,7 +114,7 @@ def test_json_lists_each_problem(cli: Cli, checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "told"),
     [
-        ("nodes: 9", "jobs/gpt.yaml:4: nodes: 9: more machines than pool burst may have (8)"),
+        ("nodes: 9", "jobs/gpt.yaml:4: nodes: 9: is more machines than pool burst may have (8)"),
         (
             "nodes: 2\npools: [brust]",
             'jobs/gpt.yaml:5: pools[0]: "brust": the stack dev has no such pool (did you mean burst?)',
