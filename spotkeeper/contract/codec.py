@@ -1,8 +1,9 @@
 """Decodes bytes and plain values to structs, safely in threads. All other modules use these functions.
 
-At the first decoding of a struct type, msgspec (0.22) publishes its information on the type before that is complete. A
-second thread that decodes the type meanwhile reads a null pointer, and the process ends with SIGSEGV. So every type is
-prepared under one lock, and no other module passes a type to msgspec's decoders (``tests/contract/test_codec.py``).
+When msgspec (0.22) first decodes a struct type, other threads see its description of the type before that description
+is complete. A thread that decodes the type meanwhile reads a null pointer and ends the process with SIGSEGV. So every
+type is prepared under one lock, and no other module passes a type to msgspec's decoders
+(``tests/contract/test_codec.py``).
 """
 
 from __future__ import annotations

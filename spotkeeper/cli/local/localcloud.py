@@ -67,7 +67,7 @@ class Changed(Struct, frozen=True):
 
 
 @contextmanager
-def failures(remedy: str = "fix it and run spotkeeper local up again") -> Iterator[None]:
+def failures(remedy: str = "fix the error, then run spotkeeper local up again") -> Iterator[None]:
     """Turn errors of the cloud into :class:`CliError`. ``remedy``: advice if the stack could not be changed."""
     from spotkeeper.local.deploy import DeployError
     from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError

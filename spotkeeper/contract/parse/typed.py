@@ -3,8 +3,8 @@
     job.yaml:7: nodes.mn: unknown key (did you mean min?)
     job.yaml:9: policy: "ballanced": not one of balanced, spot, on-demand, shuffle (did you mean balanced?)
 
-``check.py`` (jobs) and ``infra/settings`` (stacks) check rules across fields and raise the same ``SpecError``. This
-module uses no network and never replaces an invalid value.
+``check.py`` (jobs) and ``infra/settings`` (stacks) check rules that concern several fields and raise the same
+``SpecError``. This module uses no network and never replaces an invalid value.
 """
 
 from __future__ import annotations
