@@ -24,7 +24,7 @@ help:
 	@echo "make ec2    the function killed, frozen and left without news at every point of twelve stories on EC2"
 	@echo "make stories  the same on Compute Engine, and 100 random stories in which all faults happen at once"
 	@echo "make burst  10,000 machines that report at once, and 20,000 ended jobs"
-	@echo "make recovery  launchers and agents killed, noticed and cut off in every way, under zygote and exec"
+	@echo "make recovery  launchers, agents and scripts killed, signalled and cut off in every way, under zygote and exec"
 	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped and resumed; writes .spotkeeper/features.json"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
 	@echo "make gpu    checkpoints and recovery on a GPU, where there is one; writes bench/gpu.json"
@@ -86,7 +86,7 @@ burst: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest tests/scale $(ARGS)
 
 recovery: setup
-	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py $(ARGS)
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py tests/train/loop/test_signals.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
 

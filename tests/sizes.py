@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 
 def size(few: T, whole: T) -> T:
-    """``few`` in ``make test``; ``whole`` where ``SPOTKEEPER_TESTS_WHOLE`` is set (make burst, stories, security)."""
+    """``few`` in ``make test``; ``whole`` where ``SPOTKEEPER_TESTS_WHOLE`` is set (make burst, recovery, ...)."""
     return whole if WHOLE else few

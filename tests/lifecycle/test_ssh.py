@@ -36,3 +36,4 @@ def test_ssh_runs_a_command_on_the_jobs_machine_and_logs_it(
         run.until("it to say so", lambda: any("it waits" in path.read_text() for path in logs.rglob("*.log")))
         (start,) = run.ledger(Event.SHELL)
         assert start.node == 0 and start.detail.endswith(f"on {vm}")
+        run.cancel()

@@ -26,11 +26,17 @@ class Ended:
     stderr: str
 
 
-def run_script(folder: Path, *argv: str, **env: str) -> Ended:
-    """Run a script in ``folder`` to its end, as an interpreter would but for its imports. ``argv``: its file first."""
+def run_script(folder: Path, *argv: str, nproc: int = 1, **env: str) -> Ended:
+    """Run a script in ``folder`` to its end, as an interpreter would but for its imports.
+
+    Args:
+        argv: its file first.
+        nproc: ranks, under a torchrun that forks them.
+        env: variables in addition to this process's.
+    """
     for name in ("out", "err"):
         (folder / name).write_text("")
-    process = FORKS.Process(target=interpret, args=(folder, list(argv), os.environ | env))
+    process = FORKS.Process(target=interpret, args=(folder, list(argv), os.environ | env, nproc))
     process.start()
     process.join(LIMIT_S)
     assert process.exitcode is not None, f"it does not end:\n{(folder / 'err').read_text()}"
@@ -51,6 +57,8 @@ def interpret(folder: Path, argv: list[str], env: dict[str, str], nproc: int = 1
     os.environ.update(env)
     sys.argv, sys.path[0] = argv, str(Path(argv[0]).resolve().parent)
     multiprocessing.set_start_method("fork", force=True)  # as an interpreter has it
+    if threads := env.get("OMP_NUM_THREADS"):  # OpenMP read the server's
+        importlib.import_module("torch").set_num_threads(int(threads))
     _default_signals()  # the tests may have been started with nohup
     code = 0
     try:

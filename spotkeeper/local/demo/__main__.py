@@ -32,7 +32,7 @@ from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.local import deploy
 from spotkeeper.local.demo import proof
-from spotkeeper.local.demo.chaos import Chaos, ChaosError, ticks
+from spotkeeper.local.demo.chaos import REMEDY, Chaos, ChaosError, ticks
 from spotkeeper.local.demo.proof import Watcher
 from spotkeeper.local.deploy.result import Printer, summary
 from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
@@ -281,7 +281,7 @@ class Demo:
                 time.sleep(0.5)
         screen.last(now)
         if not done.wait(5):
-            raise ChaosError("the job ended before the last fault: repeat the demo with more --steps")
+            raise ChaosError(f"the job ended before the last fault. {REMEDY}")
 
     def outcome(self, store: Store, job: str) -> Record:
         """Return the record of the ended job; DemoError if the job failed or its machines and disks remain."""

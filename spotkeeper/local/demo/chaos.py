@@ -24,6 +24,7 @@ from spotkeeper.train.checkpoint.store import COMMIT
 
 T = TypeVar("T")
 
+REMEDY = "On a busy machine recoveries take longer: repeat the demo with ARGS=--steps=1400"
 STEADY_STEPS = 15  # steps of a generation before the next fault
 PATIENCE_S = 120.0  # most real seconds that a fault waits for an event
 
@@ -163,7 +164,7 @@ class Chaos:
         if record is None:
             raise ChaosError(f"job {self.job} has no record")
         if record.over:
-            raise ChaosError(f"the job ended ({record.reason or record.outcome}) before the last fault")
+            raise ChaosError(f"the job ended ({record.reason or record.outcome}) before the last fault. {REMEDY}")
         if record.hold is Hold.FAILURE:
             raise ChaosError(f"the job failed and is on hold: {record.reason}")
         return record

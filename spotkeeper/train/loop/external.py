@@ -86,6 +86,7 @@ def check_world(world: int, how: str) -> None:
         raise CallError(f"{started} processes were started, but this trainer counts {world}: {how}")
     if os.environ.get("SPOTKEEPER_MAX_WORLD"):
         raise AttachError(
-            "this job's number of nodes may change, so it must call run.backward() and run.step() (docs/train.md, "
-            '"A world that changes"), but trainers do not; submit it under another name with a fixed number of nodes'
+            "this job's number of nodes may change, so it must call run.backward() and run.step() "
+            '(docs/train.md, "A world that changes"), but trainers do not; submit it under another name with a fixed '
+            "number of nodes"
         )

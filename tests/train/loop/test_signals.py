@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.train.checkpoint import store
+from tests.sizes import size
 from tests.train.forks import FORKS, interpret
 
 SCRIPT = """
@@ -172,8 +173,13 @@ def alone(script: Script, number: int) -> None:
     os.kill(script.pid, number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("to", [alone, group, everybody])
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+EACH_ONCE = [(group, signal.SIGTERM), (alone, signal.SIGHUP), (everybody, signal.SIGINT)]
+
+
+@pytest.mark.parametrize(
+    ("to", "number"), size(EACH_ONCE, [(to, number) for to in (alone, group, everybody) for number in NUMBERS])
+)
 def test_a_signalled_run_resumes_bit_for_bit(
     tmp_path: Path, whole: str, to: Callable[[Script, int], None], number: int
 ) -> None:
@@ -225,7 +231,7 @@ STUCK = SCRIPT.replace("return torch.full", "index == 63 and time.sleep(600)\n  
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", size([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 def test_a_stuck_loader_worker_blocks_no_stop(tmp_path: Path, number: int) -> None:
     with life(tmp_path, STUCK) as script:
         script.until("step 1")
@@ -395,7 +401,11 @@ def whole_gang(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("to", "number"), [(alone, signal.SIGTERM), (everybody, signal.SIGTERM), (group, signal.SIGINT)]
+    ("to", "number"),
+    size(
+        [(alone, signal.SIGTERM), (group, signal.SIGINT)],
+        [(alone, signal.SIGTERM), (everybody, signal.SIGTERM), (group, signal.SIGINT)],
+    ),
 )
 def test_torchrun_is_signalled_and_its_ranks_save_the_same_step(
     tmp_path: Path, whole_gang: str, to: Callable[[Script, int], None], number: int
