@@ -203,7 +203,7 @@ class Agent:
                 parts.mounting.failed(self._disk_number(), why)
 
     def _terminated(self) -> None:
-        """Handle SIGTERM: the machine shuts down, or only the agent is restarted while training continues."""
+        """Handle SIGTERM: if the machine shuts down, begin a teardown; if only the agent is restarted, just exit."""
         if not systemd.shutting_down():
             self._log("agent.stop", job_goes_on=self._super.child is not None)
             self._exit = 0
@@ -274,7 +274,6 @@ class Agent:
         self._components.mounting.look(assignment.disk or 0, self._machine.ckpt(assignment.job), attached)
 
     def _disk_number(self) -> int | None:
-        """Return the number of the disk to mount: 0 for a static machine's own disk, None if the machine has no job."""
         assignment = self._machine.saved.assignment
         return None if assignment is None else assignment.disk or 0
 

@@ -25,8 +25,8 @@ class Lease:
     """The time that this machine may train without a reply.
 
     When the lease ends, the job is saved and stopped, and the machine is powered off unless it is static. ``heard``:
-    virtual time of the last reply, or of the agent's start, by a steady clock: setting the wall clock must not end
-    a lease.
+    when the last reply came or, before the first reply, when the agent started. It is in virtual seconds of a steady
+    clock, so that setting the wall clock does not end a lease.
     """
 
     heard: float
@@ -81,7 +81,7 @@ class ReplyHandler:
         self._repeat_at = 0.0  # steady
 
     def answered(self, reply: SyncReply, asked: tuple[str, ...]) -> None:
-        """Process a reply. ``asked``: the jobs in ``old_jobs`` of the request, which may be over."""
+        """Process a reply. ``asked``: the jobs of which the request asked whether they are over."""
         self._lease.renew(self._machine.clock.steady(), reply.lease_minutes)
         if reply.role is not Role.UNKNOWN:
             self._boot_watch.disarm()
@@ -134,7 +134,7 @@ class ReplyHandler:
             self._take_document(reply.doc)
 
     def _repeat(self) -> None:
-        """Send the notice and the disk's facts again: until the machine is admitted, the function ignores them."""
+        """Repeat the notice and the disk's facts: the function ignores both until it has admitted this machine."""
         now = self._machine.clock.steady()
         if now < self._repeat_at:
             return
@@ -153,7 +153,7 @@ class ReplyHandler:
             self._teardown.begin(Departure("the job is done", then))
 
     def check_silence(self) -> None:
-        """After too long without assignment or reply, stop the job with a save; power off unless static."""
+        """End this machine's work once :class:`BootWatch` or :class:`Lease` is over."""
         machine, now = self._machine, self._machine.clock.steady()
         if self._boot_watch.over(now) and not machine.settings.static and machine.saved.assignment is None:
             self._teardown.begin(Departure("no job was assigned since the boot", Then.POWER_OFF))

@@ -44,7 +44,8 @@ _OVER = (RunPhase.STOPPING, RunPhase.STOPPED)  # the run is ending, and a stop h
 class Watch:
     """Watches one generation for a hang. ``now`` is always monotonic real seconds.
 
-    The job takes the times of its steps from a clock that may be set, so they are only compared with each other.
+    The control file tells when the last step ended, by a clock that may be set. So this time only shows that another
+    step has ended, and ``now`` measures for how long a step runs.
     """
 
     limits: HangRun
@@ -72,7 +73,7 @@ class Watch:
         return max(self._real(self.limits.floor_s, FLOOR_S), self.limits.factor * step_s)
 
     def may_work(self, now: float) -> bool:
-        """Whether a worker that seems to work is still within its limit."""
+        """Whether a worker may still count as working: the generation has stood still for less than the idle limit."""
         return self.since is None or now - self.since <= self.idle_limit_s
 
     @property
@@ -112,7 +113,7 @@ def processor_s(folder: Path) -> float:
 
 
 class _WorkerPlace(Struct, frozen=True):
-    """What this module reads of a ``stacks.WorkerPlace``, which the job's Python has written to a file."""
+    """The two fields of a ``stacks.WorkerPlace`` that this module reads. The job's Python writes a file of them."""
 
     local_rank: int
     where: stacks.Where
@@ -128,9 +129,9 @@ _WORDS = {
 
 
 def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
-    """Return state and local rank of the worker that explains the hang best, among the workers that still run.
+    """Return state and local rank of the running worker whose state comes first in :class:`WorkerState`.
 
-    ``may_work``: whether a worker that seems to work is still within its limit; otherwise it counts as ELSEWHERE.
+    ``may_work``: if False, a worker that seems to work has had its time and counts as ELSEWHERE.
     """
     places: tuple[_WorkerPlace, ...] = ()
     with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -142,7 +143,7 @@ def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
 
 
 class Asked(Enum):
-    """Progress of a request for stacks: WAITING, then HAD once the stacks are there or the wait for them is over."""
+    """The state of a request for stacks: WAITING, until the stacks are there or the agent waits no longer; then HAD."""
 
     WAITING = 1
     HAD = 2

@@ -1,8 +1,8 @@
 """Starts and ends generations on this machine as the document says, and reports their ends.
 
 The module compares the newest document with the running processes, so a restarted agent continues where its predecessor
-stopped. The fact about an end is on disk (``core/sync.py``) before the state file says that the end was reported. The
-supervisor starts and stops the processes.
+stopped. When a generation ends, the fact about the end is first written to disk (``core/sync.py``), and then the state
+file says that the end was reported. So an agent that is killed in between loses no fact: its successor reports the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KILLED = 137  # 128 + SIGKILL: the job's processes ended with their launcher
 
 @dataclass(frozen=True)
 class News:
-    """Progress and facts for the next request to the function. ``slow``: a step takes long; a fact may follow soon."""
+    """Progress and facts for the next request. ``slow``: a step takes so long that the agent polls more often."""
 
     progress: Progress | None = None
     facts: tuple[FactIn, ...] = ()
@@ -140,7 +140,7 @@ class Membership:
         memory.trim()
 
     def _not_started(self, gen: int, why: str) -> None:
-        """Report a failed start as a crash, which the job's crash budget covers."""
+        """Report a start that failed as a crash, so that the job's crash budget limits how often starts fail."""
         self._machine.log("job.start.failed", gen=gen, error=why)
         self._follow_log(gen, f"spotkeeper: {why}")
         self.lost(gen, 1)
@@ -170,7 +170,7 @@ class Membership:
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
-        """Adopt the launcher's generation if the state file lacks it, for example because the disk was full."""
+        """Adopt a generation that the launcher runs but the state file lacks, since the disk was full at its start."""
         assignment, run = self._machine.saved.assignment, self._machine.saved.run
         if gen is None or code is not None or assignment is None or run is None:
             return

@@ -32,7 +32,7 @@ class NoticeHandler:
         self._report(change)
 
     def _report(self, change: Change) -> None:
-        """Report a new notice, then the old one's withdrawal: in a gap the function would cancel the replacement."""
+        """First report a new notice, then a withdrawal: without a notice the function would cancel the replacement."""
         machine = self._machine
         if change.given is not None:
             self.give(change.given)

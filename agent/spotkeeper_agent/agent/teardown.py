@@ -97,7 +97,7 @@ class Teardown:
         return not self._components.output.busy
 
     def _ended_job(self) -> Path | None:
-        """Return the ended job's folder on a static machine's disk; None elsewhere, where the disk is deleted."""
+        """Return the job's folder on a static machine's disk, to be deleted; None if the whole disk will be deleted."""
         settings, job = self._machine.settings, self._machine.job
         return settings.mount / job if settings.static and job is not None else None
 

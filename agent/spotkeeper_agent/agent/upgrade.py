@@ -157,8 +157,9 @@ class Upgrade:
         self._log = log
 
     def heard(self, sha256: str, serving: bool) -> None:
-        """Process a reply. ``serving``: the machine has a job. Until its launcher is found, no bundle is deleted."""
+        """Process a reply. ``sha256``: the bundle that agents shall run; ``serving``: the machine has a job."""
         self._bundles.proved()
+        # Until the job's launcher is found, any bundle may be the launcher's.
         if (self._launcher.up or not serving) and (gone := self._bundles.prune(self._launcher.home)):
             self._log("bundle.pruned", bundles=gone)
         if self.folder is None and self._bundles.wants(sha256):

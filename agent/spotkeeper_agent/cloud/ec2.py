@@ -97,7 +97,7 @@ class Imds:
         return self._ask("GET", path, {}).status == 200
 
     def _session_token(self) -> str:
-        """Return a session token that stays valid for a while.
+        """Return the session token; request a new token if the last one ends soon.
 
         Raises:
             MetadataError: the service gives no token.
@@ -142,7 +142,7 @@ class Imds:
                 raise MetadataError(f"{path}: {type(error).__name__}{hint}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
-        """Return this thread's open connection, which needs a ninth of the processor time of ``requests``."""
+        """Return this thread's connection. The library ``requests`` would need nine times the processor time."""
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is None:
             host = urlsplit(self.url).netloc
@@ -151,7 +151,6 @@ class Imds:
 
 
 def _seconds(text: str) -> float:
-    """Convert the header with a token's lifetime to seconds; without it, return the lifetime that was requested."""
     return float(text) if text.isdigit() else float(TTL_S)
 
 
@@ -208,7 +207,7 @@ class Ec2:
             time.sleep(max(POLL_FLOOR_S, self._clock.real_s(POLL_S)))
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Sign a request. IAM checks the signature and tells the function the session's name: the instance id."""
+        """Sign a request. IAM checks the signature and tells the function which instance has signed."""
         url = function + path
         found = _FUNCTION.search(urlsplit(url).hostname or "")
         scope = Scope(found[1] if found else self.region(), "lambda")
@@ -268,7 +267,7 @@ class Ec2:
         return made, _iso(ROLE + role, keys.expiration)
 
     def _describe(self) -> tuple[Instance, str]:
-        """Return the instance, without warnings, and its region. The result is cached once it has the tags.
+        """Return the instance, without the cloud's warnings, and its region. After one success the answer is cached.
 
         Raises:
             MetadataError: the service does not show the tags yet, or does not answer.
@@ -283,7 +282,7 @@ class Ec2:
         return self._about
 
     def _tags(self) -> dict[str, str]:
-        """Return the instance's tags; raise until they include the stack's tags or :data:`TAGS_S` seconds are over."""
+        """Return the instance's tags. Until :data:`TAGS_S` seconds are over, raise if the stack's tags are missing."""
         now = self._clock.steady()
         self._began = now if self._began is None else self._began
         names = (self._imds.get("meta-data/tags/instance") or "").split()
@@ -317,7 +316,7 @@ def _action(text: str, now: float) -> Sign:
 
 
 def _maintenance(text: str, now: float) -> Sign | None:
-    """Return the first active event as a :class:`Sign`, of any kind: stop, retirement and reboot all end the job."""
+    """Return the earliest active event as a :class:`Sign`. Every kind of event counts: even a reboot ends the job."""
     events = _decode(MAINTENANCE, text, tuple[_Event, ...])
     try:
         starts = [_http_date(event.not_before) for event in events if event.state == "active"]

@@ -30,7 +30,7 @@ ACCELERATED = re.compile(r"(a[2-9]x?|g[2-9])-")
 
 
 class _Upcoming(Struct, frozen=True):
-    """The value of ``upcoming-maintenance``. In the recursive answer its keys are spelled otherwise than by itself."""
+    """The value of ``upcoming-maintenance``. A recursive answer has its keys in camel case, others with underscores."""
 
     in_tree: str = msgspec.field(default="", name="windowStartTime")
     by_itself: str = msgspec.field(default="", name="window_start_time")
@@ -84,8 +84,8 @@ class Gce:
         return self._read(text), etag or mark
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Return two tokens. Cloud Run checks the second token and removes its signature. The first token is valid for
-        this path only and reaches the function unchanged."""
+        """Return two tokens. Cloud Run checks the second one and removes its signature, so the function cannot check
+        it. The function checks the first one, which is valid for this path only and arrives unchanged."""
         return {
             "Authorization": f"Bearer {self.identity_token(function + path)}",
             "X-Serverless-Authorization": f"Bearer {self.identity_token(function)}",
@@ -155,7 +155,7 @@ class Gce:
         )
 
     def _ends(self, tree: _Tree, now: float) -> float | None:
-        """Return when maintenance ends this machine; None if Google warns only a minute ahead, or has not warned."""
+        """Return when maintenance ends this machine: an hour after the warning; None without a warning of an hour."""
         with self._lock:
             if not _ending(tree.maintenance_event):
                 self._calm, self._turned = True, None

@@ -61,7 +61,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of the clouds' APIs; only tests use others. ``{region}`` is replaced by the machine's region."""
+    """Addresses of the clouds' APIs, which tests replace. ``{region}`` stands for the machine's region."""
 
     iam: str = "https://iamcredentials.googleapis.com"
     secrets: str = "https://secretmanager.googleapis.com"
@@ -70,7 +70,7 @@ class Endpoints:
 
 
 class JobIdentity(Protocol):
-    """The jobs' identity in one cloud. The server's threads and the helper thread call the methods."""
+    """The jobs' identity in one cloud. Thread-safe, because the server's threads and the helper thread call it."""
 
     def answer(
         self, path: str, query: dict[str, list[str]], headers: dict[str, str], at: ServerAddress

@@ -65,7 +65,7 @@ class Metadata(Protocol):
         """Make the next :meth:`prove` use new tokens or keys, because the function refused the last ones."""
 
     def loose(self) -> str:
-        """Return how others than this machine's own programs could read its metadata; "" if they cannot."""
+        """Describe a weakness by which an attacker can read this machine's metadata; return "" if there is none."""
 
     def storage(self, root: str, bucket: str) -> Bucket:
         """Return a bucket, for use with this machine's rights. ``root``: the API's address, "" for the default."""

@@ -62,8 +62,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class Change:
-    """Notices to report. If both are set, ``given`` replaces ``withdrawn`` and is reported first, so the function
-    always knows of a notice."""
+    """Notices to report. If both are set, ``given`` replaces ``withdrawn`` and must be reported first: if the
+    function knew of no notice in between, it would cancel the replacement."""
 
     given: Notice | None = None
     withdrawn: Notice | None = None
@@ -97,9 +97,9 @@ def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
 
 
 def prolong(known: Notice | None, now: float) -> Change:
-    """Postpone the deadline of a rebalance recommendation: AWS gives none, so a job must not stop at the assumed one.
+    """Postpone the deadline of a rebalance recommendation. AWS tells no deadline; this one is only Spotkeeper's guess.
 
-    The job has saved and a replacement is requested; until that is ready, training continues.
+    So the guess never stops the job, which has saved and continues to train until the requested replacement is ready.
     """
     if known is None or known.cause is not Cause.REBALANCE or known.deadline - now > REBALANCE_S / 2:
         return Change()
@@ -107,7 +107,7 @@ def prolong(known: Notice | None, now: float) -> Change:
 
 
 def scheduled(start: float, now: float) -> Sign | None:
-    """Return maintenance announced for ``start`` as a :class:`Sign`; None over an hour before, or a day after."""
+    """Return maintenance as a :class:`Sign`; None if ``start`` is over an hour ahead, or was over a day ago."""
     return Sign(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
 
 

@@ -35,7 +35,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Answered:
-    """The function answered. ``asked``: the jobs in ``old_jobs`` of the request, which may be over."""
+    """The function answered. ``asked``: the jobs of which the request asked whether they are over."""
 
     reply: SyncReply
     asked: tuple[str, ...] = ()
@@ -159,7 +159,7 @@ class NoCopy:
 
 @dataclass(frozen=True)
 class Failed:
-    """A helper thread's work with the name ``what`` failed. ``why``: the cause, if the disk was the problem."""
+    """A helper thread's work with the name ``what`` failed. ``why``: why a disk cannot be used, or None."""
 
     what: str
     error: str

@@ -17,7 +17,7 @@ MAX_TEXT = 4000  # characters per field: enough for a traceback
 
 
 class Log:
-    """Writes ``log("event", key=value)``; ``log.once(kind, ...)`` once per kind of trouble until :meth:`over`."""
+    """Writes ``log("event", key=value)``; ``log.once`` writes trouble of a kind once, until :meth:`over` ends it."""
 
     def __init__(self, now: Callable[[], float] = time.time, write: Callable[[str], object] | None = None) -> None:
         self._now = now

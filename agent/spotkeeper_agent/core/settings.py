@@ -110,10 +110,10 @@ def notice_s(text: str | None) -> float:
 
 
 def boot_id(run: Path) -> str:
-    """Return this boot's id. A restarted agent reads it from a file in ``/run``, which is lost only at a reboot.
+    """Return this boot's id, which the boot's first agent makes and stores in a file for agents that follow.
 
-    In the one-machine cloud ``run`` is an ordinary folder. So the file also names the boot: by the kernel's boot id and
-    the pid of the process that stands for the VM's init.
+    A reboot empties ``/run``, where the file lies, but not in the one-machine cloud. So the file also tells to which
+    boot it belongs: by the kernel's boot id, and the pid of the process that stands for the VM's init.
     """
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     this = f"{kernel}/{os.environ.get('SPOTKEEPER_INIT_PID', '1')}"
@@ -131,7 +131,7 @@ def boot_id(run: Path) -> str:
 
 @dataclass(frozen=True)
 class JobPath:
-    """The folders from which a job's Python imports Spotkeeper: one in a bundle, two in a checkout."""
+    """The folders from which a job's Python imports Spotkeeper. In a bundle both are the same folder."""
 
     agent: Path  # contains spotkeeper_agent (jobs use its launcher)
     library: Path  # contains spotkeeper

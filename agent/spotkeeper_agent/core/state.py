@@ -148,7 +148,7 @@ class MachineState:
         return self.saved.assignment.job if self.saved.assignment is not None else None
 
     def member_of(self, doc: Generation) -> tuple[int, Member] | None:
-        """Return index and entry of this machine in a document's members; None if not listed with this boot's id."""
+        """Return index and entry of the member with this machine's uid and boot id; None if the document has none."""
         for index, member in enumerate(doc.members):
             if (member.uid, member.boot) == (self.settings.uid, self.settings.boot):
                 return index, member

@@ -133,7 +133,7 @@ class Outbox:
     def assigned(self, job: str | None) -> None:
         """Begin another job or attempt: forget which facts were delivered, and drop the previous job's waiting facts.
 
-        Notices and reprieves stay, without a generation: they are about the machine and not about its job.
+        Notices and reprieves are about the machine and not about its job, so they stay, with 0 as their generation.
         """
         with self._lock:
             if job != self._job:
@@ -242,9 +242,9 @@ class Syncer(threading.Thread):
                 self._wake.clear()
 
     def _pause_s(self) -> float:
-        """Return the real seconds until the next poll; after a new generation, document state or job it is short again.
+        """Return the real seconds until the next poll. A new generation, document state or job makes polls frequent.
 
-        Other changes of the document do not shorten it, since each machine that boots for a large gang makes one.
+        Other changes of the document do not: while a large gang starts, each machine that boots makes such a change.
         """
         with self._lock:
             want = self._want
@@ -294,8 +294,8 @@ class Syncer(threading.Thread):
     def _refused(self, error: str, body: Sync) -> None:
         """Drop only the part of a request that caused a refusal, because a refused request blocks all later facts.
 
-        The first refusal drops the fields that an older function may not know (``old_jobs``, ``again``); ``_exchange``
-        has already dropped the progress. After further refusals, facts are sent and dropped one by one.
+        The first refusal drops the progress and the fields that an older function may not know (``old_jobs``,
+        ``again``). After further refusals, each fact is sent alone, and a fact that is refused alone is dropped.
         """
         facts, progress = body.facts, body.progress is not None
         self._log("sync.refused", error=error, facts=[fact.kind.value for fact in facts], progress=progress)

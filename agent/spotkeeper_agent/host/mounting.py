@@ -37,7 +37,7 @@ class ReportFact(Protocol):
 
 
 class Mounting:
-    """One machine's data disk. ``number``: of the mounted disk (a static machine's own disk has 0); None if unmounted.
+    """One machine's data disk. ``number``: the mounted disk's number, 0 for a static machine's own; None: not mounted.
 
     ``newest``: the job's newest complete checkpoint on the disk, as far as this agent knows.
     """
@@ -55,7 +55,7 @@ class Mounting:
         self._absent_since: float | None = None  # monotonic
 
     def look(self, number: int, ckpt: Path, attached: bool) -> None:
-        """Mount the disk if its device exists. ``attached``: whether it should; ``ckpt``: the checkpoint folder."""
+        """Mount the disk if its device exists. ``attached``: the device must exist; ``ckpt``: the job's checkpoints."""
         if self.number is not None:
             return
         if not self._disk.present():
@@ -84,13 +84,13 @@ class Mounting:
             self._refuse(number, Why.MISSING)
 
     def failed(self, number: int | None, why: Why | None) -> None:
-        """Count a failed try to mount; report it after a few tries. ``number``: None if this machine has no job."""
+        """Count a failed try to mount; report it after a few tries, but only if a job is assigned (``number``)."""
         self._tries += 1
         if self._tries >= TRIES and number is not None:
             self._refuse(number, why or Why.MOUNT)
 
     def _refuse(self, number: int, why: Why) -> None:
-        """Report a failure at every try: the function ignores the report until this machine is admitted."""
+        """Report the failure at every try, because the function ignores reports until this machine is admitted."""
         self._say(Kind.NO_DISK, f"{number}-{why.value}", again=True)
 
     def mounted(self, event: Mounted) -> None:
@@ -102,7 +102,7 @@ class Mounting:
         self.tell()
 
     def tell(self, *, again: bool = False) -> None:
-        """Report the disk's content and then, as the last fact, ATTACHED: it shows that the others have arrived."""
+        """Report the disk's content, then ATTACHED: when ATTACHED arrives, the function has the whole content."""
         if self.number is not None:
             if self.newest is not None:
                 self._say(Kind.CHECKPOINT, str(self.newest), again=again)
@@ -129,7 +129,7 @@ class Mounting:
         self._helper.do("unmount", unmount)
 
     def drop(self, jobs: tuple[str, ...]) -> None:
-        """Delete the folders of jobs that are over, from an unmounted disk too; :class:`Dropped` follows."""
+        """Delete the folders of jobs that are over; an unmounted disk is mounted for that. :class:`Dropped` follows."""
         disk = self._disk
 
         def drop() -> Dropped:
@@ -165,7 +165,7 @@ def make_job_folders(mount: Path, job: str) -> None:
 
 
 def _jobs(mount: Path) -> tuple[str, ...]:
-    """Return the jobs on a disk: folders named by a job that have a folder ``ckpt``, which users' own folders lack."""
+    """Return the jobs on a disk: its folders that contain ``ckpt`` and have a job's id as name."""
     try:
         return tuple(
             sorted(path.name for path in mount.iterdir() if JOB_ID.match(path.name) and (path / "ckpt").is_dir())

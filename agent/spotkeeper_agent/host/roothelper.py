@@ -91,7 +91,7 @@ def kind(device: Path) -> str | None:
 
 
 def check_blank(device: Path) -> None:
-    """Check that a disk on which blkid found nothing is zero where signatures lie: blkid may have failed to read it.
+    """Check that all bytes in which signatures lie are zero, because blkid also finds nothing if it cannot read them.
 
     Raises:
         RefusedError: a byte is not zero, or cannot be read.
@@ -205,9 +205,9 @@ def _parse(packet: bytes) -> dict[str, str]:
     wanted = {"mount": {"op", "disk"}, "unmount": {"op"}, "power-off": {"op"}, "restart-jobs": {"op"}}
     op = request.get("op")
     if not isinstance(op, str) or op not in wanted:
-        raise RefusedError("request", "op is not one of mount, unmount, power-off, restart-jobs")
+        raise RefusedError("request", "`op` must be mount, unmount, power-off or restart-jobs")
     if set(request) != wanted[op] or len(pairs) != len(request):
-        raise RefusedError("request", f"a request `{op}` has exactly the keys {', '.join(sorted(wanted[op]))}")
+        raise RefusedError("request", f"a request `{op}` must have exactly the keys {', '.join(sorted(wanted[op]))}")
     if op == "mount" and not (isinstance(request["disk"], str) and DISK.match(request["disk"])):
         raise RefusedError("request", "`disk` is not the id of a data disk")
     return request

@@ -49,8 +49,8 @@ def watchdog_s() -> float | None:
 def has_units() -> bool:
     """Whether the agent runs as a systemd unit (``templates/boot``), beside the root helper and the jobs' unit.
 
-    The agent's unit sets a variable for this. To look for the jobs' socket instead would be unsafe: without the socket
-    the agent would run jobs as its own user.
+    The agent's unit sets a variable for this. The agent does not look for the jobs' socket instead: if the socket was
+    missing under systemd, the agent would run jobs as its own user, which may use the metadata server.
     """
     return os.environ.get(UNITS) == "1"
 
@@ -102,4 +102,4 @@ def power_off(log: Log) -> None:
         except RefusedError as error:
             log("power.trouble", error=str(error))
     else:
-        log("power.off", by="nothing", detail=f"neither systemd nor {INIT} is there; only the agent ends")
+        log("power.off", by="nothing", detail=f"neither systemd nor {INIT} is there, so the machine stays on")

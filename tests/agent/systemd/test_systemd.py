@@ -87,7 +87,7 @@ def test_the_root_helper_serves_only_the_agent(stage: Stage, tmp_path: Path) -> 
     refused = stage.box.run(f"{PYTHON} /opt/ask.py '{{}}'", user="spotkeeper-job", check=False)
     assert "PermissionError" in refused.stderr
     wrong = json.loads(stage.box.run(f'{PYTHON} /opt/ask.py \'{{"op": "shell"}}\'', user="spotkeeper").stdout)
-    assert wrong == {"ok": False, "why": "request", "error": "op is not one of mount, unmount, power-off, restart-jobs"}
+    assert wrong == {"ok": False, "why": "request", "error": "`op` must be mount, unmount, power-off or restart-jobs"}
 
 
 def test_a_job_trains_on_the_disk_and_outlives_its_agent(stage: Stage, tmp_path: Path) -> None:
