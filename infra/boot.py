@@ -40,7 +40,7 @@ class Scripts:
 
     Attributes:
         startup: on Compute Engine the metadata key ``startup-script``; on EC2 an object in the bucket.
-        shutdown: the metadata key ``shutdown-script``. EC2 has none: there the agent's systemd unit reacts to its stop.
+        shutdown: the metadata key ``shutdown-script``. EC2 has none: there the agent reacts when systemd stops it.
         user_data: EC2's user data by kind of pool. It only fetches ``startup``, so a new release does not change it.
     """
 

@@ -178,7 +178,7 @@ def _cancel(props: dict[str, Any]) -> None:
         notify(target, store, read.value.job)
     except (CliError, StoreError) as error:
         raise JobError(f"{props['job']} is not cancelled: {error}") from None
-    _tell(f"{props['job']} ({read.value.job}): its file left the list, so its cancellation is requested")
+    _tell(f"{props['job']} ({read.value.job}): its file left `jobs`, so the job's cancellation is requested")
 
 
 def _tell(text: str) -> None:

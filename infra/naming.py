@@ -40,12 +40,12 @@ def launch_template(stack: str, pool: str, model: str) -> str:
 
 
 def placement_group(stack: str, pool: str, zone: str) -> str:
-    """Return the name of a pool's EC2 placement group in a zone (at most 55); ``_`` as in :func:`launch_template`."""
+    """Return the name of a pool's EC2 placement group in a zone (at most 55 characters); ``_`` separates its parts."""
     return f"sk-{stack}_{pool}-{zone.rsplit('-', 1)[1]}"
 
 
 def placement(stack: str, pool: str, zone: str) -> str:
-    """Return the name of a pool's Google placement policy in a zone; it ends with the zone's letter (at most 54)."""
+    """Return the name (at most 54 characters) of a pool's Google placement policy; it ends with the zone's letter."""
     return f"sk-{stack}-{pool}-{zone.rsplit('-', 1)[1]}"
 
 

@@ -61,7 +61,7 @@ class AwsAlerts(Component):
         return metric
 
     def _alarm(self, topic: aws.sns.Topic, key: str, message: str, metric: str, missing: int = 0) -> None:
-        """Declare an alarm on a log line that ``metric`` counts; if ``missing`` > 0, on so many minutes without it."""
+        """Declare an alarm on log lines that ``metric`` counts; if ``missing`` > 0, on so many minutes without one."""
         aws.cloudwatch.MetricAlarm(
             key,
             name=f"{self.prefix}-{key}",

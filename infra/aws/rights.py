@@ -106,7 +106,7 @@ class Arns:
         return self._of("sqs", dead_letters(self.settings.stack))
 
     def ec2(self, kind: str, which: str = "*") -> str:
-        """Return an ARN pattern of EC2 resources. It names no account for images and snapshots, and any for subnets."""
+        """Return an ARN pattern of EC2 resources; the account is empty for images and snapshots, ``*`` for subnets."""
         accounts = {"image": "", "snapshot": "", "subnet": "*"}
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 

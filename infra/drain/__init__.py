@@ -53,7 +53,7 @@ class Drained(Component):
         needed: Sequence[Component],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """Declare the drain. The parts of the components in ``needed`` are deleted only after the drain."""
+        """Declare the drain. The resources of the components in ``needed`` are deleted only after the drain."""
         super().__init__("Drained", settings, opts)
         parts = [part for component in needed for part in component.parts]
         self.drain = Drain("drain", args, pulumi.ResourceOptions(parent=self, depends_on=[descriptor, *parts]))

@@ -283,7 +283,7 @@ def pool_state(
     templates: Mapping[str, str] | None = None,
     placement: Mapping[str, str] | None = None,
 ) -> PoolState:
-    """Return a pool as reconcile reads it. Keys of ``templates`` are provisioning models, of ``placement`` zones."""
+    """Return a pool as reconcile reads it. Keys of ``templates``: provisioning models; keys of ``placement``: zones."""
     machines = (
         StaticMachine(naming.static_machine(settings.stack, pool.name, index), pool.machine_zone(index))
         for index in range(pool.size if pool.kind == "static" else 0)

@@ -178,8 +178,8 @@ def report(
     """Report what a job cost, compared with on-demand machines: every machine, every recovery, and the lost work.
 
     For each recovery it shows which machine was lost, whether the cloud gave notice, how long training stopped, and
-    what replaced the machine. Lost work is paid time that did not contribute to the result; goodput is the share that
-    did.
+    what replaced the machine. Lost work is paid time that did not contribute to the result; goodput is the share of
+    paid time that did.
 
     Examples: `spotkeeper report first`, `spotkeeper report first --csv > machines.csv`, `spotkeeper report --all`
     """
@@ -345,8 +345,8 @@ def resize(
 ) -> None:
     """Train on more or fewer machines with the same global batch. The job file must say `nodes: {min, max}`.
 
-    All machines save and stop at the same step, and training continues on NODES machines. If these are fewer, the
-    machines whose loss costs least are deleted, such as slow or expensive ones; the other nodes keep their numbers.
+    All machines save and stop at the same step, and training continues on NODES machines. If the
+    job has more, the machines whose loss costs least (such as slow ones) go; the other nodes keep their numbers.
 
     Example: `spotkeeper resize first 4`
     """

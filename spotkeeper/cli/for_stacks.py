@@ -112,10 +112,10 @@ def review(
 ) -> None:
     """Write the pull request comment about a change to a stack: resources, data at risk, broken rules and cost.
 
-    The exit code is 4 in three cases: a disk or bucket would be deleted or replaced, or the stack emptied, without
-    `--allow-data-loss`; a rule of `infra/policy` is broken; or, with `--expect-no-changes`, the cloud differs from the
-    declaration (as `pulumi preview --refresh --json` shows). It is 1 if the preview failed. The only values that the
-    comment shows are sizes, zones, machine types and whatever breaks a rule. If the preview was made without
+    The exit code is 4 in three cases: data would be lost (a disk or bucket deleted or replaced, or the stack emptied)
+    and `--allow-data-loss` is missing; a rule of `infra/policy` is broken; or you pass `--expect-no-changes` and the
+    cloud differs from the declaration (as `pulumi preview --refresh --json` shows). It is 1 if the preview failed. The
+    comment shows only sizes, zones, machine types and whatever breaks a rule. If the preview was made without
     `--show-sames`, the rules check only resources that change. `.github/workflows` uses this command.
 
     Example: `spotkeeper review --preview preview.json --stack prod`, after
@@ -143,7 +143,7 @@ def live_check(
     It launches one spot machine of the cheapest pool, preempts it, waits for the replacement, deletes everything, and
     prints a table. It states the highest possible cost and asks for confirmation; without a terminal it refuses unless
     you pass `--yes`. Then it runs those commands of docs/first-live-hour.md whose result it can judge, and lists the
-    others for you. The exit code is 1 if a check fails.
+    other commands for you. The exit code is 1 if a check fails.
 
     Examples: `spotkeeper live-check --stack prod`, `spotkeeper live-check --list --stack prod`
     """

@@ -135,12 +135,12 @@ def _refuse_other(
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, read.value if read is not None else None
     state = "runs already"
-    end = f"resume the other with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
+    end = f"resume that job with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
     if read is None:
         state, end = "is being submitted already", "end the other"
     elif read.value.phase is Phase.HOLD:
         state = "is on hold since it failed" if read.value.hold is Hold.FAILURE else "is on hold"
-        end = f"resume the other with these files ({resume_with(spec.name)}), or end it and delete its checkpoints"
+        end = f"resume that job with these files ({resume_with(spec.name)}), or end it and delete its checkpoints"
     raise CliError(
         f"{spec.name}: a job of this name {state} ({job}) with other content: {', '.join(differences(theirs, spec))}",
         Exit.REFUSED,

@@ -158,7 +158,7 @@ class _Replay:
                     self.out.cost += self.terms.probe_h * self._prices[name]
 
     def _try(self, attempts: Sequence[str], tick: int, at: int) -> None:
-        """Launch at the first of ``attempts`` with capacity. Running machines stop unless ``attempts`` keeps them."""
+        """Try the options of a policy's answer in order until one can run. If none can, the running gang stops."""
         self.tried, refused = {}, 0
         for attempt in attempts:
             if attempt == KEEP:

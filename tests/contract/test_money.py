@@ -25,8 +25,8 @@ def told(**fields: object) -> list[str]:
 def test_an_impossible_deadline_names_the_earliest_one_and_its_price() -> None:
     (message,) = told(work="40h", deadline="39h", nodes=2)
     assert message == (
-        "cannot be met: `work` is 40h and a start takes 10 min, so the earliest is 2027-01-17 00:10 UTC"
-        " (`deadline: 40.2h`), for about $241.00 on-demand"
+        "cannot be met: training takes 40h (`work`) and a start takes 10 min, so the earliest possible deadline is "
+        "2027-01-17 00:10 UTC (`deadline: 40.2h`), at a cost of about $241.00 on-demand"
     )
 
 
@@ -40,7 +40,7 @@ def test_the_suggested_deadline_is_feasible() -> None:
     for work in ("40h", "7m", None):
         spec = JobSpec("job", ("train.py",), work=work, deadline="2m")
         (problem,) = check.feasible(spec, STACK.pools, NOW + 31.0)
-        day, time, span = re.findall(r"earliest is (\S+) (\S+) UTC \(`deadline: (.*?)`\)", problem.message)[0]
+        day, time, span = re.findall(r"deadline is (\S+) (\S+) UTC \(`deadline: (.*?)`\)", problem.message)[0]
         for deadline in (f"{day}T{time}Z", span):
             assert not list(check.feasible(replace(spec, deadline=deadline), STACK.pools, NOW + 31.0)), deadline
 

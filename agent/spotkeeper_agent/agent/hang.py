@@ -233,7 +233,7 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether the running step has taken over half its limit: enough for an answer, too little for a report."""
+        """Whether a step has taken half its limit. The agent then sends stacks if asked, but reports no hang."""
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

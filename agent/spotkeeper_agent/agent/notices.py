@@ -49,10 +49,10 @@ class NoticeHandler:
         machine.say(Kind.NOTICE, str(given.deadline))
 
     def act(self) -> None:
-        """Request a save at once, and later a save-and-stop, as late as its duration and a reserve allow.
+        """Request a save at once, and later a save-and-stop, just in time to end with a reserve before the deadline.
 
-        If the time does not suffice for both, only the save-and-stop is requested, even after the deadline as long as
-        the machine runs. Usually the function stops the job earlier, when the replacement is ready.
+        If the time does not suffice for save and save-and-stop, only the save-and-stop is requested: even after the
+        deadline, if the machine still runs. Usually the function stops the job earlier, when the replacement is ready.
         """
         clock = self._machine.clock
         self._report(notices.prolong(self._machine.saved.notice, clock.now()))

@@ -93,7 +93,7 @@ class JobIdentity(Protocol):
 
 
 class IdentityServer:
-    """The HTTP server that gives jobs credentials. Its port and token are kept in ``run`` for a restarted agent."""
+    """The HTTP server that gives jobs credentials. The folder ``run`` keeps its port and token over restarts."""
 
     def __init__(self, identity: JobIdentity, run: Path, log: Log) -> None:
         self.identity = identity

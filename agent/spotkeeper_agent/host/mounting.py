@@ -209,5 +209,5 @@ class OldJobs:
         return tuple(chosen[:MAX_OLD_JOBS])
 
     def over(self, asked: Iterable[str], ended: Iterable[str], serving: str | None) -> tuple[str, ...]:
-        """Return the jobs to delete: those asked about and ended that are still on the disk and not ``serving``."""
+        """Return the jobs whose files to delete: asked about, ended, still on the disk, and not ``serving``."""
         return tuple(sorted(self._jobs.intersection(asked, ended) - {serving}))

@@ -81,7 +81,7 @@ def _local_rank(path: Path) -> int:
 
 
 def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:
-    """Sort key for ranks: those without a failure, those that a peer made fail, the others; earliest failure last."""
+    """Sort key for ranks: ranks without a failure, ranks that a peer made fail, all others; earliest failure last."""
     rank = _local_rank(path)
     failure = failed.get(rank)
     return (False, False, 0, rank) if failure is None else (True, not failure.follows, -failure.at_ms, rank)

@@ -204,7 +204,7 @@ class Mirroring:
     # ------------------------------------------------------------------ the end
 
     def stop(self) -> bool:
-        """Stop both transfers; return True once neither uses the disk."""
+        """Stop upload and download; return True once neither uses the disk."""
         self._give_up()
         self._leave_fetch()
         return not (self.helper.busy(UP) or self.helper.busy(DOWN))

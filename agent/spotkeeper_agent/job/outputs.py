@@ -182,7 +182,7 @@ class OutputUpload:
 
 @dataclass
 class _Trouble:
-    """Failed tries since the last uploaded file. ``since``: time of the first; ``count``: files uploaded by then."""
+    """Failed tries since the last uploaded file. ``since``: the first try's time; ``count``: files uploaded by then."""
 
     since: float
     count: int

@@ -202,7 +202,7 @@ def memory_mb() -> float | None:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The launcher's cgroup, which no process can leave. Only the jobs' unit gives one (``SPOTKEEPER_DELEGATED``)."""
+    """The launcher's cgroup, which no process can leave. Only a launcher in the jobs' systemd unit has one."""
 
     path: Path
 

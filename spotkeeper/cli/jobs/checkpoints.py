@@ -185,7 +185,7 @@ def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Adva
         except DifferentBytesError:
             name = f"{list_name(job, commit, listed.node)}: {file.name}"
             text = f"{name} is damaged in the bucket or was deleted during the download"
-            raise CliError(text, Exit.FAILED, "spotkeeper checkpoints JOB, which lists the others") from None
+            raise CliError(text, Exit.FAILED, "run spotkeeper checkpoints JOB, and fetch another one") from None
         yield str(home / file.name)
     (home / PROOF).write_text(listed.commit)
     yield str(home / PROOF)

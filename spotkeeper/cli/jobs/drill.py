@@ -87,10 +87,10 @@ def _refuse_unless_training(record: Record) -> None:
     waits = [slot is None or slot.state is not SlotState.MEMBER for slot in slots]
     if record.phase is not Phase.RUN or not record.gen or record.stop or record.roll is not None or any(waits):
         raise CliError(
-            f"{who} is not training now", Exit.REFUSED, f"wait until it trains: spotkeeper watch {record.name}"
+            f"{who} is not training now", Exit.REFUSED, f"wait until the job trains: spotkeeper watch {record.name}"
         )
     if any(slot is not None and slot.notice is not None for slot in slots):
-        raise CliError(f"{who} is already about to lose a machine", Exit.REFUSED, "try again after it has recovered")
+        raise CliError(f"{who} is already about to lose a machine", Exit.REFUSED, "try again once the job trains again")
 
 
 def _node(record: Record, may: dict[int, Slot], node: int | None) -> int:

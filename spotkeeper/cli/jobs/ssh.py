@@ -48,7 +48,7 @@ INSTALL = {
 
 
 class Machine(Struct, frozen=True):
-    """The machine on which a shell opens. ``folder``, ``logs``: paths of the job's source and logs on it."""
+    """The machine on which a shell opens. ``folder``, ``logs``: paths of the job's source and logs there."""
 
     node: int
     name: str
@@ -114,7 +114,7 @@ def find_machine(target: Target, store: Store, record: Record, node: int | None)
     if node is None or node not in up:
         have = ", ".join(map(str, up)) or "none now"
         several = node is None and up
-        why = "it has several machines: choose one with --node" if several else f"node {node or 0} has no machine now"
+        why = "the job has several machines: name one by --node" if several else f"node {node or 0} has no machine now"
         raise CliError(f"{who}: {why}", Exit.REFUSED, f"nodes with a machine: {have}")
     return _machine(target, store, record, node, up[node])
 

@@ -63,7 +63,7 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) ->
 
 
 def _readable_state(target: Target, store: Store) -> StackState | None:
-    """Return the stack's document, or None if it is unreadable; print a note about each unreadable document."""
+    """Return the stack's document, None if it is unreadable; print a note if it or the allocation is unreadable."""
     state = None
     try:
         state = target.state(store)

@@ -121,7 +121,7 @@ def _node(record: Record, node: int | None) -> int:
         return node
     which = ", ".join(map(str, may)) or "none now"
     static = node is not None and (slot := slots.get(node)) is not None and slot.model is Model.STATIC
-    why = "it has several machines: choose one with --node" if node is None else f"node {node} does not train now"
+    why = "the job has several machines: name one by --node" if node is None else f"node {node} does not train now"
     why = f"node {node} cannot be swapped, since its checkpoints are on its static machine" if static else why
     raise CliError(f"{record.name} ({record.job}): {why}", Exit.REFUSED, f"nodes that can be swapped: {which}")
 

@@ -251,7 +251,7 @@ def _ends(store: Store, record: Record) -> bool:
 def _halfway(folder: Path, state: str, go_on: str, back: str) -> Iterator[None]:
     """After a Ctrl-C, print what exists and the commands that complete or undo it.
 
-    ``go_on``, ``back``: the command that completes and the one that undoes, with ``{}`` for the folder.
+    ``go_on``, ``back``: the commands that complete and undo what was interrupted, with ``{}`` for the folder.
     """
     from spotkeeper.local.lifecycle.cloud import LocalCloud
     from spotkeeper.local.lifecycle.folder import LocalCloudError

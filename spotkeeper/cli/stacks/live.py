@@ -49,7 +49,7 @@ def of_stack(stack: str | None) -> tuple[LiveCheck, ...]:
 
 
 def checks(page: str, cloud: str, names: Mapping[str, str]) -> tuple[LiveCheck, ...]:
-    """Return the checks for one cloud and those for both. ``names``: values for placeholders, such as REGION."""
+    """Return the checks for one cloud, then those for every cloud. ``names``: values of placeholders such as REGION."""
     parts = {head: body for head, _, body in (part.partition("\n") for part in page.split("\n## "))}
     found = _CHECK.findall(parts[SECTIONS[cloud]]) + _CHECK.findall(parts["Both"])
     return tuple(_filled_in(one, names) for one in found)

@@ -343,7 +343,7 @@ def _delete(probe: Probe) -> str:
     end = time.monotonic() + max(LEAST_S, GONE_S / probe.target.clock.scale)
     while probe.record().phase is not Phase.DONE:
         if time.monotonic() > end:
-            remedy = f"it costs money until deleted: delete {machine} and its disk by hand in the cloud console"
+            remedy = f"delete {machine} and its disk by hand in the cloud console, since they cost money until then"
             raise CheckFailedError(f"{machine or probe.name} still exists", remedy)
         time.sleep(EVERY_S)
     return "machine and disk are gone"

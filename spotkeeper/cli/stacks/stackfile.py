@@ -37,7 +37,7 @@ class StackFile:
 
 
 def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFile:
-    """Read and check a stack file. ``other``: for error messages, a command line that names another stack file.
+    """Read and check a stack file. ``other``: a command with another stack file, which errors suggest.
 
     Raises:
         SpecError: the stack file is invalid; the problems have line numbers.
@@ -70,7 +70,7 @@ def stack_path(stack: str | None, other: str) -> Path:
 
     Args:
         stack: a name, or the path of a stack file; None: SPOTKEEPER_STACK, else the local stack.
-        other: for the error message, a command line that names another stack file.
+        other: a command line that names another stack file, which the error message suggests.
 
     Raises:
         CliError: no stack of this name.

@@ -98,9 +98,9 @@ def money_and_time(job: JobContext) -> Iterator[Problem]:
 def policy_fits(job: JobContext) -> Iterator[Problem]:
     spec = job.spec
     if spec.policy == "on-demand" and spec.max_on_demand == 0:
-        yield problem("max_on_demand", "forbids what `policy: on-demand` asks for: remove one of these fields", 0)
+        yield problem("max_on_demand", "contradicts `policy: on-demand`: remove one of these fields", 0)
     if spec.policy == "spot" and spec.max_on_demand:
-        yield problem("max_on_demand", "allows what `policy: spot` forbids: remove one of these", spec.max_on_demand)
+        yield problem("max_on_demand", "contradicts `policy: spot`: remove one of these fields", spec.max_on_demand)
     if spec.max_on_demand is not None and spec.max_on_demand > (most := spec.size().max):
         yield problem("max_on_demand", f"is above the number of nodes ({most})", spec.max_on_demand)
 
@@ -199,10 +199,10 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: flo
     if at <= now or at >= now + least:
         return
     usd = cheapest(pools, Model.ON_DEMAND)
-    price = f", for about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
-    why = f"`work` is {spec.work} and a start" if work else "a start alone"
+    price = f", at a cost of about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
+    why = f"training takes {spec.work} (`work`) and a start" if work else "a start alone"
     why += f" takes {math.ceil(start_s / 60)} min"
-    earliest = f"the earliest is {clock(now + least)} (`deadline: {span(least)}`)"
+    earliest = f"the earliest possible deadline is {clock(now + least)} (`deadline: {span(least)}`)"
     yield problem("deadline", f"cannot be met: {why}, so {earliest}{price}", spec.deadline)
 
 

@@ -50,7 +50,7 @@ def owner(connection: Connection) -> int | None:
 
 
 def by_netlink(client: Address, server: Address) -> int | None:
-    """Ask the kernel who owns the client's socket; an IPv6 socket may also be connected to an IPv4 address.
+    """Ask the kernel who owns the client's socket, which may be an IPv6 socket with an IPv4 address.
 
     Raises:
         OSError: this kernel or sandbox lacks ``sock_diag``.
@@ -83,7 +83,7 @@ def by_table(client: Address, server: Address) -> int | None:
 
 
 def _hex(address: Address, mapped: bool) -> str:
-    """An address as the tables show it: words in the machine's byte order. ``mapped``: as ::ffff:a.b.c.d in IPv6."""
+    """An address as the tables show it: words in the machine's byte order. ``mapped``: the IPv6 form ::ffff:a.b.c.d."""
     host = socket.inet_aton(address[0])
     words = [bytes(4), bytes(4), b"\0\0\xff\xff", host] if mapped else [host]
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"

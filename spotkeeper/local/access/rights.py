@@ -34,7 +34,7 @@ Accounts = Callable[[Ref], list[str]]
 
 
 class Rights:
-    """Finds a call's required permissions. ``merge`` adds the template to an insert; ``accounts`` lists a VM's."""
+    """Finds required permissions. ``merge`` adds the template to an insert; ``accounts`` lists a VM's accounts."""
 
     def __init__(self, merge: Merge, accounts: Accounts) -> None:
         self._merge = merge

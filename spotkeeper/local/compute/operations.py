@@ -39,7 +39,7 @@ class OpDoc(Struct, frozen=True):
 class Verb:
     """The two steps of an operation.
 
-    ``begin`` returns the virtual seconds until ``finish``, or None if the verb calls ``end`` itself.
+    ``begin`` returns the virtual seconds until ``finish``, or None if the verb itself calls :meth:`Operations.end`.
     """
 
     begin: Callable[[OpDoc], float | None]

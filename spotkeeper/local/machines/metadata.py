@@ -230,7 +230,7 @@ def of_vm(vm: LocalVm) -> GuestView:
 
 
 def of_function(project: str, email: str) -> GuestView:
-    """Return a function's values. As on Cloud Run, its tree has only identity and project."""
+    """Return what a function's metadata server serves: as on Cloud Run, only the function's identity and project."""
     instance: JsonObject = {"id": "function", "service-accounts": _accounts(email, [])}
     return GuestView({"instance": instance, "project": _project(project)}, Principal(email), None)
 

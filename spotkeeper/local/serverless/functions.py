@@ -156,7 +156,7 @@ class Functions(Effect):
     # The process
 
     def resume(self) -> None:
-        """Adopt processes that kept running during a restart of the control plane; start the others."""
+        """Adopt processes that kept running while the control plane restarted; start functions whose process ended."""
         for doc in self.all():
             self.open_site(_site(doc.name), doc.address)
             if procs.is_same(doc.pid, doc.started):

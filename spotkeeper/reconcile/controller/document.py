@@ -277,7 +277,7 @@ def _disk(record: Record, where: SpeakerPlace) -> int | None:
 
 @once
 def at_rest(record: Record) -> bool:
-    """Whether every node is a member and nothing is pending, or all is over: agents' polls then need fewer reads."""
+    """Whether every node is a member and nothing is pending, or the job is DONE: polls then need fewer reads."""
     if record.phase is not Phase.RUN:
         return record.phase is Phase.DONE
     if record.stop or record.roll is not None or record.move is not None or record.pause:

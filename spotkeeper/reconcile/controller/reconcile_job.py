@@ -1,7 +1,7 @@
 """Runs one round of one job: carries out the steps of ``steps.py`` against the bucket and the cloud.
 
 This module decides nothing, not even the order of the reads. Every write is conditional, so two rounds at the same time
-do no harm. They only cost more than one round; the lease saves that.
+do no harm. They only cost more than one round, which the lease avoids.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Queries:
         return not declared and self.complete and machine not in self.static_machines
 
     def stillborn(self, node: int, slot: Slot) -> str | None:
-        """Return why an intent has failed (machine dead, key used up, no hello in time); otherwise None."""
+        """Return why an intent has failed (machine dead, idempotency key used up, no hello in time); else None."""
         vm = self.vm(node, slot)
         if vm is not None and slot.machine is None and vm.status in (VmStatus.STOPPING, *BROKEN):
             return "died before its hello"

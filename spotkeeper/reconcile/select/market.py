@@ -114,7 +114,7 @@ def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, 
 
 
 def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast]:
-    """Return the history before ``hour`` by pool. Extends at most 20 (``FOLDS``); the others stay as stored."""
+    """Return the history before ``hour`` by pool. Extends at most 20 histories (``FOLDS``)."""
     found = _as_folded(store, pools, hour)
     due = [pool for pool, past in found.items() if past is None or past.hour < hour]
     folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}

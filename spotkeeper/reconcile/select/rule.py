@@ -26,7 +26,7 @@ class Go(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours that each hour of it saves."""
+    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours that an hour of it saves."""
 
     go: Go
     zone: str = ""
@@ -185,7 +185,7 @@ def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[
 def guessed(zone: SpotZone, mean: float, rule: Rule = RULE) -> tuple[float, float]:
     """Return a zone's estimated hazard with and without the cloud's estimate, relative to the usual hazard.
 
-    The more observations the zone has, the less the two differ. ``mean``: that of all zones (``zone_history.common``).
+    The more observations the zone has, the less the two differ. ``mean``: the zones' mean (``zone_history.common``).
     """
     return factor(zone.track, mean * zone.hazard_factor, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
 

@@ -284,7 +284,7 @@ class _Pool:
             self.alive[one.machine] = Alive(one.machine, one.zone, at_h)
 
     def _lived(self, one: Observation, at_h: float) -> None:
-        """Add an event of a machine. A notice counts as a loss; when a job gave a machine up, spot was available."""
+        """Record whether a zone had spot at a machine's event: no at a notice or loss, yes when a job gave it up."""
         taken = one.event is Event.NOTICE or (
             one.event is Event.LOSS and one.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
         )

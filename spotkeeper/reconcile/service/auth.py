@@ -162,7 +162,7 @@ class KeySet:
         return found
 
     def _joined(self, kid: str) -> tuple[threading.Event | None, bool]:
-        """Return the fetch that this request needs, if any, and whether it makes it (True) or waits for it (False)."""
+        """Return the fetch that this request needs, or None; and whether to make it (True) or wait for it (False)."""
         with self._lock:
             now, age, known = time.monotonic(), self._age(), kid in self._keys
             useless = age > KEYS_TTL_S or not known

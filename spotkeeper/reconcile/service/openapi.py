@@ -19,7 +19,7 @@ from spotkeeper.reconcile.service.rounds import Ticked
 FILE = Path(__file__).with_suffix(".json")
 _REF = "#/components/schemas/{name}"
 _ABOUT = f"""One function for a stack. Bodies are JSON of at most {MAX_BODY} bytes and {MAX_DEPTH} levels, without
-duplicate keys, and are read only after the caller is authenticated. A refusal is one word."""
+duplicate keys, and are read only after the caller is authenticated. A refused request gets one word, which says why."""
 Json = dict[str, object]
 
 

@@ -81,7 +81,7 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """Runs one round per job at a time in this process. Requests that arrive meanwhile return: the round serves them.
+    """Runs one round per job at a time in this process. A request during a round returns; the round serves it.
 
     The bucket's lease does the same between processes, but costs a read and two writes.
     """
@@ -120,7 +120,7 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Return whether a request left its work to this one since the last check; if not, the next works itself."""
+        """Whether a request left its work to this one since the last check. If not, the next request works itself."""
         with self._lock:
             again = self._again[key]
             if again:

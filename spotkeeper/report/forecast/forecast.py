@@ -194,7 +194,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     if task.shop.on_demand:
         yield "on-demand: available at any time"
     else:
-        yield f"on-demand: {barred(task)}, so no such machine is bought; their column is for comparison"
+        yield f"on-demand: {barred(task)}, so no such machine is bought; the on-demand column is for comparison"
     yield "not included: disks and traffic"
     yield f"range: contains {percent(PROMISED)} of outcomes in markets that were left out (bench/market/forecast.py)"
 

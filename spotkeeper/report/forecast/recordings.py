@@ -180,7 +180,7 @@ def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
 
 
 def _filled(known: list[bool | None]) -> list[int]:
-    """Fill gaps: an unknown state becomes the last known state before it, or, if there is none, the first known."""
+    """Fill gaps: an unknown state becomes the last known state before it; without one, the first known state."""
     last = next((state for state in known if state is not None), False)
     out = []
     for state in known:

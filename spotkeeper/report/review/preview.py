@@ -254,7 +254,7 @@ def _data(op: Op, kind: str, name: str, step: _Step) -> str:
     if name == DRAIN:
         return "the drain, and with it the stack's machines, node disks and snapshots"
     if kind == JOB and op is Op.DELETE and (step.oldState or _State()).inputs.get("on_remove") == "cancel":
-        return "a job that leaves the list and is cancelled, with its disks and checkpoints"
+        return "a job that is cancelled because its file leaves `jobs`, with its disks and checkpoints"
     return ""
 
 
@@ -287,7 +287,7 @@ def _warning(op: Op, kind: str) -> str:
     if kind == JOB and op is Op.UPDATE:
         return "refused while the job runs: give the job another name, or cancel the running job"
     if kind == JOB and op is Op.DELETE:
-        return "the job continues: leaving the list cancels nothing"
+        return "its file leaves `jobs`, but the job continues (`cancel_removed_jobs` is off)"
     return ""
 
 

@@ -114,7 +114,7 @@ def test_a_risky_deadline_gets_submits_caution(cli: Cli, folder: Path) -> None:
 def test_an_impossible_deadline_names_the_earliest_one_and_its_price(cli: Cli, store: Store, folder: Path) -> None:
     done = cli("forecast", job(folder, "deadline: 3h"), "--work", "10h")
     assert done.code == 2
-    assert "the earliest is" in done.err and "on-demand" in done.err and "$" in done.err
+    assert "the earliest possible deadline is" in done.err and "on-demand" in done.err and "$" in done.err
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_node_without_a_machine_is_refused(cli: Cli, store: Store, calls: Path
 def test_several_machines_need_a_node_number(cli: Cli, store: Store, calls: Path) -> None:
     a_job(store)
     done = cli("ssh", "first")
-    assert done.code == Exit.REFUSED and "choose one with --node" in done.err and "machine: 0, 1" in done.err
+    assert done.code == Exit.REFUSED and "name one by --node" in done.err and "machine: 0, 1" in done.err
 
 
 def test_an_ended_job_has_no_machine(cli: Cli, store: Store, calls: Path) -> None:

@@ -344,11 +344,11 @@ JOB_CASES = [
     (GOOD + "max_on_demand: 2\n", "job.yaml:3: max_on_demand: 2: is above the number of nodes (1)"),
     (
         GOOD + "policy: on-demand\nmax_on_demand: 0\n",
-        "job.yaml:4: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one of these fields",
+        "job.yaml:4: max_on_demand: 0: contradicts `policy: on-demand`: remove one of these fields",
     ),
     (
         GOOD + "policy: spot\nmax_on_demand: 1\n",
-        "job.yaml:4: max_on_demand: 1: allows what `policy: spot` forbids: remove one of these",
+        "job.yaml:4: max_on_demand: 1: contradicts `policy: spot`: remove one of these fields",
     ),
     (GOOD + "source_sha256: abc\n", 'job.yaml:3: source_sha256: "abc": is filled in by submit: remove it'),
     # --- the source folder
@@ -466,7 +466,7 @@ def test_all_problems_are_reported_at_once(folder: Path) -> None:
                 "(did you mean first?)",
                 "job.yaml:4: nodes.min: 9: is above nodes.max (8)",
                 "job.yaml:10: env.lr: want a name of A-Z, 0-9 and _, at most 64, no digit first (did you mean LR?)",
-                "job.yaml:8: max_on_demand: 2: allows what `policy: spot` forbids: remove one of these",
+                "job.yaml:8: max_on_demand: 2: contradicts `policy: spot`: remove one of these fields",
                 'job.yaml:2: command[0]: "trian.py": no such file in `source` (code) (did you mean train.py?)',
                 'job.yaml:6: pools[0]: "worker": the stack prod has no such pool (did you mean workers?)',
             ],
@@ -484,7 +484,7 @@ def test_all_problems_are_reported_at_once(folder: Path) -> None:
             [
                 "job.yaml:4: pools[0]: 7: want a text: put it in quotes",
                 "job.yaml:7: nodes: 0: must be at least 1",
-                "job.yaml:6: max_on_demand: 0: forbids what `policy: on-demand` asks for: remove one of these fields",
+                "job.yaml:6: max_on_demand: 0: contradicts `policy: on-demand`: remove one of these fields",
                 'job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
             ],
         ),

@@ -3,7 +3,7 @@
 A launch gives name, tags, placement and subnet; everything else comes from the launch template that Pulumi declared.
 Names are tags, so a volume's id is first looked up by its name. For more than a day after a machine is gone, EC2
 answers a launch with the same ``ClientToken`` by this dead machine (rule 7 of ``docs/protocol.md``). A snapshot has no
-token, so its name is looked up first. A new resource may be invisible: "not found" means "gone" only for an old one.
+token, so its name is looked up first. "Not found" means "gone" only for an old resource: a new one may be invisible.
 """
 
 from __future__ import annotations

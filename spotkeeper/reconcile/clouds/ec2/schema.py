@@ -111,7 +111,7 @@ class SnapshotIn(Part, frozen=True, gc=False):
 
     @property
     def age(self) -> tuple[float, str]:
-        """Return the sort key that orders snapshots of one name by age, equally in every process."""
+        """Return the sort key that orders disk snapshots of one name by age; of equal ages, by id."""
         return (to_time(self.start_time), self.snapshot_id)
 
 
@@ -135,7 +135,7 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. A field replaces the same field of the template, so each one is complete.
+    """Return the request for one machine. A field replaces the template's whole field, so each field is complete.
 
     Raises:
         KeyError: the pool has no template for this provisioning model.
@@ -164,7 +164,7 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
 
 
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return a launch's subnet, or complete network interfaces that name the subnet; EC2 refuses both together."""
+    """Return a launch's subnet or, for a pool with network interfaces, the interfaces, each with the subnet."""
     subnet = pool.subnets.get(zone, "")
     if not pool.interfaces:
         return {"SubnetId": subnet} if subnet else {}

@@ -128,7 +128,7 @@ class GceVerbs:
         return kind, detail
 
     def _replayed(self, path: str, name: str, answer: Answer, ends: float) -> str:
-        """Return why the key is used up; else "". A repeated key may give the operation of a resource deleted since."""
+        """Return why an idempotency key is used up; else "". Its operation may be of a resource deleted since."""
         operation = _operation(answer)
         if operation is None or operation.status != "DONE":
             return ""

@@ -144,7 +144,7 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def gone(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether the newest commit is lost: each checkpoint disk that had it has lost it, or is lost itself.
+    """Whether the newest commit is lost: each checkpoint disk that had it is gone or has it no longer.
 
     With sharded state one blank disk suffices, since the other parts are useless without it.
     """

@@ -224,7 +224,7 @@ def _remembers(gen: int, cur: Slot) -> dict[str, Any]:
 
 
 def _cause(draft: Draft, ready: list[int]) -> str:
-    """Return why the next generation begins, for the ledger. With the same machines as before, a stop was withdrawn."""
+    """Return why the next generation begins, for the ledger. If the machines are the same, a stop was withdrawn."""
     record = draft.record
     if not record.gen:
         return "start"

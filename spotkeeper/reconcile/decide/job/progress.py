@@ -65,7 +65,7 @@ def _done_s(draft: Draft) -> float | None:
 
 
 def _excess_h(draft: Draft, done_s: float | None) -> float:
-    """Return what the job has cost beyond the same work on-demand, in on-demand hours of the whole gang.
+    """Return how much more the job has cost than its work would cost on-demand, in on-demand hours of the gang.
 
     0 if the work done, the on-demand price or the number of nodes that did the work is unknown.
     """

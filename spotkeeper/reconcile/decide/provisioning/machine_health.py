@@ -26,7 +26,7 @@ MOST = 0.5  # share of maxRunDuration before which no machine is replaced
 
 
 def note_end(draft: Draft, index: int) -> None:
-    """Record this machine's planned end when its replacement is due, and a notice when the last save must begin."""
+    """Record a machine's planned end once its replacement is due, and a notice once the last save has to begin."""
     cur = draft.nodes[index].cur
     if cur is None or not admitted(cur):
         return
@@ -39,7 +39,7 @@ def note_end(draft: Draft, index: int) -> None:
         return
     draft.put_slot(index, "cur", ends=vm.ends)
     draft.put(index, refused=())  # a new need: offers refused earlier may be requested again
-    detail = f"{max(0.0, vm.ends - draft.now):.0f} s ahead"
+    detail = f"machine ends in {max(0.0, vm.ends - draft.now):.0f} s"
     draft.log(Event.ENDING, f"r{index}.a{cur.attempt}", node=index, slot=cur, cause=MAX_RUN, detail=detail)
 
 
@@ -116,7 +116,7 @@ def _caught_up(draft: Draft, index: int, slot: Slot) -> bool:
 def host_faults(draft: Draft) -> dict[int, Sign]:
     """Return the members whose machine shows a sign of broken hardware, with that sign.
 
-    After a loss all survivors print network errors, so these count only if one member alone of three or more has them.
+    After a loss all survivors print network errors. So these count only if just one of at least three members has them.
     """
     found: dict[int, Sign] = {}
     for index, slot in draft.members():

@@ -65,9 +65,9 @@ def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
 
 
 def fits(draft: Draft, count: int, options: list[Offer], *, replaces: bool = False) -> bool:
-    """Whether the stack's caps have room for ``count`` machines, each of any of these offers.
+    """Whether the stack's caps have room for ``count`` machines, each from one of these offers.
 
-    The machines come in addition to the job's machines and intents; with ``replaces``, instead of these.
+    The machines come in addition to the job's machines and intents or, with ``replaces``, instead of them.
     """
     job, tops = draft.record.job, [node.top for node in draft.nodes]
     tally = Tally(

@@ -119,7 +119,7 @@ def _above_max_price(draft: Draft) -> str:
 
 
 def _no_offers(draft: Draft, capped: bool) -> str:
-    """Return why no offer is left: all were refused, or only spot was and ``max_on_demand`` forbids the others."""
+    """Return why no offer is left: all were refused, or spot was and ``max_on_demand`` forbids on-demand."""
     spec, where = draft.snapshot.spec, offers.bound_to(draft) or "any zone"
     if offers.out_of_pools(draft):
         return f"waiting: zone {where} was removed from the job's pools, so the job moves as soon as it can"
@@ -169,5 +169,5 @@ def give_back(draft: Draft) -> None:
         if draft.snapshot.spec is not None and draft.snapshot.spec.max_wait is not None:
             return
         until = min(until, at)
-    told = f"released {count} machine{'s' * (count > 1)} that waited for the others"
+    told = f"released {count} machine{'s' * (count > 1)} that waited for the other machines"
     draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)

@@ -23,7 +23,7 @@ SWAP = "swap to spot"  # the cause of an attempt
 
 
 def step(draft: Draft) -> None:
-    """Request machines for the vacant nodes, the highest first, so that static machines get the highest nodes."""
+    """Request machines for vacant nodes, highest first. As static machines are used first, these nodes get them."""
     if not draft.nodes and draft.snapshot.spec is not None:
         draft.set(nodes=(Node(),) * draft.snapshot.spec.size().max)
     record = draft.record

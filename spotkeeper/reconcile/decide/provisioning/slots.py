@@ -53,7 +53,7 @@ def _notices(draft: Draft, index: int) -> None:
         if cut:  # the machine stops without a notice: record the loss now
             draft.log(Event.LOSS, f"r{index}.a{cur.attempt}", node=index, slot=cur, cause="loss")
         else:
-            draft.log(Event.NOTICE, key, node=index, slot=cur, detail=f"{deadline - draft.now:.0f} s ahead")
+            draft.log(Event.NOTICE, key, node=index, slot=cur, detail=f"machine ends in {deadline - draft.now:.0f} s")
     elif deadline is None and cur.notice is not None and not cur.cut:
         draft.log(Event.REPRIEVE, f"r{index}.a{cur.attempt}.{cur.notice:.0f}", node=index, slot=cur)
 
@@ -184,9 +184,9 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
 
 
 def _disk_refused(draft: Draft, index: int) -> None:
-    """Hold the job if the cloud refuses to create a data disk. The refused idempotency key is used up: burn its number.
+    """Hold the job if the cloud refuses to create a data disk. Its idempotency key is used up: burn the disk's number.
 
-    If the disk existed and was destroyed, its key is used up too; then a new number suffices, without a hold.
+    The key of a disk that existed and was destroyed is used up too; then a new number suffices, without a hold.
     """
     node = draft.nodes[index]
     result = draft.queries.creates.get((index, node.disk))
@@ -202,7 +202,7 @@ def _disk_refused(draft: Draft, index: int) -> None:
 
 
 def _disk_bad(draft: Draft, index: int, slot: Slot, why: str) -> None:
-    """Replace a machine that cannot mount its disk. If three in a row cannot, the disk is bad: hold the job."""
+    """Replace a machine that cannot mount its disk. Hold the job if three in a row cannot mount it: the disk is bad."""
     bad = draft.nodes[index].bad + 1
     if bad < BAD_DISK:
         draft.put(index, bad=bad)

@@ -63,7 +63,7 @@ def test_machines_that_wait_too_long_for_the_rest_are_released() -> None:
     record = world.record()
     assert record.hold is Hold.CAPACITY
     assert record.reason.startswith("waiting for capacity in ")
-    assert record.reason.endswith("; released 2 machines that waited for the others")
+    assert record.reason.endswith("; released 2 machines that waited for the other machines")
     world.run(60)
     assert world.dynamic() == []
 
