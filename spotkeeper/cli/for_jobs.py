@@ -345,8 +345,8 @@ def resize(
 ) -> None:
     """Train on more or fewer machines with the same global batch. The job file must say `nodes: {min, max}`.
 
-    All machines save and stop at the same step, and training continues on NODES machines. If the
-    job has more, the machines whose loss costs least (such as slow ones) go; the other nodes keep their numbers.
+    All machines save and stop at the same step, and training continues on NODES machines. If the job has more, the
+    machines whose loss costs least are deleted, such as slow ones; the other nodes keep their numbers.
 
     Example: `spotkeeper resize first 4`
     """

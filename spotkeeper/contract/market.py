@@ -47,7 +47,7 @@ class Guess(Struct, frozen=True, omit_defaults=True):
 
 
 class Chances(Struct, frozen=True):
-    """A cloud's guesses for a pool by zone, made ``at`` (virtual unix seconds). Missing zones are unknown."""
+    """A cloud's guesses for a pool by zone, made ``at`` (virtual unix seconds). Zones without guesses are left out."""
 
     at: float
     by_zone: dict[str, Guess]

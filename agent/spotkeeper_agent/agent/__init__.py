@@ -2,7 +2,7 @@
 
 ``agent.py`` the loop · ``assignment.py`` the function's replies, and how long the agent works without one ·
 ``membership.py`` starts and ends generations · ``notices.py`` the cloud's warnings · ``hang.py`` a job that hangs ·
-``teardown.py`` leaving a job · ``upgrade.py`` upgrades the agent in place · ``components.py`` builds the parts.
+``teardown.py`` leaving a job · ``upgrade.py`` upgrades the agent in place · ``components.py`` builds these parts.
 
 **Boot.** The startup script fetches ``bundles/<sha256>.tar`` with the machine's identity, verifies the hash, unpacks it
 to ``var/lib/spotkeeper/bundle/<sha256>/`` and starts the agent with ``PYTHONPATH=<that>/site``: as three systemd units

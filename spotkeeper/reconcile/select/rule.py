@@ -26,7 +26,7 @@ class Go(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours that an hour of it saves."""
+    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours saved by an hour of the step."""
 
     go: Go
     zone: str = ""

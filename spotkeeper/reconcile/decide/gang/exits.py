@@ -47,7 +47,7 @@ def step(draft: Draft) -> None:
 
 
 def _codes(draft: Draft) -> dict[int, int]:
-    """Return the exit codes of the newest generation, by node. Of several codes of a node 93 counts, else any but 0."""
+    """Return the exit codes of the newest generation, by node. If a node has several, 93 counts, else any but 0."""
     out: dict[int, int] = {}
     for index, slot in draft.members():
         for fact in draft.queries.said(index, slot, Kind.EXIT, draft.record.gen):
