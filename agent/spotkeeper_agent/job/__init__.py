@@ -13,7 +13,7 @@ bucket.
 ``SPOTKEEPER_JOB``           the job's id; ``SPOTKEEPER_UID`` its uid; ``SPOTKEEPER_GEN`` the generation
 ``SPOTKEEPER_SLOT``          the node (0, 1, ...) that this machine is
 ``SPOTKEEPER_CKPT``          checkpoint folder, if the disk is mounted when the generation starts
-``SPOTKEEPER_CKPT_LATE``     checkpoint folder, if the disk is mounted later; a peer gives this machine its state
+``SPOTKEEPER_CKPT_LATE``     the same, if the disk is mounted later: this machine first gets the state from a peer
 ``SPOTKEEPER_SAVER``         path of the machine's saver socket, which outlives generations
 ``SPOTKEEPER_OUTPUT``        folder for results; it is in the bucket before the job's end is reported
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded

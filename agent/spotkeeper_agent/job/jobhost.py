@@ -71,7 +71,7 @@ class _UnitReply(Struct, frozen=True):
 
 
 class Hosted:
-    """A program that the jobs' unit runs. The connection that requested its start also reports its end."""
+    """A program that the jobs' unit runs. The unit reports the program's end on ``sock``, which requested its start."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -117,7 +117,7 @@ def share(path: Path) -> None:
 
 
 def home(state: Path, job: str) -> Path:
-    """Return the job's own folder on the boot disk; without units, the agent's folder ``state``."""
+    """Return the folder on the boot disk for the job's own files; without units, ``state``, for all jobs."""
     return STATE / job if has_units() else state
 
 
@@ -180,7 +180,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill the processes marked with ``folder`` (``launcher/process.py``), except ``keep``; return their number."""
+    """Kill all processes with the mark of ``folder`` (``launcher/process.py``) except ``keep``; return how many."""
     if not has_units():
         return process.sweep(folder, keep)
     try:
@@ -221,7 +221,7 @@ def _connect() -> socket.socket:
     _, owner, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if owner not in (0, os.geteuid()):  # root if systemd listens; the agent's user if there is no unit
         sock.close()
-        raise HostError(0, f"{HOST}: user {owner} listens there, not systemd; reboot this machine to renew its units")
+        raise HostError(0, f"{HOST}: user {owner} listens on it, not systemd; reboot this machine to renew its units")
     return sock
 
 

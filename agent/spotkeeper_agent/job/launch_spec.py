@@ -32,7 +32,7 @@ class LaunchSpec:
     """This machine's part of a generation.
 
     ``index``: the machine's position among the members, torchrun's node rank (``node`` may be higher); ``ckpt``: the
-    folder of checkpoints, writable at once unless ``late``; ``output``: the folder for the job's output.
+    checkpoint folder, whose disk is mounted only later if ``late``; ``output``: the folder for the job's output.
     """
 
     node: int
@@ -87,16 +87,16 @@ def torchrun_args(templates: Path, doc: Generation, run: JobRun, spec: LaunchSpe
 
 
 def command(boot: Path, argv: tuple[str, ...], source: Path) -> list[str]:
-    """Return ``boot.py`` and its arguments: the script's full path (or ``-m`` and a module) and the script's own."""
+    """Return a worker's command: ``boot``, and after it the user's command ``argv`` with the script's full path."""
     if argv[0] == "-m":
         return [str(boot), *argv]
     return [str(boot), str(source / argv[0]), *argv[1:]]
 
 
 def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) -> dict[str, str]:
-    """Return the variables that ``job/__init__.py`` lists, and the user's, for torchrun besides the launcher's own.
+    """Return the variables that the launcher adds for torchrun: the user's, and those listed in ``job/__init__.py``.
 
-    The user's values win, except for ``SPOTKEEPER_*`` and for PYTHONPATH, by which Python finds the library.
+    The user's values win, except for ``SPOTKEEPER_*``. PYTHONPATH is left out, since the launcher already has it.
     """
     ours = {
         "SPOTKEEPER_RUN": str(folder),
@@ -129,7 +129,7 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the network interface with this IPv4 address; None for loopback, which gloo finds itself."""
+    """Return the name of the interface with this IPv4 address; None for loopback, for which gloo needs no name."""
     if address.startswith("127."):
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -183,7 +183,6 @@ def render(path: Path, values: Mapping[str, object]) -> str:
 
 
 def _line(error: BaseException) -> int:
-    """Return the number of the template's line that caused an error, from the traceback's frames in the template."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

@@ -62,7 +62,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Requirements:
-    """A job's own Python environment (``launcher/pyenv.py``). ``home``: where it is made if no disk is mounted."""
+    """A job's own Python environment (``launcher/pyenv.py``). ``home``: the folder for it while no disk is mounted."""
 
     source: Path
     file: str
@@ -72,7 +72,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """The launcher that a job needs, with all variables: OpenMP and others read variables when torch is imported."""
+    """The launcher that a job needs. ``env`` has all variables, as OpenMP reads its own when torch is imported."""
 
     mode: str  # "zygote" or "exec"
     python: str
@@ -255,7 +255,7 @@ class Launcher:
                 self._process = process = self._spawn(kind)
             time.sleep(RETRY_S)
         process.terminate()
-        limit = f"{BUILD_S:.0f} s of making its environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
+        limit = f"{BUILD_S:.0f} s of making the job's environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
         raise LaunchError(f"the launcher was not ready after {limit}")
 
     def _try_connect(self) -> socket.socket | None:

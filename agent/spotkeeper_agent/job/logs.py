@@ -53,8 +53,8 @@ def whose(node: int, machine: str) -> str:
 def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
     """Return the last output of torchrun and this node's ranks (``contract.uploads``).
 
-    Errors come last, where a reader looks first. At the very end are those of the rank that probably caused the crash:
-    the first to fail by itself, and not because a peer had ended.
+    Errors come last, where a reader looks first. At the very end are the errors of the rank that probably caused the
+    crash: the first rank that failed for a reason of its own, and not because a peer had ended.
     """
     failed = failures(folder)
     logs = [Path(name) for name in printed(folder)]
@@ -70,7 +70,7 @@ def collect(folder: Path, extra: str = "", who: str = "this machine") -> bytes:
 
 
 def _without_children(log: bytes) -> bytes:
-    """Return torchrun's log without torchrun's thirty lines about a failed worker, whose own log says more."""
+    """Cut the thirty lines about a failed worker from torchrun's log, because the worker's own log tells more."""
     end = log.find(b".ChildFailedError:")
     start = log.rfind(b"Traceback (most recent call last):", 0, max(0, end))
     return log if end < 0 or start < 0 else log[:start]
@@ -81,7 +81,7 @@ def _local_rank(path: Path) -> int:
 
 
 def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:
-    """Sort key for ranks: ranks without a failure, ranks that a peer made fail, all others; earliest failure last."""
+    """Return a sort key. The order: no failure, a failure that a peer caused, another failure; the earliest is last."""
     rank = _local_rank(path)
     failure = failed.get(rank)
     return (False, False, 0, rank) if failure is None else (True, not failure.follows, -failure.at_ms, rank)
@@ -99,7 +99,7 @@ def _printable(name: str) -> str:
 
 
 def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
-    """Return the last whole lines of a file, at most ``limit`` bytes, or the end of a last line that is longer."""
+    """Return a file's last whole lines, at most ``limit`` bytes. If the last line alone is longer, return its end."""
     try:
         text, start = beneath.tail(folder, str(path), limit)
     except OSError:
@@ -113,7 +113,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
 
 
 def trim(folder: Path) -> None:
-    """Cut long logs that ``launcher/output.py`` does not keep short: free the space of all but their ends."""
+    """Free the space of all but the end of each long log, for logs that ``launcher/output.py`` does not keep short."""
     for name in printed(folder):
         with contextlib.suppress(OSError):  # it is gone, or the file system has no holes
             fd = beneath.open_file(folder, name, os.O_WRONLY)

@@ -156,7 +156,7 @@ class CheckpointUpload:
             raise StorageError(BROKEN_OFF)
 
     def _publish(self) -> bool:
-        """Create the list; return whether the copy is complete, or other nodes are still sending their shards."""
+        """Create this node's list of files; return whether the copy is complete: all nodes have created their lists."""
         source = self._source
         content = MirrorList(
             self.commit.gen,
@@ -228,7 +228,7 @@ class CheckpointDownload:
             raise NoCopyError(f"{name} is invalid: {error}") from None
         sums = tuple(MirrorFile(file.name, file.bytes, file.sha256) for file in manifest.files)
         if manifest.commit != self.commit or sums != listed.files or not all(_plain(file.name) for file in sums):
-            raise NoCopyError(f"{name} does not match the COMMIT in it")
+            raise NoCopyError(f"{name}: the list does not match the COMMIT that it contains")
         return listed
 
     def _file(self, file: MirrorFile, listed: MirrorList, home: Path) -> None:

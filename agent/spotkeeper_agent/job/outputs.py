@@ -56,7 +56,7 @@ def list_name(job: str, node: int) -> str:
 
 
 def plain(path: str) -> str:
-    """Return a file's name in the bucket: the path, if all its characters are plain, or else a similar unique name."""
+    """Return a file's name in the bucket: its path, made unique by a hash if it is long or has special characters."""
     name = _NOT_PLAIN.sub("_", path)
     if name == path and len(name) <= _MOST_NAME:
         return name
@@ -111,7 +111,7 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _look(folder: Path, name: str) -> Found | str:
-    """Return the file with its links resolved, since the upload follows none, or a line why it is left out."""
+    """Return the file with all links resolved, as uploads follow no link, or a line that says why it is left out."""
     shown = name.encode("utf-8", "backslashreplace").decode()
     if shown != name:
         return f"{shown}: its name is not UTF-8"
@@ -193,7 +193,7 @@ class _Trouble:
 
 @dataclass
 class Outputs:
-    """The uploads of a machine, of which one runs at a time. ``spare``: the folder for output without a disk."""
+    """A machine's uploads, one at a time. ``spare``: the folder on the boot disk, used until a disk is mounted."""
 
     bucket: Bucket
     helper: HelperThread

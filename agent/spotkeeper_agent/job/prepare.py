@@ -119,7 +119,7 @@ class Preparation:
         return True
 
     def end_saver(self, hurry: bool) -> bool:
-        """End the saver; return True once it has ended. Unless ``hurry``, the saver finishes a running save first.
+        """End the saver; return True once it has ended. It first finishes a running save, unless ``hurry`` is set.
 
         A saver that does not answer is signalled too: it may still be starting or ending.
         """

@@ -1,6 +1,6 @@
 """Derives reports from a running job's control file: progress, stalls, failed saves.
 
-Only the member with the lowest node reports progress: at each commit, and once a minute (a lone member twice).
+Only the member with the lowest node reports progress: at each commit, and once a minute; a lone member twice a minute.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def fetch(bucket: Bucket, job: str, sha256: str | None, folder: Path) -> Path:
 def forget_all(folder: Path) -> None:
     """Delete all sources, including incomplete ones, on a machine on which no job runs.
 
-    The folder is renamed first, so that no source is found half deleted.
+    The folder is renamed before it is deleted, so that no fetch finds a source of which only a part is left.
 
     Raises:
         OSError: the folder cannot be renamed.

@@ -76,7 +76,7 @@ class Child:
 
     @property
     def need_s(self) -> float:
-        """Real seconds that a stop needs, from the last saves; the grace period if the script saves on SIGTERM."""
+        """Real seconds that a stop needs, judged by the last save; the grace period if the script saves on SIGTERM."""
         if self.signals and self.control.state is RunPhase.STARTING:
             return self.grace_s
         return min(NEED_MOST_S, 1.5 * self.control.save_s + 2 * self.control.step_s)
@@ -97,7 +97,7 @@ class Ending:
 
     @property
     def well(self) -> bool:
-        """Whether the job is done, as far as this machine can tell."""
+        """Whether the script ended by itself with 0, so that the job is done as far as this machine can tell."""
         return self.code == 0 and not self.stopped and not self.discarded
 
     @property
@@ -186,7 +186,7 @@ class Supervisor:
         self._log("job.save_stop", gen=child.gen, step=child.control.step, within_s=round(until - now, 2))
 
     def _set_deadline(self, child: Child, until: float) -> None:
-        """Set the times of a stop: SIGKILL at ``until``, and SIGTERM, which is the job's deadline, a little earlier."""
+        """Set the times of a stop: SIGKILL at ``until``, SIGTERM shortly before. The job must save before SIGTERM."""
         child.saving = True
         child.kill_at = until
         child.term_at = until - min(TERM_S, 0.2 * max(0.0, until - time.monotonic()))

@@ -3,10 +3,10 @@
     python -m spotkeeper_agent.launcher zygote FOLDER [MODULE...]
     python -m spotkeeper_agent.launcher exec FOLDER
 
-In mode ``zygote`` the launcher imports torch once and forks for each generation: from a kill to the first step it takes
-0.3-0.5 s, and not the 10 s of a cold start, which are mostly imports. The zygote never initialises CUDA, because a fork
-of a process that has done so cannot use CUDA. In mode ``exec`` each generation starts a new torchrun process, for jobs
-that do not support forks. Both modes have the same socket, ``boot.py`` and exit codes.
+In mode ``zygote`` the launcher imports torch once and forks for each generation. So the time from a kill to the next
+step is 0.3-0.5 s and not the 10 s of a cold start, which are mostly imports. The zygote never initialises CUDA, because
+a fork of a process that has done so cannot use CUDA. In mode ``exec`` each generation starts a new torchrun process,
+for jobs that do not support forks. Both modes have the same socket, ``boot.py`` and exit codes.
 """
 
 from __future__ import annotations

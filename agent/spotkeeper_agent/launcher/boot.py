@@ -57,9 +57,9 @@ def main(argv: list[str]) -> None:
 def _die_with_torchrun() -> None:
     """Make this worker die with torchrun, and the processes that its main thread forks die with this worker.
 
-    Torchrun notices a worker's death when the last copy of a pipe closes, and forked loader workers have copies. If
-    they lived on, torchrun would notice a killed rank after 5 s instead of 0.08 s. Children that another thread forks
-    are left out, because the kernel would kill them when that *thread* ends.
+    Torchrun notices a worker's death when all copies of a pipe are closed, and forked loader workers hold copies. If
+    loader workers lived on, torchrun would notice a killed rank after 5 s instead of 0.08 s. Processes that another
+    thread forks are left out: the kernel would kill them as soon as that *thread* ends, even if the worker lives on.
     """
     parent = os.environ.get("SPOTKEEPER_PARENT")
     die_with_parent(int(parent) if parent else None)
@@ -95,7 +95,7 @@ def _local_rank() -> int:
 def _buffer_by_line() -> None:
     """Flush each printed line, so that a preemption loses none.
 
-    The agent sets PYTHONUNBUFFERED for this, but too late for the zygote's interpreter, which runs already.
+    The agent sets PYTHONUNBUFFERED for this, but an interpreter reads it at its start, and the zygote's runs already.
     """
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
@@ -119,7 +119,7 @@ def _seed() -> None:
 
 
 def _set_threads() -> None:
-    """Set torch's number of threads: OpenMP read OMP_NUM_THREADS when the zygote imported torch, too early for this."""
+    """Set torch's number of threads. OpenMP has read OMP_NUM_THREADS before, when the zygote imported torch."""
     count = os.environ.get("OMP_NUM_THREADS", "")
     if count.isdigit() and int(count) > 0 and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(count))

@@ -252,8 +252,9 @@ def _run(*argv: str) -> None:
 def passed_listener() -> socket.socket | None:
     """Return the socket of the unit ``spotkeeper-job.socket`` (sd_listen_fds(3)); None outside the unit.
 
-    systemd, as root, has called listen(2). Do not call it again: clients check that root listens, and would then see
-    this user. Connections that an earlier process did not accept are closed; their clients repeat the request.
+    systemd, as root, has called listen(2). Do not call it again: clients check that root has called it, and
+    another call would show them this user. Connections that an earlier process did not accept are closed; their clients
+    repeat the request.
     """
     given = {name: os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
     if (given["LISTEN_PID"], given["LISTEN_FDS"]) != (str(os.getpid()), "1"):

@@ -2,8 +2,8 @@
 
 The log files lie in memory (``/run``), beside files that job and agent must be able to write. A loop that prints a
 gigabyte a second would fill this memory before any periodic check. A small process per worker, the *output worker*,
-reads the pipe; if it is killed, its parent starts another one. The launcher lets both drain the pipe before it ends
-them. Standard library only; Linux only.
+reads the pipe; if it is killed, its parent starts another one. Before the launcher ends these
+processes, it lets them read the pipe to its end. Standard library only; Linux only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def bound() -> None:
 
 
 def _start(pairs: list[tuple[int, int]]) -> bool:
-    """Start the output worker in a new interpreter: that takes 10 ms, and forking a process with torch twice 60 ms."""
+    """Start the output worker in a new interpreter. That takes 10 ms; two forks of a process with torch take 60 ms."""
     for read, _ in pairs:
         os.set_inheritable(read, True)
     words = [str(KEPT_BYTES), *(f"{read}:{fd}" for read, fd in pairs)]
@@ -91,7 +91,7 @@ def main(words: list[str]) -> None:
 def _supervise(files: dict[int, int], kept: int) -> None:
     """Copy in a child process; if the child is killed, start another one. Never returns.
 
-    This process only keeps the pipes open: without a reader the job's next print would fail with EPIPE and end the job.
+    Between two children this process keeps the pipes open: a print into a pipe without a reader would end the job.
     Bytes that a killed child had read but not written, at most 64 KB, are lost.
     """
     try:

@@ -43,7 +43,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process a subreaper: the parent of all its descendants whose parent ends, so that it can end them."""
+    """Make this process a subreaper: it becomes the parent of descendants whose parent ends, so it can end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

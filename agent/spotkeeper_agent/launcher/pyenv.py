@@ -7,8 +7,7 @@
 ``FILE`` is in ``SOURCE``: a requirements file, or ``uv.lock`` with its ``pyproject.toml``. The environment is made
 once, on the node's disk, and every machine that gets that disk finds it there. A machine without a disk (a standby, or
 a machine that waits for its disk) makes the environment below ``HOME`` on its boot disk. If the disk is mounted before
-that is done, the machine uses the disk instead: the disk may already have the environment, and keeps it for later
-machines.
+that environment is ready, the machine finds or makes the environment on the disk instead, for later machines to use.
 
 An environment from a requirements file also sees the interpreter's own packages, such as an image's torch, so pip does
 not install these again. An environment from ``uv.lock`` has exactly the lock's packages. The file ``READY`` is written
@@ -192,14 +191,14 @@ def _commands(source: Path, file: str, target: Path) -> list[list[str]]:
 
 
 def _see_image(target: Path) -> None:
-    """Make this interpreter's packages visible, also those of a venv, which ``--system-site-packages`` would skip."""
+    """Let the environment import this interpreter's packages: ``--system-site-packages`` leaves out those of a venv."""
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
     found = next(target.glob("lib/python*/site-packages"))
     (found / "_image.pth").write_text("".join(lines))
 
 
 def _run(command: list[str], source: Path, target: Path, over: object) -> bool:
-    """Run a command to its end; if ``over()`` becomes true, kill it and return False. EnvError: the command failed."""
+    """Run a command to its end; if ``over()`` becomes true, kill the command and return False. Raises EnvError."""
     assert callable(over)
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     env |= {"UV_PROJECT_ENVIRONMENT": str(target), "UV_LINK_MODE": "copy", "PIP_REQUIRE_VIRTUALENV": "0"}

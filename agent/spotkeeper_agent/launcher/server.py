@@ -63,7 +63,7 @@ class LaunchedRun:
 
 @dataclass
 class Server:
-    """Serves the agent. ``spawn`` starts torchrun for a request and returns its pid; ``folder`` is for the socket."""
+    """Serves the agent. ``spawn`` starts torchrun for a request and returns its pid; ``folder`` contains the socket."""
 
     folder: Path
     mode: str
@@ -100,7 +100,7 @@ class Server:
         os.close(self._lock)
 
     def _listen(self) -> socket.socket:
-        """Make the socket. Its address goes through the folder's descriptor, as it may have at most 108 bytes."""
+        """Make the socket. An address has at most 108 bytes, so it names the folder by a descriptor, not a path."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         try:
             beneath.make_way(self.folder, SOCKET)
@@ -160,7 +160,7 @@ class Server:
         return {"ok": True}
 
     def _kill(self, gen: int) -> Message:
-        """Kill torchrun and the generation's cgroup, if any. After torchrun's end, all other processes are killed."""
+        """Kill torchrun and the generation's cgroup, if it has one. After that, ``_reap`` kills all other processes."""
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(gen)
@@ -212,7 +212,7 @@ class Cgroup:
         return None if path is None else cls(path)
 
     def enter(self, gen: int) -> None:
-        """Move the calling process into the cgroup of this generation, below the launcher's."""
+        """Move the calling process into this generation's cgroup, which lies below the launcher's cgroup."""
         folder = self.path / f"gen-{gen}"
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.procs").write_text("0")

@@ -181,7 +181,7 @@ def _await(file: Path, before: int) -> bool:
 
 
 def _signal_a_thread(pid: int, number: int) -> None:
-    """Signal another thread than the main thread, which may be in an uninterruptible call to a disk that hangs."""
+    """Signal a thread that is not the main thread, as the main thread may hang in a disk call that ignores signals."""
     tgkill = _TGKILL.get(platform.machine())
     others = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]  # noqa: PTH208
     if tgkill is not None and others:
@@ -250,7 +250,7 @@ def where(frames: list[Frame]) -> Where:
 
 
 def at(frames: list[Frame]) -> str:
-    """Return the innermost call and, unless that is in the user's code, the user's call that led to it."""
+    """Return the innermost call. If that call is not in the user's code, add the user's call that led to it."""
     if not frames:
         return ""
     own = next((frame for frame in frames if _is_users(frame.file)), None)

@@ -76,8 +76,8 @@ def run(args: list[str]) -> int:
 def _leave_in_turn() -> None:
     """Let only the first node, which hosts the store, wait for the other nodes at a successful end.
 
-    torchrun makes every node wait. When the first node ends, the waits of the others fail, and each would print thirty
-    lines of C++ frames at the end of a successful job's log. The exit codes show how the nodes ended.
+    Torchrun makes every node wait. When the first node ends, the store is gone, and each node that still waits would
+    print thirty lines of C++ frames at the end of a successful job's log. The exit codes show how the nodes ended.
     """
     from torch.distributed.elastic.agent.server import api
     from torch.distributed.elastic.utils import store
@@ -141,7 +141,7 @@ def note_fatal(run: Path) -> None:
 
 
 def follows(error: BaseException) -> bool:
-    """Whether the error only reports that a peer, or the connection to a peer, is gone."""
+    """Whether a peer caused this error, which only reports that the peer, or the connection to it, is gone."""
     return any(_is_of_peer(each) for each in _chain(error))
 
 

@@ -36,7 +36,7 @@ def boot_checks() -> tuple[Check, ...]:
 
 
 def here(folder: Path | None, peers: tuple[str, ...], notice: float | None, python: str) -> Machine:
-    """Describe this machine for the checks. By default the folder is the data disk's, and the notice the pool's."""
+    """Describe this machine for the checks. ``folder`` defaults to the data disk, ``notice`` to the pool's notice."""
     metadata = _metadata()
     return Machine(
         metadata=metadata,

@@ -59,7 +59,7 @@ def clock(machine: Machine) -> Finding:
     if abs(off_s) <= CLOCK_WARNING_S:
         return Finding("clock", Level.OK, words, figures=figures)
     level = Level.ERROR if abs(off_s) > CLOCK_ERROR_S else Level.WARNING
-    return Finding("clock", level, f"{words}: if this grows, tokens and signatures are refused", NTP, figures)
+    return Finding("clock", level, f"{words}: if the error grows, tokens and signatures are refused", NTP, figures)
 
 
 def _kernel_clock() -> Finding:
@@ -103,7 +103,7 @@ def bandwidth(machine: Machine) -> Finding:
     words = f"{rate:.2f} GB/s: a notice of {machine.notice_s:g} s suffices to save {in_time:.1f} GB on each machine"
     newest = newest_checkpoint(machine.folder)
     if newest and newest > in_time * GB:
-        remedy = "use a faster disk, a longer notice or sharded state; now a preemption loses the steps since a save"
+        remedy = "use a faster disk, a longer notice or sharded state; until then a preemption loses all unsaved steps"
         found = f"{words}; the newest checkpoint has {newest / GB:.1f} GB"
         return Finding("bandwidth", Level.ERROR, found, remedy, figures)
     if in_time < 1.0:

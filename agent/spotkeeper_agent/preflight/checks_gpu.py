@@ -38,7 +38,7 @@ print(json.dumps(said))
 
 
 class Fabric(NamedTuple):
-    """A kind of GPUDirect, and what it needs on a Google machine. ``daemon``: a path that exists while it runs."""
+    """A kind of GPUDirect, and its needs on a Google machine. ``daemon``: a path that exists while its daemon runs."""
 
     name: str
     plugin: str
@@ -106,7 +106,7 @@ def driver(machine: Machine) -> Finding:
     figures = {"gpus": float(len(rows))}
     words = f"{len(rows)} x {rows[0][0]}, driver {rows[0][1]}" if rows else "the driver shows no GPU"
     if len(rows) < cards:
-        return Finding("driver", Level.ERROR, f"{words}, but {cards} are in the machine", _REPLACE, figures)
+        return Finding("driver", Level.ERROR, f"{words}, but {cards} GPUs are in the machine", _REPLACE, figures)
     if any(row[2].isdigit() and int(row[2]) for row in rows):
         return Finding("driver", Level.ERROR, f"{words}; uncorrectable memory errors since the boot", _REPLACE, figures)
     return Finding("driver", Level.OK, words, figures=figures)
@@ -135,7 +135,7 @@ def _interfaces(machine: Machine) -> Iterator[tuple[str, str]]:
         exact = wanted.startswith("=")
         for one in wanted.lstrip("=").split(","):
             if not any(found == one if exact or name.startswith("GLOO") else found.startswith(one) for found in there):
-                yield f"{name}={wanted}: no such interface (there are {', '.join(there)})", f"unset {name}"
+                yield f"{name}={wanted}: no such interface (the machine has {', '.join(there)})", f"unset {name}"
                 break
 
 

@@ -89,9 +89,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Check:
-    """One check. If ``look`` takes longer than ``limit_s`` real seconds, that is the finding.
+    """One check. If ``look`` takes longer than ``limit_s`` real seconds, the finding says that no answer came.
 
-    ``boot``: the check is cheap enough for every boot; ``alone``: it measures, so no other check runs beside it.
+    ``boot``: whether it is cheap enough for every boot; ``alone``: it measures a speed, so nothing else runs beside it.
     """
 
     name: str
@@ -132,4 +132,4 @@ class _RunningCheck:
             self._found = self._check.look(self._place)
         except OSError as error:
             why = f"cannot check this: {error}"
-            self._found = Finding(self._check.name, Level.WARNING, why, "run it as a user with the right to read this")
+            self._found = Finding(self._check.name, Level.WARNING, why, "run preflight as a user who may read this")

@@ -165,7 +165,7 @@ def test_a_job_that_listens_in_the_units_place_receives_nothing(
     argv = [sys.executable, "-IS", "-c", IMPOSTOR, str(path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as impostor:
         assert impostor.stdout is not None and impostor.stdout.readline() == "listens\n"
-        with pytest.raises(OSError, match="user 65534 listens there, not systemd"):
+        with pytest.raises(OSError, match="user 65534 listens on it, not systemd"):
             jobhost.spawn("launcher", ["true"], {"SECRET": "hunter2"}, tmp_path / "log")
     shutil.rmtree(folder)
 

@@ -275,7 +275,7 @@ SMI = "NVIDIA H100 80GB HBM3, 575.57.08, "
         (f"echo '{SMI}0'; echo '{SMI}0'", Level.OK, "2 x NVIDIA H100"),
         (f"echo '{SMI}[N/A]'; echo '{SMI}[N/A]'", Level.OK, "575.57.08"),
         (f"echo '{SMI}0'; echo '{SMI}3'", Level.ERROR, "memory errors"),
-        (f"echo '{SMI}0'", Level.ERROR, "2 are in the machine"),
+        (f"echo '{SMI}0'", Level.ERROR, "2 GPUs are in the machine"),
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", Level.ERROR, "reboot"),
     ],
 )
