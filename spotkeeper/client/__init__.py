@@ -19,11 +19,7 @@ from spotkeeper.clock import Clock
 
 
 def find_target(stack: str | None, start: Path | None = None) -> Target:
-    """Return the stack that ``--stack``, the environment or the working folder (``start``) names.
-
-    Raises:
-        CliError: none of them names a stack.
-    """
+    """Return the stack that ``--stack``, the environment or the folder ``start`` names; raise CliError if none does."""
     name = stack or os.environ.get("SPOTKEEPER_STACK", "")
     bucket = os.environ.get("SPOTKEEPER_BUCKET", "")
     folder = named_folder() or local_folder(start or Path.cwd())
@@ -35,7 +31,7 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
     if folder is not None and name in ("", "local"):
         return local_target(folder)
     if name:
-        here = f", and the cloud in {folder} is the stack `local`" if folder is not None else ""
+        here = f", and the one-machine cloud in {folder} is another stack, `local`" if folder is not None else ""
         raise CliError(f"no stack {name}: SPOTKEEPER_BUCKET is not set{here}", Exit.MISSING, export_bucket(name))
     raise CliError(
         "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and no .spotkeeper/local is found from here up",

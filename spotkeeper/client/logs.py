@@ -50,14 +50,17 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
 
 
 def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
-    """Return the error for a missing log. ``what`` says what is missing; ``otherwise``: the remedy for an ended job."""
+    """Return the error for a missing log.
+
+    ``what``: the error's message, such as "node 1 has no log". ``otherwise``: the error's remedy if the job has ended.
+    While the job is unfinished, the remedy is to wait.
+    """
     if not record.over:
         return CliError(f"{record.name}: {what} yet", Exit.MISSING, "a log appears once the node prints something")
     return CliError(f"{record.name}: {what}: nothing was printed", Exit.MISSING, otherwise)
 
 
 def check_node(record: Record, node: int) -> None:
-    """Raise CliError if the job has no such node."""
     last = max(1, len(record.nodes)) - 1
     if not 0 <= node <= last:
         nodes = f"nodes 0 to {last}" if last else "only node 0"
@@ -65,7 +68,6 @@ def check_node(record: Record, node: int) -> None:
 
 
 def log_gens(store: Store, record: Record, node: int) -> list[int]:
-    """Return the generations with a stored log of this node, in order."""
     prefix = paths.log(record.job, node, 0).rpartition("/")[0] + "/"
     stems = (path[len(prefix) :].removesuffix(".log") for path in store.list(prefix))
     return sorted(int(stem) for stem in stems if stem.isdigit())
@@ -81,7 +83,6 @@ def heading(store: Store, record: Record, gen: int) -> str:
 
 
 def whole(data: bytes) -> str:
-    """Return the stored text of a log."""
     return News().of((0, 0), data)
 
 
@@ -95,7 +96,7 @@ class News:
         self.gaps: dict[str, LogPart] = {}  # by heading: files of which a part was left out
 
     def of(self, log: Log, data: bytes) -> str:
-        """Return the new part of a log. Each file's text is below a heading that names the file."""
+        """Return the new text of a stored log. A log joins several files; a heading names each file above its text."""
         out = ""
         for part in split_log(data):
             text = self._of_file(log, part) if part.path else self._of_loose(log, part)
@@ -116,8 +117,8 @@ class News:
         if part.start <= seen:
             return text
         self.gaps[part.title] = part
-        what = "the whole file is" if part.end <= KEPT_BYTES else f"the file's last {KEPT_BYTES >> 20} MiB are"
-        return f"... {size(part.start - seen)} left out; {what} on the machine: {part.path}\n{text}"
+        what = "the whole file" if part.end <= KEPT_BYTES else f"the file's last {KEPT_BYTES >> 20} MiB"
+        return f"... {size(part.start - seen)} left out here; the machine has {what}: {part.path}\n{text}"
 
     def _of_loose(self, log: Log, part: LogPart) -> str:
         text = part.text.decode("utf-8", "replace")
@@ -126,7 +127,7 @@ class News:
 
 
 def added(before: str, after: str) -> str:
-    """Return what ``after`` adds to ``before``, even if ``after`` lacks the beginning of ``before``."""
+    """Return the new text of a log that was ``before`` and is ``after`` now, which may lack the old beginning."""
     if after.startswith(before):
         return after[len(before) :]
     tail = before[-2048:]
@@ -167,9 +168,10 @@ def _innermost_calls(store: Store, record: Record, first: int | None, gen: int) 
 
 
 def end_of_log(data: bytes) -> tuple[str, ...]:
-    """Return the last traceback in a failed node's log, below its file's heading; without one, the log's last lines.
+    """Return the last traceback in a failed node's log, below a line that names its file.
 
-    A stored log ends with the errors of the process that failed first; torchrun's own lines are before them.
+    If the log has no traceback, its last lines are returned. A stored log ends with the errors of the process that
+    failed first; torchrun's own lines are before these errors.
     """
     parts = split_log(data)
     lines = parts[-1].text.decode("utf-8", "replace").rstrip().split("\n") if parts else []

@@ -52,10 +52,10 @@ class FoundJobs(Struct, frozen=True):
 
 
 def find_job(store: Store, word: str) -> Record:
-    """Return the record of the job with this id or name; if only ended jobs have the name, the newest one's.
+    """Return the record of the job with this id or name. Of several ended jobs of this name, the newest counts.
 
     Raises:
-        CliError: no such job exists; the message names the nearest.
+        CliError: no such job exists; the message suggests a job with a similar name, if any.
     """
     job = store.read_name(word) if JOB_NAME.match(word) else None
     for candidate in (job, word):
@@ -113,7 +113,6 @@ def all_jobs(store: Store, finished: bool) -> FoundJobs:
 
 
 def _read(store: Store, jobs: Sequence[str]) -> FoundJobs:
-    """Read the jobs' records in parallel, each by a request to the bucket."""
 
     def read(job: str) -> Record | Unreadable | None:
         try:
@@ -138,9 +137,10 @@ def view_of(
     site: Site = CLOUD,
     deadline: float | None = None,
 ) -> JobView:
-    """Return the view of a job. Takes five reads of the bucket, and one more for a failed job's log or a job on hold.
+    """Return the view of a job, from five reads of the bucket.
 
-    For a job that hung, each node's log is one more read.
+    A job on hold takes one more read. A job that failed takes one more, for the log of the node that failed, or, if
+    it hung, one more for each node's log.
 
     Args:
         now: virtual unix seconds.
@@ -156,7 +156,7 @@ def view_of(
 
 
 def site_of(store: Store, stack: StackState | None, target: Target) -> Site:
-    """Return the stack's clock speed, and for how long no tick has succeeded, as views need them (:class:`Site`)."""
+    """Return what a view shows of the stack: the speed of its clock, and for how long no tick has succeeded."""
     return replace(target.site(), no_tick=silence(store, stack, target))
 
 
@@ -171,22 +171,21 @@ def deadline_of(store: Store, record: Record) -> float | None:
 
 
 def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:
-    """Return current and past spot prices by pool, as the cloud reported them."""
     pools = tuple(pool.name for pool in stack.pools if pool.kind == "spot") if stack else ()
     return {pool: read.value for pool, read in store.read_prices(pools).items()}
 
 
 def resume_waits(store: Store, record: Record) -> bool:
-    """Whether a request to resume the job waits for a round."""
+    """Return whether a user has requested to resume the job, and no round has handled this request yet."""
     done = set(record.requests_done)
     return any(ask.kind is RequestKind.RESUME and ask.id not in done for ask in store.list_requests(record.job))
 
 
 def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (end of the log, cause) of a job's last failure; one of the two is always empty.
+    """Return (end of the log, cause) of a job's last failure; at least one of the two is empty.
 
-    The cause is returned if the job hung, or has restarted once since; otherwise the end of the log. Both are empty
-    once two generations have followed the failed one, because the job has then recovered.
+    Until the next generation, the end of the log is returned, or if the job hung, the cause (a few lines). During the
+    next generation the cause is returned. Later both are empty, because the job has recovered.
     """
     crash = last_crash(ledger)
     if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) or record.gen > crash.gen + 1:
@@ -275,9 +274,9 @@ def refuse_over(record: Record) -> None:
 
 
 def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
-    """Return a function for ``read_job`` that tells how many seconds a job takes to start. It looks up each job once.
+    """Return a function that tells how many seconds a job takes to start; ``read_job`` calls this function.
 
-    If ``store`` is None, the function returns the default, ``START_S``.
+    The function reads the bucket and remembers its results. If ``store`` is None, it returns the default, ``START_S``.
     """
 
     @cache

@@ -90,7 +90,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _refuse(error: OSError) -> None:
-    """Raise the error: os.walk would silently skip a folder that cannot be read."""
+    """Raise the error of os.walk, which would otherwise silently skip a folder that cannot be read."""
     raise error
 
 

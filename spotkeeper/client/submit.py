@@ -135,14 +135,14 @@ def _refuse_other(
     if theirs is not None and spec_sha256(theirs) == digest:
         return job, read.value if read is not None else None
     state = "runs already"
-    end = f"resume that job with these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
+    end = f"give the old job these files (spotkeeper pause {spec.name}, then {resume_with(spec.name)}), or end it"
     if read is None:
-        state, end = "is being submitted already", "end the other"
+        state, end = "is being submitted already", "end the old job"
     elif read.value.phase is Phase.HOLD:
-        state = "is on hold since it failed" if read.value.hold is Hold.FAILURE else "is on hold"
-        end = f"resume that job with these files ({resume_with(spec.name)}), or end it and delete its checkpoints"
+        state = "is on hold because it failed" if read.value.hold is Hold.FAILURE else "is on hold"
+        end = f"give the old job these files ({resume_with(spec.name)}), or end it and delete its checkpoints"
     raise CliError(
-        f"{spec.name}: a job of this name {state} ({job}) with other content: {', '.join(differences(theirs, spec))}",
+        f"{spec.name}: a job of this name {state} ({job}), with other content: {', '.join(differences(theirs, spec))}",
         Exit.REFUSED,
         f"give this job another `name`, or {end}: spotkeeper cancel {spec.name}",
     )
@@ -158,7 +158,7 @@ def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
 
 
 def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: str) -> Record:
-    """Return the record's first version. The first ledger entry is in its outbox: the function writes the ledger."""
+    """Return a new job's record. Its outbox has the first ledger entry, which a round then writes to the ledger."""
     return Record(
         job=job,
         uid=str(uuid.uuid4()),

@@ -83,7 +83,6 @@ def export_bucket(stack: str) -> str:
 
 
 def folder_option(folder: Path) -> str:
-    """Return ``--folder FOLDER``, quoted for a shell."""
     return f"--folder {shlex.quote(str(folder))}"
 
 
@@ -102,7 +101,7 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return ``folder``; if that is the default, prefer ``SPOTKEEPER_FOLDER``, then an existing cloud's folder."""
+    """Return ``folder``. If it is the default, ``SPOTKEEPER_FOLDER`` and an existing cloud's folder come first."""
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 
@@ -118,14 +117,13 @@ def attach(folder: Path) -> LocalCloud:
 
 
 def local_target(folder: Path) -> Target:
-    """Return the stack of the one-machine cloud in ``folder``."""
     cloud = attach(folder)
     compute = {"compute_endpoint": cloud.compute_endpoint, "compute_token": cloud.token}
     return Target(STACK, cloud.bucket, cloud.clock, cloud.folder, **compute)
 
 
 def local_token(target: Target, url: str) -> str:
-    """Return an identity token of the schedule's account; in the one-machine cloud the operator may use any account."""
+    """Return an identity token of the schedule's account for the function at ``url``, from the one-machine cloud."""
     from infra.naming import account
 
     state = target.state(target.store())
@@ -163,7 +161,7 @@ def notify(target: Target, store: Store, job: str) -> bool:
 
 
 def silence(store: Store, stack: StackState | None, target: Target) -> str:
-    """Return a text that says how long no tick has succeeded, and why; "" while ticks succeed or nothing is known."""
+    """Return as text how long no tick has succeeded, and why; "" if ticks succeed or the bucket has no report."""
     from spotkeeper.contract.stack import tick_silence
     from spotkeeper.reconcile.controller.alarm import read_note
     from spotkeeper.reconcile.store.objects import StoreError

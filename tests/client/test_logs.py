@@ -30,8 +30,8 @@ def test_a_gap_in_a_followed_log_is_noted() -> None:
     """3,000 lines between two looks: the store has the last 64 KB of them."""
     news, log = News(), (0, 1)
     assert news.of(log, join_log([stdout(0, b"--- step 1\n")])) == f"{HEAD}--- step 1\n", "a job may print such lines"
-    gap = "... 1.2 MB left out; the whole file is on the machine: /run/0/stdout.log\n"
+    gap = "... 1.2 MB left out here; the machine has the whole file: /run/0/stdout.log\n"
     assert news.of(log, join_log([stdout(1_200_011, b"step 9\n")])) == f"{gap}step 9\n", "and its heading only once"
     assert news.of(log, join_log([stdout(1_200_018, b"step 10\n")])) == "step 10\n"
     later = news.of(log, join_log([stdout(80_000_000, b"step 99\n")]))
-    assert later == "... 78.8 MB left out; the file's last 64 MiB are on the machine: /run/0/stdout.log\nstep 99\n"
+    assert later == "... 78.8 MB left out here; the machine has the file's last 64 MiB: /run/0/stdout.log\nstep 99\n"

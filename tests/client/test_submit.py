@@ -63,8 +63,8 @@ def test_other_content_under_the_name_of_a_running_job_is_refused(cli: Cli, stor
     done = cli("submit", folder / "job.yaml")
     assert done.code == 4
     assert done.err.splitlines() == [
-        f"error: first: a job of this name runs already ({job}) with other content: source",
-        "  try: give this job another `name`, or resume that job with these files (spotkeeper pause first, then "
+        f"error: first: a job of this name runs already ({job}), with other content: source",
+        "  try: give this job another `name`, or give the old job these files (spotkeeper pause first, then "
         "spotkeeper resume first JOB.YAML), or end it: spotkeeper cancel first",
     ]
     assert store.active_jobs() == (job,)
@@ -94,8 +94,8 @@ def test_a_held_job_is_returned_and_other_content_refused(cli: Cli, store: Store
     done = cli("submit", folder / "job.yaml")
     assert done.code == 4
     assert done.err.splitlines() == [
-        f"error: first: a job of this name is on hold since it failed ({job}) with other content: source",
-        "  try: give this job another `name`, or resume that job with these files (spotkeeper resume first JOB.YAML), "
+        f"error: first: a job of this name is on hold because it failed ({job}), with other content: source",
+        "  try: give this job another `name`, or give the old job these files (spotkeeper resume first JOB.YAML), "
         "or end it and delete its checkpoints: spotkeeper cancel first",
     ]
 

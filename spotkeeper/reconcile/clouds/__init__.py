@@ -9,9 +9,10 @@ botocore, which is in Lambda's runtime, is imported at the first call.
 topic                  Compute Engine                           EC2
 ====================== ======================================== =================================================
 names                  unique in a zone                         the tag ``Name``, beside the stack's own tag
-a launch or disk is    ``requestId``; a failure shows later, in ``ClientToken``. For more than a day after its machine
-made once, thanks to   the operation                            is gone, EC2 answers with this dead machine; then the
-                                                                attempt is given up (rule 7 of ``docs/protocol.md``)
+a launch or disk is    ``requestId``; a failure shows later, in ``ClientToken``. For more than a day after a machine is
+made once, thanks to   the operation                            gone, EC2 answers a repeated launch with this machine
+                                                                and launches none; then the attempt is given up (rule 7
+                                                                of ``docs/protocol.md``)
 a snapshot is made     its name                                 a search for its name before. If there are two, the
 once, thanks to                                                 older is used; both are deleted
 listing                all zones by one request; the answer     the region by one request; if it fails, each zone by
@@ -30,7 +31,7 @@ estimates, kept a day  a zone's obtainability, uptime and       a zone's placeme
 events of losses       log sink and Pub/Sub push                EventBridge; the machine is looked up by id
 ====================== ======================================== =================================================
 
-A disk may contain data, so another disk replaces it only if it certainly failed, or is missing long after it was made.
-``infra/aws/rights.py`` grants exactly the IAM actions that all this needs. Both clouds run the same scenarios in
-``tests/sim``; ``make ec2`` kills the function at each step of these, freezes it, and gives it wrong answers.
+A disk may contain data. So a second disk is made in its place only if the first one certainly failed, or is missing
+long after it was made. ``infra/aws/rights.py`` grants exactly the IAM actions that the EC2 adapter needs. Both clouds
+run the same scenarios in ``tests/sim``; at each of their steps ``make ec2`` kills, freezes or misleads the function.
 """

@@ -111,7 +111,7 @@ class Wire:
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:
-    """Make a blocked read return at once. The socket is not closed, so that its descriptor is not reused meanwhile."""
+    """Make a blocked read return at once. Closing the socket would free the descriptor that the read still uses."""
     sock = connection.sock
     if sock is not None:
         try:

@@ -22,7 +22,7 @@ EC2_LAUNCHES_PER_S, EC2_LAUNCHES = 2.0, 5.0
 
 
 class TokenBucket:
-    """A token bucket: ``burst`` tokens at once, then ``per_s`` a second. Thread-safe; callers wait without the lock."""
+    """A token bucket: ``burst`` tokens at once, then ``per_s`` a second. Thread-safe; the caller does the waiting."""
 
     def __init__(self, per_s: float = PER_S, burst: float = BURST, now: Callable[[], float] = time.monotonic) -> None:
         self._per_s, self._burst, self._now = per_s, burst, now

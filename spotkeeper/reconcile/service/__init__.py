@@ -17,10 +17,10 @@ path                        caller              does
 **Who is believed.** On Google Cloud a caller sends two tokens. Cloud Run checks the token in
 ``X-Serverless-Authorization`` (audience: the function's URL) and removes its signature. The function checks the token
 in ``Authorization`` (an agent's token has the audience ``<URL>/v1/sync`` and is valid for nothing else). The schedule
-and pushes can send only one token. The function gets it without signature, cannot check it again, and takes it as a
-hint, which names no node and causes a round at most. If such a token arrives with its signature, Cloud Run does not
-check callers, because the service was opened to all; from then on the process accepts no token without signature. On
-AWS there are no tokens: IAM says who the caller is.
+and pushes can send only one token. Cloud Run removes its signature, so the function cannot check this token again and
+takes the request as a hint, which names no node and causes a round at most. If such a token arrives with its signature,
+Cloud Run has not checked it, because someone opened the service to all callers; from then on the process accepts no
+token without signature. On AWS there are no tokens: IAM says who the caller is.
 
 **Polls.** A sync that reports nothing is answered from what the process read within the last half second
 (``rounds.py``), unless the agent has a newer document (``Sync.ver``) or a round ran in this process since. While a job

@@ -162,7 +162,7 @@ class KeySet:
         return found
 
     def _joined(self, kid: str) -> tuple[threading.Event | None, bool]:
-        """Return the fetch that this request needs, or None; and whether to make it (True) or wait for it (False)."""
+        """Return (the fetch of keys that this request needs, or None; whether the request must make the fetch)."""
         with self._lock:
             now, age, known = time.monotonic(), self._age(), kid in self._keys
             useless = age > KEYS_TTL_S or not known
@@ -269,13 +269,13 @@ class Verifier:
     def hint(self, authorization: str | None, emails: frozenset[str], platform: str | None = None) -> Caller:
         """Return the caller in ``emails`` (the schedule or a push) that requests a round. It may do nothing else.
 
-        Behind Cloud Run the caller's only token arrives with the marker, and its claims are believed because Cloud Run
-        has checked them. If the service is opened to all, Cloud Run no longer checks or changes tokens, so the
-        schedule's next token arrives with its signature. From then on this process accepts no token with the marker.
+        Behind Cloud Run the caller's only token arrives with a marker in place of its signature. Its claims are
+        believed, because Cloud Run has checked them. If the service is opened to all, Cloud Run checks and changes no
+        token, so a token arrives with its signature; from then on this process accepts no token with the marker.
 
         Args:
-            platform: the request's ``X-Serverless-Authorization``. If it is there, Cloud Run has checked this token,
-                and the token in ``Authorization`` rightly arrives with its signature.
+            platform: the request's ``X-Serverless-Authorization``. If there is one, Cloud Run checks that token and
+                leaves ``Authorization`` as sent, so a signature there does not mean that the service is open to all.
 
         Raises:
             AuthError, KeysUnavailableError: as :meth:`agent`.

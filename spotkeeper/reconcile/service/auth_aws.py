@@ -63,14 +63,13 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
         raise AuthError("the caller is not a session of an instance profile")
     ids = {iam.user_id, iam.caller_id}
     if len(ids) != 1 or not iam.user_id.startswith(_ROLE_ID) or not iam.user_id.endswith(f":{name}"):
-        raise AuthError("the caller's ids do not belong to its session")
+        raise AuthError("the caller's ids are not those of its session")
     if not iam.access_key.startswith(_TEMPORARY):
-        raise AuthError("the caller's key is not that of a session")
+        raise AuthError("the caller's access key is not a temporary one")
     return name
 
 
 def is_instance(text: str) -> bool:
-    """Return whether the text has the form of an instance id."""
     return _INSTANCE.match(text) is not None
 
 
@@ -88,10 +87,10 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
 
 
 def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
-    """Return the machines of a listing that certainly belong to the stack, by id.
+    """Return the stack's machines in a listing, by id.
 
-    A machine's name says which attempt of which node it is; an adapter lists a machine only if its labels and name
-    agree. Machines that share an id, and machines with another stack's name, are left out.
+    Left out are machines with the same id, since the id does not say which of them the caller is, and machines whose
+    name is not the one that the stack, job, node and attempt require.
     """
     times = Counter(vm.uid for vm in listing.vms)
     ours = (vm for vm in listing.vms if times[vm.uid] == 1 and is_ours(vm, stack))

@@ -1,9 +1,9 @@
 """The function's entry point on AWS: a function URL (``AuthType`` AWS_IAM), a schedule, and EventBridge.
 
 Handler: ``spotkeeper.reconcile.service.aws_lambda.handler``. A request of the URL contains what IAM says about the
-caller. A direct ``lambda:InvokeFunction`` could forge this, so machines have the right to it only with the condition
-``lambda:InvokedViaFunctionUrl``. The function's resource policy allows direct invocations to the schedule and
-EventBridge; these are hints, which cause a round at most.
+caller. A caller that invokes the function directly could forge this part. So machines have the right
+``lambda:InvokeFunction`` only with the condition ``lambda:InvokedViaFunctionUrl``. The function's resource policy lets
+the schedule and EventBridge invoke it directly; their events are hints, which cause a round at most.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class LambdaApp(HttpApp):
 
 
 def request_of(event: UrlEvent) -> UrlRequest:
-    """Return the request in an event, with the body cut above the function's limit of 16 KB (Lambda's is 6 MB).
+    """Return the request in an event. Of a body above ``MAX_BODY``, which is refused later, only the beginning is kept.
 
     Raises:
         BodyError: the body claims to be base64 and is not.

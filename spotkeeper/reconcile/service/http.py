@@ -177,7 +177,7 @@ class HttpApp(Rounds):
         return replace_struct(answer, ended=ended(store, stack, who, sync.old_jobs)) if sync.old_jobs else answer
 
     def _poll(self, store: Store, stack: StackState, who: Speaker, sync: Sync) -> Accepted | None:
-        """Return the record for the answer, cached if new enough; None if the sync reports something."""
+        """Return the record to answer with, from the cache if possible; None if the sync has a report to store."""
         from spotkeeper.reconcile.controller.intake import Accepted, silent
 
         job = silent(stack, who, sync)
@@ -270,18 +270,16 @@ class HttpApp(Rounds):
 
 
 def _authorization(request: Request) -> str | None:
-    """Return the header that the platform passes on unchanged. If sent twice, it arrives joined and is no token."""
+    """Return the ``Authorization`` header. If a request has it twice, the joined value is not a valid token."""
     return request.headers.get("Authorization")
 
 
 def _nothing(data: bytes) -> None:
-    """Check that the body of a tick or a notification is empty."""
     if data:
         parse(data, Empty)
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """Return the refusal to answer with after this error."""
     from spotkeeper.reconcile.service.auth import AuthError, KeysUnavailableError
     from spotkeeper.reconcile.store.objects import BadKeyError, StoreError
 
@@ -295,5 +293,4 @@ def _refusal_of(error: Exception) -> Refusal:
 
 
 def _shape(path: str) -> str:
-    """Return the path for the log; "?" for an unknown path."""
     return path if _OURS.match(path) else "?"

@@ -24,7 +24,6 @@ Json = dict[str, object]
 
 
 def document() -> Json:
-    """Return the whole document as plain values."""
     _, schemas = msgspec.json.schema_components([Sync, SyncReply, Empty, Ticked, Notified, Push], ref_template=_REF)
     words = {"type": "string", "enum": sorted(word.value for word in Refusal)}
     refused = {"type": "object", "properties": {"error": words}, "required": ["error"], "additionalProperties": False}

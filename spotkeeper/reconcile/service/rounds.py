@@ -81,7 +81,7 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """Runs one round per job at a time in this process. A request during a round returns; the round serves it.
+    """Runs one round per job at a time in this process. A request that comes during a round leaves its work to it.
 
     The bucket's lease does the same between processes, but costs a read and two writes.
     """
@@ -95,9 +95,9 @@ class Flights:
     ) -> T | None:
         """Do the work, or return None if another request is doing it already.
 
-        A request that got None may have stored a report that the work did not read. So the work is then done again,
-        unless ``covered`` says that it missed nothing. Once ``tired`` is true, no further work begins, and the caller
-        must hand on what is left.
+        A request that gets None may have stored its report too late for the work under way to read it. So the work is
+        then done again, unless ``covered(result)`` says that it has read every report. Once ``tired()`` is true, the
+        work is not done again, and the caller must leave the rest to another round.
         """
         with self._lock:
             if key in self._again:
@@ -120,7 +120,10 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Whether a request left its work to this one since the last check. If not, the next request works itself."""
+        """Return whether :meth:`run` returned None to a request since the last check.
+
+        If it did not, the key is removed in the same step, so the next request for this key does the work itself.
+        """
         with self._lock:
             again = self._again[key]
             if again:
@@ -146,7 +149,7 @@ class Rounds:
         return self.runtime.store.until(visit.deadline)
 
     def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
-        """Run a round of the job; None if this process is running one already, which does this request's work too."""
+        """Run a round of the job; None if another request in this process runs one and does this request's work."""
         from spotkeeper.reconcile.controller import reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline

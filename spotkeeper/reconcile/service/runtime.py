@@ -201,7 +201,8 @@ class Runtime:
     def stack(self, store: Store | None = None) -> StackState | None:
         """Return the stack as read in the last seconds (``STACK_TTL_S``), or as last read if it is unreadable now.
 
-        Thus agents are answered until the stack is repaired. Rounds read the stack themselves and decide nothing then.
+        Thus agents get answers until the stack's document is repaired. Rounds read the document themselves, and decide
+        nothing while it is unreadable.
         """
         from spotkeeper.reconcile.store.documents import CorruptError
 

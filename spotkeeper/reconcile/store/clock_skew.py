@@ -92,7 +92,7 @@ def _fields(of: type[Struct]) -> tuple[_Field, ...]:
 
 
 def _inside(want: inspect.Type) -> tuple[bool, str]:
-    """Return whether the type is a tuple, and its kind: "past", "until", "struct" with times inside, or "" for none."""
+    """Return (whether the type is a tuple, kind): "past" and "until" are times, a "struct" has times, "" has none."""
     match want:
         case inspect.Metadata():
             return False, str((want.extra or {}).get("clock", ""))

@@ -107,7 +107,10 @@ def google_file() -> Path | None:
 
 
 def _kind(file: Path) -> str:
-    """Return the ``type`` in the credentials file; if unreadable, a type for obstore, whose error gives the reason."""
+    """Return the ``type`` in the credentials file.
+
+    An unreadable file counts as a service account's: obstore then reads the file too, and its error gives the reason.
+    """
     try:
         return str(json.loads(file.read_bytes())["type"])
     except (OSError, ValueError, LookupError, TypeError):

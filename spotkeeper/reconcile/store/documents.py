@@ -61,7 +61,7 @@ class NewerError(CorruptError):
 
 _JOB_REMEDIES = {
     "rec": "repair the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks",
-    "progress": "delete the object: the member with the lowest node writes it again within a minute",
+    "progress": "delete the object: the job's running machine with the lowest node writes it again within a minute",
     "spec.json": "repair the object, which is the job file as submitted, in JSON",
 }
 _REMEDIES = {
@@ -129,7 +129,6 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
 
 
 def cut(data: bytes) -> str:
-    """Return the beginning of unreadable bytes as text, for a message."""
     return data[:QUARANTINE_BYTES].decode("utf-8", "backslashreplace")
 
 

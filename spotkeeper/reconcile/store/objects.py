@@ -3,8 +3,8 @@
 Implementations: ``objects_obstore`` (S3 and GCS) and ``objects_sqlite`` (the one-machine cloud). They handle bytes;
 ``store.py`` reads and writes documents.
 
-The platform kills a request that takes too long, even while its round has a lease. So a request stops earlier by itself
-and leaves the rest to the next round::
+Cloud Run and Lambda kill a request that takes too long. A round that is killed does not release its job's lease, so no
+other round can begin until the lease expires. So a request stops earlier by itself and leaves the rest to the next::
 
     REQUEST_S + CALL_S <= PLATFORM_S     no call begins after REQUEST_S, and each ends within CALL_S
     AGAIN_S >= LISTING_S                 a round that starts over has time to list the cloud
@@ -138,7 +138,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if it names a folder; obstore and SQLite would read the beginning of a name differently."""
+    """Return the prefix if it names a folder. The prefix ``a/b`` would match ``a/bc`` in SQLite, but not in obstore."""
     if prefix and not prefix.endswith("/"):
         raise BadKeyError(f"prefix {prefix[:120]!r} must end with '/'")
     if prefix:

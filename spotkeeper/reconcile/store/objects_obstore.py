@@ -146,9 +146,9 @@ class ObstoreObjects:
             return list(pool.map(self.get, keys))
 
     def create(self, key: str, data: bytes) -> str:
-        """Write a new object. On S3 a refused create is repeated if the object does not exist.
+        """Write a new object. If S3 refuses the write although the object does not exist, the write is repeated.
 
-        S3 also refuses (409) while a delete of the key is in progress, which obstore reports as an existing key.
+        S3 refuses (409) also while it still deletes the key, and obstore then reports that the object exists.
         """
         for _ in range(TRIES):
             try:

@@ -121,7 +121,7 @@ class Store:
         return read
 
     def create_record(self, record: Record) -> bool:
-        """Create a record, create-only. True also if it is there already with this nonce, since an answer was lost."""
+        """Create a record, create-only. True also if it exists with this nonce, because then this writer created it."""
         return self._create_versioned(paths.record(record.job), record) is not None
 
     def cas_record(self, record: Record, token: str) -> str | None:
@@ -238,7 +238,6 @@ class Store:
         return self._create(paths.entry(job, entry.at, entry.id), msgspec.json.encode(entry)) is not None
 
     def append_all(self, job: str, entries: Sequence[Entry]) -> None:
-        """Append several entries at once, as :meth:`append_ledger` does."""
         if len(entries) == 1:
             self.append_ledger(job, entries[0])
         elif entries:  # one object for all entries of one write of the record
@@ -381,7 +380,7 @@ class Store:
         return job
 
     def put_name(self, name: str, job: str) -> bool:
-        """Store a job's name, create-only. Job ids are random, so a name with this id was written by this writer."""
+        """Store a job's name, create-only. True also if the name exists with this id, which only this writer knows."""
         return self._create(paths.name(name), job.encode(), own=True) is not None
 
     def delete_name(self, name: str, job: str) -> None:
@@ -390,7 +389,7 @@ class Store:
             self._objects.delete(paths.name(name))
 
     def quarantine(self, text: str) -> None:
-        """Store unreadable content under its hash, up to a limit of size and number."""
+        """Store the beginning of unreadable content under its hash, unless the quarantine is full."""
         data = text.encode("utf-8", "backslashreplace")[:QUARANTINE_BYTES]
         if len(self._objects.list(paths.QUARANTINE)) < QUARANTINE_KEPT:
             self._create(paths.quarantine(hashlib.sha256(data).hexdigest()), data)
@@ -454,8 +453,8 @@ class Store:
     def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
         """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
 
-        ``deep``: also read subfolders. Otherwise they are skipped, since machines may write there: the machines' right
-        to ``jobs/*/logs/*`` covers every name with ``/logs/`` in it, because the clouds' ``*`` matches slashes too.
+        ``deep``: also read subfolders. Otherwise subfolders are skipped, because a machine could write to one that is
+        called ``logs``: machines may write ``jobs/*/logs/*``, and the clouds' ``*`` matches slashes too.
         """
         out: builtins.list[T] = []
         keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
@@ -480,9 +479,10 @@ class Store:
             log.info("not set aside: %s", error)
 
     def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
-        """Create an object. Returns its token, or None if it exists. With ``own``, only this writer writes these bytes.
+        """Create an object. Returns its token, or None if it exists already.
 
-        If the object exists, Google may answer 403 to an identity that may create objects but not replace them.
+        ``own``: only this writer writes these bytes, so an object that has them counts as created by this call. If an
+        object exists, Google may answer 403 to an identity that may create objects but not replace them.
         """
         try:
             return self._objects.create(path, data)
@@ -500,7 +500,7 @@ class Store:
             return self._ours(path, data) if own else None
 
     def _ours(self, path: str, data: bytes) -> str | None:
-        """Return the token if the object has these bytes, which only this writer writes: only the answer was lost."""
+        """Return the token if the object has these bytes: only this writer writes them, so its write had succeeded."""
         blob = self._objects.get(path)
         return blob.tag if blob is not None and blob.data == data else None
 

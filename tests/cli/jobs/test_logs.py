@@ -42,7 +42,7 @@ def test_logs_of_all_nodes_say_how_to_read_the_rest(cli: Cli, store: Store) -> N
         store.put(f"jobs/{JOB}/logs/{node}/2.log", join_log([stdout(2048 * node, b"said\n", node)]))
     store.put(f"jobs/{JOB}/logs/1/1.log", b"older\n")
     done = cli("logs", "first", "--node", "all")
-    second = "... 2.0 KB left out; the whole file is on the machine: /run/0/stdout.log"
+    second = "... 2.0 KB left out here; the machine has the whole file: /run/0/stdout.log"
     other = f"--- node 1 (sk-prod-{JOB}-n0001-a1) stdout\n"
     assert done.out == f"{HEAD}said\n{other}{second}\nsaid\n"
     assert done.err == f"the rest of the log is lost, since sk-prod-{JOB}-n0001-a1 no longer belongs to the job\n"

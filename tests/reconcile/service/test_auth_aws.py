@@ -41,26 +41,26 @@ def test_a_machine_of_the_stack_is_known_by_its_session() -> None:
         (replace(NODE, account_id=OTHER), ACCOUNT, ROLE, "another account"),
         (NODE, ACCOUNT, ROLE.replace("nodes", "others"), "another role"),
         (replace(NODE, user_arn=SESSION[:-1]), ACCOUNT, ROLE, "the caller is not a session of an instance profile"),
-        (replace(NODE, user_id=f"AROAOTHER:{MACHINE}"), ACCOUNT, ROLE, "the caller's ids do not belong to its session"),
+        (replace(NODE, user_id=f"AROAOTHER:{MACHINE}"), ACCOUNT, ROLE, "the caller's ids are not those of its session"),
         (
             replace(NODE, caller_id=f"AROAOTHER:{MACHINE}"),
             ACCOUNT,
             ROLE,
-            "the caller's ids do not belong to its session",
+            "the caller's ids are not those of its session",
         ),
         (
             replace(NODE, user_id=f"AIDAX:{MACHINE}", caller_id=f"AIDAX:{MACHINE}"),
             ACCOUNT,
             ROLE,
-            "the caller's ids do not belong to its session",
+            "the caller's ids are not those of its session",
         ),
         (
             replace(NODE, user_id="AROAX:i", caller_id="AROAX:i"),
             ACCOUNT,
             ROLE,
-            "the caller's ids do not belong to its session",
+            "the caller's ids are not those of its session",
         ),
-        (replace(NODE, access_key="AKIAEXAMPLE"), ACCOUNT, ROLE, "the caller's key is not that of a session"),
+        (replace(NODE, access_key="AKIAEXAMPLE"), ACCOUNT, ROLE, "the caller's access key is not a temporary one"),
     ],
 )
 def test_each_of_these_alone_makes_a_caller_no_machine(caller: Iam | None, account: str, role: str, why: str) -> None:

@@ -1,9 +1,10 @@
 """The actions on EC2, each by one call.
 
 A launch gives name, tags, placement and subnet; everything else comes from the launch template that Pulumi declared.
-Names are tags, so a volume's id is first looked up by its name. For more than a day after a machine is gone, EC2
-answers a launch with the same ``ClientToken`` by this dead machine (rule 7 of ``docs/protocol.md``). A snapshot has no
-token, so its name is looked up first. "Not found" means "gone" only for an old resource: a new one may be invisible.
+EC2's calls need ids, and a name is only a tag, so a volume's id is first looked up by its name. For more than a day
+after a machine is gone, EC2 answers a launch with the same ``ClientToken`` with this machine and launches none (rule 7
+of ``docs/protocol.md``). A snapshot has no token, so a search for its name comes first. EC2 may not show a new resource
+for seconds, so its answer "not found" means "gone" only if the resource is old.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Ec2Verbs:
         self._volumes = found
 
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
-        """Launch one machine, even if called again. If EC2 answers with a dead machine, the token is used up."""
+        """Launch a machine, at most one per attempt. If EC2 answers with a dead machine, the result is ``DEAD_KEY``."""
         pool = self._stack.pool(action.pool)
         if pool is None or not pool.templates.get(action.model.value):
             return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"

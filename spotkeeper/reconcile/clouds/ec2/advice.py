@@ -76,7 +76,10 @@ def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[Pri
 
 
 def score_question(pool: PoolState, region: str) -> dict[str, object]:
-    """Return the request for zones' scores for a pool. It never changes: EC2 limits how many requests differ."""
+    """Return the request for each zone's score for the whole pool.
+
+    A pool's request is always the same, because EC2 limits how many different ones an account may send.
+    """
     return {
         "InstanceTypes": [pool.machine_type],
         "TargetCapacity": max(1, pool.max_machines),

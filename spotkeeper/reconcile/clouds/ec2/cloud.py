@@ -92,8 +92,8 @@ class Ec2:
     def _missed(self, seen: set[str], ends: float) -> builtins.list[InstanceIn]:
         """Look up by id the machines of the last listing that are missing in this listing.
 
-        Listings are eventually consistent. A machine that ended stays listed as terminated, so a missing machine was
-        mostly left out of a stale answer and must not count as lost.
+        A listing may lack a machine that exists, as it is eventually consistent. An ended machine stays listed as
+        terminated for an hour. So a missing machine most likely exists and must not count as lost.
         """
         absent = sorted(self._alive - seen)
         items: builtins.list[InstanceIn] = []
@@ -173,7 +173,6 @@ def open_ec2(stack: StackState, clock: Clock, endpoint: str | None = None) -> Ec
 
 
 def _attached(volumes: Iterable[VolumeIn]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the attached disks of each machine, by machine id."""
     out: dict[str, tuple[str, ...]] = {}
     for item in volumes:
         name = next((tag.value for tag in item.tags if tag.key == schema.NAME), "")

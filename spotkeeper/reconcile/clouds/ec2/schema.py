@@ -111,7 +111,7 @@ class SnapshotIn(Part, frozen=True, gc=False):
 
     @property
     def age(self) -> tuple[float, str]:
-        """Return the sort key that orders disk snapshots of one name by age; of equal ages, by id."""
+        """Return a key that sorts snapshots by age. The id decides if times are equal, so all processes sort alike."""
         return (to_time(self.start_time), self.snapshot_id)
 
 
@@ -135,7 +135,7 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. A field replaces the template's whole field, so each field is complete.
+    """Return the request for one machine. EC2 uses each field here instead of the template's, so each must be complete.
 
     Raises:
         KeyError: the pool has no template for this provisioning model.
@@ -164,7 +164,7 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
 
 
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return a launch's subnet or, for a pool with network interfaces, the interfaces, each with the subnet."""
+    """Return a launch's subnet: within each of the pool's interfaces, or alone if it has none; EC2 refuses both."""
     subnet = pool.subnets.get(zone, "")
     if not pool.interfaces:
         return {"SubnetId": subnet} if subnet else {}
@@ -215,7 +215,7 @@ def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, object]:
 
 
 def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
-    """Return filters for the stack's resources, and ``more`` filters, named as in EC2 (``Name``: the tag ``Name``)."""
+    """Return EC2's filters for the stack's resources. ``more``: other filters; the key ``Name`` is for that tag."""
     found: list[dict[str, object]] = [{"Name": f"tag:{names.LABEL_STACK}", "Values": [stack]}]
     for name, value in more.items():
         key = f"tag:{NAME}" if name == NAME else name.replace("_", "-")
@@ -239,7 +239,7 @@ def to_vm(
     name, job = labels.get(NAME, ""), labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(labels, names.LABEL_NODE), label_number(labels, names.LABEL_ATTEMPT)
     if job and name != names.vm_name(stack, job, node, attempt):
-        log.warning("%s has this stack's labels, but another machine's name: it is left alone", item.instance_id)
+        log.warning("%s has labels of this stack that do not match its name: the machine is ignored", item.instance_id)
         return None
     status, address = item.status, item.private_ip_address
     if not addresses.holds(address):
@@ -281,7 +281,7 @@ def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
 def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | None:
     """Return a node's data disk; None for boot volumes and static machines' disks, which have the tag too.
 
-    ``names_of``: machine names by id, to name the machines that use the disk; a machine that it lacks gets its id.
+    ``names_of``: machines' names by id. The machines that use the disk are given by name, unknown machines by id.
     """
     owned = _owned(item.tags, stack)
     if owned is None or item.state not in THERE:
@@ -306,7 +306,10 @@ def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot,
 
 
 def to_result(item: InstanceIn, stack: str) -> Result | None:
-    """Return the result of an accepted launch of the stack that failed, if EC2 gives the reason; else None."""
+    """Return why the launch of this machine failed after EC2 had accepted it.
+
+    None: the launch did not fail, EC2 gives no reason that is known here, or the machine is not the stack's.
+    """
     kind = REASONS.get(item.state_reason.code)
     owned = names.parse_vm_name(item.labels.get(NAME, ""))
     if item.state.name != TERMINATED or kind is None or owned is None or owned.stack != stack:
@@ -326,7 +329,6 @@ def to_result(item: InstanceIn, stack: str) -> Result | None:
 
 
 def to_time(at: datetime | None) -> float:
-    """Return unix seconds; 0 for None."""
     return at.timestamp() if at is not None else 0.0
 
 

@@ -112,7 +112,7 @@ class GceVerbs:
         return self._delete(f"global/snapshots/{action.name}", ends)
 
     def _remember(self, key: str, action: InsertVm | CreateDisk) -> None:
-        """Remember the action, since an operation that fails later names neither pool nor provisioning model."""
+        """Remember the action: if it fails later, its operation in the listing lacks pool and provisioning model."""
         self.asked[key] = action
         while len(self.asked) > REMEMBERED:
             self.asked.popitem(last=False)
@@ -128,7 +128,10 @@ class GceVerbs:
         return kind, detail
 
     def _replayed(self, path: str, name: str, answer: Answer, ends: float) -> str:
-        """Return why an idempotency key is used up; else "". Its operation may be of a resource deleted since."""
+        """Return why the idempotency key is used up; "" if the resource that was created with it still exists.
+
+        Compute Engine answers a repeated key with the first call's operation, even if its resource is deleted by now.
+        """
         operation = _operation(answer)
         if operation is None or operation.status != "DONE":
             return ""
@@ -138,13 +141,13 @@ class GceVerbs:
         if found.status != 200:
             return ""
         there = codec.decode(found.body, Id)
-        return "" if there.id == operation.target_id else f"{name} of this key is gone; a newer resource has its name"
+        return "" if there.id == operation.target_id else f"what this key created is gone; {name} is a newer resource"
 
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
         """Return None if the machine at this path has this unique id; otherwise the answer to report.
 
-        IAM conditions test names, so a call must use the name, not the numeric id, and the id is compared before.
-        Attempt numbers are never reused, so no other machine takes the name in between.
+        IAM conditions test names, so a call must give the name, not the numeric id. The id is therefore compared
+        before. No other machine can take the name between the two, because attempt numbers are never reused.
         """
         found = self._call("GET", path, ends, {"fields": "id"})
         if found.status != 200:

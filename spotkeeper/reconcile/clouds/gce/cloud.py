@@ -1,8 +1,8 @@
 """The adapter of Compute Engine to ``contract.cloud.Cloud``: one listing, and one call per action.
 
-A resource belongs to the stack if both its label and its name say so. No call waits for an operation: if one fails, the
-next listing finds it by its idempotency key. ``listing.py`` has the lists, ``advice.py`` prices and estimates,
-``actions.py`` the actions, ``errors.py`` the meaning of errors.
+A resource belongs to the stack if both its label and its name say so. No call waits for its operation to end: the next
+listing lists operations too, and recognises a failed one by its idempotency key. ``listing.py`` has the lists,
+``advice.py`` prices and estimates, ``actions.py`` the actions, ``errors.py`` the meaning of errors.
 
 Source: https://cloud.google.com/compute/docs/reference/rest/v1 (tests check request bodies against the discovery
 document).
@@ -87,7 +87,6 @@ class Gce(Hints):
         )
 
     def _snapshots(self, stack: str, ends: float) -> tuple[DiskSnapshot, ...] | None:
-        """Return the stack's snapshots; None: unknown."""
         try:
             found = self._lists.ours("global/snapshots", SnapshotIn, ends)
         except ListError as error:
@@ -96,7 +95,7 @@ class Gce(Hints):
         return known(to_snapshot(item, stack) for item in found)
 
     def _operations(self, zone: str, ends: float) -> builtins.list[OperationIn]:
-        """Return recent creations and ends of machines; [] if the list fails: a later listing has them too."""
+        """Return recent operations that made or ended machines; [] if the list fails: the next listing has them too."""
         try:
             return self._lists.newest(f"zones/{zone}/operations", OperationIn, OPERATIONS, OPERATION_PAGES, ends)
         except ListError as error:
@@ -118,8 +117,8 @@ def open_gce(stack: StackState, clock: Clock, endpoint: str | None = None, token
     """Return the stack's cloud, called with this machine's identity or with a given token.
 
     Args:
-        endpoint: root of the Compute API; None means Google's. Plain http is allowed to this machine only; the
-            machine's token is sent over it only if ``GCE_METADATA_HOST`` is set.
+        endpoint: root of the Compute API; None means Google's. An endpoint with plain http must be on this machine; it
+            gets the token of the metadata server only if ``GCE_METADATA_HOST`` is set.
         token: the operator's, for a one-machine cloud.
     """
     root = endpoint or DEFAULT_ENDPOINT

@@ -21,7 +21,7 @@ class ErrorInfo(Struct, frozen=True, rename="camel"):
 
 
 class ErrorDetail(Struct, frozen=True, rename="camel"):
-    """An entry of an operation's ``errorDetails`` (has ``errorInfo``) or of a REST error's ``details`` (``reason``)."""
+    """A detail of an error: the reason is in ``errorInfo`` for an operation's error, in ``reason`` for a REST error."""
 
     reason: str = ""
     error_info: ErrorInfo = ErrorInfo()
@@ -100,7 +100,6 @@ def parse_error(status: int, body: bytes) -> tuple[ResultKind, str]:
 
 
 def detail_of(status: int, errors: tuple[OneError, ...], message: str = "") -> str:
-    """Return one line for the ledger, cut to 300 characters."""
     first = errors[0] if errors else OneError(message=message)
     word = first.code or first.reason
     text = " ".join(part for part in (f"HTTP {status}" if status else "", word, first.message or message) if part)

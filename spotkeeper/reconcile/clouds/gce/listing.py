@@ -133,7 +133,6 @@ class Lists:
 
 
 def of_a_page(kind: type) -> str:
-    """Return the ``fields`` parameter of a plain list."""
     return f"items({_read_of(kind)}),{MORE}"
 
 
@@ -148,7 +147,7 @@ def _read_of(kind: object) -> str:
 
 
 def _names(of: inspect.Type) -> str:
-    """Return which fields to request of a value of this type, and of values in it; '' if it is requested whole."""
+    """Return the fields to request of this type, nested as in ``name,disks(source)``; '' to request the whole value."""
     if isinstance(of, inspect.UnionType):
         return next((found for one in of.types if (found := _names(one))), "")
     if isinstance(of, inspect.VarTupleType):

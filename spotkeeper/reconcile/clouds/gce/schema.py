@@ -152,7 +152,7 @@ class Id(Part, frozen=True):
 
 
 def instance_body(stack: str, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return an insert's values that differ from the template's. All labels are there: they replace the template's."""
+    """Return an insert's values that differ from the template's. ``labels`` is complete: it replaces the template's."""
     body: dict[str, object] = {
         "name": names.vm_name(stack, action.job, action.node, action.attempt),
         "labels": names.labels(stack, pool.name, action.job, action.node, action.attempt),
@@ -184,7 +184,7 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
     job = item.labels.get(names.LABEL_JOB, "")
     node, attempt = label_number(item.labels, names.LABEL_NODE), label_number(item.labels, names.LABEL_ATTEMPT)
     if job and item.name != names.vm_name(stack, job, node, attempt):
-        log.warning("%s has this stack's labels, but another machine's name: it is left alone", item.name)
+        log.warning("%s has labels of this stack that do not match its name: the machine is ignored", item.name)
         return None
     spot = item.scheduling.provisioning_model == "SPOT"
     # An unknown status counts as neither running nor gone.
@@ -245,8 +245,8 @@ def to_result(
 ) -> Result | None:
     """Return the result of an operation that failed to create a machine or disk of the stack; else None.
 
-    ``asked``: this process's requests by idempotency key. For other processes' requests only the resource's name is
-    known: the action has the right job, node, number and zone, no uid, no pool, and a guessed provisioning model.
+    ``asked``: this process's requests by idempotency key. Of another process's request only the resource's name and
+    zone are known. The result's action then lacks the uid and the pool, and its provisioning model is a guess.
     """
     if operation.error is None or not operation.error.errors or not _is_key(operation.client_operation_id):
         return None
@@ -284,7 +284,6 @@ def to_ran(operations: Iterable[OperationIn], stack: str, zone: str) -> tuple[Ma
 
 
 def to_time(text: str) -> float:
-    """Convert RFC 3339 to unix seconds; 0 for an empty text."""
     if not text:  # true for most of 10,000 machines; an exception for each would be slow
         return 0.0
     try:
@@ -294,7 +293,6 @@ def to_time(text: str) -> float:
 
 
 def _is_key(text: str) -> bool:
-    """Return whether the text has the form of an idempotency key, a name-based UUID."""
     try:
         return uuid.UUID(text).version == 5
     except ValueError:
