@@ -1,9 +1,10 @@
 """Replays one job on a recorded market under one policy: its cost, its end, its preemptions.
 
 Time advances in the recording's ticks. A gang runs in a zone that has capacity for the whole gang during the whole
-tick. A zone without that capacity preempts the gang at the start of the tick. Every launch pays its start-up:
-``restart_h``, plus ``move_h`` in another zone, ``move_price`` in another region, and ``attempt_h`` for each refused
-request before the launch. If the recording ends before the job, it is played again from its beginning.
+tick. A zone without that capacity preempts the gang at the start of the tick. A launch begins with a start-up, which is
+billed but makes no progress: ``restart_h`` hours, plus ``move_h`` in a zone other than the last, plus ``attempt_h`` for
+each request that was refused just before. A launch in another region also costs ``move_price``. If the recording ends
+before the job, the recording is played again from its beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ReplayPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A job that starts at tick ``begins`` of a recording; its checkpoint or data is in zone ``home``."""
+    """A job that starts at tick ``begins`` of a recording. ``home``: index of the zone where its data is at first."""
 
     name: str
     recording: Recording
@@ -43,7 +44,7 @@ class Case:
 
     @property
     def on_demand_only(self) -> float:
-        """Cost of the job on on-demand machines alone, in on-demand hours of the gang."""
+        """Cost of the job if it used only on-demand machines. Unit: what the whole gang costs on-demand in an hour."""
         return (self.terms.work_h + self.terms.restart_h) * self.terms.on_demand_price
 
     @cached_property
@@ -64,7 +65,10 @@ class Case:
 
 @dataclass
 class PlayedOutcome:
-    """Result of a replay. The unit of money is an on-demand hour of the gang. ``waited_h``: hours without machines."""
+    """Result of a replay.
+
+    ``cost``: in units of what the whole gang costs on-demand in an hour. ``waited_h``: hours without machines.
+    """
 
     cost: float = 0.0
     finish_h: float = 0.0
@@ -158,7 +162,7 @@ class _Replay:
                     self.out.cost += self.terms.probe_h * self._prices[name]
 
     def _try(self, attempts: Sequence[str], tick: int, at: int) -> None:
-        """Try the options of a policy's answer in order until one can run. If none can, the running gang stops."""
+        """Try ``attempts`` in order: keep the machines, or launch others. If none succeeds, stop the machines."""
         self.tried, refused = {}, 0
         for attempt in attempts:
             if attempt == KEEP:

@@ -1,8 +1,8 @@
 """A recorded market: how many machines each zone had at each tick, and their price as a share of on-demand.
 
-Two formats are read: one value per tick, and run lengths ``[value, ticks]``, as in the shipped files. ``null`` means
-that nothing was observed. This counts as no capacity at the last price, and so does a price of zero, since machines
-are never free.
+A series has one value per tick, or run lengths ``[value, ticks]``, as in the shipped files. ``null`` means that nothing
+was observed: a capacity of ``null`` counts as 0, a price of ``null`` as the last price before it. A price of 0 counts
+as ``null``, since machines are never free.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RecordedZone:
 
 @dataclass(frozen=True)
 class Recording:
-    """Zones of one machine type over the same ticks. ``gang``: the machines for which capacity was observed."""
+    """Zones of one machine type over the same ticks. ``gang``: the number of machines whose capacity was observed."""
 
     collection: str
     market: str

@@ -138,7 +138,7 @@ def operator_token(folder: Path) -> str:
 
 
 class RequestGuard:
-    """Checks each request before any other code reads it. ``now``: the virtual time, at which tokens must be valid."""
+    """Checks each request before any other code reads it. ``now`` returns the virtual time, by which tokens expire."""
 
     def __init__(self, folder: Path, tokens: Tokens, now: Callable[[], float]) -> None:
         self._operator = operator_token(folder).encode()
@@ -168,7 +168,10 @@ class RequestGuard:
 
 
 def foreign_refusal(request: Request, names: frozenset[str]) -> ApiError | None:
-    """Return why every address refuses this request, or None. ``names``: host names accepted besides loopback's own."""
+    """Return the 403 for a request that a web page may have sent; None for any other request.
+
+    ``names``: the names that the ``Host`` header may contain; ``localhost`` and 127.x.x.x are always accepted.
+    """
     if "origin" in request.headers:
         return forbidden("Requests with an Origin header are refused: no web page may call this cloud.")
     host = _host(request.headers.get("host", ""))
@@ -178,13 +181,13 @@ def foreign_refusal(request: Request, names: frozenset[str]) -> ApiError | None:
 
 
 def _host(header: str) -> str:
-    """The host in a Host header, without the port and without the brackets of IPv6."""
     host, _, port = header.rpartition(":")
     return (host if host and port.isdigit() else header).strip("[]").lower()
 
 
 def _content_refusal(request: Request) -> ApiError | None:
-    """Return the refusal of a body that is not JSON, which a web page can send without a preflight; None for JSON."""
+    """Return the 415 for a body that is neither JSON nor an upload; None if the body is allowed."""
+    # A browser lets a web page send some other types to any server; it asks the server first (preflight) about JSON.
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if empty or kind == "application/json" or request.url.path.startswith(_BINARY):

@@ -1,7 +1,8 @@
 """IAM: the stack's service accounts have the permissions that their declared roles, bindings and conditions give.
 
-Only declared accounts need bindings: the operator may do everything, and a machine may do what ``bucket/bucket_api.py``
-allows. A binding takes effect ``Timing.grants_s`` seconds after its declaration; on Google Cloud this takes minutes.
+Only accounts that the stack declares need bindings. The operator may do everything; what a machine may do is fixed in
+``bucket/bucket_api.py``. A binding takes effect ``Timing.grants_s`` virtual seconds after its declaration; on Google
+Cloud this takes minutes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Role(Struct, frozen=True):
 class RoleGrant(NamedTuple):
     """A role granted to an account.
 
-    ``on``: the one resource of the binding, or "" for the whole project. ``since``: when it takes effect.
+    ``on``: the only resource that the grant covers; "": all of the project. ``since``: the virtual time of its start.
     """
 
     role: str
@@ -89,7 +90,8 @@ class _Deleted(Struct, frozen=True):
 class CustomRoles(Effect):
     """Implements custom roles: a role's id stays taken for weeks after the role's deletion.
 
-    In the first week a new declaration restores the old role. Within the next thirty days Google deletes the role.
+    In the first week a declaration of the same id restores the deleted role. In the thirty days after that week a
+    declaration of the id fails, because Google is still deleting the role.
     https://cloud.google.com/iam/docs/creating-custom-roles#deleting-custom-role
     """
 
@@ -195,7 +197,7 @@ class PolicyBinding(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A resource's policy. ``etag``: its version. A change must name the version that it replaces; "": any version."""
+    """A resource's policy. ``etag``: its version. A new policy has that of the policy it replaces; "" replaces any."""
 
     etag: str = ""
     version: int = 1
@@ -256,7 +258,7 @@ def holds(expression: str, name: str | None) -> bool:
     """Whether a binding with this condition applies to a resource.
 
     Args:
-        name: the resource's name; None if the request does not contain the name. None meets no condition.
+        name: the resource's name; None if the request does not contain it: then the answer is always False.
 
     Raises:
         ConditionError: the expression has an unsupported form.
@@ -265,7 +267,7 @@ def holds(expression: str, name: str | None) -> bool:
 
 
 def extract(name: str, template: str) -> str:
-    """Return the text at the template's ``{variable}``, like IAM's ``extract``; "" if the template does not match."""
+    """Return the part of ``name`` at the template's ``{variable}``, as IAM's ``extract`` does; "" without a match."""
     parts = _VARIABLE.split(template)
     if len(parts) != 2:
         raise ConditionError(f"extract({template!r}): want one {{variable}}")
@@ -275,7 +277,7 @@ def extract(name: str, template: str) -> str:
 
 
 class _Evaluation:
-    """Evaluates a condition by recursive descent. It reads both sides of an operator even if the first side decides."""
+    """Parses and evaluates a condition in one pass, so it reads both sides of every ``&&`` and ``||``."""
 
     def __init__(self, expression: str, name: str) -> None:
         self._expression, self._name = expression, name
@@ -325,7 +327,7 @@ class _Evaluation:
     def _term(self, token: re.Match[str]) -> bool:
         call, text, compare = token["call"], token["text"], token["compare"]
         if (call == "extract") != bool(compare):
-            raise ConditionError(f"{token[0].strip()!r}: compare `extract`, and only `extract`, with a text")
+            raise ConditionError(f"{token[0].strip()!r}: `extract` must be compared with a text, other calls cannot be")
         if call == "extract":
             return (extract(self._name, text) == token["value"]) == (compare == "==")
         return self._name.startswith(text) if call == "startsWith" else self._name.endswith(text)

@@ -50,11 +50,8 @@ def owner(connection: Connection) -> int | None:
 
 
 def by_netlink(client: Address, server: Address) -> int | None:
-    """Ask the kernel who owns the client's socket, which may be an IPv6 socket with an IPv4 address.
-
-    Raises:
-        OSError: this kernel or sandbox lacks ``sock_diag``.
-    """
+    """Ask the kernel which user owns the client's socket; OSError if this kernel or sandbox lacks ``sock_diag``."""
+    # A query with AF_INET also finds an IPv6 socket that is connected to an IPv4 address.
     addresses = (socket.inet_aton(client[0]), socket.inet_aton(server[0]))
     query = _QUERY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED)
     query += _PORTS.pack(client[1], server[1]) + _ID_REST.pack(*addresses, 0, _ANY, _ANY)
@@ -83,7 +80,7 @@ def by_table(client: Address, server: Address) -> int | None:
 
 
 def _hex(address: Address, mapped: bool) -> str:
-    """An address as the tables show it: words in the machine's byte order. ``mapped``: the IPv6 form ::ffff:a.b.c.d."""
+    """Return an IPv4 address and port as /proc/net/tcp has them; ``mapped``: as tcp6 has them, with ::ffff:a.b.c.d."""
     host = socket.inet_aton(address[0])
     words = [bytes(4), bytes(4), b"\0\0\xff\xff", host] if mapped else [host]
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"

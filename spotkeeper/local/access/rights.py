@@ -1,7 +1,7 @@
 """A table: which permissions each call of Compute Engine requires, and on which resources.
 
-A method without an entry is refused. A resource that the path names by its number, and not by its name, meets no
-condition on names.
+A method without an entry is refused. A call may name a resource by its number; since conditions compare names, a
+binding with a condition gives no permission for such a call.
 
 Sources: "IAM permissions" of each method in https://cloud.google.com/compute/docs/reference/rest/v1, and "Required
 permissions" of https://cloud.google.com/compute/docs/instances/create-start-instance. Attaching a disk requires the
@@ -22,7 +22,10 @@ ACT_AS = "iam.serviceAccounts.actAs"
 
 
 class RequiredPermission(NamedTuple):
-    """A permission that a call requires. ``name``: the resource's name for conditions; None if not in the request."""
+    """A permission that a call requires on a resource.
+
+    ``name``: the resource's path; None if the call has the resource's number instead of its name.
+    """
 
     permission: str
     name: str | None
@@ -34,7 +37,10 @@ Accounts = Callable[[Ref], list[str]]
 
 
 class Rights:
-    """Finds required permissions. ``merge`` adds the template to an insert; ``accounts`` lists a VM's accounts."""
+    """Finds the permissions that a call requires.
+
+    ``merge`` returns the fields of an insert's body and template; ``accounts`` the e-mails of a VM's service accounts.
+    """
 
     def __init__(self, merge: Merge, accounts: Accounts) -> None:
         self._merge = merge
@@ -75,7 +81,7 @@ class Rights:
             yield "POST", f"{REGION}/advice/{method}", _in_project(f"compute.advice.{method}")
 
     def _insert(self, call: ApiCall) -> Iterator[RequiredPermission]:
-        """Yield an insert's permissions. A field requires the same permissions in the template as in the body."""
+        """Yield an insert's permissions. A template's field requires the same permission as a field of the body."""
         project, body = call.at["project"], self._merge(call)
         name = _text(call.body, "name")
         machine = call.ref("instances", name).path
@@ -132,7 +138,6 @@ def _text(body: object, field: str) -> str:
 
 
 def _disk_of(call: ApiCall, disk: w.AttachedDisk, name: str) -> Iterator[RequiredPermission]:
-    """Yield the permissions for a disk that an insert creates or attaches."""
     if disk.source is not None:
         yield RequiredPermission("compute.disks.use", _path(disk.source, call.at["project"]))
         return

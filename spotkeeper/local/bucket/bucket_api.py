@@ -207,7 +207,7 @@ class StorageApi:
             sent = _upload(request, await request.body())
             condition = request.query_params.get("ifGenerationMatch", "")
             if condition not in ("", "0"):
-                raise errors.not_built("an upload may only demand that the object is new: ifGenerationMatch=0")
+                raise errors.not_built("the only condition of an upload can be ifGenerationMatch=0: the object is new")
             self._allow(request, sent.name, write=True)
             self._bucket(bucket)
             self._buckets.put(sent.name, sent.data, sent.kind, new=bool(condition))
@@ -248,7 +248,7 @@ class Upload(NamedTuple):
 
 
 def _upload(request: Request, body: bytes) -> Upload:
-    """Read an upload: bytes, with or without a description. ApiError 400 if malformed, 501 for an upload in pieces."""
+    """Read a simple or a multipart upload; ApiError 400 if it is malformed, 501 if it is resumable."""
     how, kind = request.query_params.get("uploadType"), request.headers.get("content-type", "")
     name = request.query_params.get("name", "")
     if how == "media":
@@ -275,5 +275,4 @@ def _upload(request: Request, body: bytes) -> Upload:
 
 
 def _kind(head: bytes) -> str:
-    """The content type in a part's header."""
     return str(message_from_bytes(head.strip() + b"\r\n\r\n").get("content-type", OCTETS))

@@ -23,7 +23,7 @@ CLASS = "STANDARD"  # storage class of every object; Google's provider sends it 
 
 
 class ContentType(Struct, frozen=True):
-    """An object's content type, kept here because ``bucket.sqlite`` does not store it; only a deployment reads it."""
+    """The content type of an object. Only deployments read it, and ``bucket.sqlite`` has no column for it."""
 
     value: str
 
@@ -40,7 +40,7 @@ class Buckets(Effect):
     def check(self, name: str, properties: JsonObject) -> None:
         others = [bucket.name for bucket in self._resources.list(BUCKET) if bucket.name != name]
         if others:
-            raise errors.not_built(f"there can be only one bucket, {others[0]}")
+            raise errors.not_built(f"this cloud can have only one bucket, and {others[0]} exists")
 
     def apply(self, resource: Resource) -> dict[str, str]:
         self.objects.list("stack/")  # creates the bucket's file

@@ -122,7 +122,7 @@ class Attachments:
         self._plug(vm, disk.id, attached)
 
     def _same(self, op: OpDoc) -> LocalVm:
-        """Return the VM of an accepted operation; FailedOperationError if it is gone, stopping or being deleted."""
+        """Return the VM of an operation; FailedOperationError unless the VM is still RUNNING or TERMINATED."""
         vm = self._machines.find(op.target)
         if vm is None or vm.id != op.operation.target_id or vm.wire.status not in ("RUNNING", "TERMINATED"):
             raise errors.failed_not_found(op.target)

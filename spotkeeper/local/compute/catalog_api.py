@@ -6,9 +6,9 @@ The methods of ``advice`` answer with the spot capacity, prices and preemption r
 last 30 days. Custom machine types and N1 have no history (400).
 
 ``capacity``: the chance (0 to 1) to get all machines of a request, and their expected uptime, an hour or ten minutes.
-The chance is the share of the last day in which the zone had capacity for that many machines. The uptime is an hour if,
-in most of that time, the zone still had the capacity an hour later. Distributions over several zones, machines other
-than spot, accelerators, local disks and ``calendarMode`` are not supported (501).
+The chance is the share of the last day in which the zone had capacity for so many machines. The uptime is an hour if,
+for at least half of the moments with capacity, the zone also had capacity an hour later, otherwise ten minutes.
+Distributions over several zones, machines other than spot, accelerators, local disks and ``calendarMode`` get 501.
 
 Source of ``advice``: https://cloud.google.com/compute/docs/reference/rest/v1/advice
 """
@@ -242,7 +242,7 @@ def _sold(project: str, region: str, name: str) -> catalog.MachineType:
 
 
 def _place(world: World, region: str, location: str | None) -> str:
-    """Return the name of the region, or of its zone if ``location`` names one."""
+    """Return the region's name; if ``location`` is the path of a zone in this region, the zone's name."""
     if not location:
         return region
     kind, _, name = location.rstrip("/").rpartition("/")
@@ -311,7 +311,7 @@ def capacity(world: World, project: str, region: str, body: CapacityRequest) -> 
 
 
 def _scores(world: World, zone: str, size: int) -> tuple[float, float] | None:
-    """Return the chance and the uptime (seconds) by the zone's last day; None if that day was not recorded."""
+    """Return chance (0 to 1) and uptime (seconds) from a zone's last day; None if the day was not recorded."""
     now = world.now()
     carried = world.market.carried(zone, now - DAY_S, now, size)
     if not carried:

@@ -263,11 +263,11 @@ class ComputeApi:
         return handle
 
     def _once_on_instance(self, call: ApiCall, verb: str, start: Start, *body: object) -> JsonObject:
-        """Start an operation once per requestId and VM name; for a deleted VM, once per name or id in the path."""
+        """Start one operation per requestId, even if a repeated call names the VM by id instead of by name."""
         ref = call.ref(INSTANCES)
         try:
             target = self._parts.machines.get(ref).ref
-        except ApiError:
+        except ApiError:  # no such VM now: a repeated call must name it as the first call did
             target = ref
         return self._once(call, verb, target, start, *body)
 

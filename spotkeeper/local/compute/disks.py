@@ -264,7 +264,6 @@ class Disks:
             self._operations.end(op_path)
 
     def _abort_copy(self, op: OpDoc, failure: FailedOperationError) -> None:
-        """Fail the operation and remove the incomplete disk or snapshot."""
         if op.verb == "insertDisk":
             self.remove(op.target)
         else:
@@ -298,6 +297,5 @@ class Disks:
 
 
 def _short(link: str) -> str:
-    """The path of a self link, as it appears in Google's messages."""
     ref = parse_ref(link, "")
     return ref.path if ref else last(link)

@@ -91,7 +91,7 @@ class InstanceBuilder:
         elif disk.initialize_params is not None:
             self._image(disk.initialize_params.source_image, f"{at}.initializeParams.sourceImage")
             if disk.initialize_params.source_snapshot is not None:
-                raise errors.not_built("an insert cannot restore a snapshot (create the disk first)")
+                raise errors.not_built("an insert of a VM cannot create a disk from a snapshot (create the disk first)")
             boot_name = disk.initialize_params.disk_name or (ref.name if disk.boot else f"{ref.name}-{index}")
             boot = Ref(ref.project, ref.scope, "disks", boot_name)
             if self._disks.find(boot.path) is not None:

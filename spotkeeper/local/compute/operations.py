@@ -88,7 +88,7 @@ class Operations:
         return self.get(seen.operation)
 
     def start(self, verb: str, target: Ref, target_id: int, request_id: str | None = None, **data: str) -> OpDoc:
-        """Accept an operation: PENDING now, RUNNING after ``accept_s`` seconds. Call it in the target's transaction."""
+        """Accept an operation: PENDING now, RUNNING after ``accept_s``. The caller must have opened a transaction."""
         doc = self._new(verb, target, target_id, request_id, USER, data)
         self._world.soon(self._world.timing.accept_s, "op.run", doc.path)
         if request_id is not None:
@@ -166,7 +166,7 @@ class Operations:
         self.end(path)
 
     def show_error(self, path: str, failure: FailedOperationError) -> None:
-        """Show an error while the operation still runs, as for a stockout."""
+        """Add an error to an operation that still runs: Compute Engine shows a stockout before the operation ends."""
         doc = self.get(path)
         if doc is not None and doc.operation.status == "RUNNING":
             self._put(doc, **_failure(failure))

@@ -259,7 +259,6 @@ def parse_mask(text: str) -> Mask:
 
 
 def _selectors(words: Iterator[str], text: str) -> tuple[Mask, str]:
-    """Parse the selectors of a list; return their mask and the word that ends the list."""
     mask: Mask = {}
     while True:
         end = _selector(mask, words, text)

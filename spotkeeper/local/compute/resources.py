@@ -1,8 +1,9 @@
 """Stores declared resources outside Compute Engine; some types have an effect.
 
-``POST /local/v1/resources/{type}`` takes ``{name, properties}``; PUT, GET, DELETE add the name. Types with an effect:
-``cloudfunctionsv2:function`` (a process), ``cloudscheduler:job`` (ticks), ``logging:projectSink`` with
-``pubsub:topic`` and ``pubsub:subscription`` (preemption events), ``storage:bucket``, accounts and custom roles.
+A POST of ``{name, properties}`` to ``/local/v1/resources/{type}`` creates a resource; GET, PUT and DELETE have the path
+``/local/v1/resources/{type}/{name}``. Types with an effect: ``cloudfunctionsv2:function`` (a process),
+``cloudscheduler:job`` (ticks), ``logging:projectSink`` with ``pubsub:topic`` and ``pubsub:subscription`` (preemption
+events), ``storage:bucket``, accounts and custom roles.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Resource(Struct, frozen=True):
 
 
 class Declaration(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a POST or PUT. ``properties``: by their names in Pulumi."""
+    """The body of a POST or PUT. ``properties``: keyed by Pulumi's property names."""
 
     name: str
     properties: JsonObject = {}

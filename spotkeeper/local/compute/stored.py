@@ -24,7 +24,7 @@ from spotkeeper.local.core.world import World
 
 @dataclass(frozen=True)
 class Collection:
-    """A REST collection. ``fields``: allowed in a body; ``refs``: field -> kind of the resource that it names."""
+    """A REST collection. ``fields``: allowed fields of a body; ``refs``: field with a link -> kind of its target."""
 
     kind: str
     wire: str
@@ -110,7 +110,7 @@ class StoredResources:
         return found
 
     def list(self, ref: Ref) -> list[StoredResource]:
-        """All resources of the reference's kind and scope."""
+        """Return all resources of the kind and scope of ``ref``; its name is ignored."""
         return self._world.state.all(ref.kind, StoredResource, ref.folder())
 
     def insert(self, ref: Ref, body: JsonValue, request_id: str | None) -> OpDoc:
@@ -177,7 +177,6 @@ class StoredResources:
         self._policies.forget(ref.path)
 
     def _users(self, ref: Ref) -> Iterator[str]:
-        """Paths of the resources that use this one."""
         link = self._world.self_link(ref.path)
         if ref.kind == "networks":
             for kind in ("subnetworks", "firewalls"):

@@ -41,7 +41,7 @@ def labels(values: Mapping[str, str] | None, field: str = "resource.labels") -> 
 
 
 def scheduling(value: Scheduling | None, accelerated: bool) -> Scheduling:
-    """Check the scheduling and fill in the API's defaults. A spot VM has four fields that must agree."""
+    """Refuse scheduling fields that contradict ``provisioningModel``; fill in the API's defaults."""
     given = value or Scheduling()
     at = "resource.scheduling"
     _one_of(given.provisioning_model, _MODELS, f"{at}.provisioningModel")

@@ -74,7 +74,7 @@ def zone_down(zone: str) -> ApiError:
 
 
 def not_built(feature: str) -> ApiError:
-    """The refusal of what Google Cloud supports and this cloud does not; ``feature`` says what this is."""
+    """The refusal (501) of a feature of Google Cloud that this cloud lacks; ``feature``: a clause that names it."""
     message = f"{feature}; spotkeeper/local/ shows what the one-machine cloud supports."
     return ApiError(501, "notImplemented", message)
 
@@ -82,7 +82,7 @@ def not_built(feature: str) -> ApiError:
 def stockout(project: str, zone: str) -> FailedOperationError:
     """The failure of an insert in a zone without capacity.
 
-    As on Compute Engine the operation shows the failure while it still runs, with HTTP status 503 inside.
+    As on Compute Engine, the operation has this error, with HTTP status 503, some seconds before it is DONE.
     """
     message = (
         f"The zone 'projects/{project}/zones/{zone}' does not have enough resources available to fulfill the request.  "

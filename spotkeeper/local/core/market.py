@@ -1,7 +1,9 @@
 """Replays capacity and price of spot machines from a recorded market. Pure: callers pass the time.
 
-A recorded gang of 16 VMs represents the few that fit on a laptop. A zone gets the recorded zone of its name, otherwise
-the next unused one. The seed chooses where the replay begins. A region has one spot price, that of its first zone.
+Markets are recorded for a gang of 16 VMs, more than a laptop can run; so recorded capacities are scaled down. A zone
+of the cloud replays the recorded zone of the same name; if no recorded zone has this name, then one that no other zone
+replays. The seed chooses the tick at which the replay begins. All zones of a region have the spot price of the region's
+first zone.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ class Market:
     def preempted(self, zone: str, start: float, end: float) -> float | None:
         """Return the preempted share of a zone's spot machines within ``[start, end]``; None if it is not recorded.
 
-        A drop of capacity by n counts as n preempted machines, the capacity at the end as surviving machines.
+        Every fall of capacity by n counts as n preempted machines; the capacity at ``end`` is the number of survivors.
         """
         first, last = self._recorded(start), self._recorded(end)
         if last <= first:
@@ -166,18 +168,18 @@ class Market:
         return self.epoch + (tick - self.offset) * self.gap_s
 
     def _recorded(self, now: float) -> int:
-        """The tick at ``now``, which may be before the replay's start; at least the recording's first tick."""
+        """Return the recording's tick at ``now``; at a time before the recording, the first tick."""
         return max(0, self.offset + int((now - self.epoch) // self.gap_s))
 
 
 def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:
-    """Return each tick below ``starts`` from which all capacities stay at least ``least`` for ``ahead`` ticks."""
+    """Return the ticks below ``starts`` after which, for ``ahead`` ticks, no zone's capacity is less than ``least``."""
     bad = [any(series.at(tick) < least for series in capacities.values()) for tick in range(starts + ahead)]
     return [start for start in range(starts) if not any(bad[start : start + ahead])]
 
 
 def _match(zones: tuple[str, ...], recorded: list[_Zone], name: str) -> dict[str, _Zone]:
-    """Map each zone to the recorded zone of its name; zones without one take the remaining recorded zones, in order."""
+    """Map each zone to the recorded zone of that name; the other zones get the remaining recorded zones, in order."""
     by_name = {zone.zone: zone for zone in recorded}
     left = iter(zone for zone in recorded if zone.zone not in zones)
     out: dict[str, _Zone] = {}

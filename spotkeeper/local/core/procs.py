@@ -73,8 +73,8 @@ def is_same(pid: int, started: int) -> bool:
 def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) -> int:
     """SIGKILL all marked processes, their descendants and those of ``root``; return the number of killed processes.
 
-    Each sweep finds children before their parents die, and sweeps repeat until a sweep finds nothing, so that no fork
-    escapes. A child without the mark has cleared its environment, or hides its environment from all users but root.
+    Children are found before their parents are killed, and the search repeats until it finds no process, so that no
+    fork escapes. The mark alone is not enough: a process may clear its environment, or hide it from all but root.
     """
     kept = {os.getpid(), *spare}
     hit: set[int] = set()

@@ -90,7 +90,7 @@ def fingerprint(value: object) -> str:
 
 @dataclass(frozen=True)
 class ApiCall:
-    """A parsed request. ``at``: the named groups of the path's pattern."""
+    """A parsed request. ``at``: the variable parts of the path by name, such as ``project``, ``zone`` and ``name``."""
 
     method: str
     path: str

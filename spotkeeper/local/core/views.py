@@ -83,7 +83,10 @@ class Maintenance(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetCapacity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to set a zone's capacity to ``nodes``; None: back to the market's (spot) or to no limit (on-demand)."""
+    """A request to set a zone's capacity for VMs of a provisioning model to ``nodes``.
+
+    None ends the setting: spot capacity follows the market again, on-demand capacity has no limit again.
+    """
 
     zone: str
     nodes: int | None = None

@@ -174,7 +174,7 @@ class Demo:
         self.say("submit a job: a byte-level GPT on one static machine and two spot machines")
         spec, source = self.job()
         store = local_target(cloud.folder).store()
-        self.until("the static machine to be up", lambda: bool(store.list_static_hellos()))
+        self.until("the static machine is up", lambda: bool(store.list_static_hellos()))
         job = self.submit(store, spec, source)
         with Watcher(cloud.folder / "vms", job) as watcher:
             self.train(cloud, store, job, watcher)
@@ -249,7 +249,7 @@ class Demo:
         self.watch(lambda: self.view(store, job, watcher), done, failure)
 
     def view(self, store: Store, job: str, watcher: Watcher) -> JobView:
-        """Return what ``spotkeeper watch`` shows, but with the current step."""
+        """Return what ``spotkeeper watch`` shows, but with the step that the watcher read last: it is newer."""
         assert self.cloud is not None
         held = store.read_record(job)
         assert held is not None
@@ -292,7 +292,7 @@ class Demo:
                 raise DemoError(f"the job failed: {held.value.reason}")
             return held is not None and held.value.phase is Phase.DONE
 
-        self.until("the ended job's machines and disks to be deleted", done)
+        self.until("all machines and disks of the ended job are deleted", done)
         held = store.read_record(job)
         assert held is not None
         if held.value.outcome is not Outcome.SUCCEEDED:
@@ -326,7 +326,7 @@ class Demo:
             self.stop.check()
             if poll():
                 return
-        raise DemoError(f"waited {seconds:.0f} s for {event}")
+        raise DemoError(f"waited {seconds:.0f} s in vain for this: {event}")
 
     def say(self, text: str) -> None:
         self.stop.check()

@@ -56,7 +56,7 @@ class Chaos:
             ("a machine while it writes a checkpoint", self.during_save),
         ]
         self.rng.shuffle(faults)
-        faults.insert(2, ("a machine and ends its zone's spot capacity, so that on-demand fallback begins", self.dry))
+        faults.insert(2, ("a machine whose zone has no more spot capacity, so on-demand fallback begins", self.dry))
         return faults
 
     def run(self) -> None:
@@ -91,7 +91,7 @@ class Chaos:
 
     def during_save(self) -> None:
         victims = self.spot_members(1)
-        node, slot = self.until("a checkpoint to be written", lambda: self.caught_saving(victims), 0.002)
+        node, slot = self.until("a machine writes a checkpoint", lambda: self.caught_saving(victims), 0.002)
         self.preempt(node, slot, announced=False)
         self.replaced([(node, slot)])
 
@@ -101,12 +101,12 @@ class Chaos:
         self.cloud.set_capacity(slot.zone, 0, reclaim=False)
         try:
             self.preempt(node, slot, announced=True)
-            self.until(f"node {node} to run on-demand", lambda: self.model_of(node) is Model.ON_DEMAND)
+            self.until(f"node {node} runs on-demand", lambda: self.model_of(node) is Model.ON_DEMAND)
             self.steady("on-demand")
         finally:
             self.cloud.set_capacity(slot.zone, None, reclaim=False)
         self.report(f"spot capacity is back in {slot.zone}")
-        self.until(f"node {node} to return to spot", lambda: self.model_of(node) is Model.SPOT)
+        self.until(f"node {node} is on a spot machine again", lambda: self.model_of(node) is Model.SPOT)
 
     # Steps
 
@@ -116,7 +116,7 @@ class Chaos:
 
     def replaced(self, victims: list[tuple[int, Slot]]) -> None:
         for node, slot in victims:
-            self.until(f"node {node} to be replaced", partial(self.newer, node, slot))
+            self.until(f"the machine of node {node} is replaced", partial(self.newer, node, slot))
 
     def newer(self, node: int, slot: Slot) -> bool:
         cur = self.record().nodes[node].cur
@@ -150,7 +150,7 @@ class Chaos:
             found = self.on_spot()
             return found if len(found) >= least and self.is_steady() else None
 
-        return self.until(f"{least} spot machines in the gang", members)
+        return self.until(f"the gang trains steadily and has {least} spot machines", members)
 
     def on_spot(self) -> list[tuple[int, Slot]]:
         return [
@@ -170,7 +170,7 @@ class Chaos:
         return record
 
     def steady(self, when: str) -> None:
-        self.until(f"steady training {when}", self.is_steady)
+        self.until(f"training is steady {when}", self.is_steady)
 
     def is_steady(self) -> bool:
         """Whether every node is a member, no change is pending, and the generation has made ``STEADY_STEPS`` steps."""
@@ -190,7 +190,7 @@ class Chaos:
         for _ in ticks(PATIENCE_S, period_s):
             if found := poll():
                 return found
-        raise ChaosError(f"waited {PATIENCE_S:.0f} s for {event}")
+        raise ChaosError(f"waited {PATIENCE_S:.0f} s in vain for this: {event}")
 
 
 def ticks(seconds: float, period_s: float = 0.1) -> Iterator[None]:

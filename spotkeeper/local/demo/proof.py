@@ -34,9 +34,9 @@ _GRACE_S = 40.0  # torchrun gives its workers 30 s
 class Recovered(Struct, frozen=True):
     """One recovery, in real seconds.
 
-    ``seconds``: from the last step before the loss to the first step after it, without the replacements' boots.
-    ``boot_seconds``: the longest boot, from the intent to the hello. ``announced``: a notice preceded the loss, or
-    reconcile itself decided to change the machine.
+    ``seconds``: from the last step before the loss of a machine to the first step after it, less the time in which new
+    machines booted. ``boot_seconds``: the longest boot of a new machine, from its intent to its hello. ``announced``: a
+    notice preceded the loss, or reconcile itself decided to replace the machine.
     """
 
     cause: str
@@ -102,7 +102,6 @@ def recovered(traces: dict[int, GenerationTrace], ledger: Iterable[Entry], clock
 
 
 def _real(virtual: float, clock: Clock) -> float:
-    """Convert virtual unix seconds to real unix seconds."""
     return clock.real_epoch + (virtual - clock.virtual_epoch) / clock.scale
 
 

@@ -48,9 +48,9 @@ def up(
     Args:
         stack: the stack's name, usually ``local``.
         config_file: its ``Pulumi.<stack>.yaml``.
-        cloud: the one-machine cloud, such as a ``LocalCloud``.
+        cloud: the URL and the token of a one-machine cloud; a ``LocalCloud`` has both.
         folder: keeps the state and the archives of this deployment.
-        on_event: called for every resource, from several threads, one at a time.
+        on_event: called with each event, from several threads, but never by two threads at once.
 
     Raises:
         DeployError: the stack file is wrong, or a resource could not be made. The state records all resources that

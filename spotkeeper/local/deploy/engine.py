@@ -184,7 +184,7 @@ def _events(lines: Iterator[str] | Any, notes: list[str]) -> Iterator[dict[str, 
 
 
 class _EventListener:
-    """Converts the engine's events. A component starts with one event and ends with the event of its outputs."""
+    """Converts the engine's events: ``resourcePreEvent`` starts an action, ``resOutputsEvent`` or a failure ends it."""
 
     def __init__(self, on_event: OnEvent, planning: bool) -> None:
         self._on_event = on_event

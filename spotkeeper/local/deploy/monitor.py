@@ -18,7 +18,7 @@ STACK_REFERENCE = "pulumi:pulumi:StackReference"
 
 
 class Registrar(Protocol):
-    """What the monitor calls: one run of the program by the runner."""
+    """The runner as the monitor needs it. If ``shown`` is not None, the run only collects resources and makes none."""
 
     @property
     def shown(self) -> list[StateEntry] | None: ...
@@ -39,7 +39,7 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
-        """Return a reference to another stack, with unknown outputs; DeployError if the run makes resources."""
+        """Return a reference to another stack. Its outputs are unknown, so only a run that makes nothing may use it."""
         if self._run.shown is None:
             raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
         return stack, {"name": stack}
@@ -69,7 +69,7 @@ class _Cloud(Mocks):
         self._monitor = monitor
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], None]:
-        raise DeployError(f"the program calls {args.token}, but the in-process runner supports no calls")
+        raise DeployError(f"the program calls {args.token}, but the in-process runner supports no provider functions")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         if args.typ == STACK_REFERENCE:

@@ -1,7 +1,7 @@
 """A replacement for the `gcp` provider plugin, with which Pulumi's real engine deploys to a one-machine cloud.
 
-The engine starts it as ``pulumi-resource-gcp``, a two-line script that ``engine.py`` writes and puts on PATH. The
-calls are those of the in-process runner, from ``table.py`` and ``api.py``.
+The engine starts it as ``pulumi-resource-gcp``, a two-line script that ``engine.py`` writes and puts on PATH. It makes
+the same calls to the cloud as the in-process runner, by ``table.py`` and ``api.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StandIn(p.Provider):
         return p.CheckResponse(inputs=request.new_inputs)
 
     async def diff_config(self, request: p.DiffRequest) -> p.DiffResponse:
-        """Ignore changes of the provider's configuration: the cloud is still the same."""
+        """Report no changes of the provider's configuration: with any configuration the cloud is the same."""
         return p.DiffResponse(changes=False)
 
     async def configure(self, request: p.ConfigureRequest) -> p.ConfigureResponse:
@@ -47,7 +47,7 @@ class StandIn(p.Provider):
         return p.ConfigureResponse(supports_preview=True)
 
     async def check(self, request: p.CheckRequest) -> p.CheckResponse:
-        """Replace files by their paths, because the engine's state has only the hash of a file."""
+        """Replace each file by its path, a string, because the engine's state would contain only the file's hash."""
         table.kind_of(type_of(request))
         files = {key: v for key, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
         paths = from_plain(to_plain(files))

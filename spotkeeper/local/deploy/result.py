@@ -38,7 +38,7 @@ class DeployOp(str, Enum):
 
 @dataclass(frozen=True)
 class DeployEvent:
-    """The start or end of an action on a resource. ``done``: it has ended; ``seconds``: its real time, 0 before."""
+    """The start or end of an action on a resource. ``seconds``: its real duration, once it is ``done``."""
 
     op: DeployOp
     type: str

@@ -130,11 +130,7 @@ class DeployRun:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def program(self, stack: str, config: dict[str, str]) -> dict[str, Any]:
-        """Run the program to its end, and return its exports.
-
-        Raises:
-            DeployError: the stack file is wrong, or a resource could not be made.
-        """
+        """Run the program to its end, and return its exports; DeployError if a resource could not be made."""
         # It runs in a thread of its own, because Pulumi keeps its state in the thread's context and event loop.
         with _environment(self.api), ThreadPoolExecutor(1) as thread:
             return thread.submit(_execute, self, stack, config).result()
@@ -191,7 +187,7 @@ class DeployRun:
             self.state.drop(entry.urn)
 
     def forget_unfinished(self) -> None:
-        """Delete resources that a killed run may have made without recording them."""
+        """Delete each resource whose creation a killed run recorded as begun but not as done, since it may exist."""
         for entry in self.state.entries():
             if entry.pending:
                 self._drop(entry)
@@ -237,11 +233,7 @@ class DeployRun:
         return self.api.create(table.target(entry.type, entry.name, entry.inputs, self.defaults))
 
     def _provided(self, entry: StateEntry, old: StateEntry | None) -> Json:
-        """Create or update with the program's own provider, and return computed outputs. A dry run only checks inputs.
-
-        Raises:
-            DeployError: the provider refuses the inputs; nothing was changed.
-        """
+        """Create or update with the program's own provider; return computed outputs. A dry run only checks inputs."""
         own = provider(entry.type)
         before = {**old.inputs, **old.outputs} if old else {}
         if failures := own.check(before, dict(entry.inputs)).failures:
@@ -311,7 +303,7 @@ def provider(type_: str) -> ResourceProvider:
 
 @contextmanager
 def _environment(api: ResourceClient) -> Iterator[None]:
-    """Set the environment from which the drain reads the token and Compute's URL, which may have changed."""
+    """Set, for a while, the environment variables from which the drain reads the token and Compute's URL."""
     given = {"SPOTKEEPER_COMPUTE_ENDPOINT": addresses(api.endpoint)["compute"], TOKEN: api.token}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -337,7 +329,7 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Workers(ThreadPoolExecutor):
-    """Threads for registrations. Pulumi needs an event loop in each thread and does not close it."""
+    """Threads for registrations. Pulumi needs an event loop in each thread, but does not close the loops."""
 
     def __init__(self) -> None:
         self._loops: list[asyncio.AbstractEventLoop] = []

@@ -127,7 +127,7 @@ class InputChange:
 
 
 def compare(type_: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> InputChange:
-    """Compare inputs. A resource with a fixed name is deleted before its replacement, which needs that name."""
+    """Compare inputs. If a replacement needs the same name as the old resource, the old resource is deleted first."""
     kind = kind_of(type_)
     known = (set(old) | set(new)) - kind.ignore
     keys = tuple(sorted(key for key in known if old.get(key) != new.get(key)))
@@ -155,7 +155,6 @@ def _compute_outputs(t: PlacedResource) -> Json:
 
 
 def _some(**fields: Any) -> Json:
-    """Return an object with those of the fields that are not empty."""
     return {key: value for key, value in fields.items() if value is not None and value not in ([], {})}
 
 
@@ -208,7 +207,7 @@ def _template(t: PlacedResource) -> Json:
 
 
 def _disk_made_at_boot(disk: Json, image: object, size: object, type_: object) -> Json:
-    """Return the request's form of a disk that is made at boot; its labels may be in an object of their own."""
+    """Return a new disk as the API expects it. Its labels are inputs of the disk itself or of ``initializeParams``."""
     labels = disk.get("labels", disk.get("initializeParams", {}).get("labels"))
     return _some(
         boot=disk.get("boot"),
@@ -333,7 +332,7 @@ _MEMBER_OF = ("bucket", "topic", "subscription", "subnetwork", "secretId", "serv
 
 
 def _service_identity(t: PlacedResource) -> Json:
-    """Return the account by which one of Google's own services acts in a project; its name is the service's."""
+    """Return the service account of a Google service, such as Pub/Sub; its e-mail contains the service's name."""
     service = str(t.inputs["service"])
     email = f"service-1@gcp-sa-{service.partition('.')[0]}.iam.gserviceaccount.com"
     return {"id": f"projects/{t.project}/services/{service}", "email": email, "member": f"serviceAccount:{email}"}

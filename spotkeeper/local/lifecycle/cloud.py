@@ -59,7 +59,7 @@ CALL_S = 15.0  # real
 
 
 class Upkeep(Enum):
-    """The state of the cloud's own two processes. VMs run on in each state, but get no answers when it is STOPPED.
+    """The state of the cloud's own two processes. VMs run in every state, but in STOPPED nothing answers their calls.
 
     ========= ======================================= ==========================================
     state     meaning                                 next state
@@ -219,19 +219,15 @@ class LocalCloud:
         return self._get("bill", views.BillView)
 
     def preempt(self, vm: str, *, notice: bool = True) -> None:
-        """Preempt a spot VM, or make a standard VM's host fail. ``notice``: announce it first.
-
-        Raises:
-            LocalCloudError: unknown VM, or no answer.
-        """
+        """Preempt a spot VM, or make a standard VM's host fail. ``notice``: announce it first."""
         self._post(f"vms/{vm}/preempt", views.Preempt(notice))
 
     def maintenance(self, vm: str, event: str, in_s: float | None = None) -> None:
-        """Set the VM's ``maintenance-event``; ``upcoming-maintenance`` begins in ``in_s`` virtual seconds."""
+        """Set the VM's ``maintenance-event``. ``in_s``: virtual seconds until ``upcoming-maintenance`` begins."""
         self._post(f"vms/{vm}/maintenance", views.Maintenance(event, in_s))
 
     def set_capacity(self, zone: str, nodes: int | None, *, model: str = "spot", reclaim: bool = True) -> None:
-        """Set a zone's capacity; None: back to the market's capacity. ``reclaim``: preempt VMs in excess."""
+        """Set a zone's capacity to ``nodes`` VMs; None undoes this. ``reclaim``: preempt the spot VMs in excess."""
         self._post("capacity", views.SetCapacity(zone, nodes, model, reclaim))
 
     def partition(self, zone: str, partitioned: bool = True) -> None:
@@ -248,7 +244,7 @@ class LocalCloud:
     # Stop
 
     def down(self, *, purge: bool = False) -> LeftOver:
-        """Stop every process of this cloud; return what was there before. ``purge`` also removes the folder."""
+        """Stop the cloud's processes; return how many VMs, disks and processes it had. ``purge`` removes the folder."""
         with lock(self.folder):
             guests = len(self._guests())
             self._end()
@@ -333,11 +329,7 @@ class LocalCloud:
 
 
 def force_cleanup(folder: Path) -> LeftOver:
-    """End the cloud in ``folder`` and remove the folder, even if ``cloud.json`` cannot be read.
-
-    Returns:
-        What was there before the end.
-    """
+    """Stop a cloud and remove its folder, even if ``cloud.json`` is damaged. Returns what ``down`` returns."""
     folder = folder.resolve()
     *others, last = sorted(marks(folder)) or [secrets.token_hex(6)]  # without marks: a mark that no process has
     for uid in others:  # a second cloud, started in the folder while the first could not be found

@@ -1,7 +1,8 @@
 """Manages a cloud's folder: its settings, its processes, its locks, and its removal.
 
-Every process of a cloud has the cloud's mark in its environment. Some also name the folder: keeper and control plane in
-their arguments, VMs and functions in their environment. By these processes the mark is found if ``cloud.json`` is lost.
+Every process of a cloud has the cloud's mark in its environment; ``cloud.json`` has it too. If that file is lost, the
+mark is read from processes that also name the folder: keeper and control plane name it in their arguments, VMs and
+functions in their environment.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def read_config(folder: Path) -> Config | None:
     """Read the cloud's settings; return None if the folder has no cloud.
 
     Raises:
-        DamagedError: the file is damaged, or is gone while the cloud runs (removing the folder would leave processes).
+        DamagedError: ``cloud.json`` is damaged, or it is missing although processes of its cloud still run.
     """
     path = folder / CONFIG
     try:

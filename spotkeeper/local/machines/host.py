@@ -207,6 +207,6 @@ class Host:
 
 
 def _reap(pid: int) -> None:
-    """Reap the process if it is a child; processes that an earlier control plane started are not."""
+    """Reap the process if it is a child; processes that an earlier control plane started are not children."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

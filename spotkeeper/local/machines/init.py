@@ -1,8 +1,9 @@
 """The first process of a VM; it replaces a real VM's kernel, systemd and Google's guest agent.
 
-It waits for a boot's time, runs the startup script from metadata, and reaps children. On SIGTERM (ACPI off) it runs
-the shutdown script and then ends every process with the VM's mark. It keeps running while the control plane is down, as
-a machine does during an outage of the cloud's API. Each VM runs this process, so it imports only the standard library.
+It waits as long as a boot takes, runs the startup script from metadata, and reaps children. On SIGTERM (ACPI off) it
+runs the shutdown script, and then ends every process with the VM's mark. It keeps running while the control plane is
+down, as a machine does during an outage of the cloud's API. Each VM runs this process, so it imports only the standard
+library.
 
 Phases: BOOTING -> UP -> (SIGTERM) -> DOWN. A kill -9 at any point simulates a power cut.
 """

@@ -75,7 +75,7 @@ class MetadataServer:
         return self._read(machine, path, request)
 
     async def _outside(self, request: Request) -> Response:
-        """Answer a request outside the tree. Clients request ``/`` to detect the metadata server."""
+        """Answer for a path outside ``computeMetadata/v1``. Clients request ``/`` to detect a metadata server."""
         if request.url.path in ("/", "/computeMetadata", "/computeMetadata/"):
             return _plain("computeMetadata/\n" if request.url.path == "/" else "v1/\n", 200)
         return _plain("Not Found", 404)
@@ -160,7 +160,6 @@ async def _disconnected(request: Request) -> None:
 
 
 def _lookup(tree: JsonValue, path: str) -> tuple[bool, JsonValue]:
-    """Return whether the path exists, and the path's value."""
     at = tree
     for part in path.strip("/").split("/") if path.strip("/") else ():
         if isinstance(at, dict) and part in at:
@@ -271,7 +270,7 @@ def _instance(vm: LocalVm, email: str, scopes: list[str]) -> JsonObject:
 
 
 def _window(start: float) -> JsonObject:
-    """Return ``upcoming-maintenance`` as Google shows it: a window of hours that cannot be rescheduled."""
+    """Return ``upcoming-maintenance`` in Google's form: a window of hours from ``start``; {} if ``start`` is 0."""
     if not start:
         return {}
     begins = timestamp(start)
@@ -311,7 +310,7 @@ Listen = Callable[[str], Awaitable[Listener]]
 
 
 class MetadataSites:
-    """Opens and closes metadata servers. ``look`` returns the values of a path; ``listen`` opens a socket."""
+    """Opens and closes metadata servers. ``look`` returns a VM's or a function's values; ``listen`` opens a socket."""
 
     def __init__(self, look: Callable[[str], GuestView | None], tokens: Tokens, clock: Clock, listen: Listen) -> None:
         self._look = look

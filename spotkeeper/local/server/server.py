@@ -182,7 +182,7 @@ class ControlPlane:
     # Start
 
     async def begin(self) -> None:
-        """After a restart, once the control plane answers, resume: market, copies, VMs, functions, timers."""
+        """Resume market, disk copies, VMs, functions and timers; called when the control plane has begun to answer."""
         with self.world.state.transaction():
             self.parts.spot.begin()
             self.parts.disks.resume_copies()
@@ -210,8 +210,8 @@ def _timers_ended(task: asyncio.Task[None]) -> None:
 def drained(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
     """Wrap ``send`` so that it reads the rest of the request's body before the answer ends.
 
-    Otherwise, if the server closed the connection after an early answer, mostly a refusal, the kernel would send a
-    reset, and the client would fail with "Connection reset by peer" instead of reading the answer.
+    An answer, mostly a refusal, may be ready before the whole body is read. If the server then closed the connection,
+    the kernel would send a reset, and the client would fail with "Connection reset by peer" and not read the answer.
     """
     headers = dict(scope["headers"])
     if b"expect" in headers or (headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers):

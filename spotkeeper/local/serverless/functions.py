@@ -302,5 +302,5 @@ def _site(name: str) -> str:
 
 
 def site_name(path: str) -> str | None:
-    """Return the function's name in a metadata server's path; None for a VM's path."""
+    """Return a function's name from the path of its metadata server; None if the path is a VM's."""
     return path.removeprefix("functions/") if path.startswith("functions/") else None

@@ -153,7 +153,7 @@ class Schedule(Effect):
         self._record(name, target.uri, succeeded=200 <= status < 300)
 
     def _record(self, name: str, uri: str, *, succeeded: bool) -> None:
-        """Count failures in a row; after too many, restart the process, since a new process has no leaks yet."""
+        """Count failures in a row; after too many, restart the target's process, which may have leaked memory."""
         if succeeded:
             self._failures.pop(name, None)
             self._patience.pop(name, None)

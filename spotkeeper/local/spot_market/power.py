@@ -95,7 +95,10 @@ class Power:
     # Off
 
     def leave(self, vm: LocalVm, why: Ending, op_path: str = "") -> None:
-        """Begin to stop a VM, or join the stop in progress. DELETE overrides an ending that keeps the VM."""
+        """Begin to stop a VM for the reason ``why``. ``op_path``: an operation that ends together with the stop.
+
+        If the VM is already stopping, its first reason remains; only DELETE replaces the first reason.
+        """
         ending = why if why is Ending.DELETE or vm.ending is Ending.NONE else vm.ending
         vm = self._machines.put(vm, ops=(*vm.ops, op_path) if op_path else vm.ops, ending=ending)
         if vm.wire.status == "RUNNING":
