@@ -197,7 +197,10 @@ class PolicyBinding(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A resource's policy. ``etag``: its version. A new policy has that of the policy it replaces; "" replaces any."""
+    """A resource's policy. ``etag``: its version.
+
+    A change sends the ``etag`` of the policy that it replaces, or "" to replace any version.
+    """
 
     etag: str = ""
     version: int = 1

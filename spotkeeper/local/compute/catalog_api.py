@@ -281,7 +281,6 @@ def _preemptions(world: World, zones: list[str]) -> Iterator[JsonValue]:
 
 
 def _days(now: float) -> Iterator[tuple[float, float]]:
-    """The last whole days before ``now``, oldest first."""
     today = datetime.fromtimestamp(now, PACIFIC).replace(hour=0, minute=0, second=0, microsecond=0)
     for back in range(DAYS, 0, -1):
         yield (today - timedelta(days=back)).timestamp(), (today - timedelta(days=back - 1)).timestamp()

@@ -284,7 +284,6 @@ def _digits(value: object) -> str | None:
 
 
 def _url(value: str) -> str:
-    """Convert an id (``projects/p/...``) to a link."""
     return value if value.startswith("http") else f"{SELF_LINK}/{value}"
 
 
