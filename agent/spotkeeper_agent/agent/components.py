@@ -76,7 +76,7 @@ class Components:
 
 
 def _identity_server(machine: MachineState, metadata: Metadata) -> IdentityServer | None:
-    """Return the server of the jobs' identity; None if the setting ``job_identity`` is missing or invalid."""
+    """Return the server that gives jobs their identity; None if the setting ``job_identity`` is missing or invalid."""
     name = machine.settings.job_identity
     if not name:
         return None

@@ -81,7 +81,7 @@ class Watch:
         return self._real(self.limits.idle_s, IDLE_FLOOR_S)
 
     def _idle(self, folder: Path, now: float) -> float | None:
-        """Return since when the job uses no processor time, if that is too long; None otherwise."""
+        """Return the time since which the job uses no processor time, if the idle limit is over; None otherwise."""
         limit = self.idle_limit_s
         if self.idle_since is None or now - self.sampled >= limit / SAMPLES:
             self.sampled = now

@@ -40,7 +40,7 @@ def own_folder() -> Path | None:
 
 
 class Bundles:
-    """The bundles in ``folder`` on a machine; ``own`` is the running one."""
+    """The bundles on a machine, in ``folder``. ``own``: the folder of the bundle that this agent runs from."""
 
     def __init__(self, folder: Path, own: Path | None) -> None:
         self._folder = folder

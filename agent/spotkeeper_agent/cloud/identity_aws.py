@@ -76,7 +76,7 @@ class AwsIdentity:
         name = reference.removeprefix(SECRET)
         found = _ARN.match(name)
         if name == reference or found is None:
-            raise IdentityError(f"{reference.partition(':')[0]}: is not a {SECRET}<ARN> reference", final=True)
+            raise IdentityError(f"{reference.partition(':')[0]}: want a reference {SECRET}<ARN>", final=True)
         body = msgspec.json.encode({"SecretId": name})
         headers = {
             "Content-Type": "application/x-amz-json-1.1",

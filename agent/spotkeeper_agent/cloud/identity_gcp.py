@@ -100,7 +100,7 @@ class GcpIdentity:
     def secret(self, reference: str) -> str:
         name = reference.removeprefix(SECRET)
         if name == reference:
-            raise IdentityError(f"{reference.partition(':')[0]}: is not a {SECRET} reference", final=True)
+            raise IdentityError(f"{reference.partition(':')[0]}: want a reference {SECRET}...", final=True)
         url = f"{self._endpoints.secrets}/v1/{name}:access"
         body = _call("GET", url, self._access()[0], None, name)
         try:

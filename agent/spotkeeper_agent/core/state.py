@@ -42,7 +42,7 @@ class Assignment(Struct, frozen=True):
 
 
 class Saved(Struct, frozen=True):
-    """Stored state. ``started``: newest generation started here; ``ended``: newest one whose end was reported."""
+    """Stored state. ``started``: newest generation started here; ``ended``: newest whose end was reported."""
 
     boot: str
     assignment: Assignment | None = None

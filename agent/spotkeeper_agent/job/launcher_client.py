@@ -156,9 +156,9 @@ class Launcher:
         return self.pid == 0 and (self._process is None or self._process.poll() is not None)
 
     def begin(self, kind: LauncherKind) -> None:
-        """Find or start a launcher of this kind. Posts :class:`LauncherUp`, and :class:`LauncherLost` when it ends.
+        """Find or start a launcher of this kind. Posts :class:`LauncherUp`, and :class:`LauncherLost` at its end.
 
-        Call it again only after :class:`LauncherLost`.
+        Call this method again only after :class:`LauncherLost`.
         """
         threading.Thread(target=self._live, args=(kind,), name="launcher", daemon=True).start()
 

@@ -34,7 +34,7 @@ LAUNCHER_LOG = "torchrun.log"
 
 @dataclass(frozen=True)
 class Task:
-    """An upload. ``who``: the machine's title in the log; ``extra``: more text, such as the error of a failed start."""
+    """An upload. ``who``: this machine's name in the log; ``extra``: more text, such as the error of a failed start."""
 
     name: str
     folder: Path
