@@ -1,8 +1,8 @@
 """Render the scripts that a machine runs when it starts and when it stops.
 
 The scripts contain only constants of the stack. What a job sets, and what Pulumi learns only during `up` (the
-function's address), reaches a machine as metadata (on EC2 as tags), never as shell text. A template must define every
-name that it uses and pass every value through a quoting filter; anything else is an error.
+function's address), reaches a machine as metadata (on EC2 as tags), never as shell text. It is an error if a template
+uses a name without a value, or inserts a value without a quoting filter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scripts:
     Attributes:
         startup: on Compute Engine the metadata key ``startup-script``; on EC2 an object in the bucket.
         shutdown: the metadata key ``shutdown-script``. EC2 has none: there the agent reacts when systemd stops it.
-        user_data: EC2's user data by kind of pool. It only fetches ``startup``, so a new release does not change it.
+        user_data: EC2's user data by kind of pool. It only fetches and runs ``startup``; releases do not change it.
     """
 
     startup: str

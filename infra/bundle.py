@@ -1,9 +1,9 @@
 """Pack the programs of machines and of the function reproducibly: equal sources give equal bytes.
 
 Machines fetch the *bundle* by its hash: ``site/`` has ``spotkeeper``, ``spotkeeper_agent`` and their dependencies,
-``job/`` what users' jobs import, ``templates/job/`` templates. The *function* archive has the package ``spotkeeper``;
-for Cloud Functions also an entry file and pinned requirements, for Lambda the wheels. Archives are cached by the hash
-of their inputs. This module calls no cloud; if the installed dependencies do not fit, pip fetches wheels.
+``job/`` what users' jobs import, ``templates/job/`` torchrun's arguments. The *function* archive has the package
+``spotkeeper``; for Cloud Functions also an entry file and pinned requirements, for Lambda the wheels. Archives are
+cached by the hash of their inputs. This module calls no cloud; if installed packages do not fit, pip fetches wheels.
 """
 
 from __future__ import annotations
@@ -91,11 +91,7 @@ def function_source(cache_folder: Path, python: str) -> Archive:
 
 
 def lambda_source(cache_folder: Path, python: str) -> Archive:
-    """Return the zip that Lambda runs: the package and its wheels for ``python`` (``3.11``) on x86_64.
-
-    Raises:
-        BundleError: as :func:`bundle`.
-    """
+    """Return the zip that Lambda runs: the package and its wheels for ``python`` (``3.11``) on x86_64."""
     files = package_files("spotkeeper", LIBRARY, leave_out=NOT_IN_FUNCTION)
     requires = closure(LAMBDA_REQUIRES)
     key = _digest(files, _pins(requires), f"lambda {python} glibc {lambda_glibc(python)}")
@@ -155,7 +151,7 @@ def closure(names: tuple[str, ...], python: str = "") -> tuple[metadata.Distribu
     """Return the distributions ``names`` and all their dependencies, sorted by name.
 
     Args:
-        python: the Python version that decides about dependencies (``3.11``); empty: the running version.
+        python: the Python version (``3.11``) whose dependencies are returned; empty: the running version.
 
     Raises:
         BundleError: a distribution is not installed.

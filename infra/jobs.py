@@ -182,5 +182,4 @@ def _cancel(props: dict[str, Any]) -> None:
 
 
 def _tell(text: str) -> None:
-    """Print to standard error, which Pulumi shows to the user."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """Names of everything that Pulumi declares, one function for each kind of resource.
 
-Names begin with ``sk-<stack>``, which conditions of rights test. Names of stacks and pools have at most 24 characters,
-so no name exceeds its limit (the docstrings give lengths). ``spotkeeper.contract.names`` names dynamic machines.
+Names begin with ``sk-<stack>``, so that rights can be limited to such names. Names of stacks and pools have at most 24
+characters, so no name exceeds its limit (the docstrings give lengths). ``spotkeeper.contract.names`` names dynamic
+machines.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def account(stack: str, role: str) -> str:
 
 
 def custom_role(stack: str, role: str, life: str) -> str:
-    """Return a custom role's id, without hyphens (limit: 64); the number ``life`` differs after a stack is rebuilt."""
+    """Return a custom role's id, without hyphens (limit: 64 characters).
+
+    ``life``: a number as text that is another one when the stack is declared again after a destroy.
+    """
     return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 
@@ -64,7 +68,7 @@ def machine_prefix(stack: str) -> str:
 
 
 def address(member: str) -> str:
-    """Return the e-mail address in an IAM member such as ``user:kim@acme.dev``; a stack has an address only once."""
+    """Return the e-mail address in an IAM member such as ``user:kim@acme.dev``, to name resources of this member."""
     return member.partition(":")[2]
 
 

@@ -31,7 +31,8 @@ _REMEDY = (
 class Exports:
     """The stack's outputs, for the command and for other stacks; the same in both clouds.
 
-    ``ready`` is no output: it is the resource for which jobs wait, and a destroy deletes it before all that jobs need.
+    ``ready`` is not an output: jobs are submitted once this resource exists. A destroy deletes it first, and then what
+    jobs need.
     """
 
     bucket: Text
@@ -149,7 +150,10 @@ class DiskGuard(Resource, module="spotkeeper", name="Places"):  # Pulumi's names
 
 
 def disks(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return, by disk name, what must not change about static machines' disks; ``type`` is "" on AWS, where it may."""
+    """Return, by disk name, the properties of static machines' disks that must not change.
+
+    On AWS ``type`` is always "", since there the type of a disk may change.
+    """
     return {
         naming.static_disk(settings.stack, pool.name, index): {
             "zone": pool.machine_zone(index),

@@ -46,7 +46,6 @@ class AwsAlerts(Component):
         return topic
 
     def _counted(self, key: str, event: str) -> str:
-        """Declare the metric that counts log lines of an event, and return its name."""
         metric = f"{self.prefix}-{event}"
         aws.cloudwatch.LogMetricFilter(
             key,
@@ -61,7 +60,10 @@ class AwsAlerts(Component):
         return metric
 
     def _alarm(self, topic: aws.sns.Topic, key: str, message: str, metric: str, missing: int = 0) -> None:
-        """Declare an alarm on log lines that ``metric`` counts; if ``missing`` > 0, on so many minutes without one."""
+        """Declare an alarm that is raised when ``metric`` counts a log line.
+
+        With ``missing`` > 0 the alarm is raised instead when the metric has counted no line for so many minutes.
+        """
         aws.cloudwatch.MetricAlarm(
             key,
             name=f"{self.prefix}-{key}",

@@ -117,7 +117,7 @@ class AwsFunction(Component):
     def _permissions(
         self, name: str, arn: pulumi.Input[str], url: aws.lambda_.FunctionUrl
     ) -> list[aws.lambda_.Permission]:
-        """Declare the two rights that a call of the URL needs. The second right allows no call that avoids the URL."""
+        """Declare the two rights that AWS demands for calls of the URL; neither allows direct calls of the function."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=[url])
         shared: dict[str, Any] = {"function": self.function.name, "principal": arn, "opts": opts}
         by_url, call = "lambda:InvokeFunctionUrl", "lambda:InvokeFunction"
@@ -261,6 +261,6 @@ class AwsTriggers(Component):
 
 
 def pattern(account: str, key: str, kinds: Sequence[str]) -> dict[str, object]:
-    """Return the pattern of events that EventBridge forwards: of state changes, only those that may mean a loss."""
+    """Return the pattern of events that EventBridge forwards. Of state changes it forwards only those to ``ENDS``."""
     found: dict[str, object] = {"source": ["aws.ec2"], "account": [account], "detail-type": list(kinds)}
     return {**found, "detail": {"state": list(ENDS)}} if key == "state" else found

@@ -36,7 +36,7 @@ from spotkeeper.contract.names import session_document
 
 
 class AwsRoles(Component):
-    """A component with roles. A role and its policy have the same name, which ends with ``key``."""
+    """A component with roles. A role and its policy have the same name, ``sk-<stack>-<key>``."""
 
     def _role(self, key: str, title: str, trusted: Statement) -> aws.iam.Role:
         called = naming.account(self.settings.stack, key)
@@ -55,9 +55,10 @@ class AwsRoles(Component):
 
 
 class AwsIdentity(AwsRoles):
-    """The roles ``machine``, ``function``, ``clock`` (schedule), the machines' ``profile``, and ``bindings`` (rights).
+    """The roles ``machine``, ``function`` and ``clock`` (the schedule's), and the machines' instance ``profile``.
 
-    Submitters assume a role of the stack, because this limits their rights; a policy added to their own role would not.
+    ``bindings``: the policies that give these and other roles their rights. Submitters assume a role of the stack, so
+    that they have only its rights; a policy added to their own role would leave them all their other rights too.
     """
 
     def __init__(self, settings: Settings, network: AwsNetwork, opts: pulumi.ResourceOptions | None = None) -> None:

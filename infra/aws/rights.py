@@ -1,8 +1,9 @@
 """IAM policy statements with the rights of function, machines, schedule, submitters, jobs and shell users.
 
-They are data, so that tests and reviewers read what AWS gets. Names are known before resources exist, so policies wait
-only for the network's ids. The function may end, attach or delete only resources with the stack's tag *and* a job's
-tag; resources that Pulumi declares have no job's tag.
+They are data, so that tests and reviewers read what AWS gets. Most ARNs consist of names that are known in advance, so
+a policy can be declared before the resources that it names; only the network's ids must exist first. The function may
+end, attach or delete only resources with the stack's tag *and* a job's tag; resources that Pulumi declares have no
+job's tag.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ class Arns:
         return self._of("sqs", dead_letters(self.settings.stack))
 
     def ec2(self, kind: str, which: str = "*") -> str:
-        """Return an ARN pattern of EC2 resources; the account is empty for images and snapshots, ``*`` for subnets."""
+        """Return an ARN pattern of EC2 resources of a kind.
+
+        ARNs of images and snapshots contain no account id. For subnets the pattern matches any account.
+        """
         accounts = {"image": "", "snapshot": "", "subnet": "*"}
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
@@ -296,7 +300,8 @@ def _calling(arns: Arns) -> tuple[Statement, ...]:
 def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
 
-    A source may be overwritten, since the parts of its upload cannot carry a condition; agents verify it by its hash.
+    A source may be overwritten: it is uploaded in parts, and S3 cannot forbid an overwrite for parts. So agents verify
+    a source by its hash.
     Names may be deleted, so that a new job can take the name of an ended one.
     """
     arns = Arns(settings)
@@ -328,7 +333,8 @@ def job_rights(settings: Settings) -> tuple[Statement, ...]:
 def trust(service: str, account: str = "") -> Statement:
     """Return the statement that lets a service assume the role; with ``account``, only on behalf of that account.
 
-    A machine proves its identity by the name of its session, so nobody but EC2 may assume the machines' role.
+    The function identifies a machine by the session name with which EC2 assumed the machines' role. Nobody else may
+    assume this role, since another caller could choose the session name of any machine.
     """
     conditions: Conditions = {"StringEquals": {"aws:SourceAccount": account}} if account else {}
     return Statement("Be", ("sts:AssumeRole",), (), conditions, {"Service": f"{service}.amazonaws.com"})

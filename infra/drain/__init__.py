@@ -118,6 +118,5 @@ def opened(props: Mapping[str, Any]) -> DrainCloud:
 
 
 def _report(stack: str, gone: Counter[str]) -> None:
-    """Print the counts to standard error, which Pulumi shows to the user."""
     counts = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in sorted(gone.items()))
-    print(f"drain of {stack}: {counts or 'nothing was there'}; all gone", file=sys.stderr, flush=True)
+    print(f"drain of {stack}: deleted {counts or 'nothing, since nothing was left'}", file=sys.stderr, flush=True)

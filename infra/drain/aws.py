@@ -96,7 +96,7 @@ class Ec2:
                 yield _thing("snapshot", snapshot["SnapshotId"], snapshot)
 
     def delete(self, things: Sequence[Thing]) -> None:
-        """Request all deletions, then raise the first refusal: whatever is not deleted bills."""
+        """Request all deletions before raising the first refusal, so that one refusal leaves nothing else behind."""
         machines = [thing.where for thing in things if thing.kind == "machine"]
         refused = list(self._terminate(machines))
         for thing in things:
@@ -119,7 +119,10 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """Make a call; return (accepted, permanent refusals). (False, []): resource gone or busy, or no answer."""
+        """Make a call; return whether AWS accepted it, and a list with its permanent refusal, if it was refused.
+
+        (False, []) means that the resource is gone or busy, or that AWS did not answer; the next listing shows which.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

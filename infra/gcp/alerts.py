@@ -51,7 +51,7 @@ class GcpAlerts(Component):
         )  # fmt: skip
 
     def _policy(self, key: str, message: str, conditions: list[gcp.monitoring.AlertPolicyConditionArgs]) -> None:
-        """Declare an alert policy. The API demands a limit of mails for conditions on logs, and only for these."""
+        """Declare an alert policy. The API demands a limit on mails for conditions on logs and refuses it else."""
         of_log = any(condition.condition_matched_log is not None for condition in conditions)
         rate = gcp.monitoring.AlertPolicyAlertStrategyNotificationRateLimitArgs(period=_EVERY) if of_log else None
         gcp.monitoring.AlertPolicy(
@@ -72,7 +72,8 @@ class GcpAlerts(Component):
     def _silence(self) -> gcp.monitoring.AlertPolicyConditionArgs:
         """Return the condition that no tick has succeeded for a while; requests of agents do not count as ticks.
 
-        It is in PromQL: before the first tick the metric has no data, and then the API accepts no other condition.
+        It is written in PromQL: before the first tick the metric has no data, and for a metric without data the API
+        refuses every other kind of condition.
         """
         metric = f"{self.prefix.replace('-', '_')}_ticks"  # in PromQL's spelling
         gcp.logging.Metric(
@@ -103,7 +104,6 @@ class GcpAlerts(Component):
         )
 
     def _lines(self, pattern: str) -> str:
-        """Return a filter for lines of the function's log."""
         where = ('resource.type="cloud_run_revision"', f'resource.labels.service_name="{self.prefix}"')
         return " AND ".join((*where, pattern))
 

@@ -103,7 +103,7 @@ class GcpFunction(Component):
         )
 
     def _invoker(self, name: str, member: pulumi.Input[str]) -> gcp.cloudrunv2.ServiceIamMember:
-        """Declare a caller's right on the Run service: the invoker role of Cloud Functions allows no direct calls."""
+        """Let ``member`` call the function: a role on its Run service, as Cloud Functions' roles do not suffice."""
         return gcp.cloudrunv2.ServiceIamMember(
             f"call-{name}",
             name=self.function.name,

@@ -120,9 +120,10 @@ def project_bindings(stack: str) -> tuple[Binding, ...]:
 
 
 def machines_of(stack: str) -> str:
-    """Return the condition that a resource is a dynamic machine, a disk or a snapshot of the stack, by its name.
+    """Return a condition that is true for the stack's dynamic machines, node disks and snapshots, by their names.
 
-    Static machines and their disks do not match: their names have no ``-n``, unless their pool's name has it.
+    These names contain ``-n`` and a node's number. Names of static machines and of their disks contain ``-n`` only if
+    the name of their pool contains it.
     """
     prefix = naming.machine_prefix(stack)
     kinds = ("instances", "disks", "snapshots")
@@ -130,7 +131,10 @@ def machines_of(stack: str) -> str:
 
 
 def secret_keys(secrets: Sequence[str]) -> list[str]:
-    """Return a Pulumi name for each secret's binding: the secret's short name if it is free, else its full name."""
+    """Return, for each secret, the name of its binding in Pulumi.
+
+    It is the secret's short name, or the full name if an earlier secret of the list has the same short name.
+    """
     short = [secret.rsplit("/", 1)[-1] for secret in secrets]
     return [key if key not in short[:i] else secrets[i].replace("/", "-") for i, key in enumerate(short)]
 
@@ -194,7 +198,7 @@ class GcpIdentity(Component):
         self.register_outputs({})
 
     def _tokens(self, account: str) -> gcp.serviceaccount.IAMMember:
-        """Declare that machines may get access tokens for the jobs' account, and may not do more as this account."""
+        """Give machines the right to get access tokens for the jobs' account, and no other right on that account."""
         project = account.partition("@")[2].removesuffix(".iam.gserviceaccount.com")
         role = self.role(Role("tokens", f"Spotkeeper {self.settings.stack}: act as the jobs' account", TOKENS), project)
         return gcp.serviceaccount.IAMMember(
@@ -206,7 +210,7 @@ class GcpIdentity(Component):
         )
 
     def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Declare the function's right to use the subnetwork, which may be in a project without the stack's roles."""
+        """Let the function use the subnetwork: this may be in a project in which the stack grants no other roles."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
             project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),

@@ -58,7 +58,6 @@ class GcpNetwork(Component):
         self.register_outputs({"subnetwork": self.subnetwork})
 
     def _own(self) -> tuple[pulumi.Output[str], pulumi.Output[str]]:
-        """Declare a new network and subnetwork; return their ids."""
         network = gcp.compute.Network(
             "network", name=self.prefix, auto_create_subnetworks=False, routing_mode="REGIONAL", opts=self.child
         )

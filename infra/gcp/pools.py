@@ -253,7 +253,7 @@ def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulum
 
 
 def group(pool: Pool) -> gcp.compute.ResourcePolicyGroupPlacementPolicyArgs:
-    """Return a pool's placement. It sets no ``vm_count``: with a count, only a group of that very size could exist."""
+    """Return a pool's placement, without ``vm_count``, with which only a group of exactly this size could exist."""
     if pool.placement and pool.placement.strategy == "spread":
         return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(availability_domain_count=min(_DOMAINS, pool.size))
     return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(

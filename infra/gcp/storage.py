@@ -45,8 +45,8 @@ def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
 def function_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return the function's rights in the bucket: it writes its own documents and only reads what Pulumi writes.
 
-    It may not write bundles: machines run them as root, and the function says which. It may list the bucket: the
-    resource of a list call is the bucket itself, whose name has none of the excluded prefixes.
+    It may not write bundles, since it could then make machines run any code as root: it tells them which bundle to run.
+    It may list the bucket: in a list call the resource is the bucket itself, so no excluded prefix matches.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")
@@ -60,8 +60,8 @@ def function_access(bucket: str) -> tuple[BucketAccess, ...]:
 def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
 
-    ``objectCreator`` does not allow deletion, which an overwrite needs, so submitters cannot change records. ``{job}``
-    in a condition also matches several folders, so folders with other documents are excluded by name.
+    The role ``objectCreator`` lacks the right to delete, which an overwrite needs, so submitters cannot change records.
+    In a condition ``{job}`` matches ``<job>`` and also ``<job>/ckpt``, so folders of other documents are excluded.
     """
     objects = _objects(bucket)
     made = " || ".join(_below(objects, name, "!=") for name in ("requests/", "rec", "source/", "spec"))
@@ -91,7 +91,10 @@ def _objects(bucket: str) -> str:
 
 
 def _below(objects: str, name: str, sign: str) -> str:
-    """Return the condition that a name in a job's folder begins with ``name`` (``sign`` is ``!=``) or not (``==``)."""
+    """Return a condition on an object's name; ``name``: how names begin below the folder of a job.
+
+    With the ``sign`` ``!=`` it is true for objects whose names begin so, with ``==`` for all others.
+    """
     return f'resource.name.extract("{objects}/jobs/{{job}}/{name}") {sign} ""'
 
 

@@ -227,9 +227,9 @@ def buckets_are_tidied(every: Sequence[DeclaredResource]) -> Told:
 
 
 def _without(every: Sequence[DeclaredResource], types: tuple[str, ...], told: str) -> Told:
-    """Yield the buckets that no resource of ``types`` names; none if there are as many resources as buckets.
+    """Yield each bucket that no resource of ``types`` names, with the message ``told``.
 
-    Counting is needed because before `up` the bucket's name in such a resource may be unknown.
+    Before `up` such a resource may not know its bucket's name. So if there are as many of them as buckets, yield none.
     """
     buckets = [resource for resource in every if resource.type == BUCKET]
     if len(buckets) > sum(resource.type in types for resource in every):

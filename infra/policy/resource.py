@@ -70,7 +70,7 @@ def bucket_stays(resource: DeclaredResource) -> Iterator[str]:
 
 def disk_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and not resource.protect and not resource.retain:
-        yield "is not protected, as far as a policy can see (retain_on_delete is hidden): set on_destroy: protect"
+        yield "a destroy may delete this disk: set on_destroy: protect (a policy cannot see whether it is retain)"
 
 
 # --- IAM documents of AWS

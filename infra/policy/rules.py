@@ -45,10 +45,11 @@ ADVICE = frozenset({"disks-stay", "no-nat"})
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule. ``parts``: resource types with the check of each such resource; ``over_all``: checks of all resources.
+    """A rule. ``parts``: pairs of resource types and the check that each resource of these types must pass.
 
-    ``later`` in its methods: the errors that reading an input raises if its value is known only after `up`. They end
-    the check without a violation; `up` repeats the check.
+    ``over_all``: checks that take all resources of the stack together. ``later``, an argument of both methods: the
+    errors that an input raises when a check reads it and its value is known only after `up`. Such an error ends the
+    check without a violation, and `up` repeats the check.
     """
 
     name: str

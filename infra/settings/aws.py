@@ -116,7 +116,7 @@ def subnets_hold_their_nodes(s: Settings) -> Iterator[Problem]:
         return
     size, most = network.num_addresses // _PARTS - _KEPT, max((pool.size for pool in s.pools), default=0)
     if size < most:
-        message = f"gives each zone's subnet (an eighth of it) {size} addresses, but a pool has {most} machines"
+        message = f"gives each zone's subnet (an eighth of this range) {size} addresses, but a pool has {most} machines"
         yield problem("network.cidr", message, s.network.cidr)
 
 
@@ -248,7 +248,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
             "placement.strategy", f"{pool.machine.type} supports no cluster placement: leave it out", strategy
         )
     if strategy == "spread" and pool.size > most:
-        message = f"want at most {most}: each zone takes {_MOST_SPREAD} machines in spread placement, and a replacement"
+        message = f"want at most {most}: in spread placement a zone takes {_MOST_SPREAD} machines and one replacement"
         yield problem("size", message, pool.size)
 
 

@@ -184,7 +184,7 @@ def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
         yield problem("alerts.email", "is no email address", s.alerts.email)
     if s.alerts.email and not s.alerts.about:
-        yield Problem("alerts.about", "is empty, so no alarm is ever sent: remove it to get all, or remove `email`")
+        yield Problem("alerts.about", "is empty, so no alarm is sent: remove `about` for all alarms, `email` for none")
     if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
         least = 2 * s.reconcile.tick_minutes
         yield problem("alerts.missed_minutes", f"is below {least}, the length of two ticks", s.alerts.missed_minutes)
@@ -197,7 +197,7 @@ def budget_steps(s: Settings) -> Iterator[Problem]:
     if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
         yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
     if not s.budget.alert_at:
-        yield Problem("budget.alert_at", "is empty, so no email is ever sent: remove it to get 50, 90 and 100")
+        yield Problem("budget.alert_at", "is empty, so no email is sent: remove it to get some at 50, 90 and 100 %")
     yield from _twice("budget.alert_at", s.budget.alert_at)
 
 
@@ -214,7 +214,7 @@ def interpreter(s: Settings) -> Iterator[Problem]:
         return
     version = re.fullmatch(r"python(\d+\.\d+)", name.rsplit("/", 1)[-1])
     if version and version[1] != s.agent.python:
-        message = f"is another version than `agent.python` ({s.agent.python}), for which the bundle has wheels"
+        message = f"is not the version in `agent.python` ({s.agent.python}), and the bundle has wheels only for that"
         yield problem("agent.interpreter", message, name)
 
 
@@ -229,7 +229,7 @@ def callers_once(s: Settings) -> Iterator[Problem]:
 
 def secrets_are_names(s: Settings) -> Iterator[Problem]:
     if s.secrets and not s.job_identity:
-        yield Problem("secrets", "no job could read these secrets: set `job_identity`, as which jobs read them")
+        yield Problem("secrets", "no job could read these secrets: set `job_identity`, the identity that reads them")
     yield from _twice("secrets", s.secrets)
 
 
@@ -281,7 +281,7 @@ def addresses(s: Settings) -> Iterator[Problem]:
         if value and not re.match(r"https?://[^/\s]+", value):
             yield problem(join("endpoints", name), "want an address, http(s)://...", value)
         elif value and not _SAFE.match(value):
-            yield problem(join("endpoints", name), "http:// is allowed only for this machine: want https://...", value)
+            yield problem(join("endpoints", name), "http:// is only for localhost and 127.*: want https://...", value)
 
 
 RULES: tuple[Rule, ...] = (

@@ -138,7 +138,7 @@ def people(s: Settings) -> Iterator[Problem]:
     for path, member in s.people().items():
         kind, _, address = member.partition(":")
         if kind in ("group", "domain"):
-            yield problem(path, f"a caller's {kind} is not known: name each user or service account", member)
+            yield problem(path, f"callers cannot be checked by {kind}: name each user or service account", member)
         elif kind not in kinds:
             yield problem(path, f"want <kind>:<address> with kind {' or '.join(kinds)}", member, nearest(kind, kinds))
         elif not EMAIL.match(address):

@@ -74,7 +74,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
             Meta(
                 ge=30,
                 le=3600,
-                description="a machine must say hello within this time; unset: 480; on aws 900 with p or trn types",
+                description="seconds until a machine must say hello; unset: 480; on aws 900 with p or trn types",
             ),
         ]
         | None
@@ -90,7 +90,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         | None
     ) = None
     usd_per_hour: (
-        Annotated[float, Meta(gt=0, description="highest cost of all dynamic machines per hour, at list prices")] | None
+        Annotated[float, Meta(gt=0, description="highest USD an hour for all dynamic machines, at list prices")] | None
     ) = None
 
     def max_run_s(self) -> int | None:
@@ -102,7 +102,7 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 
     losses: Annotated[
         int,
-        Meta(ge=1, le=1000, description="a fallback starts after this many losses in the window, plus one per node"),
+        Meta(ge=1, le=1000, description="losses in the window that start a fallback, besides one loss per node"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count")] = 60
     short_life_minutes: Annotated[

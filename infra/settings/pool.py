@@ -148,7 +148,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         return self.prices.get(zone, listed)
 
     def on_demand_machines(self) -> int:
-        """Return how many on-demand machines reconcile may have at once; 0 for a static pool, in which it buys none."""
+        """Return how many on-demand machines reconcile may have at once; 0 for a static pool, which needs none."""
         if self.kind == "static":
             return 0
         return self.size if self.max_on_demand is None else self.max_on_demand

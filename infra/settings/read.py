@@ -121,9 +121,10 @@ def _judged(settings: Settings, positions: list[int], unknown: set[str]) -> list
 
 
 def _usable(document: dict[str, object], problems: list[Problem]) -> tuple[Settings | None, list[int], set[str]]:
-    """Return (settings without wrongly typed values, original positions of the pools in them, the keys left out).
+    """Leave out the keys and pools with wrong types, so that the rules can check all others in the same run.
 
-    The rules then check the rest, so a wrong type hides no other problem. The settings are None if too little is left.
+    Returns (settings made of the rest, or None if it is too little; the original positions of their pools; the keys
+    left out).
     """
     wrong = {found.path for found in problems}
     unknown = {_head(path) for path in wrong if not path.startswith("pools[")}

@@ -12,7 +12,7 @@ from spotkeeper.cli.app import JOBS, Job, Json, Node, Stack, WithArguments, Yes,
 
 JobFile = Annotated[Path, Argument(metavar="JOB.YAML", help="The job file.")]
 StackFile = Annotated[
-    Path | None, Option("--stack-file", metavar="FILE", help="Pulumi.NAME.yaml; its stack need not be running.")
+    Path | None, Option("--stack-file", metavar="FILE", help="Stack file (Pulumi.NAME.yaml); the stack need not run.")
 ]
 Wait = Annotated[bool, Option("--wait", help="Wait until the request is carried out or refused.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show why each machine was chosen.")]

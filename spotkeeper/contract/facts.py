@@ -131,11 +131,11 @@ class Hung(Struct, frozen=True):
 
 
 class WorkerState(str, Enum):
-    """The state of a worker in a job that seems hung. A machine reports the first state below that any worker is in.
+    """The state of a worker in a job that seems hung. Of its workers' states a machine reports the first in this order.
 
-    BUSY: it is not hung, since the script announced a long step or is where no step is expected. ELSEWHERE: it waits
-    for no peer, so the others wait for it. SILENT: it handles no signal, so it hangs below Python. DEVICE: it waits for
-    its device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
+    BUSY: the worker is not hung, since the script announced a long step, or is at a place where no step is expected.
+    ELSEWHERE: it waits for no peer, so its peers wait for it. SILENT: it handles no signal, so it hangs in code below
+    Python. DEVICE: it waits for its device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
     """
 
     BUSY = "busy"

@@ -273,11 +273,11 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return f"spotkeeper resume {self.name} --go-back"
 
     def wanted(self) -> int:
-        """Return the number of nodes that get a machine. The others are parked: they keep only their counters."""
+        """Return the number of nodes that get a machine. The others are parked: only their counters are kept."""
         return len(self.nodes) if self.size is None else min(self.size, len(self.nodes))
 
     def filled(self, count: int | None = None) -> tuple[int, ...]:
-        """Return the nodes that get a machine. ``count``: the number of nodes, if the record lists none yet."""
+        """Return the numbers of the nodes that get a machine. ``count``: all nodes, if ``nodes`` is still empty."""
         every = range(len(self.nodes) if count is None else count)
         if self.parked or self.size is None:
             return tuple(index for index in every if index not in self.parked)

@@ -29,7 +29,7 @@ _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
 
 @dataclass(frozen=True)
 class LogPart:
-    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path``, or belongs to no file."""
+    """A piece of a log: ``text`` begins at byte ``start`` of the file ``path`` on the machine; "": of no file."""
 
     title: str
     text: bytes
@@ -91,7 +91,6 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     left_out: tuple[str, ...] = ()
 
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -116,7 +115,6 @@ class MirrorList(Struct, frozen=True, forbid_unknown_fields=True):
     part_bytes: int = PART_BYTES
 
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 

@@ -119,7 +119,7 @@ class Targets(Struct, frozen=True):
     again_s: float = AGAIN_S
 
     def scaled(self, scale: float) -> Targets:
-        """The targets on a clock ``scale`` times as fast as real time; SAVED keeps its target, set by the notice."""
+        """The targets on a clock ``scale`` times as fast as real time. SAVED keeps its target: the notice sets it."""
         extra = max(0.0, scale - 1.0)
         return replace(
             self,
@@ -145,7 +145,10 @@ class Evidence(Struct, frozen=True):
 
 
 def witness(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float]) -> dict[DrillStep, float]:
-    """Return ``seen``, and ``look.now`` for phases without a ledger entry that ``look`` is the first to show."""
+    """Return when the phases without a ledger entry were first seen: ``seen``, completed from ``look``.
+
+    A phase that ``look`` shows and ``seen`` lacks gets the time ``look.now``.
+    """
     out = dict(seen)
     shown = {
         DrillStep.SAVED: _saved(victim, look),

@@ -36,7 +36,7 @@ _DRAWN = ("of this rank.rng.", "of this rank.loader.before.")  # a script may le
 class Difference:
     """A difference between two runs.
 
-    ``kind``: "batches", "losses", "state", or the kind of a variable of the script (``_ORDER``). ``alone``,
+    ``kind``: "batches", "losses", "state", or the kind of a script's variable (one of ``_ORDER``). ``alone``,
     ``resumed``: the variable's value in the run without a stop, and in the resumed run.
     """
 
@@ -90,7 +90,6 @@ def run(
 
 
 def _check_python(python: str) -> None:
-    """Raise CliError unless this Python interpreter runs."""
     try:
         subprocess.run([python, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -327,7 +326,7 @@ _REMEDIES = {
     "optimizers": "attach(optimizer=[...]) with all optimizers, including {value}",
     "stateful": "attach({word}={value})",
     "generator": "a generator: attach({word}={value})",
-    "data set": "reading changes its state: attach() it with state_dict() and load_state_dict(), or read it by index",
+    "data set": "reading changes its state: give it state_dict() and load_state_dict() and attach it, or read by index",
     "part": "the attached object's state_dict() does not include this",
     "count": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
     "value": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',

@@ -192,7 +192,6 @@ def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Adva
 
 
 def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
-    """The list as ``spotkeeper checkpoints`` prints it: a line for each checkpoint and place."""
     from rich.filesize import decimal
 
     from spotkeeper.report.text.words import duration

@@ -79,7 +79,7 @@ def _step(
     *,
     measure: bool,
 ) -> MeasuredStep:
-    """Return the reference step: given, measured here, reported by an earlier job of this name, or assumed."""
+    """Return the step that is scaled to other pools: given, measured here, reported by an earlier job, or assumed."""
     shape = shape_of(spec, home, known.networks)
     what = f"{shape.nodes} x {shape.machine_type}"
     if step_time is not None:

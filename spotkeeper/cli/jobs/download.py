@@ -68,7 +68,6 @@ class Wanted:
 
 
 def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, as_json: bool) -> None:
-    """Download a job's output and print the files."""
     _, store = open_stack(stack)
     record = lookup.find_job(store, job)
     done = download(store, record, folder, node, quiet=as_json)
@@ -80,9 +79,9 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
 
 
 def outputs(store: Store, record: Record) -> dict[int, Output]:
-    """Return each node's list of output files, if it is of the newest generation that has lists.
+    """Return the lists of output files by node, without lists of older generations than the newest list.
 
-    Lists of older generations remain if the job's end was interrupted and a later generation repeated it.
+    Older lists remain if the job's end was interrupted, and a later generation ended the job.
 
     Raises:
         CliError: a list is damaged.
@@ -187,7 +186,6 @@ def _fetch(store: Store, job: str, one: Wanted, advance: Advance) -> Got:
 
 
 def text(done: Downloaded) -> str:
-    """The result of a download as ``spotkeeper download`` prints it."""
     from rich.filesize import decimal
 
     files: Sequence[Got] = done.files if len(done.files) <= SHOWN else ()

@@ -118,7 +118,7 @@ def _agree(victim: Victim) -> None:
 
 
 def targets_of(store: Store, record: Record, target: Target) -> Targets:
-    """Return the targets, scaled to the stack's clock. A checkpoint interval in the job file limits the lost work."""
+    """Return the targets on the stack's clock. A checkpoint interval in the job file sets that of lost work."""
     from msgspec.structs import replace
 
     found = Targets().scaled(target.clock.scale)
@@ -201,7 +201,6 @@ def shown(as_json: bool) -> contextlib.AbstractContextManager[Show]:
 
 
 def _judge(view: DrillView) -> None:
-    """Raise CliError if the drill missed a target."""
     from spotkeeper.report.drill import misses
 
     if not view.passed:

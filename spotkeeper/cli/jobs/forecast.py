@@ -59,11 +59,7 @@ def run(file: Path, stack: str | None, stack_file: Path | None, work: str | None
 
 
 def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | None = None) -> Forecast:
-    """Forecast a job file on a stack, for the command and for the comment on a pull request.
-
-    Raises:
-        SpecError, CliError: as :func:`run`.
-    """
+    """Forecast a job file on a stack, for the command and for the comment on a pull request."""
     spec = known.job(file)
     said = list(known.said)
     task = task_of(spec, known, work, said)
@@ -131,8 +127,8 @@ def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
         if pool.kind == "static":
             dearest = max((price.on_demand for price in pool.prices.values()), default=0.0)
             yield (
-                f"static: {pool.max_machines} x {pool.machine_type} of {pool.name} are used first if idle, and count "
-                f"${dearest:.2f} an hour each in reports and max_usd; this forecast does without them (`static: never`)"
+                f"static: idle machines of {pool.name} are used first, and count ${dearest:.2f} an hour in max_usd; "
+                f"this forecast leaves out these {pool.max_machines} x {pool.machine_type}, as with `static: never`"
             )
 
 
@@ -208,7 +204,9 @@ def dynamic(spec: JobSpec, stack: StackState) -> list[PoolState]:
 
 
 def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
-    """Return the recordings to replay (shipped, or of a folder); those of the job's own market are kept apart.
+    """Return the recordings to replay, from the folder ``markets``, else that of SPOTKEEPER_MARKETS, else shipped ones.
+
+    ``Library.own`` has the stack's own history, else the recordings of the pool's region and machine family.
 
     Raises:
         CliError: the folder has no recording, or none with spot capacity.
@@ -226,7 +224,7 @@ def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
 
 
 def _same(pool: PoolState, market: str, region: str) -> bool:
-    """Whether a recording has the pool's region and machine family. ``market`` begins with the machine family."""
+    """Whether a recording has the pool's region and machine family, which is ``a3`` if ``market`` is ``a3_h100``."""
     family = market.partition("_")[0]
     return region_of(pool.zones[0]) == region and pool.machine_type.partition("-")[0].partition(".")[0] == family
 
@@ -279,7 +277,6 @@ class Ground:
 
     @cached_property
     def ran(self) -> Callable[[str], Ran | None]:
-        """A function that returns the report of the newest job of a name; see :func:`ran`."""
         return cache(partial(ran, self.store, self.stack))
 
     def job(self, file: Path) -> JobSpec:
@@ -289,7 +286,10 @@ class Ground:
 
 
 def ground(stack: str | None, stack_file: Path | None) -> Ground:
-    """Return the stack of ``stack_file``, else the running stack; the recorded stack if none runs and none is named.
+    """Return the stack for a forecast, with its history, as far as it is known.
+
+    This is the stack that ``stack_file`` declares; without a file, the running stack. If no stack runs, and the user
+    named no stack either, it is a stack made from the shipped recording.
 
     Raises:
         SpecError, CliError: the named stack is invalid or missing.

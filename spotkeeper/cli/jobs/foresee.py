@@ -45,7 +45,7 @@ def _too_many_processes(file: Path, spec: JobSpec, stack: StackState) -> Iterato
         devices = {pool.name: "one device, or none" if pool.nproc == 1 else f"{pool.nproc} devices" for pool in small}
         have = "; ".join(f"pool {pool.name} ({pool.machine_type}): {devices[pool.name]}" for pool in small)
         yield (
-            f"{_relative(file)}: nproc: {spec.nproc} processes on each machine, which is more than its devices: "
+            f"{_relative(file)}: nproc: {spec.nproc} is more processes than a machine has devices: "
             f"{have}. Leave `nproc` out for one process per device"
         )
 

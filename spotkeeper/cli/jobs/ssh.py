@@ -60,7 +60,7 @@ class Machine(Struct, frozen=True):
 
 
 class Program(Struct, frozen=True):
-    """The program that opens the shell. ``env``, ``cwd``: None to inherit those of this process."""
+    """The program that opens the shell. ``env``: its variables; ``cwd``: its folder; None: as this process."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] | None = None

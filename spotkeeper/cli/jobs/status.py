@@ -34,7 +34,6 @@ EVENTS = 8
 
 
 def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
-    """Print one job, or a table of all jobs."""
     from spotkeeper.cli.jobs.download import summary
     from spotkeeper.report.text import render
 
@@ -103,7 +102,7 @@ def _failed(store: Store, record: Record, code: Exit) -> CliError:
     why = held.value.hold if held is not None and held.value.phase is Phase.HOLD else None
     who, remedy = f"{record.name} ({record.job})", f"spotkeeper resume {record.name}"
     if why is Hold.SPEND:
-        return CliError(f"{who} has spent its max_usd and is on hold", code, f"{remedy} (allows the same amount again)")
+        return CliError(f"{who} has spent its max_usd and is on hold", code, f"{remedy} (to spend max_usd once more)")
     if why is not None:
         return CliError(f"{who} failed and is on hold", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
     if held is not None and held.value.outcome is Outcome.CANCELLED:

@@ -320,7 +320,6 @@ def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
 
 
 def _done(before: Record, record: Record, asked: JobRequest) -> bool:
-    """Whether the record shows that the request took effect."""
     slots = [record.nodes[index].cur for index in record.members]
     trains = bool(slots) and not record.stop and record.roll is None
     trains = trains and all(slot is not None and slot.state is SlotState.MEMBER for slot in slots)

@@ -123,7 +123,7 @@ def up(folder: Path, options: UpOptions) -> None:
 def _check(options: UpOptions) -> None:
     """Raise CliError if an option of ``local up`` is out of range, or a file is missing."""
     if options.scale > MAX_SCALE:
-        why = f"at {MAX_SCALE:g} a notice of 120 s is one real second, the least that a job needs to save"
+        why = f"at {MAX_SCALE:g} a notice of 120 s is one real second, and a job needs that to save"
         raise CliError(f"scale {options.scale:g}: must be at most {MAX_SCALE:g}; {why}", Exit.USAGE)
     if options.stack_file is not None and not options.stack_file.is_file():
         raise CliError(f"{options.stack_file}: no such stack file", Exit.USAGE, f"start from a copy of {STACK_FILE}")
@@ -308,7 +308,6 @@ def status(folder: Path, *, as_json: bool) -> None:
 
 
 def tables(found: Status) -> RenderableType:
-    """The tables of the cloud's VMs, disks and zones, and its bill."""
     from rich.console import Group
     from rich.text import Text
 

@@ -109,7 +109,7 @@ class Probe:
         raise CheckFailedError(f"no {what} within {limit_s / 60:.0f} minutes", self._refusals())
 
     def _refusals(self) -> str:
-        """The cloud's last refusal, as the most likely reason; without a refusal, commands that show more."""
+        """A remedy: the cloud's last refusal, as the most likely cause; without one, commands that show more."""
         said = [entry.detail for entry in self.store.list_ledger(self.job) if entry.event is Event.REFUSED]
         commands = f"spotkeeper logs {self.name}; spotkeeper status {self.name}"
         return f"the cloud refused: {said[-1]}" if said else commands

@@ -1,8 +1,9 @@
 """``policy``: serves the policy that chooses machines on standard input and output, to evaluate it on other markets.
 
 It reads and writes one JSON object per line (``contract.policy``). An invalid line goes to standard error and does not
-end the command. An invalid ``tick`` gets the answer that is always safe: keep what runs, else on-demand. An invalid
-``start`` ends the current case, so that ticks of the new case are not answered as ticks of the old one.
+end the command. An invalid ``tick`` gets the answer that is always safe: keep the launch that runs; if none runs, start
+on-demand. An invalid ``start`` ends the current case, so that ticks of the new case are not answered as ticks of the
+old one.
 """
 
 from __future__ import annotations
@@ -58,16 +59,15 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 
 def _wrong(error: Exception) -> str:
-    """Describe what is wrong with a line. Any error but DecodeError means that the line does not fit its case."""
     if isinstance(error, AttributeError):
         return "no case has begun"
-    return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit its case ({error})"
+    return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit the case of its `start` ({error})"
 
 
 def _done(kind: bytes) -> str:
     if kind == b"tick":
-        return "so it answers: keep what runs, else on-demand"
-    return "so its case is skipped" if kind == b"start" else "so it is skipped"
+        return "so the answer is: keep what runs, else on-demand"
+    return "so this case is skipped" if kind == b"start" else "so this line is skipped"
 
 
 def _shown(line: bytes) -> str:

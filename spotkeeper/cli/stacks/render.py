@@ -34,7 +34,6 @@ class Rendered(Struct, frozen=True):
 
 
 def run(file: Path | None, stack: str | None, *, as_json: bool) -> None:
-    """Print the texts that machines receive from a stack file or a job file."""
     texts: tuple[Rendered, ...]
     if file is not None and not file.name.startswith("Pulumi."):
         texts = job_texts(read_job(file, None, 0.0))
@@ -114,7 +113,6 @@ class Planned(Struct, frozen=True, omit_defaults=True):
 
 
 def run_plan(stack: str | None, *, as_json: bool) -> None:
-    """Print the resources of a stack."""
     planned = plan(None, stack)
     emit(planned, as_json, "" if as_json else "\n".join(lines(planned)))
 

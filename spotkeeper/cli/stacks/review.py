@@ -254,7 +254,7 @@ def _levels(config: Path, rules: Sequence[Rule]) -> dict[str, Enforcement]:
     """Read the enforcement level of each configured rule.
 
     Raises:
-        CliError: the file is invalid, or names an unknown rule (the rule that its author meant would stay on).
+        CliError: the file is invalid, or names an unknown rule (a misspelt rule would silently stay on).
     """
     if not config.is_file():
         return {}

@@ -126,14 +126,12 @@ def schema_of(document: str) -> str:
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the schema of a job file."""
     from spotkeeper.contract.job import JobSpec
 
     return {"$schema": DRAFT, "title": "Spotkeeper job", **_by_hand(_described(JobSpec))}
 
 
 def state_schema() -> dict[str, Any]:
-    """Return the schema of ``stack/pools.json``."""
     from spotkeeper.contract.stack import StackState
 
     return {"$schema": DRAFT, "title": "Spotkeeper state", **_described(StackState)}
@@ -232,7 +230,10 @@ class PlacedProblem(Struct, frozen=True):
 
 
 class CheckedPool(Struct, frozen=True):
-    """A pool. Prices are for all its machines in its dearest zone: all on spot, or as many on-demand as allowed."""
+    """A pool. Prices are USD an hour for all of its machines together, in its most expensive zone.
+
+    ``usd_hour_spot``: all machines on spot. ``usd_hour_most``: as many on-demand as allowed, the others on spot.
+    """
 
     name: str
     kind: str

@@ -51,7 +51,10 @@ def node_range(job: JobContext) -> Iterator[Problem]:
 
 
 def own_checkpoints(job: JobContext) -> Iterator[Problem]:
-    """Check a job whose script saves by itself: the newest checkpoint is unknown, so each node must keep its disk."""
+    """Check a job with `stop: signal`, whose script saves by itself.
+
+    The newest checkpoint of such a job is unknown to Spotkeeper, so each node must keep its disk.
+    """
     spec, size = job.spec, job.spec.size()
     if spec.stop != "signal":
         return
@@ -241,7 +244,7 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
     if spec.deadline is not None and (why := _no_net(spec, offers)):
         yield f"deadline: {spec.deadline} may be missed if no spot machine is available: {why}"
     if spec.deadline is not None and spec.work is None:
-        yield "deadline: only the first steps will show whether it can be met, unless the file has `work: 40h`"
+        yield "deadline: it can be checked only after the first steps, since the job file has no `work` (such as 40h)"
     if spec.max_price is not None and lowest is not None and spec.max_price < lowest and spec.policy != "on-demand":
         told = f"max_price: {spec.max_price:g} is below every spot price of its pools (the lowest is ${lowest:.3f})"
         yield f"{told}, so the job {'waits' if spec.policy == 'spot' else 'uses on-demand'} until a spot price falls"
@@ -265,7 +268,7 @@ def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) 
 
 
 def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
-    """Return why on-demand and static machines cannot make up the gang; "" if they can, or if that is unknown."""
+    """Return why the job cannot train without spot machines; "" if it can, or if that is unknown."""
     if spec.policy == "spot":
         return "`policy: spot` buys no on-demand machine"
     most, least = steady(spec, pools), spec.size().min

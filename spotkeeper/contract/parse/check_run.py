@@ -48,7 +48,6 @@ class JobContext:
     starts: Callable[[JobSpec], float] = lambda _: START_S  # duration of a start of the job, seconds
 
     def pools(self) -> tuple[PoolState, ...]:
-        """Return the pools of the stack that the job may use."""
         return () if self.stack is None else pools_of(self.spec, self.stack)
 
 

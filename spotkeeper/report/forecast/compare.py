@@ -133,7 +133,7 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 
 
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
-    """The seconds of a step in which a shape sums gradients.
+    """The seconds of a step that the machines of a shape spend on summing gradients.
 
     A measured step may be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
     sums them during the arithmetic. Then the modelled time is reduced by the same factor on every shape.
@@ -184,9 +184,9 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
     ]
     if _visible(step) < 1.0:
         lines.append(
-            f"gradients: to sum them would take {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole step is "
-            f"{step.seconds:.3f} s; so {percent(_visible(step))} of this time count on every shape: the job has "
-            "fewer gradients, or sums them during the arithmetic"
+            f"gradients: their sum should take {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole step takes "
+            f"{step.seconds:.3f} s, perhaps since the job has fewer, or sums them during the arithmetic; so on every "
+            f"shape {percent(_visible(step))} of this time count"
         )
     if len({family(shape.machine_type) for shape in every}) > 1:
         lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown speeds count as equal")

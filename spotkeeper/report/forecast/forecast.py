@@ -122,7 +122,7 @@ def _played(task: Task, part: RecordingPart, library: Library, done: Callable[[]
 
 
 def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> Outlook:
-    """Compute the 80 % ranges over all outcomes. ``others``, ``own``: the outcomes of each market."""
+    """Compute the 80 % ranges. ``own``: the outcomes in the job's own markets; ``others``: in each other market."""
 
     def of(value: Callable[[PlayedOutcome], float]) -> Values:
         return weigh(*([[value(out) for out in market] for market in markets] for markets in (others, own)))
@@ -177,7 +177,10 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     where = ", ".join(f"{name}: {count} region{'s' * (count > 1)}" for name, count in sorted(names.items()))
     yield f"market: like one of the recorded markets ({where}), from any moment on"
     if library.own:
-        yield f"market: {', '.join(part.name for part in library.own)} is the job's own and has half of the weight"
+        yield (
+            f"market: {', '.join(part.name for part in library.own)} is the job's own; "
+            "its replays weigh as much as all others together"
+        )
     low, high = usd(min(task.spot)), usd(max(task.spot))
     spot = low if low == high else f"{low} to {high}"
     yield f"prices: on-demand {usd(task.on_demand)}, spot {spot} a machine-hour, changing as in the recording"
@@ -189,14 +192,17 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     if spec.size().min < task.nodes:
         yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
     start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
-    yield f"start: a launch bills {start}, in another zone {move} more; a refusal takes {ATTEMPT_H * 3600:.0f} s"
+    yield (
+        f"start: each launch is paid for {start} before it trains ({move} more in another zone); "
+        f"a refused request takes {ATTEMPT_H * 3600:.0f} s"
+    )
     yield "work: a preemption costs the time of a restart; no step is lost (the notice gives time for a save)"
     if task.shop.on_demand:
         yield "on-demand: available at any time"
     else:
         yield f"on-demand: {barred(task)}, so no such machine is bought; the on-demand column is for comparison"
     yield "not included: disks and traffic"
-    yield f"range: contains {percent(PROMISED)} of outcomes in markets that were left out (bench/market/forecast.py)"
+    yield f"range: made to contain {percent(PROMISED)} of outcomes, also in unknown markets (bench/market/forecast.py)"
 
 
 # -- for people

@@ -44,7 +44,6 @@ class Shop:
         return cls(replace(stack, pools=(pool,)), pool, whole)
 
     def only(self, zones: int) -> Shop:
-        """Return the shop with only its first ``zones`` zones."""
         pool = replace(self.pool, zones=self.pool.zones[:zones])
         return Shop(replace(self.stack, pools=(pool,)), pool, self.on_demand)
 
@@ -160,7 +159,7 @@ class Chooser:
         return {zone: way for id_, zone in self.names.items() if id_ != home}
 
     def _work(self, tick: Tick) -> Work:
-        """The work left. A replay decides only at ticks, so the time until the next tick does not count as slack."""
+        """The work that is left, and its slack: less one tick, since a replay can react only at the next tick."""
         whole, left = self.terms.work_h, tick.left_h
         excess = tick.cost / self.terms.on_demand_price - tick.done_h
         if tick.time_left_h is None:

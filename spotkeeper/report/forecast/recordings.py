@@ -107,7 +107,6 @@ def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
 
 
 def _priced(zone: RecordedZone, usd: float) -> RecordedZone:
-    """Scale the zone's recorded prices so that their mean is ``usd``."""
     mean = sum(zone.price) / len(zone.price)
     known: dict[float, float] = {}
     return replace(zone, price=tuple([known.setdefault(price, usd * price / mean) for price in zone.price]))
@@ -169,7 +168,7 @@ def _spans(observations: list[Observation]) -> Iterable[tuple[str, Span]]:
 
 
 def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
-    """The known state at each tick. A machine that ran for the whole tick outweighs a refusal in the hour before."""
+    """Whether each tick had capacity; None: unknown. A machine that ran all tick outweighs a refusal or preemption."""
     known: list[bool | None] = [None] * ticks
     for start, end, up in sorted(spans, key=lambda span: span[2]):
         first, last = (start - begin) / TICK_S, (end - begin) / TICK_S

@@ -73,7 +73,6 @@ def step_word(view: JobView) -> str:
 
 
 def state_word(view: JobView) -> str:
-    """The job's state with its reason."""
     word = phase_word(view)
     if view.reason.startswith(word):
         return view.reason
@@ -83,7 +82,7 @@ def state_word(view: JobView) -> str:
 def _stale(view: JobView) -> bool:
     """Whether an ended job may have made more steps than its last report says, since reports come once a minute.
 
-    It may, unless that report is of the last step; but the script may also have ended before that step.
+    Only a report of the last step rules that out. Without one, the script may also have ended before its last step.
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 
@@ -181,7 +180,6 @@ def kept_lines(view: JobView) -> list[str]:
 
 
 def shell_lines(view: JobView) -> list[str]:
-    """The shells that were opened on machines of the job."""
     return [event_line(line) for line in view.events if line.event is Event.SHELL]
 
 
@@ -207,5 +205,4 @@ def reasons(nodes: Iterable[NodeView]) -> list[tuple[str, str]]:
 
 
 def output_line(output: OutputView, name: str) -> str:
-    """The size of the job's output, and how to download it."""
     return f"output: {count(output.files, 'file')}, {decimal(output.bytes)}; fetch it: spotkeeper download {name}"

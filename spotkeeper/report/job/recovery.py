@@ -2,9 +2,11 @@
 
 An interruption begins with its first sign: a notice, a loss, or the process exit that started a crash's roll call. A
 change without such a sign (a swap back to spot, a move, a resize) begins with the order to stop. The next generation
-ends the interruption. A machine that boots meanwhile counts if it is in this generation or, in a swap, promoted.
+ends the interruption. A machine requested meanwhile belongs to the recovery if it is in this generation; a machine of a
+swap or a probe only if it was promoted.
 
-A preemption is the loss of a spot machine that had joined: the cloud took it, or had said so when the job released it.
+A preemption is the end of a spot machine that had joined: the cloud took the machine, or the job released it while a
+notice was in force.
 ``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does a
 machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
 """

@@ -200,7 +200,10 @@ def _left_to_train(progress: Progress | None, site: Site) -> float | None:
 
 
 def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:
-    """Virtual seconds since the last step, if longer than reports (one a minute) and usual steps explain; else None."""
+    """Virtual seconds since the last reported step; None if that is not unusually long.
+
+    It is unusually long if it exceeds QUIET_S (slow reports, a first step) plus the usual time of QUIET_STEPS steps.
+    """
     told = progress if progress is not None and progress.gen == record.gen else None
     age = now - max(record.gen_since, told.at if told is not None else 0.0)
     step_s = (told.step_s if told is not None else None) or 0.0

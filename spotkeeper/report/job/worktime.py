@@ -190,7 +190,7 @@ def _trained(machine: Attempt, lives: Sequence[Life], worked: Sequence[Span]) ->
 
 
 def _idle(machine: Attempt, span: Span, stills: Sequence[Still], last: float, why: str) -> Iterable[Piece]:
-    """Divide a span in which an admitted machine did not train: the job stood still, or it stood by, or was released.
+    """Divide a span in which a machine did not train: the job stood still, or the machine stood by, or was released.
 
     ``last``: when the machine last trained, or its end if it never trained. ``why``: the cause of its end.
     """

@@ -29,7 +29,6 @@ _RECOVERIES_ELSEWHERE = "a wider terminal and --json show them"
 
 
 def report(view: JobView, found: Account) -> RenderableType:
-    """The account of a job as ``spotkeeper report JOB`` prints it."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
     parts += [Text(line) for line in deadline_lines(view)]
     if view.money.saved_percent is not None:

@@ -68,7 +68,6 @@ class PoolCost(Struct, frozen=True):
 
 
 def pool_cost(pool: PoolState, boot: BootDisk) -> PoolCost:
-    """Return the cost of a pool at its own prices."""
     prices = [pool.prices.get(zone) for zone in pool.zones]
     spot = _range([price.spot if price else None for price in prices])
     on_demand = _range([price.on_demand if price else None for price in prices])

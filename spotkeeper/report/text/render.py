@@ -95,7 +95,6 @@ def crash_log(view: JobView) -> RenderableType:
 
 
 def status(view: JobView) -> RenderableType:
-    """One job as ``spotkeeper status JOB`` prints it."""
     parts: list[RenderableType] = [Text(headline(view), style="bold"), *_progress(view), Text(money_line(view))]
     parts += [Text(line, style="red" if view.late() else "") for line in deadline_lines(view)]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
@@ -231,7 +230,6 @@ def event_table(lines: Iterable[EventLine], *, verbose: bool = False) -> Table:
 
 
 def reason_table(nodes: Iterable[NodeView]) -> Table:
-    """A table of why each machine was chosen."""
     table = _hanging()
     for who, what in reasons(nodes):
         table.add_row(Text(who, style="dim"), Text(what, style="dim"))
@@ -305,5 +303,4 @@ def _cells(view: JobView) -> dict[str, str]:
 
 
 def job_table(views: Iterable[JobView]) -> RenderableType:
-    """The table that ``spotkeeper status`` prints: a line for each job."""
     return JobTable(tuple(views))

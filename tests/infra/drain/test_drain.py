@@ -184,9 +184,9 @@ def test_the_drain_reports_its_counts(cloud: Cloud, props: dict[str, Any], capsy
         machine(cloud, "instances", f"sk-dev-abcdefgh-n000{node}-a1", sk_stack="dev", sk_job="abcdefgh")
     machine(cloud, "disks", "sk-dev-abcdefgh-n0000-d1", sk_stack="dev", sk_job="abcdefgh")
     DrainProvider().delete("drain/dev", props)
-    assert capsys.readouterr().err == "drain of dev: 1 disk, 2 machines; all gone\n"
+    assert capsys.readouterr().err == "drain of dev: deleted 1 disk, 2 machines\n"
     DrainProvider().delete("drain/dev", props)
-    assert capsys.readouterr().err == "drain of dev: nothing was there; all gone\n"
+    assert capsys.readouterr().err == "drain of dev: deleted nothing, since nothing was left\n"
 
 
 def test_the_arguments_are_the_properties_that_the_provider_reads(props: dict[str, Any]) -> None:

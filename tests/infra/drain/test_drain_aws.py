@@ -99,7 +99,7 @@ def test_destroy_empties_the_stack_and_nothing_else(stack: Ec2, capsys: pytest.C
     DrainProvider().delete("drain/dev", props())
     assert living(stack) == kept
     assert drained(stack)
-    assert capsys.readouterr().err == "drain of dev: 1 disk, 2 machines, 1 snapshot; all gone\n"
+    assert capsys.readouterr().err == "drain of dev: deleted 1 disk, 2 machines, 1 snapshot\n"
 
 
 def test_the_profile_of_the_stack_wins_over_the_shells_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
