@@ -59,7 +59,7 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
         ({"policy": "spot", "deadline": "9h", "work": "4h"}, STACK.pools, "`policy: spot` buys no on-demand machine"),
         ({"deadline": "9h", "work": "4h", "nodes": 2}, FEW, "1 of its 2 machines may be on-demand or static"),
         ({"deadline": "9h", "work": "4h", "nodes": 2, "max_on_demand": 0}, FEW, "0 of its 2 machines"),
-        ({"deadline": "9h"}, STACK.pools, "the first steps will show whether it can be met"),
+        ({"deadline": "9h"}, STACK.pools, "it can be checked only after the first steps"),
         ({"max_price": 0.5}, STACK.pools, "(the lowest is $1.000), so the job uses on-demand until a spot price"),
         ({"max_price": 0.5, "policy": "spot"}, STACK.pools, "so the job waits until a spot price falls"),
         (
