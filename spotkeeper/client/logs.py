@@ -127,7 +127,7 @@ class News:
 
 
 def added(before: str, after: str) -> str:
-    """Return the new text of a log that was ``before`` and is ``after`` now, which may lack the old beginning."""
+    """Return what a log got between two reads. ``after``, the later text, may lack the beginning of ``before``."""
     if after.startswith(before):
         return after[len(before) :]
     tail = before[-2048:]

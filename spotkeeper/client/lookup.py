@@ -184,8 +184,8 @@ def resume_waits(store: Store, record: Record) -> bool:
 def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return (end of the log, cause) of a job's last failure; at least one of the two is empty.
 
-    Until the next generation, the end of the log is returned, or if the job hung, the cause (a few lines). During the
-    next generation the cause is returned. Later both are empty, because the job has recovered.
+    Until the next generation starts, the end of the log is returned; after a hang, the cause (a few lines) instead.
+    During the next generation the cause is returned. Later both are empty, because the job has recovered.
     """
     crash = last_crash(ledger)
     if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) or record.gen > crash.gen + 1:

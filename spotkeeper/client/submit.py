@@ -1,10 +1,10 @@
 """Submit a job: the order of writes makes a crash at any point harmless.
 
 The order is: ``active/<job>`` (with the time), ``spec.json``, ``source``, ``names/<name>``, ``rec`` (the record).
-Nothing runs before ``rec`` exists. ``active`` comes first because ticks find jobs there: they delete the files of a job
-that has no record after a day. Until then, submitting the same content again completes a submission that was
-interrupted after it wrote its name. Each write creates an object and replaces none, because submitters may only create
-objects. The one exception: the name of an ended job is deleted, so that it can be used again.
+Nothing runs before ``rec`` exists. ``active`` comes first because ticks find jobs there: if a job still has no record a
+day after its submission began, a tick deletes its files. Before that, a submission that was interrupted after it wrote
+its name can be completed: the user submits the same content again. Each write creates an object and replaces none,
+because submitters may only create objects; but the name of an ended job is deleted, so that it can be used again.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def free_port_block(used: Iterable[int]) -> int:
     """Return a random port block that no unfinished job of the stack uses, because jobs may share a host.
 
     The choice is random because a host may also run jobs of other stacks. Once all 199 blocks are taken, jobs share
-    blocks: torchrun's ``run_id`` then keeps two jobs apart, and a busy port costs one restart.
+    blocks. Two such jobs have different ``run_id``s of torchrun, and a job whose port is busy restarts once.
     """
     taken = set(used)
     blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)

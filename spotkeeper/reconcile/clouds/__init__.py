@@ -17,8 +17,8 @@ a snapshot is made     its name                                 a search for its
 once, thanks to                                                 older is used; both are deleted
 listing                all zones by one request; the answer     the region by one request; if it fails, each zone by
                        has a warning for each zone that failed  one request, unless EC2 throttles
-a machine missing in   is gone                                  is looked up by id: terminated machines stay listed for
-a listing                                                       an hour, so mostly the listing is stale
+a machine missing in   is gone                                  is looked up by id. It probably exists, because
+a listing                                                       terminated machines stay listed for an hour
 a new resource         is visible at once                       may be invisible for seconds
 no capacity            HTTP 503, or the operation's error       HTTP 500, or a launched machine that never ran
                                                                 (``StateReason``)

@@ -226,7 +226,7 @@ class HttpApp(Rounds):
         return Notified(done.ended.value, done.rounds)
 
     def _event(self, request: Request, visit: Visit) -> Ticked:
-        """Handle a push, which is a hint. An unreadable push is accepted, as a refused one is repeated for days."""
+        """Handle a push, which is a hint. An unreadable push is accepted: Pub/Sub repeats a refused push for days."""
         data = self._hinted(request, visit)
         stack = self.stack(visit)
         try:

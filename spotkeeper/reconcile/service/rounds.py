@@ -81,7 +81,7 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """Runs one round per job at a time in this process. A request that comes during a round leaves its work to it.
+    """Runs one round per job at a time in this process; a request that comes meanwhile lets that round do its work.
 
     The bucket's lease does the same between processes, but costs a read and two writes.
     """

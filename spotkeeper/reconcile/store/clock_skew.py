@@ -6,8 +6,8 @@ stand still until the other clocks reach them. A round that finds such a time wr
 decides anything.
 
 The types ``Past`` and ``Until`` in ``contract.record`` mark the times that are corrected. Deadlines of machines
-(``Slot.notice``, ``Slot.ends``) do not come from a function's clock, so they stay. ``Record.hold_ends``, when disks
-are deleted, is never made earlier.
+(``Slot.notice``, ``Slot.ends``) do not come from a function's clock, so they stay. ``Record.hold_ends``, the time
+when a held job's disks are deleted, is never made earlier.
 """
 
 from __future__ import annotations

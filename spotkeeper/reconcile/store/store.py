@@ -352,7 +352,7 @@ class Store:
                 self._objects.delete(path)
 
     def _advisory(self, path: str, blob: Blob, blank: T) -> Versioned[T]:
-        """Decode an advisory document. An unreadable one is quarantined and counts as ``blank``."""
+        """Decode a document that no decision needs. If unreadable, it is quarantined and ``blank`` is returned."""
         try:
             return Versioned(decode(blob.data, type(blank), path), blob.tag)
         except CorruptError as error:

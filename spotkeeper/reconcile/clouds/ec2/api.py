@@ -1,9 +1,9 @@
 """A client of EC2's API: botocore encodes requests and decodes answers, ``Wire`` sends and receives them.
 
-Lambda's runtime contains botocore, so it is not bundled. :meth:`Api.open` imports it and loads its model of EC2. In a
-cold function with a share of a core this takes seconds, so no call's deadline includes it. botocore's retries and time
-limits are not used. It would retry ``InsufficientInstanceCapacity`` because that is an HTTP 500, and its limits apply
-to each read, so a slow server could block a call for ever. Here each call is made once and ends by its deadline.
+Lambda's runtime contains botocore, so it is not bundled. :meth:`Api.open` imports it and loads its model of EC2. Lambda
+gives the function a part of a core, so the import takes seconds, and no call's deadline includes it. botocore's
+retries and time limits are not used: it would retry ``InsufficientInstanceCapacity``, which is an HTTP 500, and its
+limits apply to each read, so a slow server could block a call for ever. Each call is made once and has a deadline.
 """
 
 from __future__ import annotations

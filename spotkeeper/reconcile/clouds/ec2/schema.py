@@ -215,7 +215,7 @@ def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, object]:
 
 
 def by_tag(stack: str, **more: str) -> list[dict[str, object]]:
-    """Return EC2's filters for the stack's resources. ``more``: other filters; the key ``Name`` is for that tag."""
+    """Return EC2's filters for the stack's resources. In ``more``, the key ``Name`` means the tag of that name."""
     found: list[dict[str, object]] = [{"Name": f"tag:{names.LABEL_STACK}", "Values": [stack]}]
     for name, value in more.items():
         key = f"tag:{NAME}" if name == NAME else name.replace("_", "-")
@@ -294,7 +294,7 @@ def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | N
 
 
 def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot, ...]:
-    """Return the oldest snapshot of each name. Snapshots have no idempotency token, so two rounds may have made two."""
+    """Return the oldest snapshot of each name. Two may exist, as snapshots have no idempotency token."""
     first: dict[tuple[str, int, int], SnapshotIn] = {}
     for item in sorted(items, key=lambda one: one.age):
         owned = _owned(item.tags, stack)

@@ -146,8 +146,8 @@ class GceVerbs:
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
         """Return None if the machine at this path has this unique id; otherwise the answer to report.
 
-        IAM conditions test names, so a call must give the name, not the numeric id. The id is therefore compared
-        before. No other machine can take the name between the two, because attempt numbers are never reused.
+        IAM conditions test names, so the action must give the name, not the numeric id. So this call compares the id
+        first. No other machine can take the name before the action, because attempt numbers are never reused.
         """
         found = self._call("GET", path, ends, {"fields": "id"})
         if found.status != 200:

@@ -124,7 +124,7 @@ def obtainable(body: bytes, zone: str) -> Guess | None:
 
 
 def kept(body: bytes) -> Guess | None:
-    """Return the share of machines that were not preempted in an answer's newest days; None if it has no days."""
+    """Return the share of machines that were not preempted in the newest days of an answer; None if it names no day."""
     try:
         told = codec.decode(body, History).preemption_history
     except (msgspec.DecodeError, UnicodeDecodeError):

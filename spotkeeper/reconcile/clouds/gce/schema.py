@@ -266,8 +266,8 @@ def to_result(
 def to_ran(operations: Iterable[OperationIn], stack: str, zone: str) -> tuple[MachineTimes, ...]:
     """Return the start and end times of the stack's machines that have ended.
 
-    A machine's end is the end of the operation that deleted it. A preemption is recorded when it begins, so the up to
-    30 s that are billed after this are not counted.
+    A machine's end is the end of the operation that deleted it. Google records a preemption at its beginning, so the
+    machine's last seconds, at most 30, are billed but are not counted here.
     """
     began: dict[str, float] = {}
     over: dict[str, float] = {}
