@@ -161,7 +161,7 @@ def test_a_corrected_script_continues_from_its_checkpoint(stage: Stage, tmp_path
         ):
             assert text in told
         (home / "main.py").write_text(HAS_A_BUG.replace("{los}", "{taken}"))
-        with pytest.raises(CliError, match="nodes: cannot change, since each present node has its disk"):
+        with pytest.raises(CliError, match="nodes: cannot change, since the job has a disk for each present node"):
             run.resume_with_files(replace(spec, nodes=3), pack(home))
         corrected = pack(home)
         run.resume_with_files(replace(spec, env={**spec.env, "CORRECTED": "1"}), corrected)

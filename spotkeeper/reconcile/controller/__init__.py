@@ -6,10 +6,6 @@ then the sweep for jobs without a record. ``intake.py`` stores an agent's report
 answer to an agent. ``lease.py`` lets only one round of a job run at a time. ``docs/protocol.md`` has the rules and
 timings of rounds, leases and bursts of reports.
 
-**Resume with a new job file.** A request to resume a held job may name a new job file by its hash. The round checks
-that the job can go on from its disks with this file, and then records it as the file in force
-(``decide/gang/requests.py``).
-
 **Failed ticks.** A tick has failed if it raised, if no zone of the cloud answered, or if the round of every job was
 interrupted. The function then answers 503 (on Lambda: an error). Each tick ends with a log line whose ``event`` is
 ``tick`` or ``tick_failed``; the clouds' alerts count these lines. The object ``stack/tick`` in the bucket

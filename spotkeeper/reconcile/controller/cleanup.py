@@ -44,10 +44,10 @@ def bury(store: Store, record: Record, at: float) -> None:
 
 
 def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record | None:
-    """End a submission that has no record, and so no machine: create an ended record. None if a record exists by now.
+    """End a submission that has no record: write a record that is DONE, and return it; None if a record exists by now.
 
-    A submission's first record is also written create-only, so only one of the two writes succeeds. A later tick
-    deletes the submitted files, the name and the marker, since a user who submits has no right to delete files.
+    A job without a record has no machine. A submit also writes the job's first record create-only, so only one of the
+    two writes succeeds. This function deletes no file, since a user who submits has no right to; a later tick does.
     """
     nonce = uuid4().hex
     end = Record(job, str(uuid4()), name, "", at, nonce=nonce, phase=Phase.DONE, outcome=Outcome.CANCELLED, reason=why)

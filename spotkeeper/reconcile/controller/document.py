@@ -39,10 +39,7 @@ T = TypeVar("T")
 
 
 def once(ask: Callable[Concatenate[Record, P], T]) -> Callable[Concatenate[Record, P], T]:
-    """Cache a pure function of a record: keep its last result for each job while the record's version stays the same.
-
-    Otherwise the same long document would be made anew for each of thousands of agents.
-    """
+    """Cache a pure function of a record: keep the last result for each job while the record's version is the same."""
     kept: dict[str, tuple[Record, tuple[object, ...], T]] = {}
 
     def asked(record: Record, /, *rest: P.args, **named: P.kwargs) -> T:
@@ -277,7 +274,10 @@ def _disk(record: Record, where: SpeakerPlace) -> int | None:
 
 @once
 def at_rest(record: Record) -> bool:
-    """Whether every node is a member and nothing is pending, or the job is DONE: polls then need fewer reads."""
+    """Whether the job is DONE, or all its nodes are members and no change is pending.
+
+    The function then answers agents' polls with fewer reads of the bucket.
+    """
     if record.phase is not Phase.RUN:
         return record.phase is Phase.DONE
     if record.stop or record.roll is not None or record.move is not None or record.pause:

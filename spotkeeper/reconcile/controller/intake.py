@@ -59,8 +59,8 @@ WHY = {
 class Accepted(Struct, frozen=True):
     """The result of a sync. ``new``: the sync brought a fact that perhaps no round has read, so a round is due.
 
-    A fact is stored before a round begins that reads it. The function may die in between. So an agent that got no
-    answer repeats its report with ``again`` set, and the fact counts as new although it is stored already.
+    The function first stores a fact and then starts a round that reads it; it may die before the round. The agent then
+    gets no answer and sends its report again with ``again`` set, so this fact counts as new although it is stored.
     """
 
     job: str | None = None
@@ -112,7 +112,6 @@ def _is_over(store: Store, job: str) -> bool:
 
 
 def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
-    """Accept a sync of a static machine, which is idle or granted to a job."""
     if not is_static(stack, who):
         return Accepted()
     grants = _grants(store, who)
@@ -132,7 +131,7 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
 
 
 def _grants(store: Store, who: Speaker) -> list[Grant]:
-    """Return this static machine's grants; if the allocation is unreadable, the grant that an active record implies.
+    """Return this static machine's grants. If the allocation is unreadable, a record that names the machine suffices.
 
     Raises:
         CorruptError: the allocation is unreadable and no record names the machine, so it may be granted or not.
@@ -149,9 +148,9 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
 
 
 def _with_hello(where: SpeakerPlace | None, sync: Sync) -> Sync:
-    """Add a HELLO to the sync of a granted static machine whose boot is not admitted.
+    """Add a HELLO to the sync of a static machine that has a grant, while its present boot is not admitted.
 
-    Any sync of this machine shows that it is up for the attempt, since the attempt's grant names this machine.
+    Any sync shows that the machine is up, and the grant says for which attempt, so the agent need not say HELLO.
     """
     expected = where is not None and where.slot is not None and where.slot.boot != sync.boot
     if not expected or any(fact.kind in (Kind.HELLO, Kind.DROPPED) for fact in sync.facts):
@@ -206,12 +205,14 @@ def _saving(fact: Fact, now: float) -> Entry:
 
 
 def times(value: str) -> str:
-    """Format the value of LAGS for the ledger: ``0-163`` becomes ``1.6x the median``."""
+    """Format the value of LAGS for the ledger: ``0-163`` becomes ``1.6x the median``.
+
+    The first number counts the machine's lags; the second is its step time in percent of the median of all nodes.
+    """
     return f"{int(value.partition('-')[2]) / 100:.1f}x the median"
 
 
 def _fact(record: Record, where: SpeakerPlace | None, who: Speaker, boot: str, said: FactIn) -> Fact | None:
-    """Return the fact to store, or None if this machine may not report it."""
     if where is None or said.kind is Kind.DROPPED:  # DROPPED is stored by _dropped
         return None
     fact = Fact(who.uid, boot, where.node, where.attempt, said.gen, said.kind, said.value)
@@ -254,9 +255,9 @@ def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact
 def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sync, now: float) -> None:
     """Store the job's progress, if a member of the newest generation reports it.
 
-    ``Progress.at`` becomes the function's time at the first report of this step. So a gang that makes no step (one node
-    never came up) counts as silent although its lowest member keeps reporting. A gang that uploads its output never
-    counts as silent: if the bucket accepts nothing, the agent itself gives up.
+    ``Progress.at`` is the function's time when this step was first reported; later reports of the same step keep it. So
+    a gang that makes no step counts as silent, although its lowest member still sends reports. A gang that uploads its
+    output never counts as silent: if the bucket accepts nothing, the agent itself gives up.
     """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
@@ -291,7 +292,10 @@ def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:
 
 
 def _stored(progress: Progress, before: Progress | None, now: float) -> Progress:
-    """Return the progress to store for a report that follows the stored ``before``."""
+    """Return what to store for the report ``progress``: values that it lacks are taken from ``before``, stored earlier.
+
+    ``at`` is taken from ``before`` as well, if both are of the same step and nothing is being uploaded.
+    """
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
     still = still and progress.uploading_s is None
@@ -307,6 +311,9 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
 
 
 def _stepped(progress: Progress) -> bool:
-    """Whether the reported generation has made a step: it saved, timed a step, or is past its checkpoint's step."""
+    """Whether the generation of this report has made a step.
+
+    It has if it made a commit, measured the time of a step, or is past the step of the checkpoint it began with.
+    """
     own = progress.commit_gen == progress.gen or progress.step_s is not None
     return own or progress.step > (progress.commit_step or 0)

@@ -209,7 +209,10 @@ def _covered(
 
 
 def _to_come(record: Record | None) -> int:
-    """Count the machines that a large gang waits for. It cannot train without them, so its reports may wait as well."""
+    """Count the nodes of a large gang that have no admitted machine yet; 0 if the gang trains or is small.
+
+    A gang cannot train before every node has a machine, so until then the reports of the others may wait for a while.
+    """
     if record is None or record.phase is not Phase.RUN or (record.gen and not record.stop):
         return 0
     if len(record.filled()) < BURST:
@@ -393,7 +396,6 @@ class Round:
         return self.cloud.perform(action, self.options.call_deadline_s)
 
     def _tidy(self, at: Pass) -> None:
-        """Delete requests that the record has taken in, and facts of attempts that are over."""
         for request in at.requests_over:
             self.store.delete_request(self.job, request.id)
         copies = any(fact.kind in (Kind.MIRRORED, Kind.UNMIRRORED) for fact in at.decision.stale)

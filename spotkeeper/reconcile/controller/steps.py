@@ -6,8 +6,8 @@ carries out the same steps against a modelled world, and may stall or end a roun
 A round reads in the order of :data:`READS`, which is a safety rule. Then it makes passes: ``todo`` of a :class:`Pass`
 says what to do, and the method in the third column takes the result and returns the next pass::
 
-    WRITE  compare-and-swap the record       wrote()    if another write was first, the round ends
-    GRANT  compare-and-swap the allocation   granted()  if another write was first, with the document that it wrote
+    WRITE  compare-and-swap the record       wrote()    if another round wrote the record first, this round ends
+    GRANT  compare-and-swap the allocation   granted()  takes the new allocation, even if another round wrote it first
     CALL   make calls to the cloud           called()
     REST   delete obsolete facts and requests; the round ends
 """
@@ -81,7 +81,10 @@ class Pass:
         return Pass(record, replace(self.snapshot, spec=spec, grants_first=True))
 
     def granted(self, allocation: Allocation, won: bool) -> Pass:
-        """Return the next pass, with this ``allocation``. Unless ``won``, it writes the record without new grants."""
+        """Return the next pass, which reads this ``allocation``.
+
+        ``won``: this round wrote it. Otherwise another round did, and the next pass writes a record without the grants.
+        """
         return Pass(self.record, replace(self.snapshot, allocation=allocation, grants_first=won))
 
     def called(self, results: tuple[Result, ...], market: tuple[OfferHistory, ...]) -> Pass:

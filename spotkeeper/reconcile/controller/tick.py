@@ -1,8 +1,9 @@
 """The tick: rounds of all unfinished jobs from one listing of the cloud, then the sweep for orphans.
 
-To prove a loss, the record must be read before the listing; to prove an orphan, after it (rule 3). So the records of
-known jobs are read first, then the cloud is listed once, then the records of jobs that only labels of machines or disks
-name are read. A job without a record gets a create-only END record, and an ordinary round deletes its machines.
+To prove a loss, the record must be read before the listing; to prove an orphan, after the listing (rule 3). So a tick
+first reads the records of known jobs, then lists the cloud once. Labels of listed machines and disks may name more
+jobs; their records are read last. A job without a record gets a create-only END record, and an ordinary round deletes
+its machines.
 """
 
 from __future__ import annotations
@@ -266,7 +267,10 @@ def _retire(
     before: Mapping[str, Versioned[Record] | None],
     failed: dict[str, str],
 ) -> None:
-    """Clean up after active jobs that were DONE when the tick began: the round that ended them died before doing so."""
+    """Clean up after jobs that were DONE when the tick began but are still in ``active/``.
+
+    The round that ended such a job, or an earlier tick, did not finish the cleanup.
+    """
     for job in active:
         read = before.get(job)
         if read is not None and read.value.phase is Phase.DONE:

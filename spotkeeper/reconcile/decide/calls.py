@@ -112,7 +112,8 @@ def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
 def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
     """Create the node's disk in the zone in which its machine runs, and attach the disk when no machine has it.
 
-    The disk is created only once the machine runs: if a zone has no capacity, the machine is also listed for seconds.
+    The disk is created only once the machine runs. In a zone without capacity a machine may be listed for seconds too,
+    and vanish; the node then gets a machine in another zone, where a disk of this zone is of no use.
     """
     cur = node.cur
     if cur is None or cur.machine is not None or cur.zone not in draft.queries.answered:

@@ -34,9 +34,9 @@ KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 class Decision:
     """The result of one pass: at most one of a new allocation, a new record, or calls.
 
-    ``noted``: ledger entries that are written before the allocation, since they are true even if that write fails;
-    entries of a new record are in its ``outbox``. ``stale``: facts that may be deleted. ``due``: when the next round is
-    due without new reports, virtual unix seconds.
+    ``noted``: ledger entries on released grants, written before the allocation: the machines are gone even if writing
+    the allocation fails. A new record has its ledger entries in its ``outbox``. ``stale``: facts that may be deleted.
+    ``due``: when the next round is due without new reports, virtual unix seconds.
     """
 
     record: Record | None = None
@@ -81,7 +81,10 @@ class Draft:
 
     @cached_property
     def kinds(self) -> Counter[str]:
-        """Return how many nodes had each machine type at the first call; empty if the stack has only one type."""
+        """Return how many nodes have a ``cur`` of each machine type; empty if the stack has only one type.
+
+        Counted at the first call in a pass: later changes of the draft do not change the result.
+        """
         types = self.types
         if len(set(types.values())) < 2:
             return Counter()

@@ -81,11 +81,7 @@ class Times(Struct, frozen=True):
         return self.roll_s if members > 1 else self.lone_roll_s
 
     def scaled(self, scale: float) -> Times:
-        """Return these times for a scaled clock: limits on real work (processes, saves) keep enough real seconds.
-
-        With a clock 30 times as fast, 60 virtual seconds are two real seconds: too few for a busy agent to answer a
-        roll call.
-        """
+        """Return these times for a scaled clock: limits on real work (processes, saves) keep enough real seconds."""
         extra = max(0.0, scale - 1.0)
         return replace(self, **{name: getattr(self, name) + real_s * extra for name, real_s in REAL_S.items()})
 
@@ -189,7 +185,7 @@ class Queries:
         return vm is not None and vm.status is VmStatus.RUNNING
 
     def gone(self, node: int, slot: Slot) -> bool:
-        """Whether an admitted machine no longer trains; False if its zone did not answer."""
+        """Whether an admitted machine has gone or broken for good; False (unknown) if its zone did not answer."""
         if slot.machine is not None and self.removed(slot.machine):
             return True
         if slot.zone not in self.answered:

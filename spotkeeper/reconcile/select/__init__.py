@@ -20,6 +20,6 @@ All of ``market/`` is advisory. A missing, old or unreadable value there counts 
   reads this summary and the newest two hours, so a loss changes the next choice.
 
 A *preemption* means the same everywhere (``contract.market.Fate``): the cloud took a spot machine that had been
-admitted, or was about to take it when the job gave it up. It is announced if a notice was in force then; a withdrawn
-notice does not count.
+admitted, or was about to take it when the job gave it up. A preemption is *announced* if a notice was in force when
+the machine went; a withdrawn notice does not count.
 """

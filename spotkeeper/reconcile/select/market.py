@@ -102,7 +102,6 @@ def offers_seen(
 
 
 def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, Model], OfferHistory]:
-    """Return the cloud's own prices and estimates of a pool's spot machines, by zone."""
     out: dict[tuple[str, Model], OfferHistory] = {}
     if told is None:
         return out
@@ -114,7 +113,7 @@ def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, 
 
 
 def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast]:
-    """Return the history before ``hour`` by pool. Extends at most 20 histories (``FOLDS``)."""
+    """Return each pool's history. At most 20 (``FOLDS``) are extended up to ``hour``; the others end where they did."""
     found = _as_folded(store, pools, hour)
     due = [pool for pool, past in found.items() if past is None or past.hour < hour]
     folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}
@@ -122,7 +121,6 @@ def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketP
 
 
 def _as_folded(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast | None]:
-    """Return the stored history by pool; None: missing or invalid at this ``hour`` (:func:`_kept`)."""
     kept = store.get_all(tuple(map(paths.market_past, pools)))
     return {pool: _kept(data, pool, hour) for pool, data in zip(pools, kept, strict=True)}
 
@@ -155,7 +153,10 @@ def _kept(data: bytes | None, pool: str, hour: int) -> MarketPast | None:
 
 
 def _told(observations: tuple[Observation, ...]) -> Iterator[tuple[tuple[str, Model], dict[str, float]]]:
-    """Yield zone and provisioning model of an offer, and the fields of :class:`OfferHistory` that observations set."""
+    """Yield what these observations say about offers: (zone, model), and fields of :class:`OfferHistory`.
+
+    The fields have the times of refusals, launches and losses.
+    """
     for observation in observations:
         if observation.event is Event.REFUSED and observation.cause in REFUSALS and observation.model is not None:
             yield (observation.zone, observation.model), {REFUSALS[observation.cause]: observation.at}
@@ -229,7 +230,7 @@ def _left(ends: float) -> float:
 
 
 def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:
-    """Merge prices: in each zone the new prices replace the old ones from the time of the first new price on."""
+    """Merge old and new prices. In each zone, old prices from the time of the first new price on are dropped."""
     first: dict[str, float] = {}
     for run in told:
         first.setdefault(run.zone, run.start)

@@ -99,7 +99,7 @@ class Need:
         save_s: the measured time of a save.
         begin_s: the measured time from a generation to its first step; None: the job has not begun yet.
         attempt_s: the delay that a refused offer causes.
-        tick_s: the longest time until the next call.
+        tick_s: the longest time until :func:`select` is called again.
     """
 
     now: float
@@ -217,7 +217,7 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
 
 
 def _patience_s(need: Need, chosen: Plan) -> float:
-    """Return for how many seconds on-demand is not offered yet: by ``max_wait``; with a deadline also by the rule."""
+    """Return for how many more seconds ``max_wait`` keeps on-demand out; with a deadline, the rule may shorten this."""
     patience = chosen.patience_h * HOUR_S if need.dated else 0.0 if need.max_wait_s is None else math.inf
     if need.max_wait_s is None:
         return patience
@@ -331,7 +331,7 @@ def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> It
 
 
 def _price(pool: PoolState, zone: str, model: Model, market: _Market, most: float | None) -> float | None:
-    """Return the offer's price, USD per machine-hour; None if it does not exist, or is spot above ``most``."""
+    """Return the offer's price, USD per machine-hour; None if the zone lacks it, or spot costs more than ``most``."""
     listed = pool.prices.get(zone)
     if listed is None:
         return None
@@ -350,11 +350,10 @@ def _where(offer: Offer) -> str:
 
 
 def _guess_why(zone: SpotZone, mean: float) -> str:
-    """Return a text on how the cloud's own estimate changes the choice; "" if the change is small."""
     believed, seen = guessed(zone, mean)
     if abs(believed - seen) < 0.05:
         return ""
-    return f"; by the cloud's estimate, {believed:.1f} times the usual losses are expected instead of {seen:.1f}"
+    return f"; {believed:.1f} times the usual losses are expected, and without the cloud's estimate {seen:.1f} times"
 
 
 def _rest_why(offer: Offer, market: _Market) -> str:

@@ -39,7 +39,7 @@ class Player:
         pass
 
     def tick(self, tick: Tick) -> PolicyAnswer:
-        """Return the answer to a tick.
+        """Return what to try at this time of a case, in order of preference.
 
         Raises:
             KeyError: the tick names a zone that the case does not have.
@@ -61,7 +61,6 @@ class Player:
         return track
 
     def _move_costs_from(self, home: str, regions: dict[str, str]) -> dict[str, MoveCost]:
-        """Return the cost of moving from the zone with the checkpoint to each zone."""
         terms, near = self._terms, regions[home]
         return {
             zone: HERE if zone == home else MoveCost(terms.move_h * HOUR_S, 0.0 if region == near else terms.move_price)
@@ -69,7 +68,6 @@ class Player:
         }
 
     def _observe(self, tick: Tick) -> None:
-        """Record a tick's observations: results of the last tick's tries and probes, and running and lost machines."""
         before_h = tick.now_h - self._terms.tick_h
         for name, up in (tick.probed | tick.tried).items():
             self._tracks[name].see(before_h, up)

@@ -52,8 +52,8 @@ class SpotZone:
     """A zone with an offer of spot.
 
     Attributes:
-        move_h, move_price: time and cost of moving the checkpoint to the zone; less the boot time, if machines have
-        booted and wait in the zone.
+        move_h, move_price: time and cost of moving the checkpoint to the zone. If machines have already booted in the
+        zone, ``move_h`` is their boot time shorter.
         hazard_factor: the factor, 0.5 to 2, by which the cloud's own estimate changes the hazard; 1: no estimate.
     """
 
@@ -162,10 +162,7 @@ def _hopeless(job: JobState, rule: Rule) -> bool:
 
 
 def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[float, float, Expected, SpotZone]]:
-    """Return for each zone, best first: worth per hour, worth in total, expected life, zone.
-
-    Spot at or above the on-demand price is left out.
-    """
+    """Return (worth per hour, worth in total, expected life, zone) for zones cheaper than on-demand, best first."""
     shape = rule.shape
     mean = common([zone.track for zone in zones], shape.weight) if rule.by_losses else 1.0
     rows = []
@@ -183,9 +180,10 @@ def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[
 
 
 def guessed(zone: SpotZone, mean: float, rule: Rule = RULE) -> tuple[float, float]:
-    """Return a zone's estimated hazard with and without the cloud's estimate, relative to the usual hazard.
+    """Return a zone's expected losses with and without the cloud's estimate, as multiples of the usual losses.
 
-    The more observations the zone has, the less the two differ. ``mean``: the zones' mean (``zone_history.common``).
+    The more observations the zone has, the less the two differ. ``mean``: the multiple for all of the job's zones
+    together, as observed (``zone_history.common``).
     """
     return factor(zone.track, mean * zone.hazard_factor, rule.shape.weight), factor(zone.track, mean, rule.shape.weight)
 
@@ -259,16 +257,15 @@ def _idle(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) ->
 
 
 def _patience(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> tuple[float, str]:
-    """Return how many hours to wait while no spot is available, and the reason."""
     need = rule.wait_ticks * job.tick_h + rule.wait_left * job.left_h + rule.wait_planned * job.planned_h
     if job.slack_h <= need:
-        return 0.0, f"on-demand if no spot is available: {job.slack_h:.1f} h of slack, {need:.1f} h needed to wait"
+        return 0.0, f"on-demand if no spot is available: waiting needs {need:.1f} h of slack, {job.slack_h:.1f} h left"
     if job.delay_price is not None and rule.gives_up and zones:
         best = max(zones, key=lambda zone: zone.track.share)
         share = best.track.share
         if best.price + job.delay_price * (1.0 - share) / share > 1.0:
             return 0.0, f"on-demand if no spot is available: the best zone has spot only {share:.0%} of the time"
-    return job.slack_h - need, f"wait for spot: {job.slack_h:.1f} h of slack, {need:.1f} h needed to wait"
+    return job.slack_h - need, f"wait for spot: waiting needs {need:.1f} h of slack, {job.slack_h:.1f} h left"
 
 
 def _pressed(job: JobState) -> str:

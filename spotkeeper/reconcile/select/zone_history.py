@@ -162,10 +162,11 @@ class Track:
         self.up, self.seen_h = up, at_h
 
     def unhide(self) -> None:
-        """Correct the ``losses`` of a track with hourly observations for losses that happened between them.
+        """Raise the ``losses`` of a track with one observation an hour by the losses that these observations missed.
 
-        If a zone is up ``share`` of the time and changes at random, an hourly observation finds that it has gone down
-        with probability ``(1 - share)(1 - exp(-rate))``; this solves for ``rate``.
+        A zone that lost spot and has it again at the next observation shows no loss. If a zone is up ``share`` of the
+        time and changes at random, an hourly observation finds that it has gone down with probability ``(1 - share)(1 -
+        exp(-rate))``; this method solves for ``rate``, the losses per hour.
         """
         if self.losses <= 0 or self.up_h <= 0:
             return
@@ -268,11 +269,10 @@ class _Pool:
             self._booted(one)
 
     def _booted(self, one: Observation) -> None:
-        """Add a boot time. A machine that its backup overtook counts with the time until then.
+        """Add a boot time. A machine given up because its backup was up first counts with its time until then.
 
-        Without overtaken machines the slowest boots would be missing, the 95th percentile would sink, and more and more
-        machines would get backups. Other machines that never joined (they died or hung) have no ``started`` and do not
-        count.
+        Otherwise the slowest boots would be missing, the 95th percentile would sink, and more and more machines would
+        get backups. Other machines that never joined (they died or hung) have no ``started`` and do not count.
         """
         if one.started is not None and 0.0 <= one.at - one.started < LONGEST_BOOT_S:
             self.boots.append(one.at - one.started)
@@ -284,7 +284,7 @@ class _Pool:
             self.alive[one.machine] = Alive(one.machine, one.zone, at_h)
 
     def _lived(self, one: Observation, at_h: float) -> None:
-        """Record whether a zone had spot at a machine's event: no at a notice or loss, yes when a job gave it up."""
+        """Note that its zone has no spot after a machine's notice or preemption, or has spot after any other event."""
         taken = one.event is Event.NOTICE or (
             one.event is Event.LOSS and one.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
         )

@@ -1,13 +1,13 @@
 """Pure: where the newest checkpoint is, on which machines a node may therefore train, and which copy is fetched.
 
-**Location** (``location.py``). A node remembers its *checkpoint disk*, which has its checkpoints (``Node.machine``: the
-disk of a static machine; None: the node's own). It also remembers the newest generation in which it wrote there
-(``wrote``), and the newest that began with the newest commit there (``newest_generation``). A generation begins only if
-one of its machines has the newest commit: it reported so, or it was a member when that commit was made. If no machine
-has it, the job waits or holds, and retries at growing intervals. A user's ``resume --go-back`` gives the commit up
-(``Record.given_up``), and the ledger says where the next generation begins. If every copy is damaged, no user has to
-decide: a machine that mounts a disk reports damaged checkpoints (DAMAGED), and once all nodes whose checkpoint disks
-have the newest commit report it as damaged, the next older commit counts.
+**Location** (``location.py``). The record remembers each node's *checkpoint disk*, the disk with its checkpoints:
+that of the static machine ``Node.machine``, or if this is None the node's own disk. ``wrote`` is the newest generation
+that wrote to this disk; ``newest_generation`` is the newest at whose beginning this disk had the newest commit. A
+generation begins only if one of its machines has the newest commit: it reported so, or was a member when the commit was
+made. If no machine has it, the job waits or holds, and retries at growing intervals. A user's ``resume --go-back``
+gives the commit up (``Record.given_up``), and the ledger says where the next generation begins. If every copy is
+damaged, no user has to decide: a machine that mounts a disk reports damaged checkpoints (DAMAGED), and once all nodes
+whose checkpoint disks have the newest commit report it as damaged, the next older commit counts.
 
 **Stops that no user requested** (a return to spot or to an idle static machine, growth, a move out of a zone without
 capacity) must cost no work (``location.costs_nothing``). A script that saves by itself (``stop: signal``) reports no

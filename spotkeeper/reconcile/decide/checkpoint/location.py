@@ -1,10 +1,10 @@
 """Tells where the newest checkpoint is, and therefore on which machines nodes may train and when a gang may begin.
 
-A node's *checkpoint disk* has its checkpoints: its own disk, or that of the static machine on which it was last a
-member. With replicated state all nodes may train anywhere if one of them uses a checkpoint disk with the newest
-checkpoint. Otherwise the node whose checkpoint disk has it waits for that disk, however cheap other machines are: no
-gang silently continues from an older checkpoint. If the bucket has a copy of the newest checkpoint no node has to wait,
-since any machine can fetch the copy (``mirrors``).
+A node's *checkpoint disk* is the disk with its checkpoints: if the node was last a member on a static machine, that
+machine's disk, otherwise the node's own. With replicated state all nodes may train anywhere if one of them uses a
+checkpoint disk with the newest checkpoint. Otherwise the node whose checkpoint disk has it waits for that disk, however
+cheap other machines are: no gang silently continues from an older checkpoint. If the bucket has a copy of the newest
+checkpoint no node has to wait, since any machine can fetch the copy (``mirrors``).
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def text(commit: Commit) -> str:
 def costs_nothing(draft: Draft) -> bool:
     """Whether a stop that no user requested, to save money or to grow, loses no work.
 
-    Before its first save a script would begin again at step 0. After its last step it runs what follows its loop (an
-    evaluation, an export); each stop would start this part again, so that it might never end.
+    Before the first commit a stop costs all steps, since training begins again at step 0. After the last step a script
+    runs what follows its training loop (an evaluation, an export). A stop would start that part from its beginning
+    again, so with repeated stops it might never end.
     """
     if newest(draft) is None:
         return False
@@ -62,7 +63,7 @@ def costs_nothing(draft: Draft) -> bool:
 
 
 def machines(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
-    """Return these nodes with their machines; vacant ones are left out."""
+    """Return each of these nodes that is not vacant, with its ``cur``."""
     return [(index, slot) for index in ready if (slot := draft.nodes[index].cur)]
 
 
@@ -104,7 +105,8 @@ def behind(draft: Draft, ready: Iterable[int]) -> bool:
 def lacks(draft: Draft, ready: Iterable[int]) -> bool:
     """Whether none of these nodes is known to have the newest commit. True until a machine has mounted its disk.
 
-    With sharded state too it suffices that one node has it: nodes train only on the disks with their parts.
+    With sharded state too one node with the commit suffices: :func:`may_take` lets each node train only on the disk
+    with its own part, so the other nodes have their parts as well.
     """
     commit = newest(draft)
     if commit is None:
@@ -144,9 +146,9 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def gone(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether the newest commit is lost: each checkpoint disk that had it is gone or has it no longer.
+    """Whether the newest commit is lost: each checkpoint disk that had it is mounted without it, or does not exist now.
 
-    With sharded state one blank disk suffices, since the other parts are useless without it.
+    With sharded state one mounted disk without any checkpoint suffices: the parts on other disks are then useless.
     """
     commit, there = newest(draft), list(ready)
     if commit is None or not mounted(draft, there):
@@ -165,7 +167,7 @@ def _comes_home(draft: Draft, index: int) -> bool:
 
 
 def _no_home(draft: Draft, index: int) -> bool:
-    """Whether no zone has a node's checkpoint disk. False for the disk of a static machine, which is never listed."""
+    """Whether every zone answered and none lists the node's checkpoint disk. False for the disk of a static machine."""
     node = draft.nodes[index]
     return node.machine is None and draft.queries.complete and not draft.queries.disks.get((index, node.disk))
 
@@ -219,10 +221,11 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
 
 
 def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
-    """Whether this node's replacement may train on that static machine (None: on the node's own disk).
+    """Whether this node's replacement may train on static machine ``machine`` (None: on the node's own disk).
 
-    The present machine may save again after this check. So another member must train on its checkpoint disk, which will
-    then have the same commit.
+    If that means another disk, the present machine may still save to the present one after this check, and the
+    replacement would lack that commit. So another member must train on its own checkpoint disk: there each commit of
+    the gang is saved too, so the gang keeps the newest one.
     """
     node = draft.nodes[index]
     if not may_take(draft, index, machine):
@@ -256,13 +259,12 @@ def _keeps(node: Node, commit: Commit) -> bool:
 
 
 def _at_home(node: Node) -> bool:
-    """Whether a node's machines use its checkpoint disk; for a vacant node: whether this disk is the node's own."""
+    """Whether a node's ``cur`` and ``next`` use its checkpoint disk; if vacant, whether that disk is the node's own."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return all(slot.machine == node.machine for slot in slots) if slots else node.machine is None
 
 
 def _on(node: Node, nodes: set[str]) -> bool:
-    """Whether a node has a machine, and this machine and its replacement, if any, are among these static machines."""
     slots = [slot for slot in (node.cur, node.next) if slot is not None]
     return bool(slots) and all(slot.machine in nodes for slot in slots)
 
@@ -270,8 +272,8 @@ def _on(node: Node, nodes: set[str]) -> bool:
 def only(draft: Draft, index: int) -> str:
     """Return why a node must wait for its static machine, as text for the user."""
     if sharded(draft):
-        return f"only its disk has the part of node {index} of the newest checkpoint"
-    return "only its disk has the newest checkpoint"
+        return f"node {index}'s part of the newest checkpoint is only on this machine's disk"
+    return "the newest checkpoint is only on this machine's disk"
 
 
 def sharded(draft: Draft) -> bool:

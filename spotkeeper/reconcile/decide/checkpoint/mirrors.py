@@ -2,8 +2,7 @@
 
 A machine reports each complete copy, and the record names it; no decision lists the bucket. A copy is fetched only if
 no machine of the next generation has the checkpoint to continue from. A copy that is damaged or missing is dropped, and
-the next older copy counts. If the bucket has a copy of the newest checkpoint, no node waits for a disk that has it
-(``location``).
+the next older copy counts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def step(draft: Draft) -> None:
 
 
 def _made(draft: Draft, fact: Fact) -> None:
-    """Add a reported copy if it is newer than all known copies and than a commit that was given up."""
+    """Record a reported copy if its commit is newer than those of all earlier copies and than the commit given up."""
     commit, record = parse_commit(fact.value), draft.record
     known = max(parse_commit(record.mirror_top) or (0, 0), parse_commit(record.given_up) or (0, 0))
     if commit is None or commit <= known:
@@ -101,7 +100,6 @@ def awaited(draft: Draft, ready: list[int]) -> bool:
 
 
 def _there(draft: Draft, ready: list[int]) -> bool:
-    """Whether one of these nodes has fetched the copy."""
     fetch = draft.record.fetch
     commit = None if fetch is None else parse_commit(fetch.commit)
     return commit is not None and any(_has(draft, index, commit) for index in ready)
@@ -115,7 +113,6 @@ def _has(draft: Draft, index: int, commit: Commit) -> bool:
 
 
 def _words(newest: Commit, source: Mirrored) -> str:
-    """Return a text that names the fetched checkpoint and, if it is not the newest, what is lost."""
     commit = parse_commit(source.commit)
     if commit is None or commit >= newest:
         return f"checkpoint {source.commit}, the newest that was reported"

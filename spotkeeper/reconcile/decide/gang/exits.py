@@ -2,10 +2,8 @@
 
 Exit 0 from every member of the newest generation is success; exit 93 means "a restart cannot help". Any other code
 opens a roll call first. If every member answers, the job itself has crashed. If a machine does not answer, it is lost,
-and a loss never consumes the crash budget. A failed job goes on hold and keeps its disks.
-
-A slow step is no crash until an agent reports a hang (the package's docstring has the protocol). Then each member
-answers a roll call with its workers' stacks, before the processes are stopped. If a rank is busy, nothing is stopped.
+and a loss never consumes the crash budget. A failed job goes on hold and keeps its disks. The package's docstring says
+what follows an agent's report of a hang.
 """
 
 from __future__ import annotations
@@ -74,11 +72,8 @@ def _failed(draft: Draft, codes: dict[int, int]) -> None:
 
 
 def _going(draft: Draft) -> str:
-    """Return "notice" if a member is under notice, "loss" if one is stopping without a notice, otherwise "".
-
-    This reads facts and the listing, since the record may not have the notice yet.
-    """
-    queries = draft.queries
+    """Return "notice" if a member is under notice, "loss" if one is stopping without a notice, otherwise ""."""
+    queries = draft.queries  # the record may not have the notice yet
     going = [(i, slot) for i, slot in draft.members() if slot.notice is not None or queries.notice(i, slot) is not None]
     warned = all(queries.warned(i, slot) for i, slot in going)
     return ("notice" if warned else "loss") if going else ""
@@ -142,8 +137,9 @@ def _crash(draft: Draft, node: int | None, why: str, cause: str = "crash") -> No
 def _worst(draft: Draft, codes: dict[int, int]) -> list[tuple[int, int]]:
     """Return the failed nodes with their exit codes, the likeliest cause first.
 
-    The likeliest cause is the earliest failure that did not follow another process's failure. For nodes that reported
-    no failure (an older agent, or a killed launcher) code 1 comes last, as a process that loses a peer exits with it.
+    First come reported failures that did not follow another process's failure, the earliest first. Next come nodes with
+    an exit code but no report of a failure (an older agent, or a killed launcher); code 1 is last among them, since a
+    process that loses a peer exits with 1. Failures that followed another process's failure are last.
     """
 
     def order(node: int, code: int) -> tuple[int, int, int, int]:
@@ -170,7 +166,6 @@ def quiet_since(draft: Draft) -> float:
 
 
 def _quiet(draft: Draft) -> None:
-    """Open a roll call after silence, a stall or a hang."""
     record = draft.record
     if len(draft.members()) < len(record.members):
         return

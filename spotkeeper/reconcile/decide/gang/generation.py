@@ -77,7 +77,10 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop a generation that began without some nodes, to take them in, once all of them with a machine are ready."""
+    """Stop a generation that began without some nodes, so that the next one includes them.
+
+    Only once every machine that these nodes have by now is ready, so that one stop takes in all of them.
+    """
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
@@ -115,9 +118,9 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
 def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether a generation may begin with this node's disk while other disks are missing.
 
-    An old machine that never releases its disk must not stop the job for ever. So after ``disk_s`` a disk with the
-    newest reported commit suffices; steps committed between that report and the loss may be repeated. If the newest
-    commit was given up, any disk suffices.
+    An old machine that never releases its disk must not stop the job for ever. So after ``disk_s`` this disk suffices
+    if it has the newest commit of the stored progress. The missing disks may have a later commit, made just before a
+    loss; its steps are then repeated. If the newest commit was given up, any disk suffices.
     """
     reported, commit = draft.queries.checkpoint(index, slot), location.committed(draft)
     given_up = location.given_up(draft)
@@ -130,7 +133,10 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def _renew(draft: Draft, ready: list[int]) -> None:
-    """Give the nodes new disks, if the newest commit was given up and other machines still have all old disks."""
+    """Give all nodes new, blank disks, if other machines have not released the nodes' old disks within ``disk_s``.
+
+    Only if the newest commit was given up, since new disks have no checkpoint.
+    """
     waited = draft.now >= max(_waits(draft, ready)) + draft.times.disk_s
     if not location.given_up(draft) or len(ready) < draft.size() or not waited:
         return
@@ -207,7 +213,6 @@ def _publish(draft: Draft, ready: list[int]) -> None:
 
 
 def _origin(draft: Draft, ready: list[int]) -> str:
-    """Return a text on where the generation begins, if the newest commit was given up; otherwise ""."""
     commit = location.newest(draft)
     if commit is None or not location.given_up(draft) or not location.lacks(draft, ready):
         return ""
@@ -217,14 +222,16 @@ def _origin(draft: Draft, ready: list[int]) -> str:
 
 
 def _remembers(gen: int, cur: Slot) -> dict[str, Any]:
-    """Return the fields that record where a node's checkpoints are, if it becomes a member of generation ``gen``."""
     if not cur.disk:
         return {}
     return {"machine": cur.machine, "wrote": gen} | ({"newest_generation": gen} if cur.has_newest else {})
 
 
 def _cause(draft: Draft, ready: list[int]) -> str:
-    """Return why the next generation begins, for the ledger. If the machines are the same, a stop was withdrawn."""
+    """Return why the next generation begins, for the ledger.
+
+    If it has the same machines as the last generation, the gang was stopped and the reason for the stop went away.
+    """
     record = draft.record
     if not record.gen:
         return "start"

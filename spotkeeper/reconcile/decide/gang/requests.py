@@ -170,7 +170,7 @@ def _adopt(draft: Draft, sha256: str) -> tuple[str, str]:
     if new is None:
         return f"the new job file {sha256[:SHORT]} is missing or invalid: repeat the resume with the files", ""
     if old is None:
-        return "the job's present job file is missing, so nobody knows whether the new file fits its disks", ""
+        return "the job's present job file is missing, so nobody knows whether the new file fits the job's disks", ""
     if why := file_refusal(old, new, draft.snapshot.stack):
         return why, ""
     before = draft.record.spec_sha256
@@ -192,7 +192,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
         yield f"name: the job's name is {old.name}, the file says {new.name}"
     if new.size() != old.size():
         resize = "" if old.size().min == old.size().max else f" (within the range: spotkeeper resize {old.name} NODES)"
-        yield f"nodes: cannot change, since each present node has its disk{resize}"
+        yield f"nodes: cannot change, since the job has a disk for each present node{resize}"
     if new.spread != old.spread:
         yield "spread: cannot change, since the job's disks stay in their zones"
     if new.checkpoint.replicated != old.checkpoint.replicated:
@@ -204,7 +204,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.seed != old.seed:
         yield "seed: cannot change, since a checkpoint counts the samples in the order of the old seed"
     if stack is not None and _kinds(new, stack) != _kinds(old, stack):
-        yield "pools, static: the job cannot start or stop using static machines, which keep its data on their disks"
+        yield "pools, static: the job cannot start or stop using static machines, since its data stays on their disks"
 
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:

@@ -86,7 +86,10 @@ def step(draft: Draft) -> None:
         parked = tuple(index for index in above if index not in training)
         draft.set(size=len(draft.nodes) - len(parked), parked=parked)
         draft.log(
-            Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: no other node has saved"
+            Event.REQUEST,
+            f"resize.v{draft.before.ver + 1}",
+            cause="resize",
+            detail="given up: no remaining node has saved",
         )
         return
     for index in above:
@@ -117,9 +120,10 @@ def _park(draft: Draft, index: int) -> None:
 
 
 def left(draft: Draft, index: int) -> bool:
-    """Whether a node's old disks may be deleted before its new disk is in use: another node has the newest commit.
+    """Whether a node's old disks may be deleted although its new disk is not in use yet.
 
-    Either the node is parked and a generation trains without it, or it trains again before its new disk is attached.
+    The gang must train with the newest commit on a member's disk. The node itself either is parked and no member, or is
+    a member and trains before its new disk is attached.
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

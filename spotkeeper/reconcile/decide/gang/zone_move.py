@@ -58,7 +58,10 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
 
 
 def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
-    """Stop the gang for a move. ``taken``: each ``next`` already runs in the new zone, without its disk."""
+    """Stop the gang for a move to ``zone``.
+
+    ``taken``: keep each node's ``next``. It is a probe that runs in the new zone already and waits for its disk.
+    """
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
     draft.set(move=Move(zone, draft.now), nodes=nodes, roll=None, dry_since=None)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
@@ -100,10 +103,7 @@ def step(draft: Draft) -> None:
 
 
 def _refused(draft: Draft) -> str:
-    """Return why a move to save money must be cancelled: the cloud refuses to copy a disk, or copying takes too long.
-
-    "" if the move may continue. The time limit is for failed snapshots, which never become ready.
-    """
+    """Return why a move to save money must end (copying a disk is refused or takes too long); "" if it may continue."""
     zone = draft.record.move.zone if draft.record.move is not None else ""
     if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
         return ""  # no machine waits there: the current zone has no capacity, so staying gains nothing

@@ -83,7 +83,7 @@ def _calm(draft: Draft) -> bool:
 
 
 def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
-    """Return the spot offers of all zones that are better than the gang's spot machine (if none, its on-demand one)."""
+    """Return spot offers of all zones that are better than a member's machine, a spot machine if the gang has any."""
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     node = replace(draft.nodes[index], refused=())
     return offers.selection(draft, node, None, (Model.SPOT,), progress.runs(draft, slot), there)
@@ -92,8 +92,9 @@ def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
 def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
     """Yield the offers that are worth a move, best first.
 
-    A gang on spot keeps its machine type, since a cheaper type may be much slower. A gang on on-demand does not move if
-    its own zone has the best offer, since ``replacement`` swaps it to that offer, except during a fallback.
+    A gang on spot keeps its machine type, since a cheaper type may be much slower. A gang on on-demand does not move to
+    an offer worse than one in its own zone, since ``replacement`` swaps its machines for that one. During an on-demand
+    fallback ``replacement`` does not, so offers in its own zone are skipped.
     """
     ours = {draft.types.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
     if ours:
@@ -120,7 +121,6 @@ def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
 
 
 def _fits(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
-    """Whether caps and limits allow one more machine for each of these nodes, beside all that the job has."""
     spare = limits.spare(draft, nodes) and not any(limits.bars(draft, index) for index in nodes)
     return spare and offers.fits(draft, len(nodes), [offer])
 

@@ -101,7 +101,7 @@ def _mass(draft: Draft, count: int) -> bool:
 
 
 def deaf(draft: Draft, missing: int) -> bool:
-    """Whether so many nodes missed a roll call that the function may be at fault: then they get more time, once."""
+    """Whether silent nodes get more time: once in a roll call that so many miss that the function may be at fault."""
     roll, limits = draft.record.roll, draft.record.limits
     assert roll is not None
     if limits.closed_until < roll.since and _mass(draft, missing):
@@ -148,12 +148,10 @@ def step(draft: Draft) -> None:
 
 
 def _told(draft: Draft, cap: float) -> str:
-    """Return a text which says that ``max_usd`` is spent, since the submission or since the last resume.
-
-    The text does not name the job's total cost, which grows until the machines are gone; ``status`` shows it.
-    """
     before = draft.record.limits.forgiven
-    return f"max_usd: ${cap:.2f} is spent" + (f" since the job was resumed at ${before:.2f}" if before else "")
+    return f"max_usd: ${cap:.2f} is spent" + (
+        f" since the last resume, when the job had cost ${before:.2f}" if before else ""
+    )
 
 
 def spent_up(draft: Draft) -> bool:
@@ -164,7 +162,10 @@ def spent_up(draft: Draft) -> bool:
 
 
 def forgive(draft: Draft) -> None:
-    """At a resume, allow ``max_usd`` again if it is spent. If a new job file raised it, allow only the difference."""
+    """At a resume, let the job spend ``max_usd`` once more if it is spent: what the job has cost so far counts no more.
+
+    If a new job file raised ``max_usd`` above that cost, the cost still counts, so the job may spend the difference.
+    """
     if spent_up(draft):
         draft.set(limits=replace(draft.record.limits, forgiven=spent(draft)))
 
@@ -231,8 +232,8 @@ def price(draft: Draft, slot: Slot) -> float:
 def on_demand(draft: Draft) -> float:
     """Return the list price of the whole gang on-demand, USD per hour, on the most expensive allowed machines.
 
-    0 if unknown. The result is an upper limit: the record does not say when the gang had which machines, and the cost
-    of static machines or other types must not look like a loss due to spot.
+    0 if unknown. The record does not say when the gang had which machine types. So the highest price is compared with
+    the job's cost: otherwise a job on dear machine types could seem to cost more on spot than on-demand.
     """
     spec, zone, size = draft.snapshot.spec, draft.record.zone, draft.size()
     found: list[float] = []

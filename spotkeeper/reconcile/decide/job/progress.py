@@ -76,7 +76,7 @@ def _excess_h(draft: Draft, done_s: float | None) -> float:
 
 
 def runs(draft: Draft, slot: Slot) -> Runs:
-    """Return the slot's machine in the form that ``select()`` takes; its age is that of the newest generation."""
+    """Return the slot's machine in the form that ``select()`` takes, aged by the time since the generation began."""
     age_s = max(0.0, draft.now - draft.record.gen_since)
     return Runs(slot.model, key(slot), age_s)
 

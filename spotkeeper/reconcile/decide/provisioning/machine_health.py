@@ -44,10 +44,7 @@ def note_end(draft: Draft, index: int) -> None:
 
 
 def turn(draft: Draft, index: int, vm: Vm, ends: float) -> float:
-    """Return when to request this node's replacement, virtual unix seconds.
-
-    That is early enough for a failed boot, a refused offer and a save, and differs from node to node.
-    """
+    """Return when to request this node's replacement, virtual unix seconds; the time differs from node to node."""
     times, run = draft.times, max(0.0, ends - vm.created)
     boot = draft.queries.boot_s + times.cold_s + draft.save_s() + times.stop_s + times.margin_s
     spread = SPREAD * run * (index + 1) / len(draft.nodes)
@@ -128,10 +125,7 @@ def host_faults(draft: Draft) -> dict[int, Sign]:
 
 
 def repeated_host_faults(draft: Draft) -> list[int]:
-    """Return nodes whose dynamic machine shows a sign of broken hardware for the second time.
-
-    A static machine is not replaced, since the job's data is on its disk.
-    """
+    """Return nodes whose dynamic machine shows a sign of broken hardware for the second time."""
     slots = ((index, draft.nodes[index].cur) for index in host_faults(draft))
     return [index for index, cur in slots if cur is not None and cur.hardware_faults and cur.model is not Model.STATIC]
 

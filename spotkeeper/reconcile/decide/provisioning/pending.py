@@ -12,7 +12,7 @@ the market        some machines are paid for while      after ``gang_s`` all are
 ================= ===================================== ==================================================
 
 So a try costs at most ``gang_s`` of all machines but one, and the waits between tries are 1, 2, 4 and then always 8
-times ``gang_s``. If only static machines wait, or ``max_wait`` allows the wait, nothing is released.
+times ``gang_s``. Nothing is released if only static machines would be, or while ``max_wait`` keeps on-demand out.
 """
 
 from __future__ import annotations
@@ -76,13 +76,11 @@ def on_demand_from(draft: Draft, index: int) -> float | None:
 
 
 def _buys(draft: Draft) -> bool:
-    """Whether the job may have machines other than static ones."""
     spec = draft.snapshot.spec
     return spec is not None and any(pool.kind != "static" for pool in pools_of(spec, draft.snapshot.stack))
 
 
 def _sold_out(draft: Draft, node: Node) -> bool:
-    """Whether the cloud recently refused spot to this node, so that only on-demand is left."""
     spot = f"/{Model.SPOT.value}"
     return draft.now < node.refused_at + draft.times.cold_s and any(key.endswith(spot) for key in node.refused)
 
@@ -99,7 +97,6 @@ def _no_quota(draft: Draft, node: Node) -> str:
 
 
 def _above_max_price(draft: Draft) -> str:
-    """Return a text on the price of the cheapest spot machine if that exceeds the job's ``max_price``; otherwise ""."""
     spec, zone = draft.snapshot.spec, offers.bound_to(draft)
     if spec is None or spec.max_price is None or spec.policy == "on-demand":
         return ""
@@ -119,7 +116,7 @@ def _above_max_price(draft: Draft) -> str:
 
 
 def _no_offers(draft: Draft, capped: bool) -> str:
-    """Return why no offer is left: all were refused, or spot was and ``max_on_demand`` forbids on-demand."""
+    """Return why no offer is left: spot was refused, and on-demand was refused too or exceeds ``max_on_demand``."""
     spec, where = draft.snapshot.spec, offers.bound_to(draft) or "any zone"
     if offers.out_of_pools(draft):
         return f"waiting: zone {where} was removed from the job's pools, so the job moves as soon as it can"

@@ -17,9 +17,9 @@ dead or refused any              ``next`` takes over in the state it is in (``sl
 
 Neither machine is a member yet, so deleting the later one loses no work. A backup needs its grant and counts as a
 launch; half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of starts of
-a gang of this size, estimated from the pool's observed boots (a machine that its backup overtook counts with the time
-until then). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their 95th percentile; with fewer, only
-the boot deadline counts.
+a gang of this size, estimated from the pool's observed boots (a machine given up because its backup was up first counts
+with the time that it had booted). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their 95th
+percentile; with fewer, only the boot deadline counts.
 
 A boot is hopeless once it takes 1.5 times as long as a slow boot: its backup may use the launches reserved for losses.
 If the caps have no room for a backup, the hopeless machine itself is given up, and another one gets its place.
@@ -121,7 +121,7 @@ def _stop(draft: Draft) -> None:
 
 
 def _why(needs: list[Node], pressed: bool) -> str:
-    """Return the cause of a stop, for the ledger. ``pressed``: a machine has a deadline."""
+    """Return why a gang stops for replacements of these ``needs``, for the ledger. ``pressed``: one has a notice."""
     if all(node.cur is not None and machine_health.planned(node.cur) for node in needs):
         return machine_health.MAX_RUN
     return "notice" if pressed else "swap"
@@ -183,7 +183,7 @@ def _back_up(draft: Draft) -> None:
 
 
 def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
-    """Whether the caps have no room for a backup, not even for another machine like the slow one."""
+    """Whether the caps have room for none of these ``options``, nor for a second machine like ``slow``."""
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 
@@ -196,10 +196,7 @@ def due(draft: Draft) -> Iterator[float]:
 
 
 def _booting(draft: Draft) -> Iterator[tuple[int, Slot]]:
-    """Yield the listed dynamic machines that have sent no hello and have no backup, by node.
-
-    A machine that stopped before its hello is left out, since ``slots`` replaced it earlier in this pass.
-    """
+    """Yield the listed dynamic machines that have sent no hello and have no backup, by node."""
     for index in draft.filled():
         node = draft.nodes[index]
         cur = node.cur
@@ -216,7 +213,6 @@ def _slow_and_hopeless_at(draft: Draft, index: int, slot: Slot) -> tuple[float, 
 
 
 def _since(draft: Draft, index: int, slot: Slot) -> float:
-    """Return the start of a machine's boot: the cloud's creation time if listed, otherwise the intent's."""
     vm = draft.queries.vm(index, slot)
     return slot.since if vm is None else vm.created or slot.since
 
@@ -240,5 +236,5 @@ def _told(draft: Draft, index: int) -> str:
     assert slot is not None
     age_s = draft.now - _since(draft, index, slot)
     usual_s = _usual_s(draft, slot.pool) or 0.0
-    limit = f"by the pool's earlier boots, a boot counts as slow after {usual_s:.0f} s"
+    limit = f"judging by the pool's earlier boots, a boot counts as slow after {usual_s:.0f} s"
     return f"attempt {slot.attempt} has been booting for {age_s:.0f} s; {limit}"

@@ -83,7 +83,6 @@ def _idle_zone(draft: Draft) -> str | None:
 
 
 def _all_refused(draft: Draft) -> bool:
-    """Whether some vacant node was recently refused every spot offer of the gang's zone."""
     for node in draft.nodes:
         if node.cur is None and node.refused:
             models = (Model.SPOT,) if _spot_somewhere(draft, node) else ()
@@ -98,7 +97,10 @@ def _spot_somewhere(draft: Draft, node: Node) -> bool:
 
 
 def _settle(draft: Draft, zone: str) -> None:
-    """Start the whole gang in this zone: give up machines elsewhere, and burn the numbers of the blank disks there."""
+    """Start the whole gang in this zone.
+
+    If another zone was chosen before, give up the machines and the blank disks there: nodes get new disk numbers.
+    """
     moved = draft.record.zone is not None
     draft.set(zone=zone)
     if not moved:
@@ -205,7 +207,6 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, ca
 
 
 def _why(draft: Draft, offer: Offer) -> str:
-    """Return the reason for this offer as a text, which the ledger and ``status`` show."""
     return offer.machine or draft.whys.get(offer.key(), "").partition(": ")[2]
 
 
@@ -233,7 +234,6 @@ def plan(draft: Draft) -> tuple[Allocation | None, tuple[Entry, ...]]:
 
 
 def _gone(draft: Draft, grant: Grant) -> Entry:
-    """Return the ledger entry for a released grant, with the billed times if the cloud reports them."""
     ran = draft.queries.ran.get((grant.node, grant.attempt)) if grant.machine is None else None
     return Entry(
         at=draft.now,
@@ -262,9 +262,9 @@ def _over(draft: Draft, grant: Grant) -> bool:
 
 
 def _written_top(draft: Draft, grant: Grant) -> int:
-    """Return the node's ``top`` in the written record.
+    """Return the node's ``top`` in the record as it was read, before this draft's changes.
 
-    Another round may still write the intent of a number that only this draft has burnt.
+    A number that this draft burns may still be used: the draft is not written yet, so another round may write first.
     """
     if grant.node < len(draft.before.nodes):
         return draft.before.nodes[grant.node].top

@@ -37,7 +37,6 @@ def step(draft: Draft) -> None:
 
 
 def _notices(draft: Draft, index: int) -> None:
-    """Record a notice, or remove it after a reprieve."""
     cur = draft.nodes[index].cur
     if cur is None or not admitted(cur):
         return
@@ -82,7 +81,7 @@ def _next(draft: Draft, index: int) -> None:
 
 
 def _next_refused(draft: Draft, index: int) -> None:
-    """Drop a refused ``next`` and the replacement reason. If ``cur`` has a notice, the next offer is requested."""
+    """Drop a refused ``next`` and the replacement reason. If ``cur`` has a notice, a later step tries another offer."""
     replace_reason = draft.nodes[index].replace_reason
     draft.put(index, next=None, replace_reason=None)
     if replace_reason == "spot":
@@ -173,20 +172,18 @@ def give_up_boot(draft: Draft, index: int, why: str) -> None:
 
 
 def _permanent(draft: Draft, detail: str, action: object) -> None:
-    """Hold the job after a permanent refusal, and retry rarely, since a new request gets the same answer.
-
-    The first retry comes soon: rights granted by `pulumi up` may take effect minutes later.
-    """
+    """Hold the job after a permanent refusal, and retry rarely, since a new request gets the same answer."""
     what = "insert a machine" if isinstance(action, InsertVm) else "create a disk"
     wait = draft.times.hold_s * min(8, 2 ** (draft.record.hold_count - 1))
-    wait = wait if draft.record.hold_count else min(EARLY_S, draft.times.hold_s)
+    wait = wait if draft.record.hold_count else min(EARLY_S, draft.times.hold_s)  # new rights need minutes
     draft.hold(Hold.CLOUD, f"the cloud refuses to {what}: {detail[:200]}", until=draft.now + wait)
 
 
 def _disk_refused(draft: Draft, index: int) -> None:
-    """Hold the job if the cloud refuses to create a data disk. Its idempotency key is used up: burn the disk's number.
+    """Give the node a new disk number if the cloud refuses to create its disk; after a permanent refusal, hold the job.
 
-    The key of a disk that existed and was destroyed is used up too; then a new number suffices, without a hold.
+    The disk's number is in the request's idempotency key, which serves for one request only. So if the disk existed and
+    was destroyed, the cloud refuses as well; then the new number suffices, without a hold.
     """
     node = draft.nodes[index]
     result = draft.queries.creates.get((index, node.disk))

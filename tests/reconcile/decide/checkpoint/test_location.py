@@ -220,7 +220,7 @@ def test_a_node_whose_static_machine_is_taken_trains_on_another() -> None:
     resumed(world)
     assert len(world.record().members) == 2
     told = [entry.detail for entry in world.events(Event.REFUSED)]
-    assert not any("only its disk has" in words for words in told)
+    assert not any("is only on this machine's disk" in words for words in told)
 
 
 def test_with_sharded_state_each_node_needs_its_part() -> None:
@@ -228,7 +228,8 @@ def test_with_sharded_state_each_node_needs_its_part() -> None:
     machine = paused_without_its_node(world)
     world.request(RequestKind.RESUME)
     world.run(60)
-    told = f"static machine {machine.vm.name}: only its disk has the part of node 1 of the newest checkpoint"
+    part = "node 1's part of the newest checkpoint"
+    told = f"static machine {machine.vm.name}: {part} is only on this machine's disk"
     assert told in world.record().reason
 
 

@@ -96,7 +96,7 @@ def refused(world: World, before: Record) -> str:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"nodes": 3}, "nodes: cannot change, since each present node has its disk"),
+        ({"nodes": 3}, "nodes: cannot change, since the job has a disk for each present node"),
         ({"spread": True}, "spread:"),
         ({"name": "other"}, "name: the job's name is job, the file says other"),
         ({"seed": 7}, "seed:"),
@@ -259,4 +259,4 @@ def test_a_missing_job_file_is_reported() -> None:
     world.memory.specs.pop(JOB)
     bring(world, world.spec)
     run_round(world.store, world, JOB, world, world.options)
-    assert "nobody knows whether the new file fits its disks" in told(world)
+    assert "nobody knows whether the new file fits the job's disks" in told(world)

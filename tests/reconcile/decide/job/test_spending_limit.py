@@ -59,7 +59,7 @@ def test_a_hold_names_the_allowance_and_not_the_growing_total() -> None:
     world.until(world.training, 600)
     world.until(lambda: holding(world), 2400)
     assert world.record().hold is Hold.SPEND
-    assert world.record().reason == "max_usd: $0.10 is spent since the job was resumed at $0.10"
+    assert world.record().reason == "max_usd: $0.10 is spent since the last resume, when the job had cost $0.10"
 
 
 def test_past_high_prices_count_after_a_fall() -> None:
