@@ -131,7 +131,9 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
 
 
 def _grants(store: Store, who: Speaker) -> list[Grant]:
-    """Return this static machine's grants. If the allocation is unreadable, a record that names the machine suffices.
+    """Return this static machine's grants.
+
+    If the allocation is unreadable, the grant is made up from an active job's record in which a node has this machine.
 
     Raises:
         CorruptError: the allocation is unreadable and no record names the machine, so it may be granted or not.

@@ -2,8 +2,7 @@
 
 To prove a loss, the record must be read before the listing; to prove an orphan, after the listing (rule 3). So a tick
 first reads the records of known jobs, then lists the cloud once. Labels of listed machines and disks may name more
-jobs; their records are read last. A job without a record gets a create-only END record, and an ordinary round deletes
-its machines.
+jobs; their records are read last. A job without a record gets a create-only END record; a round deletes its machines.
 """
 
 from __future__ import annotations

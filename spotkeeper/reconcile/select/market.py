@@ -113,7 +113,7 @@ def _hints(pool: PoolState, told: Prices | None, now: float) -> dict[tuple[str, 
 
 
 def _pasts(store: Store, pools: tuple[str, ...], hour: int) -> dict[str, MarketPast]:
-    """Return each pool's history. At most 20 (``FOLDS``) are extended up to ``hour``; the others end where they did."""
+    """Return each pool's history. At most 20 (``FOLDS``) are extended up to ``hour``, the others stay as stored."""
     found = _as_folded(store, pools, hour)
     due = [pool for pool, past in found.items() if past is None or past.hour < hour]
     folded = {pool: _folded(store, pool, found[pool], hour) for pool in due[:FOLDS]}

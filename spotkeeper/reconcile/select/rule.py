@@ -53,7 +53,7 @@ class SpotZone:
 
     Attributes:
         move_h, move_price: time and cost of moving the checkpoint to the zone. If machines have already booted in the
-        zone, ``move_h`` is their boot time shorter.
+        zone, ``move_h`` is less by their boot time.
         hazard_factor: the factor, 0.5 to 2, by which the cloud's own estimate changes the hazard; 1: no estimate.
     """
 

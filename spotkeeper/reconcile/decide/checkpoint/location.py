@@ -223,9 +223,8 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
 def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
     """Whether this node's replacement may train on static machine ``machine`` (None: on the node's own disk).
 
-    If that means another disk, the present machine may still save to the present one after this check, and the
-    replacement would lack that commit. So another member must train on its own checkpoint disk: there each commit of
-    the gang is saved too, so the gang keeps the newest one.
+    The present machine may save again after this check, and a replacement that gets another disk lacks this commit. So
+    another member must train on its own checkpoint disk: this disk will have the commit as well.
     """
     node = draft.nodes[index]
     if not may_take(draft, index, machine):

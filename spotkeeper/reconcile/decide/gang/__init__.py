@@ -15,5 +15,5 @@ machine knows what the job does.
 **Leaving a zone for its price.** A gang that trains asks ``select()`` about all zones and probes zones where a move
 would save money. A job probes a zone once in half an hour; probes use at most half of the launches that ``limits``
 allows. A move is cancelled if the disks' copies are not ready within an hour or the cloud refuses them; the wait before
-the next try grows. A gang stays in a zone ten times as long as its last move took, so moves cost a tenth of its time.
+the next try grows. A gang stays in a zone ten times as long as its last move took, so moves take at most a tenth.
 """

@@ -204,7 +204,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.seed != old.seed:
         yield "seed: cannot change, since a checkpoint counts the samples in the order of the old seed"
     if stack is not None and _kinds(new, stack) != _kinds(old, stack):
-        yield "pools, static: the job cannot start or stop using static machines, since its data stays on their disks"
+        yield "pools, static: cannot start or stop using static machines, since checkpoints stay on their present disks"
 
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:

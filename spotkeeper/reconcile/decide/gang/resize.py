@@ -89,7 +89,7 @@ def step(draft: Draft) -> None:
             Event.REQUEST,
             f"resize.v{draft.before.ver + 1}",
             cause="resize",
-            detail="given up: no remaining node has saved",
+            detail="given up: no remaining node saved",
         )
         return
     for index in above:
@@ -122,8 +122,8 @@ def _park(draft: Draft, index: int) -> None:
 def left(draft: Draft, index: int) -> bool:
     """Whether a node's old disks may be deleted although its new disk is not in use yet.
 
-    The gang must train with the newest commit on a member's disk. The node itself either is parked and no member, or is
-    a member and trains before its new disk is attached.
+    The gang must train with the newest commit on a member's disk. The node itself is either parked and no member, or a
+    member that began to train before its new disk was attached.
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

@@ -101,7 +101,10 @@ def _mass(draft: Draft, count: int) -> bool:
 
 
 def deaf(draft: Draft, missing: int) -> bool:
-    """Whether silent nodes get more time: once in a roll call that so many miss that the function may be at fault."""
+    """Whether nodes that do not answer a roll call get more time, once in each roll call.
+
+    They do if they are so many that the function may be at fault instead of their machines.
+    """
     roll, limits = draft.record.roll, draft.record.limits
     assert roll is not None
     if limits.closed_until < roll.since and _mass(draft, missing):

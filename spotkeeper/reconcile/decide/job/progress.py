@@ -76,7 +76,7 @@ def _excess_h(draft: Draft, done_s: float | None) -> float:
 
 
 def runs(draft: Draft, slot: Slot) -> Runs:
-    """Return the slot's machine in the form that ``select()`` takes, aged by the time since the generation began."""
+    """Return the slot's machine for ``select()``; its age is the time since the newest generation began."""
     age_s = max(0.0, draft.now - draft.record.gen_since)
     return Runs(slot.model, key(slot), age_s)
 

@@ -12,7 +12,7 @@ the market        some machines are paid for while      after ``gang_s`` all are
 ================= ===================================== ==================================================
 
 So a try costs at most ``gang_s`` of all machines but one, and the waits between tries are 1, 2, 4 and then always 8
-times ``gang_s``. Nothing is released if only static machines would be, or while ``max_wait`` keeps on-demand out.
+times ``gang_s``. Nothing is released if all machines are static, or while ``max_wait`` still delays on-demand.
 """
 
 from __future__ import annotations
