@@ -123,7 +123,7 @@ def test_a_running_job_accepts_no_other_files(
         ("name: first\nnodes: 1\n", "nodes: cannot change, since the job has a disk for each present node"),
         ("name: other\nnodes: 2\n", "name: the job's name is first, the file says other"),
         ("name: first\nnodes: 2\nspread: true\n", "spread:"),
-        ("name: first\nnodes: 2\nstatic: never\n", "static machines, since checkpoints stay on their present disks"),
+        ("name: first\nnodes: 2\nstatic: never\n", "static machines, since checkpoints stay"),
         ("name: first\nnodes: 2\ncheckpoint: {replicated: false}\n", "checkpoint.replicated:"),
     ],
 )

@@ -86,10 +86,7 @@ def step(draft: Draft) -> None:
         parked = tuple(index for index in above if index not in training)
         draft.set(size=len(draft.nodes) - len(parked), parked=parked)
         draft.log(
-            Event.REQUEST,
-            f"resize.v{draft.before.ver + 1}",
-            cause="resize",
-            detail="given up: no remaining node saved",
+            Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: no remaining node saved"
         )
         return
     for index in above:
