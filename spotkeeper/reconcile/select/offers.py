@@ -217,7 +217,10 @@ def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> S
 
 
 def _patience_s(need: Need, chosen: Plan) -> float:
-    """Return for how many more seconds ``max_wait`` keeps on-demand out; with a deadline, the rule may shorten this."""
+    """Return for how many more seconds on-demand is not offered; 0 or less: it is offered now.
+
+    ``max_wait`` limits this time, and so does the rule if the job has a deadline. With neither it is 0.
+    """
     patience = chosen.patience_h * HOUR_S if need.dated else 0.0 if need.max_wait_s is None else math.inf
     if need.max_wait_s is None:
         return patience
