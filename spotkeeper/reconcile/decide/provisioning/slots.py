@@ -182,7 +182,7 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
 def _disk_refused(draft: Draft, index: int) -> None:
     """Give the node a new disk number if the cloud refuses to create its disk; after a permanent refusal, hold the job.
 
-    The disk's number is in the request's idempotency key, and a key serves for one disk only. So if the disk existed and
+    The disk's number is in the idempotency key, and a key serves for one disk only. So if the disk existed and
     was destroyed, the cloud refuses as well; then the new number suffices, without a hold.
     """
     node = draft.nodes[index]
