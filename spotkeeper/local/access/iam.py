@@ -123,7 +123,7 @@ class ProjectIam:
         return self._resources.get(ACCOUNT, email.partition("@")[0]) is not None
 
     def check(self, email: str, required: Iterable[RequiredPermission]) -> None:
-        """Raise ApiError (403) with the first required permission that an account lacks."""
+        """Raise ApiError (403), which names the first required permission that the account lacks."""
         grants = self.grants(email)
         for one in required:
             if not any(_covers(grant, one) for grant in grants):
@@ -299,7 +299,7 @@ class _Evaluation:
     def result(self) -> bool:
         found = self._any()
         if self._at < len(self._tokens):
-            raise ConditionError(f"{self._expression!r}: nothing may follow {self._tokens[self._at - 1][0].strip()!r}")
+            raise ConditionError(f"{self._expression!r}: must end after {self._tokens[self._at - 1][0].strip()!r}")
         return found
 
     def _any(self) -> bool:
@@ -330,7 +330,7 @@ class _Evaluation:
     def _term(self, token: re.Match[str]) -> bool:
         call, text, compare = token["call"], token["text"], token["compare"]
         if (call == "extract") != bool(compare):
-            raise ConditionError(f"{token[0].strip()!r}: `extract` must be compared with a text, other calls cannot be")
+            raise ConditionError(f"{token[0].strip()!r}: `extract` needs a comparison, other calls allow none")
         if call == "extract":
             return (extract(self._name, text) == token["value"]) == (compare == "==")
         return self._name.startswith(text) if call == "startsWith" else self._name.endswith(text)

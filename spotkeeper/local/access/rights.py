@@ -39,7 +39,7 @@ Accounts = Callable[[Ref], list[str]]
 class Rights:
     """Finds the permissions that a call requires.
 
-    ``merge`` returns the fields of an insert's body and template; ``accounts`` the e-mails of a VM's service accounts.
+    ``merge`` returns the fields of an insert's body and template; ``accounts`` returns the e-mails of a VM's accounts.
     """
 
     def __init__(self, merge: Merge, accounts: Accounts) -> None:
@@ -150,7 +150,7 @@ def _disk_of(call: ApiCall, disk: w.AttachedDisk, name: str) -> Iterator[Require
 
 
 def _image(link: str | None, call: ApiCall) -> Iterator[RequiredPermission]:
-    """Yield the permission for an image of this project; another project's image needs none here, as it is shared."""
+    """Yield the permission for an image of this project. Any other project's image counts as public and needs none."""
     path = _path(link, call.at["project"]) if link else None
     if path is not None and path.startswith(f"projects/{call.at['project']}/"):
         yield RequiredPermission("compute.images.useReadOnly", path)

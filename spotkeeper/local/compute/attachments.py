@@ -1,6 +1,6 @@
 """Attaches disks to VMs, at an insert or while the VM runs.
 
-A disk is in use from the start of its attach until its detach has ended or its VM is gone. Its content is a folder.
+A disk is in use from the start of its attach until its detach has ended or its VM is gone. Each disk is a folder.
 """
 
 from __future__ import annotations

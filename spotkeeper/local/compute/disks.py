@@ -94,7 +94,7 @@ class Disks:
         )
 
     def create_boot(self, ref: Ref, params: w.InitializeParams) -> None:
-        """Create a VM's boot disk, which is READY at once: it is a part of the VM's own operation."""
+        """Create a VM's boot disk, which is READY at once: its creation is a part of the VM's operation."""
         body = w.DiskBody(
             size_gb=params.disk_size_gb,
             type=params.disk_type,

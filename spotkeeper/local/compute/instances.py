@@ -26,7 +26,7 @@ from spotkeeper.local.spot_market.power import Power
 
 
 class InstanceBuilder:
-    """Builds the instance that the API shows from an insert's body and template; it changes nothing."""
+    """Builds, from an insert's body and template, the instance that the API will show; it stores nothing."""
 
     def __init__(self, world: World, stored: StoredResources, disks: Disks) -> None:
         self._world = world

@@ -97,7 +97,7 @@ class Operations:
         return doc
 
     def note(self, verb: str, target: Ref, target_id: int) -> None:
-        """Record what the provider did itself (``compute.instances.preempted``) as a completed operation."""
+        """Record an action of the provider, such as ``compute.instances.preempted``, as a completed operation."""
         doc = self._new(verb, target, target_id, None, SYSTEM, {})
         now = timestamp(self._world.now())
         self._put(doc, status="DONE", progress=100, start_time=now, end_time=now)

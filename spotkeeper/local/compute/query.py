@@ -162,7 +162,7 @@ class ListAnswers:
         self._down = down
 
     def listed(self, call: ApiCall, kind: str, items: Iterable[JsonObject]) -> JsonObject:
-        """List one collection of one scope."""
+        """Answer a request for the resources of one kind in one zone, in one region, or global."""
         page, token = _page(call, items)
         out: JsonObject = {"kind": kind, "id": call.path, "selfLink": self._world.self_link(call.path)}
         if page:
@@ -189,7 +189,7 @@ class ListAnswers:
 
 
 def _page(call: ApiCall, items: Iterable[JsonObject]) -> tuple[list[JsonObject], str | None]:
-    """Filter and order the items; return one page and the token of the next, or None."""
+    """Filter and order the items; return one page, and the token of the next page (None at the end)."""
     order = call.query.get("orderBy") or "name"
     if order not in ("name", NEWEST):
         raise errors.not_built(f"orderBy={order} is not supported")

@@ -152,7 +152,7 @@ def disk_type(value: str | None, at: str) -> str:
 
 
 def merge_patch(base: JsonObject, change: JsonObject) -> JsonObject:
-    """Merge ``change`` into ``base`` by RFC 7396: objects merge, arrays and scalars replace."""
+    """Merge ``change`` into ``base`` by RFC 7396: objects are merged key by key, arrays and scalars are replaced."""
     out: JsonObject = dict(base)
     for key, value in change.items():
         old: JsonValue = out.get(key)

@@ -258,7 +258,7 @@ class Demo:
         return replace(view, step=watcher.step() or view.step, total_steps=self.args.steps)
 
     def watch(self, view: Callable[[], JobView], done: threading.Event, failure: list[Exception]) -> None:
-        """Show the job until it ends; ChaosError if a fault failed, or the job ends too early or too late."""
+        """Show the job until it ends; ChaosError if it does not recover, or ends too early or too late."""
         screen = Screen(self.console, self.notes)
         end = float("inf")
         with (
@@ -314,7 +314,7 @@ class Demo:
         self._end_cloud()
 
     def _end_cloud(self) -> None:
-        """End the cloud. The folder tells whether one exists: after an interrupted start ``self.cloud`` is None."""
+        """End the cloud that the folder has; after an interrupted start it may run although ``self.cloud`` is None."""
         folder = self.folder / "cloud"
         if (folder / "cloud.json").is_file():
             LocalCloud.attach(folder).down(purge=True)

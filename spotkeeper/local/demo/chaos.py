@@ -60,7 +60,7 @@ class Chaos:
         return faults
 
     def run(self) -> None:
-        """Cause all faults one by one; ChaosError if the job takes over ``PATIENCE_S`` real seconds to recover."""
+        """Cause all faults one by one; ChaosError if a recovery takes more than ``PATIENCE_S`` real seconds."""
         for title, fault in self.faults():
             self.steady("before the next fault")
             self.report(f"preempts {title}")

@@ -79,7 +79,7 @@ class DemoReport(Struct, frozen=True):
 
 
 def recovered(traces: dict[int, GenerationTrace], ledger: Iterable[Entry], clock: Clock) -> tuple[Recovered, ...]:
-    """Return the recoveries: the traces of training, joined with the ledger's entries by generation."""
+    """Return the recoveries, from the traces of training and the ledger's entries for the same generations."""
     entries = tuple(ledger)
     by_gen = {told.gen: told for told in recoveries(entries, clock.now()) if told.seconds is not None}
     boots = [(_real(m.asked, clock), _real(m.admitted, clock)) for m in attempts(entries) if m.admitted is not None]
@@ -161,7 +161,7 @@ def _end(torchrun: subprocess.Popen[str]) -> None:
 def show(console: Console, done: DemoReport, weights: str | None, elapsed_s: float, path: Path) -> None:
     """Print the recoveries and totals."""
     table = Table(
-        title="every recovery (real seconds, without boots)",
+        title="every recovery, in real seconds, without the time in which new machines booted",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -189,7 +189,7 @@ def show(console: Console, done: DemoReport, weights: str | None, elapsed_s: flo
         f"billed {usd(cost.spent)}, the same machine-hours on demand {usd(cost.on_demand_only)}: {saved(percent)}"
         " (both include the static machine's time before and after the job)",
         f"weights {weights or '(none)'}",
-        ("identical, bit by bit, to those of the undisturbed run" if done.weights_identical else "NOT THE SAME")
+        ("identical, bit by bit, to the weights of the undisturbed run" if done.weights_identical else "NOT THE SAME")
         + f"; left over: {left.vms} VMs, {left.disks} disks, {left.processes} processes",
         f"{duration(elapsed_s)} in all; the {done.engine} engine deployed the stack; report: {path}",
     ]
@@ -205,7 +205,7 @@ def show(console: Console, done: DemoReport, weights: str | None, elapsed_s: flo
 
 @dataclass
 class GenerationTrace:
-    """One generation's steps. Times are real unix seconds; 0: no step."""
+    """One generation's steps. Times are real unix seconds, or 0 if it made no step."""
 
     gen: int
     first_step_at: float = 0.0

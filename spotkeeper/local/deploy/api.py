@@ -48,7 +48,7 @@ class ResourceClient:
         return dict(answer.get("outputs") or {})
 
     def update(self, t: PlacedResource, keys: tuple[str, ...]) -> Json:
-        """Update the named inputs in place."""
+        """Change the inputs in ``keys`` of an existing resource."""
         if t.type == OBJECT:
             self._upload(t)
             return {}

@@ -90,7 +90,7 @@ class StandIn(p.Provider):
 
 
 def type_of(request: p.CheckRequest | p.DiffRequest | p.CreateRequest | p.UpdateRequest | p.DeleteRequest) -> str:
-    """The resource's own type, without those of its parent components."""
+    """The resource's own type, without the types of its parent components."""
     return request.type.rsplit("$", 1)[-1]
 
 

@@ -88,7 +88,7 @@ def short(type_: str) -> str:
 def physical_name(type_: str, logical: str, inputs: Json) -> str:
     """Return a resource's name in the cloud: the program's name, or for a template a name derived from its content.
 
-    Unlike a random name, the derived name is the same in both drivers; a changed template gets another one.
+    Unlike a random name, the derived name is the same in both drivers; a changed template gets another name.
     """
     kind = kind_of(type_)
     if kind.binding:
@@ -105,7 +105,7 @@ def target(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -
 
 
 def computed(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -> tuple[str, Json]:
-    """Return the id and the computed outputs of a resource, without a call."""
+    """Return the id and the computed outputs of a resource, without a call of the cloud."""
     if dynamic(type_):
         return f"{logical}/{inputs.get('stack')}", {}
     it = target(type_, logical, inputs, defaults)

@@ -166,7 +166,7 @@ class LocalCloud:
 
     @classmethod
     def attach(cls, folder: Path) -> LocalCloud:
-        """Return the cloud of a folder, which need not be running; LocalCloudError if there is none."""
+        """Return the cloud in a folder, whether it runs or not; LocalCloudError if the folder has no cloud."""
         config = read_config(folder.resolve())
         if config is None:
             raise LocalCloudError(f"{folder}: no cloud here; start one (spotkeeper local up) or use another --folder")
@@ -204,7 +204,7 @@ class LocalCloud:
 
     @property
     def upkeep(self) -> Upkeep:
-        """The state of the cloud's own processes, found without a call of the control plane."""
+        """The state of the cloud's own processes, determined without calling the control plane."""
         if read_pid(self.folder / KEEPER) is not None:
             return Upkeep.WHOLE
         return Upkeep.STOPPED if read_pid(self.folder / PID_FILE) is None else Upkeep.UNWATCHED

@@ -124,7 +124,7 @@ class Host:
     # Processes that end
 
     def watch(self, pid: int, started: int, ended: Callable[[], None]) -> None:
-        """Call ``ended`` when the process has ended, or at once if it has already. The process need not be a child."""
+        """Call ``ended`` when the process has ended, or now if it ended earlier. The process need not be a child."""
         loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(pid)

@@ -151,7 +151,7 @@ def _get(address: str, path: str) -> bytes | None:
     """Send a GET without http.client, which imports ssl (20 ms and 5 MB per VM); return None for a 404.
 
     Raises:
-        OSError: no connection, or any other answer.
+        OSError: no connection, or a status other than 200 and 404.
     """
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -246,6 +246,6 @@ class Power:
 
 
 def _until(scheduling: Scheduling, began: float) -> ResourceStatus | None:
-    """Return when a VM with ``maxRunDuration`` ends, as the API shows it; None without ``maxRunDuration``."""
+    """Return the time, in the API's format, at which ``maxRunDuration`` ends a VM; None without it."""
     limit = scheduling.max_run_duration
     return None if limit is None else ResourceStatus(ScheduleStatus(timestamp(began + limit.seconds)))

@@ -53,7 +53,7 @@ class Spot:
         return override.spot if override.spot is not None else self._world.market.capacity(zone, self._world.now())
 
     def running(self, zone: str, spot: bool) -> list[LocalVm]:
-        """The VMs that count against capacity: not VMs that have a notice or are stopping."""
+        """Return the VMs that use capacity: all that start or run, except VMs that have a notice."""
         states = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
         return [
             vm
