@@ -151,7 +151,7 @@ def closure(names: tuple[str, ...], python: str = "") -> tuple[metadata.Distribu
     """Return the distributions ``names`` and all their dependencies, sorted by name.
 
     Args:
-        python: the Python version (``3.11``) whose dependencies are returned; empty: the running version.
+        python: the Python version (``3.11``) for which dependencies are returned; empty: the running version.
 
     Raises:
         BundleError: a distribution is not installed.
@@ -210,7 +210,7 @@ def _locked(pins: Iterable[str]) -> str:
 def _site_packages(
     requires: tuple[metadata.Distribution, ...], python: str, arch: str, scratch: Path, glibc: int = MACHINES_GLIBC
 ) -> dict[str, Path]:
-    """Return the files of dependencies: installed ones if they fit ``python``, ``arch`` and ``glibc``, else of wheels.
+    """Return the files of dependencies: installed files if they fit the arguments, else files from wheels.
 
     Args:
         glibc: N of the glibc 2.N with which the files must run.

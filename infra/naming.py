@@ -23,10 +23,7 @@ def account(stack: str, role: str) -> str:
 
 
 def custom_role(stack: str, role: str, life: str) -> str:
-    """Return a custom role's id, without hyphens (limit: 64 characters).
-
-    ``life``: a number as text that is another one when the stack is declared again after a destroy.
-    """
+    """Return a custom role's id, without hyphens (limit: 64); ``life``: a number that each rebuilt stack gets anew."""
     return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 

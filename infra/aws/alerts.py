@@ -119,6 +119,5 @@ class AwsAlerts(Component):
 
 
 def pattern(event: str) -> str:
-    """Return CloudWatch's filter for log lines of an event."""
     of_event = f'$.event = "{event}"'
     return f'{{ ({of_event}) && ($.reason != "pause") }}' if event == "hold" else f"{{ {of_event} }}"

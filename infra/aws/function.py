@@ -261,6 +261,6 @@ class AwsTriggers(Component):
 
 
 def pattern(account: str, key: str, kinds: Sequence[str]) -> dict[str, object]:
-    """Return the pattern of events that EventBridge forwards. Of state changes it forwards only those to ``ENDS``."""
+    """Return EventBridge's pattern for these events. Of state changes it matches only those to a state in ``ENDS``."""
     found: dict[str, object] = {"source": ["aws.ec2"], "account": [account], "detail-type": list(kinds)}
     return {**found, "detail": {"state": list(ENDS)}} if key == "state" else found

@@ -191,7 +191,7 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
 
 
 def _parameters(settings: Settings) -> list[str]:
-    """Return the names of the parameters in the images that are written ``resolve:ssm:<name>:<version>``."""
+    """Return the names of the parameters by which images are given, as ``resolve:ssm:<name>:<version>``."""
     images = {pool.image for pool in settings.dynamic() if pool.image.startswith("resolve:ssm:")}
     return sorted({image.split(":")[2] for image in images})
 
@@ -300,8 +300,8 @@ def _calling(arns: Arns) -> tuple[Statement, ...]:
 def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
 
-    A source may be overwritten: it is uploaded in parts, and S3 cannot forbid an overwrite for parts. So agents verify
-    a source by its hash.
+    A source may be overwritten: it is uploaded in parts, and rights to upload parts cannot demand a new object. So
+    agents verify a source by its hash.
     Names may be deleted, so that a new job can take the name of an ended one.
     """
     arns = Arns(settings)

@@ -145,7 +145,6 @@ class Ec2:
             raise LaterError(f"{operation}: {error}") from None
 
     def _object(self, operation: str, key: str, **params: object) -> dict[str, Any] | None:
-        """Make a call for an object of the bucket; return None if the object or the bucket does not exist."""
         return self._s3(operation, Key=key, **params)
 
     def _s3(self, operation: str, **params: object) -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ class GcpAlerts(Component):
         )  # fmt: skip
 
     def _policy(self, key: str, message: str, conditions: list[gcp.monitoring.AlertPolicyConditionArgs]) -> None:
-        """Declare an alert policy. The API demands a limit on mails for conditions on logs and refuses it else."""
+        """Declare an alert policy. The API demands a mail limit for conditions on logs, and forbids it for others."""
         of_log = any(condition.condition_matched_log is not None for condition in conditions)
         rate = gcp.monitoring.AlertPolicyAlertStrategyNotificationRateLimitArgs(period=_EVERY) if of_log else None
         gcp.monitoring.AlertPolicy(

@@ -103,7 +103,7 @@ class GcpFunction(Component):
         )
 
     def _invoker(self, name: str, member: pulumi.Input[str]) -> gcp.cloudrunv2.ServiceIamMember:
-        """Let ``member`` call the function: a role on its Run service, as Cloud Functions' roles do not suffice."""
+        """Let ``member`` call the function, by a role on its Run service: roles of Cloud Functions do not suffice."""
         return gcp.cloudrunv2.ServiceIamMember(
             f"call-{name}",
             name=self.function.name,

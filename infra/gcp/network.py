@@ -116,7 +116,7 @@ class GcpNetwork(Component):
     # --- cards of GPUDirect -----------------------------------------------------------------
 
     def _gpu_cards(self) -> dict[str, list[Card]]:
-        """Declare the networks of GPUDirect cards: pools share those of plain cards; RDMA has one in each zone."""
+        """Declare the networks of GPUDirect cards. All pools share those of plain cards; each zone has one for RDMA."""
         pools = {pool.name: pool for pool in self.settings.pools if pool.machine.gpu_direct}
         fabrics = {name: FABRICS[pool.machine.gpu_direct or ""] for name, pool in pools.items()}
         ranges = free_ranges(self.settings.network.cidr)

@@ -86,7 +86,6 @@ def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:
 
 
 def _objects(bucket: str) -> str:
-    """Return how the resource names of all objects in the bucket begin, for use in conditions."""
     return f"projects/_/buckets/{bucket}/objects"
 
 

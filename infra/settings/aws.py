@@ -47,7 +47,6 @@ _IOPS = {"io1": (50, 64_000), "io2": (1000, 256_000)}  # most operations per GB,
 
 
 def complete(s: Settings) -> Settings:
-    """Return the settings with omitted values filled in, as AWS needs them."""
     found = both.filled(
         s,
         disk=lambda _: "gp3",

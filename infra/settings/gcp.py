@@ -80,7 +80,6 @@ def _disk(pool: Pool) -> str:
 
 
 def complete(s: Settings) -> Settings:
-    """Return the settings with omitted values filled in, as Google Cloud needs them."""
     found = both.filled(s, disk=_disk, near="compact", compute=COMPUTE, storage=STORAGE)
     return replace(found, pools=tuple(_with_its_end(pool, s) for pool in found.pools))
 

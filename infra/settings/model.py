@@ -102,7 +102,7 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 
     losses: Annotated[
         int,
-        Meta(ge=1, le=1000, description="losses in the window that start a fallback, besides one loss per node"),
+        Meta(ge=1, le=1000, description="losses in the window that start a fallback; plus one for each node"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count")] = 60
     short_life_minutes: Annotated[

@@ -62,7 +62,6 @@ class Allocation(Struct, frozen=True, omit_defaults=True):
 
 
 def resource(offer: Offer) -> str:
-    """Return the name of the resource that an offer uses (``Grant.resource``)."""
     if offer.machine is not None:
         return f"machine:{offer.machine}"
     return f"slot:{offer.pool}" + ("/on-demand" if offer.model is Model.ON_DEMAND else "")

@@ -29,7 +29,7 @@ _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
 
 @dataclass(frozen=True)
 class LogPart:
-    """A piece of a log: ``text`` begins at byte ``start`` of the file ``path`` on the machine; "": of no file."""
+    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path``; a note has no path."""
 
     title: str
     text: bytes
@@ -119,7 +119,6 @@ class MirrorList(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def mirror_folder(job: str) -> str:
-    """Return the folder of all checkpoint copies of a job."""
     return f"jobs/{job}/ckpt/"
 
 

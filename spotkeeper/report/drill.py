@@ -286,7 +286,6 @@ LEGEND = "after: time since the preemption; took: time since the phases before i
 
 
 def table(view: DrillView) -> RenderableType:
-    """The table of phases, shown while the drill runs and at its end."""
     from rich.console import Group
     from rich.text import Text
 

@@ -157,7 +157,6 @@ def _stack_file(cloud: LocalCloud, given: Path | None) -> Path:
 
 
 def _example() -> str:
-    """The path of an example job file from the working folder."""
     found = STACK_FILE.parents[2] / "examples" / "gpt" / "job.yaml"
     if not found.is_file():
         return "JOB.YAML"

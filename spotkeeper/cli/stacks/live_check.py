@@ -119,7 +119,6 @@ class Probe:
         return round(max(0.5, self.pool.dearest(Model.ON_DEMAND) * HOURS * 2), 2)
 
     def machine(self) -> str:
-        """The machine's name in the cloud."""
         slot = self.record().nodes[0].cur
         return vm_name(self.state.stack, self.job, 0, slot.attempt) if slot else ""
 

@@ -183,7 +183,7 @@ def stack_schema() -> dict[str, Any]:
 
 
 def _described(of: type) -> dict[str, Any]:
-    """Move each description to its field, where editors look for it. msgspec puts it at a type or a union's branch."""
+    """Move each description to its field, where editors look for it. msgspec puts it at a type or a union branch."""
     import msgspec
 
     schema = msgspec.json.schema(of)

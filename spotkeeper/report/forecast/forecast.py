@@ -109,7 +109,6 @@ def forecast(
 
 
 def replays(task: Task, library: Library) -> int:
-    """How often the job is replayed in each part of the library."""
     finest = min(part.recording.tick_h for part in library.parts)
     ticks = (task.deadline_h or 1.5 * task.work_h) / finest
     return max(LEAST, int(min(REPLAYS, TICKS / ticks) / len(library.parts)))

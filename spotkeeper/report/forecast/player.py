@@ -159,7 +159,7 @@ class Chooser:
         return {zone: way for id_, zone in self.names.items() if id_ != home}
 
     def _work(self, tick: Tick) -> Work:
-        """The work that is left, and its slack: less one tick, since a replay can react only at the next tick."""
+        """The work that is left, and the slack, from which one tick is subtracted: a replay can react only at ticks."""
         whole, left = self.terms.work_h, tick.left_h
         excess = tick.cost / self.terms.on_demand_price - tick.done_h
         if tick.time_left_h is None:

@@ -117,7 +117,6 @@ def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesBy
 
 
 def _lost(found: Iterable[Piece], now: float, prices: PricesByPool) -> tuple[LostHours, ...]:
-    """Lost work by cause and part, the most expensive first."""
     hours: dict[tuple[str, WorkPart], float] = defaultdict(float)
     usd: dict[tuple[str, WorkPart], float] = defaultdict(float)
     for piece in found:

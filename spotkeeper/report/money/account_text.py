@@ -120,7 +120,6 @@ def _recovery(one: Recovery) -> dict[str, str]:
 
 
 def summary(found: Totals) -> RenderableType:
-    """The totals of a stack as ``spotkeeper report --all`` prints them: three tables."""
     parts: list[RenderableType] = []
     for title, rows in (("job", found.jobs), ("submitted by", found.users), ("month", (*found.months, found.total))):
         cells = [_total(title, row) for row in rows]

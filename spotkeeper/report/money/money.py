@@ -145,7 +145,6 @@ def _start(intent: Entry, entries: list[Entry]) -> float:
 
 
 def _seen(entry: Entry) -> bool:
-    """Whether the entry proves that the machine existed."""
     return entry.started is not None or entry.event not in (Event.INTENT, Event.REFUSED, Event.GONE)
 
 

@@ -221,7 +221,6 @@ def _node(node: NodeView) -> dict[str, str | Text]:
 
 
 def event_table(lines: Iterable[EventLine], *, verbose: bool = False) -> Table:
-    """Events with their times; a long text continues below its own start."""
     table = _hanging(right=True)
     for line in lines:
         style = _EVENT_STYLE.get(line.event, "")

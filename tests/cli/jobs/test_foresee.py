@@ -91,7 +91,7 @@ def test_a_module_is_found(tmp_path: Path) -> None:
 def test_more_processes_than_devices_are_warned_about(tmp_path: Path) -> None:
     found = warned(tmp_path, "", "nproc: 9\n")
     (line,) = found
-    assert "/job.yaml: nproc: 9 processes on each machine" in line
+    assert "/job.yaml: nproc: 9 is more processes than a machine has devices" in line
     assert "8 devices" in line and "one device, or none" in line
     assert warned(tmp_path, "", "nproc: 1\n") == []
 
