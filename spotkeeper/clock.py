@@ -63,7 +63,7 @@ class Clock:
         return self.virtual_epoch + (time.time() - self.real_epoch) * self.scale
 
     def steady(self) -> float:
-        """Return virtual seconds since some moment of this boot. A change of the system time does not affect them."""
+        """Return virtual seconds for measuring durations. They count from no known moment, and are never set back."""
         return time.monotonic() * self.scale
 
     def real_s(self, virtual_s: float) -> float:

@@ -1,9 +1,9 @@
 """Hugging Face: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.train()`` a run.
 
-The trainer does not pass itself to a callback's hooks, and reads its place in the epochs from a checkpoint folder
-before it has an optimizer. So the callback finds the trainer among the callers of ``on_init_end`` and wraps its
-``train()``. The wrapper calls ``attach()``, which returns the saved state, and gives ``train()`` a folder with only
-``trainer_state.json``; ``on_train_begin`` loads the rest.
+A callback's hooks do not get the trainer as an argument, so the callback finds the trainer among the callers of
+``on_init_end`` and wraps the trainer's ``train()``. The wrapper calls ``attach()``, which reads the saved state. The
+trainer reads its place in the epochs from a checkpoint folder before it has made an optimizer. So the wrapper gives
+``train()`` a folder with only ``trainer_state.json``, and ``on_train_begin`` restores model, optimizer and the rest.
 
 A *save point* is ``on_step_begin``: everything that follows a step (a log, an evaluation, the trainer's own save) is
 done, and the next batches are loaded. A resumed trainer's random state is restored only at the first save point,
@@ -34,7 +34,7 @@ _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_
 
 
 class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
-    """Makes ``trainer.train()`` survive preemption: saves, restores, stops in order.
+    """Makes ``trainer.train()`` survive preemption: saves and restores the training, and stops it when asked to.
 
     A script may call ``train()`` once. Its ``resume_from_checkpoint`` is used until the run has its own checkpoint.
     When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``, so the code after ``train`` runs
@@ -107,7 +107,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
                 del trainer._load_from_checkpoint
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
-        """Restore the trainer as an earlier generation left it at the training's end, for the code after ``train``."""
+        """Restore the trainer of a training that an earlier generation has completed, for the code after ``train``."""
         assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()

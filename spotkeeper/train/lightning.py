@@ -1,11 +1,12 @@
 """Lightning: ``Trainer(callbacks=[SpotkeeperCallback()])`` makes ``trainer.fit()`` a run.
 
-A checkpoint has the state of every run, and also the content of Lightning's own checkpoints (``dump_checkpoint``).
-Train loaders are rebuilt over the sampler of ``run.steps()``, so Lightning's batch counts identify a place in the data.
+A checkpoint contains the state that every run saves (model, optimizers, random state) and the content of Lightning's
+own checkpoints (``dump_checkpoint``). Train loaders are rebuilt over the sampler of ``run.steps()``, so Lightning's
+counts of finished batches identify a place in the data.
 
-A *save point* is a hook after a step at which no step is half done: the start of the next batch, or of a validation in
-between. A resumed trainer reaches the same hook with the same batch. Its random state is restored only there, because
-Lightning draws random numbers before it.
+A *save point* is the first hook after an optimizer step: the start of the next batch, or of a validation before that
+batch. No step is half done there. A resumed trainer reaches the same hook with the same batch. The random state is
+restored only there, because Lightning draws random numbers earlier.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SavePoint(Enum):
 
 
 class SpotkeeperCallback(Callback):  # type: ignore[misc]
-    """Makes ``trainer.fit()`` survive preemption: saves, restores, stops in order.
+    """Makes ``trainer.fit()`` survive preemption: saves and restores the training, and stops it when asked to.
 
     A script may call ``fit`` once. Its ``ckpt_path`` is used only until the run has its own checkpoint. When the run is
     told to stop, ``fit`` ends the process with ``SystemExit(0)``, so the code after ``fit`` runs only once the training
@@ -190,7 +191,7 @@ class _LightningState:
         return weights
 
     def _tidy(self, loops: dict[str, Any]) -> None:
-        """Set counts to their values between two batches. At a save point Lightning already counts the next batch."""
+        """Correct the batch counts in a checkpoint: at a save point they include the next batch, which is not done."""
         if self.point is SavePoint.BATCH:
             batches = loops["epoch_loop.batch_progress"]
             batches["is_last_batch"] = False
@@ -257,7 +258,7 @@ class _LightningState:
 
 
 class _Placed:
-    """A rebuilt loader that starts at the trainer's place. It has no state: Lightning's own counts are saved."""
+    """A rebuilt loader that starts at the trainer's place. It needs no state: Lightning saves the counts of batches."""
 
     def __init__(self, state: _LightningState, loader: Any, batches: Any) -> None:
         self._state, self._loader, self._batches = state, loader, batches
@@ -295,7 +296,6 @@ class _Skipping:
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both dicts have the same tensors."""
     return one.keys() == other.keys() and all(
         one[name] is other[name] or _at(one[name]) == _at(other[name]) for name in one
     )

@@ -80,7 +80,7 @@ class ScriptProbe:
         self._note(run, loader, caller)
 
     def _look(self, caller: FrameType | None) -> None:
-        """Record which variables get a new object at every batch: a restore of the old object has no effect on them."""
+        """Record which variables get a new object at every batch: a state loaded into the old object would be lost."""
         bound = dict(_objects(caller))
         for name in bound.keys() & self._bound.keys():
             self._anew[name] = self._anew.get(name, True) and bound[name] is not self._bound[name]
@@ -236,7 +236,7 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def _kind(value: Stateful, parts: Attached) -> str:
-    """Return the argument of ``attach()`` that fits the object; "stateful" if the script can choose a name."""
+    """Return the name of the ``attach()`` argument for an object; "stateful" if the script may choose any name."""
     if isinstance(value, torch.optim.Optimizer):
         return "optimizers" if parts.optimizers else "optimizer"
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "scheduler" not in parts.common:

@@ -75,7 +75,7 @@ _STEP_BITS = 40  # of a (generation, step) pair; 2^24 generations, 10^12 steps
 
 
 class AgentRequest(IntEnum):
-    """A request of the agent. SAVE may repeat; SAVE_STOP is final."""
+    """A request of the agent to the job. SAVE may come several times in a generation; the job exits after SAVE_STOP."""
 
     NONE = 0
     SAVE = 1  # save in the background, continue training
@@ -138,7 +138,7 @@ class Commit:
 
 
 class CommitWord(IntWord):
-    """A commit as one word: the packed (generation, step) plus 1, because (0, 0) is a commit and word 0 means none."""
+    """A commit as one word: 0 means "no commit", so every commit, even (0, 0), is its packed numbers plus 1."""
 
     def __get__(self, of: HasWords, _: type[HasWords]) -> Commit | None:  # type: ignore[override]
         word = of.words[self.at]
@@ -184,9 +184,9 @@ class Control:
 
     @classmethod
     def hold(cls, path: Path | str) -> Control:
-        """Open the file that an earlier agent process made; if the file is gone, return an empty stand-in.
+        """Open the file that an earlier process of the agent made, so that the agent can go on with the generation.
 
-        A generation continues even if its job has damaged the file; :meth:`trouble` describes the damage.
+        If the job has deleted or damaged the file, return an empty file in memory; :meth:`trouble` says what happened.
         """
         path = Path(path)
         with contextlib.suppress(OSError):
@@ -238,7 +238,7 @@ class Control:
         return self
 
     def _other(self) -> str:
-        """Return how the file starts, for a message, if it is not a control file of this version; otherwise ""."""
+        """Return "" for a control file of this version; otherwise "starts with <first 8 bytes>", for a message."""
         found = self.words[0]
         return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
 
@@ -367,7 +367,10 @@ def _count(value: object) -> int:
 
 @contextlib.contextmanager
 def untimed_section(run: Path | None, local_rank: int) -> Iterator[None]:
-    """Turn off hang detection for the ``with`` block. Nesting has no effect. ``run`` is None without an agent."""
+    """Turn off hang detection until the ``with`` block ends; of nested blocks, until the outermost one ends.
+
+    ``run``: the generation's run folder; None without an agent, so that there is no hang detection to turn off.
+    """
     if run is None:
         yield
         return

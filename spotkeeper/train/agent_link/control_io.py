@@ -104,7 +104,7 @@ class IntWord:
 
 @dataclass(frozen=True)
 class EnumWord(Generic[E]):
-    """An enum attribute. An invalid word reads as ``other``."""
+    """An attribute whose value is a member of the enum ``kind``. An invalid number reads as the member ``other``."""
 
     at: int
     kind: type[E]

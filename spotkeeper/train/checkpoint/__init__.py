@@ -21,12 +21,12 @@ bytes; a checker that shares no code with the library reads the result. The test
 steps. A saver that has written its part durably writes PART and tells the trainer. When the ranks next agree that no
 saver is busy, they exchange names and hashes of their files, and each saver writes COMMIT with the files of all nodes
 (``Manifest.others``). Progress and facts mention only checkpoints with COMMIT. If a rank is killed between the two
-steps, the next generation treats PART as COMMIT if all parts are there. Parts of one save share a name drawn by rank 0.
-A machine keeps at most one PART without COMMIT, the newest.
+steps, the next generation treats PART as COMMIT if the parts of all machines exist and carry the same random name:
+rank 0 draws a new name for each save. A machine keeps at most one PART without COMMIT, the newest.
 
-All ranks of a machine copy into its saver's memory: the first rank receives the memory's descriptor, and the others
-open the same memory. Each tensor has a frame as in ``torch.save`` (``core/shards.py``), and ``.metadata`` (exchanged
-again only if the layout changed) lists all tensors, so other tools can read the folder. If the number of ranks changes,
-or a disk moves to another machine, the ranks exchange tables of contents and then send each other single tensors, all
-in the same order (``reshard.py``).
+All ranks of a machine copy into its saver's memory: the first rank receives the memory's descriptor, and the other
+ranks open the same memory. Other tools can read the folder: each tensor has a frame as in ``torch.save``
+(``core/shards.py``), and the file ``.metadata`` lists all tensors. The ranks exchange what ``.metadata`` needs only at
+the first save and after a change of the layout. If the number of ranks changes, or a disk moves to another machine, the
+ranks exchange tables of contents and then send each other single tensors, all in the same order (``reshard.py``).
 """

@@ -50,7 +50,8 @@ class Client:
 
     Args:
         process: the saver, if this client started it.
-        limit: returns for how many seconds a saver may be silent; None means :data:`PATIENCE_S`, two minutes.
+        limit: returns how many seconds the saver may make no progress before the client gives the saver up; None
+            stands for :data:`PATIENCE_S`, two minutes.
     """
 
     def __init__(
@@ -127,15 +128,17 @@ class Client:
                     self._kill()
 
     def _kill(self) -> None:
-        """Kill a private saver; do not wait if its disk blocks it."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for its disk does not die
                 process.wait(_POLL_S)
 
     def _forget(self) -> None:
-        """Close this fork's copies of socket and memory, so that the connection ends with the process that made it."""
+        """Close the socket and the memory's descriptor in a fork of the trainer.
+
+        The saver notices the trainer's end only once no process has the socket open; a fork may outlive the trainer.
+        """
         self._sock.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -180,7 +183,7 @@ class Client:
             self._reserving = True
 
     def memory(self, size: int) -> mmap.mmap:
-        """Map at least ``size`` bytes of the staging memory, with their content, and return the mapping.
+        """Return a mapping of at least ``size`` bytes of the staging memory. What was staged before is still there.
 
         Raises:
             SaverError: NO_MEMORY, or the saver is gone.
@@ -226,7 +229,7 @@ class Client:
         self._pending = manifest.commit
 
     def publish(self, manifest: Manifest) -> None:
-        """Request a COMMIT beside a part. ``manifest``: the part's manifest with the files of all other nodes."""
+        """Request that the saver write ``manifest``, which lists all nodes' files, as COMMIT beside a written part."""
         self._request({"op": "publish", "manifest": manifest.to_bytes().decode()})
         self._pending = manifest.commit
 
@@ -285,7 +288,6 @@ class Client:
         return _Liveness(0)
 
     def _need(self, pulse: _Liveness) -> None:
-        """Raise SaverError if the saver has made no progress for so long that no answer can be expected."""
         patience_s = self._patience_s()
         if not pulse.stopped(patience_s):
             return
@@ -350,7 +352,6 @@ class Client:
         self._pending = None
 
     def _note_memory(self, message: dict[str, Any]) -> None:
-        """Note the result of a request for memory."""
         if not self._reserving or message["event"] not in ("buffer", "failed"):
             return
         self._reserving, self._refused = False, None
@@ -371,7 +372,7 @@ class Client:
 
 
 class _Liveness:
-    """Watches whether a process still runs. A copy or a write counts as progress, even if it takes hours."""
+    """Tells a hanging process from a busy one, which uses CPU time even in a copy or write that takes hours."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -379,7 +380,7 @@ class _Liveness:
         self._since = time.monotonic()
 
     def stopped(self, patience_s: float) -> bool:
-        """Whether the process has not run for ``patience_s`` seconds. False if the kernel has no schedstat files."""
+        """Whether the process has used no CPU time for ``patience_s`` seconds. False if the kernel counts none."""
         with contextlib.suppress(OSError):
             seen = " ".join(path.read_text() for path in Path(f"/proc/{self._pid}/task").glob("*/schedstat"))
             if seen != self._seen or not seen:

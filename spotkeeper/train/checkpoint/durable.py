@@ -94,9 +94,9 @@ def _groups() -> Iterator[tuple[Path, int]]:
 
 
 def _upwards(mount: Path, root: str, path: str) -> Iterator[Path]:
-    """Yield the folder of control group ``path``, then each parent up to ``mount``, at which ``root`` is mounted.
+    """Yield the folder of control group ``path``, then the folders of its parent groups; the last one is ``mount``.
 
-    Folders that are missing are left out: a container may see only ``mount``.
+    ``mount``: the folder of control group ``root``. A container may see only this folder; missing folders are left out.
     """
     inner = path.removeprefix(root.rstrip("/")).strip("/")
     folder = mount / inner
@@ -129,7 +129,7 @@ class MemoryHandle:
 
 
 class NeighbourMemory:
-    """The node's staging memory, opened through another rank's descriptor in /proc. The mapping is reused."""
+    """The node's staging memory, opened through another rank's descriptor in /proc. All saves use one mapping."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
@@ -167,7 +167,9 @@ class Buffer:
         self.stretches: tuple[Stretch, ...] = ()
 
     def reserve(self, size: int) -> None:
-        """Allocate the pages now, in the saver. The training loop's first writes would otherwise stop for 3 s per GB.
+        """Allocate the memory's pages now, in the saver.
+
+        Otherwise the trainer's first copy into the memory would allocate them, and stop the training for 3 s per GB.
 
         Raises:
             OSError: no memory; the size is unchanged.
@@ -276,7 +278,7 @@ def _hash(digest: Any, view: memoryview) -> None:
 
 
 def _write_bytes(path: Path, view: memoryview, size: int) -> None:
-    """Write without the page cache if the file system allows that: with the cache, a 2 GB file took up to 17 s."""
+    """Write a file without the page cache if the file system allows that: through the cache, 2 GB took up to 17 s."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         if size:
@@ -311,8 +313,7 @@ def _write_direct(path: Path, view: memoryview, size: int) -> bool:
 
 
 def _write_all(fd: int, view: memoryview) -> None:
-    """Write ``view`` in chunks. Each chunk is released: in an error's traceback it would keep the memory mapped."""
     at = 0
     while at < len(view):
-        with view[at : at + CHUNK] as chunk:
+        with view[at : at + CHUNK] as chunk:  # released also after an error, whose traceback refers to the chunk
             at += os.pwrite(fd, chunk, at)

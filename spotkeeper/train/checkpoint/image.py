@@ -111,7 +111,7 @@ class Image:
         return pickling.dumps(part, self._meet)
 
     def _meet(self, tensor: torch.Tensor) -> int | tuple[int]:
-        """Return what to pickle instead of a tensor: its slot number; for a sharded tensor (shard number,)."""
+        """Return the placeholder to pickle for a tensor: its slot number, or ``(shard number,)`` if it is sharded."""
         if self._sharded and is_shared(tensor):
             shard = describe(tensor, len(self._shards), self._add(local_part(tensor)))
             self._shards.append(shard)
@@ -244,7 +244,6 @@ def view(base: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
 
 
 def _refuse(tensor: torch.Tensor) -> None:
-    """Raise TypeError for tensors that cannot be saved."""
     kind: Literal["sparse", "quantized", "sharded", "meta"] | None = None
     if is_shared(tensor):
         kind = "sharded"

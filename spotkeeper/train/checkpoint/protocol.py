@@ -179,9 +179,9 @@ class Peer:
     keep: int = 2
 
     def tell(self, message: Answer, fd: int | None = None) -> None:
-        """Send an answer. If the trainer is gone, do nothing, because its checkpoint is on disk anyway.
+        """Send an answer. If the trainer is gone, nobody needs the answer, so the failure to send it is ignored.
 
-        If sending fails, end the connection, because the trainer would otherwise wait for the answer forever.
+        After any other failure, end the connection, because the trainer would otherwise wait for the answer forever.
         """
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:

@@ -145,9 +145,10 @@ class ShardRestorer:
         self._mine.pop(commit, None)
 
     def _read(self, plan: _RestorePlan) -> tuple[dict[int, _RankImage], bytes]:
-        """Read and verify the parts that the plan gives this rank; return them and a verdict for the other ranks.
+        """Read and verify the parts that the plan gives this rank; return the parts and a verdict.
 
-        If a part cannot be used, the reason is added to ``skipped``.
+        The verdict tells the other ranks whether the parts are ``_WHOLE``, ``_CORRUPT`` or ``_UNREADABLE``. If a part
+        cannot be used, the reason is added to ``skipped``.
         """
         manifest, parts = self._mine.get(plan.commit), {}
         for rank, source in enumerate(plan.source):
@@ -214,8 +215,6 @@ def _load(folder: Path, manifest: Manifest, name: str) -> memoryview:
 
 
 class _Exchange:
-    """Redistributes saved parts to the current ranks."""
-
     def __init__(self, gang: Gang, plan: _RestorePlan, parts: dict[int, _RankImage], meshes: Meshes) -> None:
         self._gang = gang
         self._plan = plan
@@ -260,7 +259,10 @@ class _Exchange:
         return sorted(needs)
 
     def _chunks(self, shard: TensorShard) -> list[tuple[int, TensorShard]]:
-        """Return (saving rank, its part) for the saved parts that overlap this rank's part, each region only once."""
+        """Return the saved parts that overlap this rank's part, each with the rank that saved it.
+
+        If several ranks have saved the same region of the tensor, only the first of them counts.
+        """
         if self._same:
             return [(self._which, self._tables[self._which][1][shard.number])]
         shape, offset = self._meshes.place(shard)
@@ -290,7 +292,11 @@ class _Exchange:
         return part
 
     def _send(self, needs: list[Need]) -> None:
-        """Send and receive tensors, in one order for all ranks, so a pair waits only for earlier pairs: no deadlock."""
+        """Receive the tensors in ``needs``, and send the tensors that other ranks need.
+
+        All ranks go through the pairs of receiver and sender in the same order. So a pair only ever waits for earlier
+        pairs, and ranks cannot wait for each other in a circle.
+        """
         told: list[list[Need]] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(needs))]
         for receiver, wanted in enumerate(told):
             for sender in sorted({self._plan.source[saved] for saved, _ in wanted}):

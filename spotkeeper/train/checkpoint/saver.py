@@ -20,7 +20,7 @@ reserve  bytes                          buffer, with the memory file's descripto
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part
                                         of sharded state ``written``, with the manifest
-publish  manifest                       COMMIT beside a written part: durable, or failed
+publish  manifest                       durable once COMMIT is beside the part; or failed
 ======== ============================== ==================================================
 
 The saver refuses a trainer whose generation is older than the newest generation that sent hello or is on disk, so no

@@ -31,8 +31,6 @@ from spotkeeper.train.core.settings import RunSettings
 
 @dataclass(frozen=True)
 class _SaveIntent:
-    """A rank's announcement before a save."""
-
     layout: bytes  # hash of the rank's chunks
     state: int  # bytes
     skeleton: int  # bytes

@@ -315,10 +315,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def damaged(folder: Path, since: Commit | None) -> list[Commit]:
-    """Return checkpoints newer than ``since`` that were complete once and are damaged now, newest first.
+    """Return the damaged checkpoints newer than ``since``, also those in quarantine, newest first.
 
-    ``since`` is the newest complete checkpoint; its sizes were checked. Quarantined checkpoints are included. A
-    checkpoint that was never finished has no COMMIT and is not included.
+    ``since``: the newest complete checkpoint. COMMIT shows that a checkpoint was complete once. So a newer checkpoint
+    that has a COMMIT must be damaged, and one without a COMMIT was never finished and is not returned.
     """
     aside = [name for name in _listed(folder, QUARANTINE) if _there(folder, f"{QUARANTINE}/{name}", COMMIT)]
     names = [name.partition(".")[2] for name in aside]
@@ -328,10 +328,9 @@ def damaged(folder: Path, since: Commit | None) -> list[Commit]:
 
 
 def _there(folder: Path | str, home: Commit | str, name: str) -> bool:
-    """Whether a file exists. False if the disk fails (EIO, EUCLEAN), because one bad folder must not end the run."""
     try:
         beneath.status(folder, f"{home}/{name}")
-    except OSError:
+    except OSError:  # also a disk error (EIO, EUCLEAN): one unreadable folder must not end the run
         return False
     return True
 

@@ -156,7 +156,7 @@ def versions() -> dict[str, str]:
 class RestoredImage:
     """The state restored on this rank. ``source``: "memory", "disk", or "rank N".
 
-    ``lost``: the error if the saver ended meanwhile; the state is then only in this process's memory.
+    ``lost``: the error if the saver ended during the restore; the state is then only in this process's memory.
     """
 
     state: RunState
@@ -228,7 +228,7 @@ class _LocalCopies:
         return manifest, memory
 
     def _put_aside(self, commit: Commit) -> None:
-        """Quarantine a corrupt copy. By its sizes it would count as complete, and so block a peer's good copy."""
+        """Quarantine a copy with wrong hashes: its sizes are right, so no peer's good copy would be written over it."""
         if self._client is not None and self._folder is not None:  # only one rank of a node; no saver writes now
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)

@@ -56,7 +56,7 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 
 @dataclass
 class SavePace:
-    """Measured times of one rank's steps and saves, and the resulting interval between saves. Monotonic seconds.
+    """Measured times of one rank's steps and saves, and the interval between saves that follows from them, in seconds.
 
     A *stall* is the time that a save stops the loop. ``stalls`` may come from an older generation. Without stalls, the
     first save is due at once: it tests the disk and measures the stall from which the interval is computed.
@@ -151,7 +151,7 @@ class CheckpointWriter:
         return hello
 
     def _silence_s(self) -> float | None:
-        """Return how many seconds a saver may be silent: None for the default, less after a stop request."""
+        """Return how many seconds the saver may be silent: few after a stop request; otherwise None, the default."""
         control = self._control
         if control.requested is not AgentRequest.SAVE_STOP and control.state is not RunPhase.STOPPING:
             return None

@@ -130,7 +130,7 @@ def check(state: dict[str, Any]) -> None:
     if name:
         holder = state["state"] if name in state["state"] else state
         if not 0 <= operator.index(holder[name]) <= size:
-            raise ValueError(f"the state of a NumPy {state['bit_generator']}: {name} {holder[name]}, not 0 to {size}")
+            raise ValueError(f"a NumPy {state['bit_generator']} is invalid: {name} is {holder[name]}, not 0 to {size}")
 
 
 def _bits(name: str, seeds: Any) -> Any:

@@ -17,7 +17,7 @@ class ScriptError(Exception):
 
 
 class CallError(ScriptError, RuntimeError):
-    """The script does not call what it must, calls it at the wrong time, or calls what the run itself must call."""
+    """The script omits a required call, makes a call at the wrong time, or makes a call that only the run may make."""
 
 
 class AttachError(ScriptError, ValueError):

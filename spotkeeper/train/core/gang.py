@@ -81,10 +81,10 @@ class DistributedGang:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """Destroy the group before the interpreter ends, because a gloo thread could end the process with SIGABRT then.
+        """Destroy the group when the interpreter begins to end, because its gloo threads could later raise SIGABRT.
 
-        Dropping the last reference to the group joins its threads, without holding the GIL. Python alone would drop
-        it too late: the run refers to the group, and is part of a reference cycle through its hook on the optimizer.
+        The threads end with the last reference to the group, which this method drops. Python would drop it too late:
+        the run refers to the group, and the run and the optimizer, which has a hook of the run, refer to each other.
         """
         group, self._group = self._group, None
         with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the script has already destroyed it

@@ -44,7 +44,7 @@ class Recorder:
         self._hooks.append(ddp.register_forward_pre_hook(self._forward))
 
     def stepped(self) -> None:
-        """Note that an optimizer step has ended, and so has the backward before that step."""
+        """Called after an optimizer step: the backward before this step has ended, so its order is complete."""
         if not self._recording:
             return
         self._recording = False
@@ -76,7 +76,7 @@ class Replayed:
         self.synced = synced
 
     def stepped(self) -> None:
-        """Do nothing: the order is known."""
+        """Do nothing: the order is known from the checkpoint."""
 
 
 def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) -> None:
@@ -105,7 +105,7 @@ def _sorts_after(ddp: DistributedDataParallel) -> int:
 
 
 class _Chain(nn.Module):  # type: ignore[misc]
-    """A module whose backward reaches the parameters in the given order, with zero gradients."""
+    """A module without computation; its backward gives each parameter a zero gradient, in the given order."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__()

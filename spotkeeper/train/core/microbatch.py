@@ -7,8 +7,8 @@ to the speeds measured in earlier generations.
 
 A gang may split a batch unevenly. So a rank's gradient is weighted by its number of samples, and DDP reduces once per
 global batch, in each rank's last backward. A script that calls ``loss.backward`` and ``optimizer.step`` itself instead
-of the run's methods would silently train wrongly at some numbers of ranks. Where this number may change, its first
-``optimizer.step`` raises an error.
+of the run's methods would silently train wrongly at some numbers of ranks. So if the number of ranks may change, the
+script's first call of ``optimizer.step`` raises an error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MicroPlan:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One batch as a rank gets it."""
+    """What the loop yields to a rank: a micro-batch or, if the number of ranks is fixed, the rank's slice."""
 
     number: int  # index in the global batch
     places: range  # indices of its samples in the global batch
@@ -104,8 +104,8 @@ def shares(count: int, costs: Sequence[float]) -> tuple[int, ...]:
     """Divide ``count`` micro-batches among the ranks so that the last rank finishes as early as possible.
 
     Each micro-batch goes to the rank that would finish it first (the lowest rank if several would), which is optimal
-    for pieces of equal size. If there are enough micro-batches, every rank gets one first, because a rank without any
-    would spend the same time on a copy.
+    for pieces of equal size. If there are enough micro-batches, every rank gets one first: a rank without any would
+    have to compute a copy of another rank's micro-batch, which takes just as long.
 
     Args:
         costs: seconds per sample by rank; 0 means unknown and counts as the median.
@@ -217,7 +217,7 @@ class Update:
         """
         if self._phase is not BatchPhase.FRESH:
             raise CallError(
-                "call run.backward(loss) once for each batch, inside the loop over run.steps(); add several losses up"
+                "inside the loop over run.steps(), call run.backward() once for each batch, with the sum of all losses"
             )
         self._phase = BatchPhase.ADDED
         loss = loss * self._scale

@@ -116,7 +116,6 @@ class _NumpyRandomState:
 
 
 def _listed(state: Any) -> Any:
-    """Replace NumPy arrays by lists."""
     if isinstance(state, dict):
         return {name: _listed(value) for name, value in state.items()}
     return state.tolist() if hasattr(state, "tolist") else state
@@ -373,7 +372,7 @@ def _take(part: Stateful) -> Any:
 
 
 def _give(part: Stateful, state: Any) -> None:
-    """Load a part's state. A module may be compiled now but not at the save, or at the save but not now."""
+    """Load a part's state, saved under the user's parameter names. A compiled module has other parameter names."""
     if isinstance(part, nn.Module):
         now = part.state_dict()
         names = {plain(name): name for name in now}

@@ -148,12 +148,12 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
 
     def load_newobj(self) -> None:
         if _is_bound(self.stack[-2]):  # the instance would be uninitialized memory
-            raise pickle.UnpicklingError(f"{self._where} makes a {self.stack[-2].__qualname__} without its values")
+            raise pickle.UnpicklingError(f"{self._where} makes a {self.stack[-2].__qualname__} without its constructor")
         super().load_newobj()
 
     def load_newobj_ex(self) -> None:
         if _is_bound(self.stack[-3]):
-            raise pickle.UnpicklingError(f"{self._where} makes a {self.stack[-3].__qualname__} without its values")
+            raise pickle.UnpicklingError(f"{self._where} makes a {self.stack[-3].__qualname__} without its constructor")
         super().load_newobj_ex()
 
     dispatch = _PythonUnpickler.dispatch | {
@@ -178,7 +178,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
 
 
 def bound(kind: type, words: dict[str, Any]) -> Any:
-    """Make an instance of one of torch's C++ classes (a placement) with its constructor."""
+    """Make an instance of a C++ class of torch (a DTensor's placement) by a call of the class's constructor."""
     if not _is_bound(kind):
         raise pickle.UnpicklingError(f"{kind!r:.80} is not a class of torch")
     return kind(**words)
@@ -222,7 +222,7 @@ def _added() -> dict[tuple[str, str], Any]:
 
 
 def _member(kind: Any, name: str) -> Any:
-    """Return an enum's member. In a pickle ``getattr`` means this function, so a pickle can reach nothing else."""
+    """Return an enum's member. A pickle gets this function in place of ``getattr``, so it reads no other attribute."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError(f"{name!r:.80} is not a member of an enum")

@@ -33,7 +33,8 @@ class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
     ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` counts the tensors that this
-    rank writes. It may differ between ranks, because tied tensors share a slot only if their local part is not empty.
+    rank writes, and may differ between ranks: tied tensors are written once, in one slot, by a rank that has bytes of
+    them, but have a slot each on a rank whose part of them is empty.
     """
 
     number: int
@@ -214,7 +215,7 @@ def digest(chunks: list[Chunk]) -> bytes:
 
 
 def metadata(ranks: list[list[Chunk]]) -> bytes:
-    """Return DCP's ``.metadata`` file for all ranks' chunks. If several ranks have a chunk, it names the first rank."""
+    """Return DCP's ``.metadata`` file for all ranks' chunks. It lists a chunk that several ranks have only once."""
     from torch.distributed.checkpoint import metadata as md
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 

@@ -85,7 +85,7 @@ def unshield_workers() -> None:
 
 
 def end_workers() -> None:
-    """End loader workers with their trainer: a worker exits once its loader is gone; a thread kills stuck workers."""
+    """Called when the trainer exits. Workers end once their loaders are deleted; a thread kills workers that do not."""
     unshield_workers()
     left = [worker for worker in _STARTED if worker.is_alive()]
     if not left:
@@ -141,7 +141,7 @@ def _method(loader: Any) -> str | None:
 
 
 def _wrap_loaders() -> None:
-    """Wrap ``DataLoader.__iter__`` to shield all loaders: the run does not know, for example, a validation loader."""
+    """Wrap ``DataLoader.__iter__``, to shield also the workers of loaders that the run does not know."""
     begin = DataLoader.__iter__
 
     @functools.wraps(begin)
@@ -192,7 +192,7 @@ class StopSignals:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Restore only the handlers: a fork calls this method too, but shares the workers' shield with the trainer."""
+        """Restore the former handlers only: a fork calls this method and must leave the trainer's workers shielded."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # another thread closes the loop

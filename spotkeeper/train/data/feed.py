@@ -179,7 +179,10 @@ class _IterableFeed:
         return {"before": self._before, "own": state if _has_place(state) else None}
 
     def _own_state(self) -> Stateful | None:
-        """Return the object that has the loader's state: the loader, its data set (if no worker copies it), or None."""
+        """Return the loader or its data set, whichever has a state; None if neither has.
+
+        With loader workers the data set does not count, because only the workers' copies of the data set advance.
+        """
         if isinstance(self._loader, Stateful):
             return self._loader
         dataset = getattr(self._loader, "dataset", None)

@@ -62,7 +62,7 @@ class SampleOrder:
 
 
 class SeededIndices(NamedTuple):
-    """A batch's indices, to request from a worker, and the seed under which the worker loads them in this order."""
+    """The request for one batch that a worker gets: the seed to set first, and the indices of the samples to load."""
 
     seed: int
     indices: list[Any]
@@ -172,9 +172,9 @@ def rebuild(
     costs = () if plan is None else plan.costs
     batches = RankBatches(order, rank, world, micro=None if plan is None else local, costs=costs)
     if batch is not None and batch != wanted and (plan is None or plan.batch is not None):
-        what = f"attach() says {wanted}" if plan else f"the loader says {local} a rank"
-        each = "" if plan else f" ({batch // world} a rank)"
-        warnings.warn(f"the run began with a global batch of {batch} and keeps it{each}, although {what}", stacklevel=4)
+        what = f"attach() now gives {wanted}" if plan else f"the loader now gives {local} per rank"
+        each = "" if plan else f" ({batch // world} per rank)"
+        warnings.warn(f"the run keeps its first global batch of {batch} samples{each}, although {what}", stacklevel=4)
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     kept = {name: getattr(loader, name) for name in (*names, "persistent_workers", "in_order") if hasattr(loader, name)}
     if loader.num_workers:

@@ -7,10 +7,8 @@ file and ``result.json``; ``lag.py`` finds slow machines; ``diagnostics.py`` has
 
 **Loops of other frameworks.** Lightning and Hugging Face's trainer run their own loops. ``external.py`` gives
 ``run.steps()`` a loader of ticks, one per optimizer step of the framework, so saves, agreement and stop work as in any
-run. The framework's own state contains its place in the data. State is taken in hooks where no step is half done. A
-resumed trainer reaches the same hook with the same batch, and its random state is restored only there, because both
-frameworks draw random numbers before it. ``lightning.py`` and ``huggingface.py`` describe which state they save and how
-they restore it.
+run. The framework's own state contains its place in the data. ``lightning.py`` and ``huggingface.py`` describe which
+state they save, in which hooks, and how they restore it.
 
 **How a process ends.** A stop raises ``SystemExit(0)``. Before that, local rank 0 writes ``result.json``: ``{"outcome":
 "stopped" | "done", "gen", "step", "commit": [gen, step] | null}``. Exit code 93 means "a restart cannot help".

@@ -157,7 +157,7 @@ class Boundary:
         if self._gang.local_rank == 0:
             then = found.manifest
             self._control.resumed(then.commit)
-            resized = "" if found.same_world else f"; {_ranks(then.world)} then, {self._gang.world} now: new seeds"
+            resized = "" if found.same_world else f"; saved by {_ranks(then.world)}, now {self._gang.world}: new seeds"
             say(f"generation {self._info.gen}: resumed from {then.commit} ({found.source}{resized})")
 
     def start_loop(self) -> None:
@@ -205,7 +205,6 @@ class Boundary:
         self.watch.begin()
 
     def _view(self) -> StepAction:
-        """Return the action that this rank needs."""
         control = self._control
         if control.requested is AgentRequest.SAVE_STOP:
             return StepAction.STOP
@@ -243,11 +242,7 @@ class Boundary:
         self.leave()
 
     def leave(self) -> None:
-        """End the process after a stop.
-
-        Raises:
-            SystemExit: 0.
-        """
+        """End the process after a stop, by ``SystemExit(0)``."""
         self.end("stopped")
         self.writer.close()
         signals.end_workers()

@@ -31,9 +31,9 @@ UNLOOPED = (
     "have restarted the training from the beginning. Train in `for batch in run.steps(loader, epochs=3): ...`"
 )
 SKIPPED = (
-    "a loop over run.steps() ended before the checkpoint and yields nothing, but the code between this loop and the "
-    "next runs again. If that code changes something (a scheduler's step, a count), put the loops into run.epochs(n), "
-    'which skips that code: docs/train.md, "Several loops"'
+    "a loop over run.steps() had ended before the save, so it yields nothing now, but the code between this "
+    "loop and the next runs again. If that code changes something (a scheduler's step, a count), put the loops into "
+    'run.epochs(n), which skips that code: docs/train.md, "Several loops"'
 )
 
 
@@ -175,7 +175,7 @@ def on_exit(unlooped: Callable[[], bool]) -> None:
 
 
 def nothing_left(steps: int, folder: str | None) -> str:
-    """Return the message for a loop that starts at its end. ``folder``: the checkpoints of a run without an agent."""
+    """Return the message for a loop without a step left. ``folder``: the checkpoint folder; None under an agent."""
     if folder is None:
         return f"nothing left to do: all {steps} steps are done; this run executes only what follows the loop ({PAGE})"
     return (

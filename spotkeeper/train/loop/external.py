@@ -64,8 +64,6 @@ class _TickLoader:
 
 
 class _CountedTicks(_TickLoader):
-    """A ``_TickLoader`` of known length."""
-
     def __init__(self, batch: int, total: int) -> None:
         super().__init__(batch)
         self._total = total

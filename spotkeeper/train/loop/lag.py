@@ -134,8 +134,9 @@ class LagVerdict:
 def ratio_of(ranks: Sequence[WindowTimes], rank: int) -> float:
     """Return a rank's own time as a multiple of the median rank's; 0 if unknown.
 
-    The lower of two ratios counts, per step and per sample: a rank with more samples takes longer per step without
-    being slow, and a slow rank with fewer samples delays no other rank. Of two ranks the faster one is the median.
+    This is the lower of two ratios, of the times per step and of the times per sample: a rank with more samples takes
+    longer per step without being slow, and a slow rank with fewer samples delays no other rank. The median of an even
+    number of ranks is the lower middle one, so of two ranks it is the faster one.
     """
     found = []
     for of in ("own_s", "sample_s"):

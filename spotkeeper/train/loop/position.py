@@ -57,7 +57,7 @@ class RunPosition:
             self._order = gradorder.Recorder(ddp)
 
     def load(self, found: ResumePoint) -> None:
-        """Restore DDP's buckets, then state, then random state, in this order: each changes what comes after it."""
+        """Restore DDP's buckets, the state, then the random state: each restore may change what a later one sets."""
         rest = found.rest
         ddp = self._parts.ddp
         if ddp is not None and rest["order"]:
@@ -83,7 +83,7 @@ class RunPosition:
         self.stepped = True
 
     def end_step(self) -> None:
-        """End an optimizer step and its batch."""
+        """Called once a batch with an optimizer step has ended."""
         self.stepped = False
         if self._order is not None:
             self._order.stepped()

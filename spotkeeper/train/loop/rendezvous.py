@@ -76,9 +76,9 @@ def _own_folder(gang: Gang, settings: RunSettings) -> tuple[Path | None, IO[str]
 def measure_bandwidth(gang: Gang, gen: int | None) -> float:
     """Return the bandwidth between the gang's machines in Gbit/s; 0.0 if not measured. Collective, equal on every rank.
 
-    With n machines each sends 2 (n - 1) / n of the payload to the next (Patarasu and Yuan, 2009). The time of sums
-    among one machine's ranks counts too, so the figure is rather too low than too high. The test draws no random
-    number and changes no state of the script.
+    In an all-reduce, each of n machines sends 2 (n - 1) / n of the payload to the next (Patarasu and Yuan, 2009). The
+    measured time includes the sums within each machine, so the true bandwidth may be higher, but is not lower. The test
+    draws no random number and changes no state of the script.
 
     Args:
         gen: the run's generation; only generation 1 measures.

@@ -146,7 +146,7 @@ def test_more_ranks_resume_from_one(tmp_path: Path) -> None:
         gang.run(1)
         gang.nodes = 2
         assert gang.run(2)[0].code == 0, gang.log(0, 2)
-        assert "; 1 rank then, 2 now: new seeds" in gang.log(0, 2)
+        assert "; saved by 1 rank, now 2: new seeds" in gang.log(0, 2)
 
 
 def test_fewer_ranks_resume_with_the_same_batches(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_fewer_ranks_resume_with_the_same_batches(tmp_path: Path) -> None:
         gang.run(1)
         gang.nodes = 1
         assert gang.run(2)[0].code == 0, gang.log(0, 2)
-        assert "3 ranks then, 1 now: new seeds" in gang.log(0, 2)
-        assert "and keeps it (12 a rank), although the loader says 4 a rank" in gang.log(0, 2)
+        assert "saved by 3 ranks, now 1: new seeds" in gang.log(0, 2)
+        assert "12 samples (12 per rank), although the loader now gives 4 per rank" in gang.log(0, 2)
     seen, expected = ((tmp_path / name).read_text().splitlines() for name in ("seen", "expected"))
     assert len(expected) == 9 * 12
     assert sorted(seen) == sorted(expected)

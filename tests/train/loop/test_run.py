@@ -282,7 +282,7 @@ def test_finished_epochs_are_not_repeated(
     *found, done = rounds("here", lambda *_: None)
     assert found == expected
     assert done == every[len(every) - len(done) :]
-    assert capsys.readouterr().err.count("a loop over run.steps() ended before the checkpoint") == told
+    assert capsys.readouterr().err.count("a loop over run.steps() had ended before the save") == told
 
 
 def test_repeated_code_between_loops_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
