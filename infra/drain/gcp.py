@@ -171,7 +171,7 @@ class ComputeEngine:
         return f"{self.compute}/projects/{self.project}"
 
     def _zones(self) -> list[str]:
-        """Return the stack file's zones and all other zones with resources of the stack: it may have had more zones."""
+        """Return the stack file's zones, and other zones with resources of the stack from an earlier stack file."""
         found = set(self.zones)
         for kind in ("instances", "disks"):
             for page in self._pages(f"{self._root}/aggregated/{kind}"):
@@ -183,7 +183,7 @@ class ComputeEngine:
         return sorted(found)
 
     def _near(self, scope: str) -> bool:
-        """Return whether ``scope`` is a zone of the stack's region, which has all of the stack's resources."""
+        """Return whether ``scope`` (``zones/<zone>``) is in the stack's region: the stack has resources nowhere else."""
         return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:

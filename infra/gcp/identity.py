@@ -84,7 +84,7 @@ PORT = "destination.port == 22"
 
 @dataclass(frozen=True)
 class Role:
-    """A custom role, whose id ends with ``key``."""
+    """A custom role of the stack; ``key`` is the part of its id that differs between the stack's roles."""
 
     key: str
     title: str

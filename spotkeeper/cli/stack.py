@@ -96,7 +96,7 @@ def note_upkeep(folder: Path | None) -> None:
 
     cloud = attach(folder)
     words = {
-        Upkeep.STOPPED: "has stopped: VMs that run keep running, but nothing starts, stops or replaces VMs",
+        Upkeep.STOPPED: "is not running: its VMs run on, but nothing starts, stops or replaces VMs",
         Upkeep.UNWATCHED: "has lost its keeper process: it keeps running, but nothing would restart its control plane",
     }
     if cloud.upkeep in words:

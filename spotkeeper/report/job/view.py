@@ -135,7 +135,7 @@ class JobView(Struct, frozen=True):
         return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
-        """Whether nothing happens to the job until a person acts: it is over, or on hold (a hold may end by itself)."""
+        """Whether the job is over, or on a hold that ends the job without a resume, and no resume is requested yet."""
         waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
         return self.over() or waits
 
