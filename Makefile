@@ -1,4 +1,4 @@
-# make demo | test | quick | mutants | engine | adapters | model | soak | crash | ec2 | stories | burst | recovery | features | bench | gpu | lint | types | setup | lock | clean
+# make demo | test | quick | mutants | engine | adapters | model | soak | crash | ec2 | stories | burst | lifecycle | recovery | features | bench | gpu | lint | types | setup | lock | clean
 #
 # Everything is installed into .venv of this checkout, from requirements.lock, which has a
 # hash for every file and no address: pip's or uv's own settings say where packages come from.
@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test quick mutants engine adapters model soak crash ec2 stories burst recovery features security bench gpu lint types lock setup operator clean
+.PHONY: help demo test quick mutants engine adapters model soak crash ec2 stories burst lifecycle recovery features security bench gpu lint types lock setup operator clean
 
 help:
 	@echo "make demo   the main job on a cloud in one machine: trains while machines are taken away (ARGS=--seed=7)"
@@ -24,6 +24,7 @@ help:
 	@echo "make ec2    the function killed, frozen and left without news at every point of twelve stories on EC2"
 	@echo "make stories  the same on Compute Engine, and 100 random stories in which all faults happen at once"
 	@echo "make burst  10,000 machines that report at once, and 20,000 ended jobs"
+	@echo "make lifecycle  whole jobs on the one-machine cloud: moves, hangs, slow machines, lost disks, elastic jobs"
 	@echo "make recovery  launchers, agents and scripts killed, signalled and cut off in every way, under zygote and exec"
 	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped and resumed; writes .spotkeeper/features.json"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
@@ -89,6 +90,9 @@ recovery: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py tests/train/loop/test_signals.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
+
+lifecycle: setup
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m tests.run "" -m "matrix or not matrix" -n auto --dist loadfile tests/lifecycle $(ARGS)
 
 features: setup
 	@$(BIN)/python -m tests.train.features $(ARGS)

@@ -47,6 +47,7 @@ def left_alone(folder: Path, steps: int) -> dict[int, set[float]]:
     return curve(text)
 
 
+@pytest.mark.matrix
 def test_an_elastic_job_shrinks_and_grows_on_the_same_loss_curve(stage: Stage, tmp_path: Path) -> None:
     spec = read_job(ELASTIC / "job.yaml", None, 0.0)
     spec = replace(spec, command=(*COMMAND, "--step-s", "0.05"), policy="spot", static="never")

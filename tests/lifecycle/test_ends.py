@@ -144,6 +144,7 @@ def test_exit_93_holds_the_job_and_resume_continues_from_the_newest_checkpoint(s
     assert run.weights() == run.weights_left_alone(1)
 
 
+@pytest.mark.matrix
 def test_a_corrected_script_continues_from_its_checkpoint(stage: Stage, tmp_path: Path) -> None:
     """The machines of the hold are gone; the static machine of the first generation is the second's as well."""
     home = tmp_path / "corrected"
@@ -235,6 +236,7 @@ def commits(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob(f"*/{COMMIT}") if path.parent.name.replace("-", "").isdigit()}
 
 
+@pytest.mark.matrix
 def test_a_rank_that_hangs_in_c_is_detected_and_restarted(stage: Stage, tmp_path: Path) -> None:
     """With the interpreter's lock in its hands; the other one only waits for it."""
     home = tmp_path / "hangs"

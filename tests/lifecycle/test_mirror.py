@@ -31,6 +31,7 @@ def disks(stage: Stage, run: Run) -> list[DiskView]:
     return [disk for disk in stage.cloud.status().disks if disk.labels.get("sk-job") == run.job]
 
 
+@pytest.mark.matrix
 def test_a_job_that_lost_all_disks_continues_from_the_bucket(stage: Stage) -> None:
     """Pause, so that no process has the state in memory; then delete the disks. The newer of two copies is damaged."""
     spec = tiny("phoenix", STEPS, nodes=2, static="never", checkpoint=COPIED)

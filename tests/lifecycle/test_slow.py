@@ -39,6 +39,7 @@ for x, y in run.steps(loader, steps=100_000):
 """
 
 
+@pytest.mark.matrix
 def test_a_slow_machine_is_reported_and_swapped_without_losing_a_step(stage: Stage, tmp_path: Path) -> None:
     fields = {"nodes": 2, "policy": "spot", "stragglers": "replace", "checkpoint": Checkpoint(interval_s=1.0)}
     with Run(stage, *script(tmp_path, "slow", TRAIN, **fields)) as run:

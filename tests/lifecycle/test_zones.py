@@ -61,6 +61,7 @@ def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) 
     assert weights == run.weights_left_alone(2)
 
 
+@pytest.mark.matrix
 def test_a_gang_on_demand_moves_only_once_machines_wait_in_the_other_zone(stage: Stage) -> None:
     """The remaining hours of work must be worth the move."""
     spec = tiny("finder", 100 * STEPS, nodes=2, static="never")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
 from spotkeeper.cli.local import localcloud
+from spotkeeper.cli.main import run
 from spotkeeper.cli.stack import note_upkeep
 from spotkeeper.clock import Clock
 from spotkeeper.local.core import procs
@@ -26,17 +30,27 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Shell:
-    """Commands as a user gives them, in a working folder of their own."""
+    """Commands as a user gives them, in a working folder of their own.
 
-    def __init__(self, folder: Path) -> None:
+    They run in this process, which has imported the providers' SDKs already; ``real``: in a process of their own.
+    """
+
+    def __init__(self, folder: Path, *, real: bool = False) -> None:
         self.folder = folder
+        self.real = real
 
     def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
-        return subprocess.run(
-            [sys.executable, "-m", "spotkeeper.cli.main", *argv],
-            cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        if self.real:
+            return subprocess.run(
+                [sys.executable, "-m", "spotkeeper.cli.main", *argv],
+                cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+        out, err = io.StringIO(), io.StringIO()
+        outputs = redirect_stdout(out), redirect_stderr(err)
+        with mock.patch.dict(os.environ, env, clear=True), chdir(self.folder), outputs[0], outputs[1]:
+            code = run(list(argv))
+        return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
     def json(self, *argv: str) -> Any:
         done = self(*argv, "--json")
@@ -47,7 +61,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("here"))
-    up = shell.json("local", "up")
+    up = Shell(shell.folder, real=True).json("local", "up")
     assert up["stack"] == "local"
     assert up["changes"]["create"] > 20
     yield shell
