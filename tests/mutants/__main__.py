@@ -29,7 +29,7 @@ from typing import Any
 from tests.mutants import areas, reach
 from tests.mutants.lane import Lane, copy_tree
 from tests.mutants.operators import Mutant, mutants
-from tests.mutants.reach import Reach, digest
+from tests.mutants.reach import Reach, code_digest
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / ".spotkeeper" / "mutants.json"
@@ -154,8 +154,8 @@ def record(workers: list[Lane], records: Reach, until: float) -> None:
 class Verdicts:
     """What became of mutants, also in earlier runs.
 
-    A kill stays valid while the mutated file and the file of the test that killed it are unchanged, a survival while
-    no test has changed.
+    A kill stays valid while the code of the mutated file and of the file of the test that killed it is unchanged, a
+    survival while no test has changed. Comments and docstrings may change.
     """
 
     def __init__(self, tree: Path) -> None:
@@ -164,7 +164,7 @@ class Verdicts:
             self.known: dict[str, Json] = json.loads(OUT.read_text())["verdicts"]
         except (OSError, ValueError, KeyError):
             self.known = {}
-        self._tests = digest(tree, areas.tests(tree))
+        self._tests = code_digest(tree, areas.tests(tree))
         rows = tomllib.loads(EQUIVALENT.read_text("utf-8")).get("equivalent", ())
         self.equivalent = {(row["file"], row["function"], row["diff"].strip()): row["reason"] for row in rows}
 
@@ -182,8 +182,8 @@ class Verdicts:
     def _valid(self, mutant: Mutant, by: str) -> str:
         test = by.partition("::")[0]
         if by and (self._tree / test).is_file():
-            return digest(self._tree, [mutant.file, test])
-        return digest(self._tree, [mutant.file]) + self._tests
+            return code_digest(self._tree, [mutant.file, test])
+        return code_digest(self._tree, [mutant.file]) + self._tests
 
 
 def run(workers: list[Lane], records: Reach, known: Verdicts, sample: Iterable[Mutant], until: float) -> None:

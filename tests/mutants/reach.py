@@ -7,6 +7,7 @@ in its place.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import json
@@ -146,3 +147,22 @@ def digest(root: Path, files: Iterable[str]) -> str:
         path = root / file
         found.update(path.read_bytes() if path.exists() else b"-")
     return found.hexdigest()[:16]
+
+
+def code_digest(root: Path, files: Iterable[str]) -> str:
+    """A digest of Python files that does not change with their comments and docstrings."""
+    found = hashlib.sha256()
+    for file in files:
+        path = root / file
+        found.update(_code(path.read_text("utf-8")).encode() if path.exists() else b"-")
+    return found.hexdigest()[:16]
+
+
+def _code(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:]
+    return ast.dump(tree)
