@@ -195,7 +195,7 @@ class _TrainerState:
         self._fill_callbacks(state["state"]["stateful_callbacks"])
 
     def _fill_callbacks(self, known: dict[str, Any]) -> None:
-        """Restore stateful callbacks, such as early stopping. The trainer restores them only on request."""
+        """Restore stateful callbacks, such as early stopping. The trainer does so only if the script asks for it."""
         left = {name: list(each) if isinstance(each, list) else [each] for name, each in known.items()}
         for callback in self._callbacks:
             if isinstance(callback, ExportableState) and (states := left.get(type(callback).__name__)):

@@ -251,7 +251,7 @@ class _LightningState:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The current epoch and the number of its batches done, valid when an iterator is created."""
+        """The current epoch and the number of its finished batches. Correct only while an iterator is created."""
         epochs = self._trainer.fit_loop.epoch_progress.current
         under_way = epochs.ready > epochs.processed
         return epochs.processed, self._loop.batch_progress.current.completed if under_way else 0
@@ -306,7 +306,6 @@ def _at(value: Any) -> object:
 
 
 def _total(trainer: Any) -> int | None:
-    """Return the optimizer steps of the whole fit, if known."""
     if trainer.max_steps != -1:
         return int(trainer.max_steps)
     batches, epochs = trainer.num_training_batches, trainer.max_epochs

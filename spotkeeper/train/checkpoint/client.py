@@ -108,7 +108,7 @@ class Client:
         return cls(ours, process, limit)
 
     def close(self) -> None:
-        """Close the connection; the saver finishes a running save. Wait for a private saver; kill it if it hangs."""
+        """Close the connection; the saver finishes a running save. Await a private saver's end; kill it if it hangs."""
         with contextlib.suppress(OSError):  # the saver is gone already
             self._sock.shutdown(
                 socket.SHUT_RDWR
@@ -202,7 +202,7 @@ class Client:
         return self._map
 
     def stage(self, size: int) -> mmap.mmap:
-        """Return the memory for writing; the checkpoint in it, if any, becomes invalid.
+        """Return the staging memory for the next checkpoint. The former checkpoint is from now on valid on disk only.
 
         Raises:
             SaverError: a save is running (call ``wait`` first), or the saver is gone.

@@ -293,7 +293,7 @@ def _write_bytes(path: Path, view: memoryview, size: int) -> None:
 
 
 def _write_direct(path: Path, view: memoryview, size: int) -> bool:
-    """Write whole pages with O_DIRECT; return False if the file system refuses. The caller cuts off excess bytes."""
+    """Write whole pages with O_DIRECT; False if the file system refuses. The caller cuts off the last page's excess."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:

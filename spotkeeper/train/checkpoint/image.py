@@ -168,7 +168,7 @@ class Skeleton:
         meshes: Meshes | None = None,
         part: Callable[[TensorShard], torch.Tensor] | None = None,
     ) -> RunState:
-        """Rebuild the state. ``plain`` returns a slot's tensor, ``part`` this rank's part of a sharded tensor.
+        """Rebuild the state. ``plain`` returns a slot's tensor, ``part`` returns this rank's part of a sharded tensor.
 
         The model gets these tensors. All other state gets copies, because optimizers keep the tensors that they load,
         and set_rng_state fails on views.

@@ -59,7 +59,7 @@ class ShardRestorer:
         """Scan this node's folder.
 
         Args:
-            keeps: whether this rank manages its node's folder.
+            keeps: whether this rank moves damaged checkpoints of its node to quarantine; one rank of each node does.
             managed: whether an agent started this process; the agent has then provided all available checkpoints.
         """
         self._gang = gang

@@ -346,7 +346,7 @@ def prune(folder: Path, keep: int) -> list[Commit]:
     """Keep the newest ``keep`` complete checkpoints; delete all older checkpoints, and return those deleted.
 
     Damaged checkpoints do not count, so a damaged newer checkpoint never displaces a complete older one. The running
-    generation is the highest, so its own checkpoints are deleted last. Of the parts without COMMIT only the newest
+    generation has the highest number, so its checkpoints are the newest. Of the parts without COMMIT only the newest
     stays, and only if it is newer than the oldest complete checkpoint that stays.
     """
     whole = complete(folder)

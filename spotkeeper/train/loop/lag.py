@@ -118,7 +118,7 @@ class LagVerdict:
         self.lag = 0.0
 
     def window(self, ranks: Sequence[WindowTimes], mine: Sequence[int]) -> None:
-        """Add a window: the times of all ranks. ``mine``: this machine's ranks."""
+        """Renew the verdict with the times of all ranks in one more window. ``mine``: the ranks of this machine."""
         ratio = max((ratio_of(ranks, rank) for rank in mine), default=0.0)
         if not ratio:
             return  # not measured

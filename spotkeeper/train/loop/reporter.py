@@ -88,7 +88,7 @@ class RunReporter:
             self._control.state = phase
 
     def left_early(self) -> None:
-        """Report that the script left the loop over epochs early, unless the run has stopped."""
+        """Report that the script left the loop over epochs early. Do nothing if a stop was the cause."""
         if self._tells and self._control.state is RunPhase.TRAINING:
             self._control.state = RunPhase.FINISHING
 
@@ -108,11 +108,13 @@ class RunReporter:
                 (self._run / RESULT).unlink(missing_ok=True)
 
     def batch(self) -> None:
-        """Count a batch."""
         self._batches += 1
 
     def stepped(self, step: int, batch: int, left: BatchesLeft | None = None) -> None:
-        """Report a step. ``batch``: samples of all ranks per batch; ``left``: None if a step count ends the loop."""
+        """Report a step.
+
+        ``batch``: samples of all ranks per batch. ``left``: batches left; None if the script gave the number of steps.
+        """
         batches, self._batches = self._batches, 0
         if not self._tells:
             return
