@@ -183,7 +183,7 @@ class ComputeEngine:
         return sorted(found)
 
     def _near(self, scope: str) -> bool:
-        """Return whether ``scope`` (``zones/<zone>``) is in the stack's region: the stack has resources nowhere else."""
+        """Return whether ``scope`` (``zones/<zone>``) is in the stack's region; it has no resources elsewhere."""
         return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:

@@ -139,7 +139,7 @@ class GcpNetwork(Component):
         return Card(self._subnetwork(key, called, network, addresses), GVNIC)
 
     def _rdma_cards(self, zone: str, ranges: list[str]) -> list[Card]:
-        """Declare a network with eight subnetworks for a zone's RDMA cards; it allows no firewall rules."""
+        """Declare a network with eight subnetworks for a zone's RDMA cards; such a network allows no firewall rules."""
         key = f"rdma-{zone}"
         called = f"{self.prefix}-rdma-{zone.rsplit('-', 1)[1]}"
         network = gcp.compute.Network(

@@ -75,7 +75,7 @@ def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
 
 
 def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:
-    """Return a shell user's rights: read the bucket, to find the job, and add the session to the job's ledger.
+    """Return a shell user's rights: to read the bucket (for finding the job) and to add ledger entries.
 
     Args:
         reads: whether to grant the right to read; False for a submitter, who already has it.

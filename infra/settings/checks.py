@@ -168,7 +168,7 @@ def spend_cap(s: Settings) -> Iterator[Problem]:
 
 
 def function_timeout(s: Settings) -> Iterator[Problem]:
-    """Limit the function's timeout to five ticks, so that few ticks can wait for the lease of a slow tick."""
+    """Limit the function's timeout to five ticks: later ticks wait until a slow tick ends and its leases are free."""
     if s.reconcile.timeout_s > 60 * s.reconcile.tick_minutes * 5:
         told = f"is longer than five ticks ({300 * s.reconcile.tick_minutes} s): later ticks would wait for a slow one"
         yield problem("reconcile.timeout_s", told, s.reconcile.timeout_s)

@@ -66,7 +66,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on machines' lives, their number and their cost, enforced without an operator."""
 
     lease_minutes: Annotated[
-        int, Meta(ge=1, le=1440, description="a machine powers off after this long without reaching the function")
+        int, Meta(ge=1, le=1440, description="minutes without reaching the function until a machine powers off")
     ] = 120
     boot_deadline_s: (
         Annotated[
@@ -80,7 +80,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         | None
     ) = None
     max_run_hours: Annotated[
-        Hours | None, about("gcp: longest life of a dynamic machine, unless its pool sets another")
+        Hours | None, about("gcp: longest life of a dynamic machine, hours, unless its pool sets another")
     ] = None
     machines: (
         Annotated[
@@ -104,15 +104,15 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(ge=1, le=1000, description="losses in the window that start a fallback; plus one for each node"),
     ] = 3
-    window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count")] = 60
+    window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count, minutes")] = 60
     short_life_minutes: Annotated[
-        float, Meta(ge=0, le=1440, description="a spot machine that lives shorter than this counts as a short life")
+        float, Meta(ge=0, le=1440, description="minutes: a spot machine that lives shorter counts as a short life")
     ] = 10
     short_lives: Annotated[
         int, Meta(ge=1, le=100, description="consecutive short lives that start an on-demand fallback")
     ] = 3
     on_demand_minutes: Annotated[
-        float, Meta(gt=0, le=10080, description="length of an on-demand fallback, before spot is tried again")
+        float, Meta(gt=0, le=10080, description="minutes of an on-demand fallback, before spot is tried again")
     ] = 30
 
     def state(self) -> FallbackState:
@@ -132,7 +132,7 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
     tick_minutes: Annotated[int, Meta(ge=1, le=60, description="minutes between ticks")] = 1
     memory_mb: Annotated[int, Meta(ge=256, le=4096, description="memory of the function")] = 512
     timeout_s: Annotated[
-        int, Meta(ge=60, le=3600, description="timeout of the function; a request uses less than 60 s")
+        int, Meta(ge=60, le=3600, description="seconds until the function times out; a request needs less than 60 s")
     ] = 120
     runtime: Annotated[Literal["python311", "python312", "python313"], about("the function's Python version")] = (
         "python311"

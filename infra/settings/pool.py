@@ -137,7 +137,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     notice_s: (
         Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds of a preemption notice; unset: 120")] | None
     ) = None
-    max_run_hours: Annotated[Hours | None, about("gcp: unset: `limits.max_run_hours` of the stack")] = None
+    max_run_hours: Annotated[Hours | None, about("gcp: longest life, hours; unset: `limits.max_run_hours`")] = None
     prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; unset: that of infra/catalog.py")] = {}
 
     def price(self, zone: str) -> Price | None:

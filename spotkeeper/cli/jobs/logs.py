@@ -138,7 +138,7 @@ def _complete(store: Store, job: str) -> bool:
 
 
 def _note_where(target: Target, record: Record, title: str, part: LogPart) -> None:
-    """Print how to read the rest of a log if the bucket has only its end, unless the file is readable here."""
+    """Tell where the rest of a log is if the bucket has only its end; say nothing if this machine has its file."""
     found = _NODE.match(title)
     if found is None or (target.local is not None and Path(part.path).exists()):
         return

@@ -159,7 +159,7 @@ def read(text: bytes) -> Preview:
 
 
 def declared(text: bytes) -> tuple[tuple[Declared, ...], bool]:
-    """Return the resources after `up`, and whether the list is complete: only `--show-sames` has unchanged ones.
+    """Return the resources after `up`, and whether they are all: without `--show-sames` unchanged ones are missing.
 
     Raises:
         PreviewError: as :func:`read`.
