@@ -40,8 +40,8 @@ class DrainCloud(Protocol):
 
     Attributes:
         stack, bucket: the stack's name and its bucket.
-        pause_s: seconds between two listings; within this time the cloud lists a new resource.
-        settle_s: after ``stack/drain`` is written, a round that began before may create resources for so many seconds.
+        pause_s: seconds between two listings; a new resource is listed within this time.
+        settle_s: seconds from the write of ``stack/drain`` in which a round that began before it may create resources.
     """
 
     @property

@@ -210,7 +210,7 @@ class GcpIdentity(Component):
         )
 
     def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Let the function use the subnetwork: this may be in a project in which the stack grants no other roles."""
+        """Let the function use the subnetwork, by a right on the subnetwork, which may be in another project."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
             project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),

@@ -76,7 +76,7 @@ class BootDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB = 50
     type: Annotated[
-        str, offers("unset: gcp: pd-balanced, or hyperdisk-balanced if a machine type needs it; aws: gp3", DISK_PRICES)
+        str, offers("disk type; unset: gcp: pd-balanced, or hyperdisk-balanced where needed; aws: gp3", DISK_PRICES)
     ] = ""
     device: Annotated[
         str,
@@ -89,7 +89,7 @@ class DataDisk(Struct, frozen=True, forbid_unknown_fields=True):
 
     size_gb: GB
     type: Annotated[
-        str, offers("unset: gcp: pd-balanced, or hyperdisk-balanced if a machine type needs it; aws: gp3", DISK_PRICES)
+        str, offers("disk type; unset: gcp: pd-balanced, or hyperdisk-balanced where needed; aws: gp3", DISK_PRICES)
     ] = ""
     iops: Annotated[int, Meta(ge=100, le=350_000, description="IOPS, for disk types with provisioned IOPS")] | None = (
         None

@@ -94,7 +94,7 @@ def _check_python(python: str) -> None:
         subprocess.run([python, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else getattr(error, "strerror", None) or error
-        remedy = "the interpreter that has torch, such as --python .venv/bin/python"
+        remedy = "pass the interpreter that has torch, such as --python .venv/bin/python"
         raise CliError(f"--python {python}: {why}", Exit.USAGE, remedy) from None
 
 

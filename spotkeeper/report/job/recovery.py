@@ -107,7 +107,7 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
 
 
 def _ended(one: Recovery, by: Entry, first: float | None) -> Recovery:
-    """Complete a recovery from ``by``, the GENERATION entry that ended it; ``first``: the time of its first report."""
+    """Complete a recovery from the GENERATION entry that ended it; ``first``: when this generation first reported."""
     start_s = None if first is None else max(0.0, first - by.at)
     return replace(one, save_s=by.save_s, start_s=start_s, steps_again=by.again)
 
