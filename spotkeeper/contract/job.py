@@ -58,7 +58,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget, which failures of the user's code use up. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes survived; the next crash puts the job on hold")] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes survived; the next one puts the job on hold")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
