@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         figures = merged(known(options.out), figures)
     options.out.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=2) + "\n")
     print(table(figures))
-    return 0 if all(figure["holds"] for figure in figures) else 1
+    return 1 if any(figure["holds"] is False for figure in figures) else 0
 
 
 def benchmarks() -> dict[str, Path]:
@@ -83,8 +83,8 @@ def checked(name: str, figure: Figure) -> Figure:
     missing = [key for key in KEYS if key not in figure]
     if missing:
         raise ValueError(f"{name}.py: the figure {figure.get('name', '?')} lacks {', '.join(missing)}")
-    if not isinstance(figure["holds"], bool):
-        raise TypeError(f"{name}.py: {figure['name']}: `holds` must be true or false")
+    if not isinstance(figure["holds"], bool if figure["value"] is not None else type(None)):
+        raise TypeError(f"{name}.py: {figure['name']}: `holds` must be true or false, or None without a value")
     return {key: figure[key] for key in KEYS}
 
 
@@ -125,7 +125,7 @@ def table(figures: list[Figure]) -> str:
     for figure in figures:
         value = figure["value"]
         shown = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-        holds = "holds" if figure["holds"] else "MISSED"
+        holds = "not measured" if figure["holds"] is None else "holds" if figure["holds"] else "MISSED"
         rows.append(
             (
                 str(figure["name"]),

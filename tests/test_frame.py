@@ -119,6 +119,24 @@ def test_bench_writes_what_it_prints(runner: ModuleType, tmp_path: Path, capsys:
     assert "MISSED" in table
 
 
+def test_a_figure_without_a_value_is_not_measured_and_does_not_hold(
+    runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark(tmp_path, "skipped", GOOD.format(name="skipped.s", value=None, holds=None))
+    out = tmp_path / "results.json"
+    assert runner.main(["--out", str(out)]) == 0
+    assert "not measured" in capsys.readouterr().out
+    assert json.loads(out.read_text())["figures"][0]["holds"] is None
+    benchmark(tmp_path, "claimed", GOOD.format(name="claimed.s", value=None, holds=True))
+    assert runner.main(["claimed", "--out", str(out)]) == 1
+
+
+def test_every_figure_of_this_tree_has_a_value_or_is_not_measured() -> None:
+    figures = json.loads((ROOT / "bench" / "results.json").read_text())["figures"]
+    assert len(figures) > 50
+    assert [figure["name"] for figure in figures if (figure["value"] is None) != (figure["holds"] is None)] == []
+
+
 def test_a_benchmark_that_fails_does_not_disappear(runner: ModuleType, tmp_path: Path) -> None:
     benchmark(tmp_path, "bad", "raise RuntimeError('no')")
     benchmark(tmp_path, "empty", "return []")

@@ -48,9 +48,10 @@ def figures() -> list[dict[str, object]]:
 
 
 def _figure(name: str, ratio: float | None, goal: str, against: str) -> dict[str, object]:
-    holds = ratio is None or not goal.startswith("<= ") or ratio <= float(goal.removeprefix("<= "))
-    value = None if ratio is None else round(ratio, 2)
-    return {"name": name, "value": value, "unit": "x", "goal": goal, "holds": holds, "against": against}
+    if ratio is None:
+        return {"name": name, "value": None, "unit": "x", "goal": goal, "holds": None, "against": against}
+    holds = not goal.startswith("<= ") or ratio <= float(goal.removeprefix("<= "))
+    return {"name": name, "value": round(ratio, 2), "unit": "x", "goal": goal, "holds": holds, "against": against}
 
 
 @contextmanager
