@@ -23,7 +23,7 @@ from spotkeeper.local.deploy.config import read_config
 from spotkeeper.reconcile.store import paths
 from spotkeeper_agent.host.roothelper_fence import SYSTEM_UID_MAX
 from tests.infra.aws.cloud import AwsCloud
-from tests.infra.aws.judge import Ask, allowed
+from tests.infra.aws.judge import Ask, allowed, judge, operation, pascal
 from tests.infra.conftest import STACKS, Declared, run_program
 from tests.infra.policies import broken
 
@@ -152,12 +152,25 @@ def test_on_aws_exactly_these_resources_are_declared() -> None:
 def test_on_aws_a_session_runs_as_an_ordinary_user_and_is_logged() -> None:
     session = added(AWS, [ROLE])["session"]
     assert (session["name"], session["documentType"]) == ("sk-demo-ssh", "Session")
-    content = json.loads(session["content"])
-    inputs = content["inputs"]
-    assert (inputs["runAsEnabled"], inputs["runAsDefaultUser"]) == (True, boot.SHELL_USER)
-    assert inputs["cloudWatchLogGroupName"] == "/spotkeeper/sk-demo/sessions" and inputs["cloudWatchStreamingEnabled"]
-    assert content["properties"]["linux"] == {"commands": "{{ command }}", "runAsElevated": False}
-    assert content["parameters"].keys() == {"command"}
+    assert judge("ssm", "CreateDocument", pascal(session, {}, operation("ssm", "CreateDocument"))) == []
+    assert json.loads(session["content"]) == {
+        "schemaVersion": "1.0",
+        "description": "Spotkeeper demo: a shell on one of its machines",
+        "sessionType": "InteractiveCommands",
+        "parameters": {
+            "command": {"type": "String", "default": "cd; exec bash -l", "description": "What the session runs."}
+        },
+        "inputs": {
+            "runAsEnabled": True,
+            "runAsDefaultUser": boot.SHELL_USER,
+            "cloudWatchLogGroupName": "/spotkeeper/sk-demo/sessions",
+            "cloudWatchEncryptionEnabled": False,
+            "cloudWatchStreamingEnabled": True,
+            "idleSessionTimeout": "20",
+            "maxSessionDuration": "720",
+        },
+        "properties": {"linux": {"commands": "{{ command }}", "runAsElevated": False}},
+    }
 
 
 def test_on_aws_shell_users_may_only_start_the_stacks_sessions() -> None:

@@ -6,6 +6,7 @@ The kills are enumerated: before, in the middle of and after every request of an
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -13,23 +14,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from spotkeeper.clock import Clock
 from spotkeeper.contract import uploads
 from spotkeeper.contract.facts import Kind
-from spotkeeper.contract.generation import DocState, FetchOrder, JobRun, MirrorRun
+from spotkeeper.contract.generation import DocState, FetchOrder, JobRun, Member, MirrorRun, Role, SyncReply
 from spotkeeper.contract.uploads import MirrorFile, MirrorList, list_name, part_names
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import check_key
-from spotkeeper.train.agent_link.control import Commit
+from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
 from spotkeeper.train.core import beneath
-from spotkeeper_agent.cloud.storage import MissingError, Readable, StorageError, Stored
-from spotkeeper_agent.core.events import Fetched, MirrorThere
+from spotkeeper_agent.cloud.storage import Bucket, MissingError, Readable, StorageError, Stored
+from spotkeeper_agent.core.events import Failed, Fetched, Helped, HelperThread, MirrorThere, NoCopy, Unfit
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.core.state import AgentState
+from spotkeeper_agent.host.disk import Why
 from spotkeeper_agent.job import mirror_transfer
+from spotkeeper_agent.job.mirror import DOWN, PATIENCE_S, UP, Mirroring
 from spotkeeper_agent.job.mirror_transfer import (
     FOLDER,
     CheckpointDownload,
@@ -472,6 +480,156 @@ def open_below(folder: Path) -> list[str]:
     """What this process has open there."""
     links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return [str(link) for link in links if str(link).startswith(str(folder))]
+
+
+# ---------------------------------------------------------------- the agent's loop, without its helper thread
+
+NEWER, EVERY_S = Commit(3, 50), 3600.0
+
+
+class Still(Clock):
+    """A clock that a test sets."""
+
+    at = 2 * EVERY_S
+
+    def now(self) -> float:
+        return Still.at
+
+    steady = now
+
+
+class Loop:
+    """One machine's loop, which trains. Its helper takes work and does none: the test says how each work ends."""
+
+    def __init__(self, ckpt: Path, node: int = 0, *, replicated: bool = True) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.said: list[tuple[Kind, str]] = []
+        log = Log(write=lambda line: self.lines.append(json.loads(line)))
+        self.helper = HelperThread(lambda _: None, log)
+        self.mirroring = Mirroring(cast(Bucket, Shelf()), self.helper, Still(), log)
+        self.child: Any = SimpleNamespace(control=SimpleNamespace(fault=Fault.NONE, commit=COMMIT), saving=False)
+        self.mounting: Any = SimpleNamespace(
+            number=0, wrote=lambda commit, gen: self.said.append((Kind.CHECKPOINT, f"{commit} of {gen}"))
+        )
+        members = (Member(node, 1, str(node), "boot", "", 1, disk) for node, disk in enumerate((False, True, True)))
+        self.machine: Any = SimpleNamespace(
+            saved=SimpleNamespace(run=SimpleNamespace(mirror=MirrorRun(EVERY_S, FAST)), notice=None),
+            doc=document(4, 4, tuple(members), port=1, replicated=replicated),
+            gen=4,
+            node=node,
+            job=JOB,
+            state=AgentState.RUNNING,
+            ckpt=lambda _: ckpt,
+            say=lambda kind, value: self.said.append((kind, value)),
+        )
+
+    def turn(self) -> list[dict[str, Any]]:
+        """What one turn of the loop logs."""
+        return self._logged(lambda: self.mirroring.advance(self.machine, self.child, self.mounting))
+
+    def ended(self, what: str, event: Helped) -> list[dict[str, Any]]:
+        """What is logged when the helper's work ends."""
+        self.helper.done(what, event)
+        return self._logged(lambda: self.mirroring.helped(event, self.machine, self.mounting))
+
+    def _logged(self, act: Callable[[], None]) -> list[dict[str, Any]]:
+        self.lines.clear()
+        act()
+        return [{key: value for key, value in line.items() if key != "at"} for line in self.lines]
+
+
+@pytest.fixture
+def loops(ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Loop]]:
+    monkeypatch.setattr(Still, "at", 2 * EVERY_S)
+    made: list[Loop] = []
+
+    def make(node: int = 1, *, replicated: bool = True) -> Loop:
+        made.append(Loop(ckpt, node, replicated=replicated))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.mirroring.stop()
+
+
+@pytest.mark.parametrize(("replicated", "nodes"), [(True, {1}), (False, {1, 2})])
+def test_of_the_nodes_with_disks_one_copies_replicated_state_and_all_copy_sharded_state(
+    loops: Callable[..., Loop], replicated: bool, nodes: set[int]
+) -> None:
+    begun = {node: loops(node, replicated=replicated).turn() for node in range(4)}
+    assert {node: lines for node, lines in begun.items() if lines} == {
+        node: [{"event": "mirror.begin", "commit": "3-40"}] for node in nodes
+    }
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_copied_checkpoint_is_logged_and_the_next_copy_begins_in_the_next_interval(
+    loops: Callable[..., Loop], ckpt: Path, complete: bool
+) -> None:
+    loop = loops()
+    loop.turn()
+    assert loop.ended(UP, MirrorThere(NEWER, True)) == [] and loop.said == [], "no copy of this one runs here"
+    assert loop.ended(UP, MirrorThere(COMMIT, complete)) == [
+        {"event": "mirror.there", "commit": "3-40", "complete": complete}
+    ]
+    assert loop.said == ([(Kind.MIRRORED, "3-40")] if complete else [])
+    checkpoint(ckpt, NEWER)
+    loop.child.control.commit = NEWER
+    Still.at += EVERY_S - 1
+    assert loop.turn() == []
+    Still.at += 1
+    assert loop.turn() == [{"event": "mirror.begin", "commit": "3-50"}]
+
+
+def test_a_damaged_checkpoint_is_logged_and_the_next_one_copied_at_once(loops: Callable[..., Loop], ckpt: Path) -> None:
+    loop = loops()
+    loop.turn()
+    assert loop.ended(UP, Unfit(COMMIT, "state.bin of 3-40 does not match")) == [
+        {"event": "mirror.unfit", "commit": "3-40", "why": "state.bin of 3-40 does not match"}
+    ]
+    assert loop.turn() == [] and loop.said == []
+    loop.child.control.commit = NEWER
+    lost = {"event": "mirror.source", "commit": "3-50", "error": "no COMMIT: the save was not finished"}
+    assert loop.turn() == [lost]
+    assert loop.turn() == [], "logged once"
+    checkpoint(ckpt, NEWER)
+    assert loop.turn() == [{"event": "mirror.begin", "commit": "3-50"}]
+
+
+def fetching(loops: Callable[..., Loop]) -> Loop:
+    loop = loops()
+    loop.child = None
+    loop.mirroring.told(SyncReply(Role.MEMBER, JOB, 1, 1, fetch=FetchOrder("3-40", 2)))
+    assert loop.turn() == [{"event": "fetch.begin", "commit": "3-40"}] and loop.helper.busy(DOWN)
+    return loop
+
+
+def test_a_fetched_checkpoint_is_logged_and_reported(loops: Callable[..., Loop]) -> None:
+    loop = fetching(loops)
+    assert loop.ended(DOWN, Fetched(NEWER)) == [] and loop.said == [], "this one is not fetched here"
+    assert loop.ended(DOWN, Fetched(COMMIT)) == [{"event": "fetch.there", "commit": "3-40"}]
+    assert loop.said == [(Kind.FETCHED, "3-40"), (Kind.CHECKPOINT, "3-40 of 4")]
+    assert loop.turn() == [] and not loop.helper.busy(DOWN)
+
+
+def test_a_missing_copy_is_logged_and_reported(loops: Callable[..., Loop]) -> None:
+    loop = fetching(loops)
+    assert loop.ended(DOWN, NoCopy(NEWER, "gone")) == [] and loop.said == [], "this one is not fetched here"
+    assert loop.ended(DOWN, NoCopy(COMMIT, "gone")) == [{"event": "fetch.nothing", "commit": "3-40", "why": "gone"}]
+    assert loop.said == [(Kind.UNMIRRORED, "3-40")]
+    assert loop.turn() == [] and not loop.helper.busy(DOWN)
+
+
+def test_a_copy_of_which_nothing_arrives_counts_as_missing(loops: Callable[..., Loop]) -> None:
+    loop, silent = fetching(loops), Failed(DOWN, "no route")
+    Still.at += PATIENCE_S
+    assert loop.ended(DOWN, silent) == [] and loop.said == []
+    Still.at += 1
+    assert loop.ended(DOWN, Failed(DOWN, "full", Why.WRITE)) == [] and loop.said == [], "the disk's fault"
+    assert loop.ended(DOWN, silent) == [
+        {"event": "fetch.nothing", "commit": "3-40", "why": "no data for 15 minutes: no route"}
+    ]
+    assert loop.said == [(Kind.UNMIRRORED, "3-40")]
 
 
 # ---------------------------------------------------------------- the agent

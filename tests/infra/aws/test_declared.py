@@ -84,12 +84,13 @@ def joined(config: dict[str, str]) -> Declaration:
 
 
 def in_another_network(config: dict[str, str]) -> dict[str, str]:
-    """The same stack in a network that another stack made, where nobody is told of anything."""
+    """The same stack in a network that another stack made, where ticks are rarer and nobody is told of anything."""
     changed = {
         "spotkeeper:bucket": '{"on_destroy": "retain"}',
         "spotkeeper:network": '{"from_stack": "organization/net/prod", "addresses": ["100.64.0.0/10"]}',
         "spotkeeper:service_linked_role": "true",
         "spotkeeper:kms_key": KEY,
+        "spotkeeper:reconcile": json.dumps({**json.loads(config["spotkeeper:reconcile"]), "tick_minutes": 2}),
         "spotkeeper:submitters": json.dumps([PERSON]),
         "aws:profile": "acme",
     }
@@ -513,11 +514,12 @@ def test_no_other_principal_may_call(example: Declaration) -> None:
         assert found["principal"] == "events.amazonaws.com" and f":rule/sk-{NAME}-" in found["sourceArn"]
 
 
-def test_the_tick_comes_every_minute_and_is_not_retried(example: Declaration) -> None:
+def test_the_tick_comes_every_few_minutes_and_is_not_retried(example: Declaration, joined: Declaration) -> None:
     tick = example[TICK].properties
     request = pascal(tick, {"roleArn": "RoleArn"}, operation("scheduler", "CreateSchedule"))
     assert judge("scheduler", "CreateSchedule", request) == []
     assert (tick["scheduleExpression"], tick["target"]["retryPolicy"]["maximumRetryAttempts"]) == ("rate(1 minute)", 0)
+    assert joined[TICK].properties["scheduleExpression"] == "rate(2 minutes)", "EventBridge refuses the other number"
     assert json.loads(tick["target"]["input"]) == {"source": aws_lambda.TICK}
     invoke = one(example, "aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig", "no-retries")
     assert invoke["maximumRetryAttempts"] == 0, "Lambda itself would try twice more"

@@ -10,10 +10,12 @@ import pulumi
 import pytest
 
 from infra.gcp.network import free_ranges, project_of, subnet_of
+from infra.gcp.pools import group
 from spotkeeper.local.deploy import runner
 from spotkeeper.local.deploy.config import read_config
 from tests.infra.conftest import STACKS, run_program
 from tests.infra.declaration import Declaration
+from tests.infra.settings.stackfiles import read
 
 NETWORK, SUBNETWORK = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
 FIREWALL, TEMPLATE = "gcp:compute/firewall:Firewall", "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
@@ -189,6 +191,26 @@ def test_placement_is_compact_or_spread(direct: Declaration) -> None:
     }
     assert maintenance["demo-plain-od"] == "TERMINATE", "it would lose its place"
     assert maintenance["demo-cpu-od"] == "MIGRATE"
+
+
+@pytest.mark.parametrize(
+    ("size", "placement", "policy"),
+    [
+        (4, {"strategy": "spread"}, (4, None, None)),
+        (8, {"strategy": "spread"}, (8, None, None)),
+        (9, {"strategy": "spread"}, (8, None, None)),
+        (4, {"strategy": "compact"}, (None, "COLLOCATED", None)),
+        (4, {"strategy": "compact", "max_distance": 2}, (None, "COLLOCATED", 2)),
+    ],
+)
+def test_the_policy_of_a_placement(
+    size: int, placement: dict[str, Any], policy: tuple[int | None, str | None, int | None]
+) -> None:
+    """Domains are as many as machines, and at most 8; no group has a fixed number of machines."""
+    pools = read("gcp", {"pools.1.size": size, "pools.1.placement": placement}).pools
+    found = group(pools[1])
+    assert (found.availability_domain_count, found.collocation, found.max_distance) == policy
+    assert found.vm_count is None
 
 
 def test_a_static_disk_has_the_configured_performance() -> None:

@@ -17,9 +17,10 @@ def test_settled_waits_only_after_new_rights(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(shared.time, "sleep", waited.append)
     provider = SettledProvider()
     made = provider.create(PROPS)
-    assert waited == [120]
+    assert (waited, made.id, made.outs) == ([120], "settled", PROPS)
     assert not provider.diff(made.id, PROPS, {**PROPS, "seconds": 90}).changes, "a patience is no right"
-    more = {**PROPS, "rights": [*PROPS["rights"], "fn look"]}
-    assert provider.diff(made.id, PROPS, more).changes
-    provider.update(made.id, PROPS, more)
-    assert waited == [120, 120]
+    more = {"rights": [*PROPS["rights"], "fn look"], "seconds": 60}
+    change = provider.diff(made.id, PROPS, more)
+    assert (change.changes, change.replaces, change.delete_before_replace) == (True, [], False)
+    assert provider.update(made.id, PROPS, more).outs == more
+    assert waited == [120, 60]
