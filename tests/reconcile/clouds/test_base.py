@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import get_args
 
@@ -19,6 +20,7 @@ from spotkeeper.contract.cloud import (
     DeleteVm,
     DetachDisk,
     InsertVm,
+    Result,
     ResultKind,
 )
 from spotkeeper.contract.stack import Model
@@ -37,16 +39,21 @@ VERBS: dict[str, Action] = {
 }
 
 
+STOPPED = Clock(virtual_epoch=90.0, scale=0.0)
+
+
 class Recorder:
-    """A cloud whose verbs answer as they are told; ``made``: which were asked for, with what."""
+    """A cloud whose verbs answer as they are told; ``made``: which were asked for, with what; ``ends``: until when."""
 
     def __init__(self, answer: Meaning | Exception) -> None:
         self.made: list[tuple[str, Action]] = []
+        self.ends: list[float] = []
         self._answer = answer
 
     def __getattr__(self, verb: str) -> Callable[[Action, float], Meaning]:
-        def make(action: Action, _ends: float) -> Meaning:
+        def make(action: Action, ends: float) -> Meaning:
             self.made.append((verb, action))
+            self.ends.append(ends)
             if isinstance(self._answer, Exception):
                 raise self._answer
             return self._answer
@@ -57,9 +64,11 @@ class Recorder:
 @pytest.mark.parametrize(("verb", "action"), VERBS.items(), ids=VERBS)
 def test_each_action_is_one_verb(verb: str, action: Action) -> None:
     cloud = Recorder((ResultKind.CAPACITY, "none left"))
-    result = perform(cloud, action, 5, Clock())
+    began = time.monotonic()
+    result = perform(cloud, action, 5, STOPPED)
     assert cloud.made == [(verb, action)]
-    assert (result.action, result.kind, result.detail) == (action, ResultKind.CAPACITY, "none left")
+    assert began + 5 <= cloud.ends[0] <= time.monotonic() + 5
+    assert result == Result(action, ResultKind.CAPACITY, "none left", at=90.0)
 
 
 def test_every_action_is_tested() -> None:
@@ -77,8 +86,9 @@ def test_every_action_is_tested() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_unanswered_calls_are_ambiguous(error: Exception, told: str) -> None:
-    result = perform(Recorder(error), VERBS["delete_vm"], 5, Clock())
+    result = perform(Recorder(error), VERBS["delete_vm"], 5, STOPPED)
     assert result.kind is ResultKind.AMBIGUOUS and result.detail.startswith(told)
+    assert (result.action, result.at) == (VERBS["delete_vm"], 90.0)
 
 
 def refused(throttled: bool = False) -> Looked[int]:

@@ -24,12 +24,24 @@ def operation(kind: str, at: str, link: str = LINK, error: OperationErrors | Non
 
 
 def test_compute_engines_operations_show_start_and_end() -> None:
-    found = (
+    """In any order, the first of the operations that end a machine is its end; each machine has its own."""
+    second, later = VM.replace("n0001", "n0002"), VM.replace("n0001", "n0003")
+    found = [
         operation("insert", "2026-11-21T10:00:00Z"),
         operation("delete", "2026-11-21T11:00:00Z"),
         operation("compute.instances.preempted", "2026-11-21T10:59:00Z"),
-    )
-    assert gce_wire.to_ran(found, "prod", "z-a") == (MachineTimes(VM, "z-a", T, T + 3540.0),)
+        operation("compute.instances.hostError", "2026-11-21T10:30:00Z", LINK.replace(VM, second)),
+        operation("delete", "2026-11-21T10:31:00Z", LINK.replace(VM, second)),
+        operation("delete", "2026-11-21T12:00:00Z", LINK.replace(VM, later)),
+    ]
+    expected = {
+        MachineTimes(VM, "z-a", T, T + 3540.0),
+        MachineTimes(second, "z-a", 0.0, T + 1800.0),
+        MachineTimes(later, "z-a", 0.0, T + 7200.0),
+    }
+    for listed in (found, found[::-1]):
+        ran = gce_wire.to_ran(listed, "prod", "z-a")
+        assert len(ran) == 3 and set(ran) == expected
 
 
 @pytest.mark.parametrize(

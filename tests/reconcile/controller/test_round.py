@@ -1038,6 +1038,27 @@ def test_a_report_during_the_leases_release_is_handled() -> None:
     assert late in result.facts
 
 
+def test_a_new_generation_is_not_kept_waiting_though_a_report_came_meanwhile() -> None:
+    """A further round under the same lease handles the report, and has nothing to publish."""
+    world, naps = World(nodes=1), list[int]()
+    world.options.sleep, world.options.settle_s = lambda _: naps.append(world.record().gen), 1.1
+    late = Fact("u9", "b9", 0, 1, 1, Kind.HERE, "1")
+    real = world.memory.list_facts
+    listed: list[bool] = []
+
+    def list_facts(job: str) -> tuple[Fact, ...]:
+        if world.record().gen:
+            world.memory.put_fact(JOB, late)
+            listed.append(True)
+        return real(job)
+
+    world.memory.list_facts = list_facts  # type: ignore[method-assign]
+    world.submit()
+    world.until(lambda: world.record().gen == 1)
+    assert len(listed) == 3, "after the round, in the next one, and after the release of the lease"
+    assert naps and set(naps) == {0}
+
+
 def test_calls_run_in_parallel_each_with_a_deadline() -> None:
     world = World(nodes=8)
     world.options.parallel = 16

@@ -73,3 +73,15 @@ def test_otherwise_a_tick_does_not_wait(nodes: int, left_s: float) -> None:
     assert job.waits == []
     if nodes == 1:
         assert job.tick() == [Event.LOSS], "the next one finds it"
+
+
+def test_a_ticks_rounds_do_not_wait_for_late_reports() -> None:
+    """Each report starts a round of its own; a wait would delay the other jobs of the tick."""
+    world, naps = World(nodes=1), list[float]()
+    world.submit()
+    world.until(world.training, 400)
+    world._remove(world.member(0))
+    world.options.settle_s, world.options.sleep = 1.1, naps.append
+    (done,) = tick(world.store, world, world, world.options).rounds
+    assert done.writes > 0 and not any(naps)
+    assert world.options.settle_s == 1.1, "the rounds of reports wait"

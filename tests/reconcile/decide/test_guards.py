@@ -15,12 +15,12 @@ from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import Progress
-from spotkeeper.contract.record import Limits, Record, Roll
+from spotkeeper.contract.record import Limits, Node, Record, Roll
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Snapshot, Times, decide
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import generation
-from spotkeeper.reconcile.decide.provisioning import machine_health, offers
+from spotkeeper.reconcile.decide.provisioning import machine_health, offers, pending
 from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.decide.test_decide import NOW, fact, gang, member
 from tests.reconcile.world import JOB, stack
@@ -179,6 +179,7 @@ def test_who_is_blamed_for_signs_of_broken_hardware(count: int, signs: dict[int,
 @pytest.mark.parametrize(("kept", "lag"), [((), 150), (("0-0",), 150), (("1",), 140), (("1", "0"), 0)])
 def test_a_lag_counts_until_its_own_end_is_reported(kept: tuple[str, ...], lag: int) -> None:
     said = [fact(0, Kind.LAGS, "0-140"), fact(0, Kind.LAGS, "1-150"), fact(0, Kind.LAGS, "2-300", gen=2)]
+    said += [fact(0, Kind.KEEPS_UP, "1", gen=2)]  # what an earlier generation said of a lag ends none of this one
     draft = Draft(*calm(2, *said, *(fact(0, Kind.KEEPS_UP, which) for which in kept)))
     assert machine_health.lag(draft, 0, member(0)) == lag
 
@@ -213,6 +214,89 @@ def test_room_counts_machines_of_nodes_that_the_job_no_longer_has_and_those_of_o
     for grant in (Grant(JOB, 2, 5, "slot:pool"), Grant("other234", 0, 9, "slot:pool")):
         asked = with_(snapshot, stack=stack(1), allocation=Allocation(1, "", (grant,)))
         assert not offers.fits(Draft(record, asked), 1, options)
+
+
+# -- the pools of a gang's zone
+
+
+@pytest.mark.parametrize(
+    ("pools", "change", "out"),
+    [
+        (("pool",), on_record(), True),
+        (("pool",), on_snapshot(spec=None), False),
+        (("pool",), on_record(zone="z-b"), False),
+        (("pool",), on_record(gen=0, nodes=(Node(),)), False),  # nothing binds it to its zone
+        (("other",), on_record(), False),
+        (("pool", "other"), on_record(), False),
+        ((), on_record(), False),
+        ((), on_record(zone="z-gone"), True),
+    ],
+)
+def test_a_zone_counts_as_removed_if_no_pool_of_the_job_has_it(
+    pools: tuple[str, ...], change: Change, out: bool
+) -> None:
+    (pool,) = stack().pools
+    split = replace(stack(), pools=(replace(pool, zones=("z-b",)), replace(pool, name="other", zones=("z-a",))))
+    record, snapshot = change(*on_snapshot(stack=split)(*calm(1, pools=pools)))
+    assert offers.out_of_pools(Draft(record, snapshot)) is out
+
+
+# -- whether only the caps keep a node from a machine
+
+SPOT_REFUSED = {"refused": ("pool/z-b/on-demand", "pool/z-a/spot")}
+
+
+@pytest.mark.parametrize(
+    ("capped", "node", "caps"),
+    [
+        ({Model.ON_DEMAND}, {**SPOT_REFUSED, "refused_at": NOW - TIMES.cold_s + 1}, False),
+        ({Model.ON_DEMAND}, {**SPOT_REFUSED, "refused_at": NOW - TIMES.cold_s}, True),
+        ({Model.ON_DEMAND}, {"refused": ("pool/z-a/on-demand",), "refused_at": NOW}, True),
+        ({Model.ON_DEMAND}, {"refused_at": NOW}, True),
+        ({Model.ON_DEMAND, Model.SPOT}, {**SPOT_REFUSED, "refused_at": NOW}, True),
+        ({Model.SPOT}, {**SPOT_REFUSED, "refused_at": NOW}, True),
+        (set(), {**SPOT_REFUSED, "refused_at": NOW}, False),
+    ],
+)
+def test_refused_spot_and_the_cap_of_on_demand_are_no_shortage_of_the_caps(
+    capped: set[Model], node: dict[str, object], caps: bool
+) -> None:
+    draft = Draft(*on_node(1, cur=None, **node)(*calm(2)))
+    assert pending.nothing(draft, 1, capped) is caps
+    assert ("at their caps" in draft.record.reason) is caps
+    assert (draft.record.dry_since is None) is caps
+
+
+# -- who has the newest commit when a generation begins
+
+
+def reported(*commits: str, **changes: object) -> Case:
+    """Both nodes have their disks, neither is known to have the newest commit, and they report these commits."""
+    record, seen = calm(2, *(fact(node, Kind.CHECKPOINT, commit) for node, commit in enumerate(commits)))
+    nodes = tuple(replace(node, cur=replace(node.cur, has_newest=False)) for node in record.nodes)
+    return replace(record, nodes=nodes, stop=True, stop_since=NOW, **changes), with_(seen, progress=None)
+
+
+@pytest.mark.parametrize(
+    ("case", "fresh"),
+    [
+        (reported("2-90", "2-80"), {0}),
+        (reported("2-80", "2-90"), {1}),
+        (reported("2-90", "2-90"), {0, 1}),
+        (reported("2-90"), set()),  # the other may have a newer one, so neither is known to have the newest
+        (reported(), set()),
+        (reported("3-90"), {0}),  # of the generation itself: whoever has it is sure
+        (reported("2-90", gen=0), {0, 1}),
+    ],
+)
+def test_unless_a_node_is_sure_every_node_must_have_reported_its_checkpoint(case: Case, fresh: set[int]) -> None:
+    assert generation._fresh(Draft(*case), [0, 1]) == fresh
+
+
+def test_a_node_without_its_disk_leaves_open_who_has_the_newest_commit() -> None:
+    record, seen = reported("2-90", "2-80")
+    listing = replace(seen.listing, disks=(seen.listing.disks[0], replace(seen.listing.disks[1], users=())))
+    assert generation._fresh(Draft(record, with_(seen, listing=listing)), [0, 1]) == set()
 
 
 # -- a generation without all of its disks

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import msgspec
+import pytest
 
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
@@ -12,6 +14,7 @@ from spotkeeper.contract.market import HOUR_S, MarketPast, Observation, PriceRun
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.reconcile.select import market, zone_history
 from spotkeeper.reconcile.select.offers import Need, select
+from spotkeeper.reconcile.select.zone_history import Track
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import OfferHistory
 from spotkeeper.replay.recording import SHIPPED, read
@@ -61,6 +64,24 @@ def test_a_notice_counts_as_a_loss() -> None:
     assert watch(MarketPast("pool", HOUR), warned, 3.001).losses == 1
     lost = (*warned, observation("m1", Event.LOSS, 3.03, cause="notice"))
     assert watch(MarketPast("pool", HOUR), lost, 3.1).losses == 1, "once"
+
+
+@pytest.mark.parametrize(
+    ("losses", "up_h", "observed_h", "raised"),
+    [
+        (1.0, 10.0, 20.0, 5.0 * -math.log(0.8)),  # a tenth of its hours up end, and it is up for half of the time
+        (2.0, 8.0, 10.0, 2.0 / 0.95 * -math.log(0.05)),  # more than chance allows: at most 95% are hidden
+        (0.01, 10.0, 10.0, 0.5 * -math.log(0.98)),  # never seen down
+        (0.5, 0.5, 10.0, 0.95 * -math.log(1.0 - 0.5 / 0.95)),  # for less than an hour up
+        (0.0, 10.0, 20.0, 0.0),
+        (1.0, 0.0, 20.0, 1.0),
+    ],
+)
+def test_hourly_observations_miss_losses(losses: float, up_h: float, observed_h: float, raised: float) -> None:
+    track = Track.of(Watch("z-a", True, HOUR, HOUR - 1.0, losses, 0.25, observed_h, up_h))
+    track.unhide()
+    assert track.losses == pytest.approx(raised)
+    assert track.losses >= losses and (track.exposure, track.up_h, track.observed_h) == (0.25, up_h, observed_h)
 
 
 def test_folding_changes_no_choice() -> None:

@@ -758,13 +758,14 @@ class TestTickNote:
         assert note is not None and str(error) == note.reason
 
     def test_an_unwritable_note_changes_nothing(
-        self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch
+        self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def full(*_: object) -> None:
             raise UnavailableError("full")
 
         monkeypatch.setattr("spotkeeper.reconcile.store.store.Store.put", full)
         assert ask(app, "POST", "/v1/tick", b"{}", clock_token())[0] == 200
+        assert "the tick's result was not written to the bucket: full" in caplog.messages
 
     def test_rounds_that_all_fail_are_a_failed_tick(
         self, site: Site, app: HttpApp, monkeypatch: pytest.MonkeyPatch

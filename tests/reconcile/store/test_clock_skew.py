@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import pytest
-from msgspec import inspect
+from msgspec import Meta, inspect
 from msgspec.structs import asdict, replace
 
 from spotkeeper.contract.job import RequestKind
@@ -104,6 +105,18 @@ def plain_floats(want: inspect.Type, name: str = "") -> Iterator[str]:
         case inspect.StructType() if want.cls is not Entry:  # the ledger's: nothing waits for one
             for field in want.fields:
                 yield from plain_floats(field.type, f"{want.cls.__name__}.{field.name}")
+
+
+class Described(Record, frozen=True, kw_only=True):
+    """A record with a field whose type has a description, and is no time."""
+
+    count: Annotated[int, Meta(description="how many")] = 0
+
+
+def test_an_annotated_number_that_is_no_time_stays() -> None:
+    fields = asdict(written(NOW + HOUR_S, NOW + HOUR_S, hold_ends=NOW))
+    corrected = believed(Described(**fields, count=3_000_000), NOW)
+    assert isinstance(corrected, Described) and (corrected.count, corrected.gen_since) == (3_000_000, NOW)
 
 
 def test_clocks_that_differ_by_seconds_are_believed(caplog: pytest.LogCaptureFixture) -> None:

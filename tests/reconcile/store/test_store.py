@@ -715,8 +715,24 @@ def test_the_store_of_the_tests_has_the_same_methods() -> None:
 @pytest.mark.parametrize("job", ["", "ABCD2345", "../x", "abcd234", "abcd23456", "abcd234\n"])
 def test_a_job_id_from_outside_cannot_leave_its_folder(job: str) -> None:
     for path in (paths.record, paths.active, paths.facts, paths.lease, paths.tomb, paths.progress):
-        with pytest.raises(BadKeyError):
+        with pytest.raises(BadKeyError) as refused:
             path(job)
+        assert str(refused.value) == f"{job!r} is not a job id (8 characters of a-z and 0-9)"
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        (paths.bundle, "is not a SHA-256 in lower-case hex"),
+        (paths.name, "is not a job name ([a-z][-a-z0-9]*, at most 40 characters)"),
+        (paths.static_machine, "cannot be part of a name in the bucket (1 to 64 characters of [-a-z0-9])"),
+    ],
+)
+def test_a_refused_part_of_a_path_is_named_with_the_right_form(path: Callable[[str], str], why: str) -> None:
+    for text in ("", "../x", "A" * 100):
+        with pytest.raises(BadKeyError) as refused:
+            path(text)
+        assert str(refused.value) == f"{text[:80]!r} {why}"
 
 
 def test_every_path_is_a_key() -> None:

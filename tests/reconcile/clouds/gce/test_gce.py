@@ -586,13 +586,17 @@ class TestWire:
             api.call("GET", f"projects/p/zones/{A}/instances/{VM}", 5)
         assert len(api._wire._idle) == 1
 
-    @pytest.mark.parametrize(
-        "endpoint",
-        ["", "ftp://x", "http://10.0.0.1/compute/v1", "http://example.com", "//x", "https://", "http://2130706433"],
-    )
+    @pytest.mark.parametrize("endpoint", ["http://10.0.0.1/compute/v1", "http://example.com", "http://2130706433"])
     def test_a_token_is_never_sent_over_plain_http(self, endpoint: str) -> None:
-        with pytest.raises(ValueError, match="SPOTKEEPER_COMPUTE_ENDPOINT"):
+        with pytest.raises(ValueError, match="plain http is allowed only to this machine") as refused:
             Api(endpoint, None)
+        assert str(refused.value).startswith(f"SPOTKEEPER_COMPUTE_ENDPOINT={endpoint!r}: ")
+
+    @pytest.mark.parametrize("endpoint", ["", "ftp://x", "//x", "https://", "https://me@x", "https://x:0"])
+    def test_another_endpoint_is_refused_with_the_right_form(self, endpoint: str) -> None:
+        with pytest.raises(ValueError, match="COMPUTE_ENDPOINT") as refused:
+            Api(endpoint, None)
+        assert str(refused.value) == f"SPOTKEEPER_COMPUTE_ENDPOINT={endpoint!r}: want https://host/compute/v1"
 
     @pytest.mark.parametrize(
         "endpoint", ["http://127.0.0.7:9/x", "http://localhost", "http://[::1]:8/", "https://c.example/v1"]

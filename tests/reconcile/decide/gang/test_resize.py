@@ -4,14 +4,19 @@ left over.
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.job import Checkpoint, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Phase
+from spotkeeper.contract.record import Node, Phase
 from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide import Times
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import resize
+from spotkeeper.reconcile.decide.provisioning import offers
+from tests.reconcile.decide.test_decide import NOW, gang
 from tests.reconcile.world import World, stack
 
 
@@ -198,7 +203,18 @@ def test_another_node_is_parked_instead_of_the_one_with_the_newest_checkpoint() 
 
 def test_a_record_without_nodes_parks_the_highest() -> None:
     world = trained(World(nodes=Nodes(1, 3)))
-    record = msgspec.structs.replace(world.record(), size=2)
+    record = replace(world.record(), size=2)
     assert (record.filled(), record.wanted()) == ((0, 1), 2)
-    assert msgspec.structs.replace(record, parked=(0,)).filled() == (1, 2)
-    assert msgspec.structs.replace(record, size=None).filled() == (0, 1, 2)
+    assert replace(record, parked=(0,)).filled() == (1, 2)
+    assert replace(record, size=None).filled() == (0, 1, 2)
+
+
+def test_a_parked_nodes_refusals_keep_no_other_nodes_refusals_alive() -> None:
+    """The whole gang looks for a zone: what was refused long ago may be requested again."""
+    record, snapshot = gang(2, size=1, parked=(1,), stop=True, stop_since=NOW, stop_deadline=NOW)
+    old = Node(refused=("pool/z-a/spot",), refused_at=NOW - Times().cold_s)
+    draft = Draft(replace(record, nodes=(old, replace(old, refused=("pool/z-b/spot",), refused_at=NOW))), snapshot)
+    resize.step(draft)
+    assert draft.nodes[1].refused == () and draft.nodes[0] == old
+    found = offers.choices(draft, offers.gang_as_node(draft), None, (Model.SPOT,))
+    assert {choice.offer.zone for choice in found} == {"z-a", "z-b", "z-c"}

@@ -1,0 +1,62 @@
+"""What becomes of a node whose requested machine is refused or never says hello."""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.cloud import InsertVm, Result, ResultKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import BACKUP, Node
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import slots
+from tests.reconcile.decide.test_decide import NOW, UID, gang, intent
+from tests.reconcile.world import JOB
+
+OFFER = "pool/z-a/spot"
+
+
+def after(kind: ResultKind, cause: str | None, **node: object) -> Draft:
+    """Node 1's second attempt, intended for this cause, has had this answer."""
+    record, seen = gang(2)
+    asked = Result(InsertVm(JOB, UID, 1, 2, "pool", "z-a", Model.SPOT), kind, "said")
+    nodes = (record.nodes[0], Node(**{"top": 2, "zone": "z-a", "cur": intent(2, cause=cause), **node}))  # type: ignore[arg-type]
+    listing = replace(seen.listing, vms=seen.listing.vms[:1], results=(asked,))
+    draft = Draft(replace(record, nodes=nodes), with_(seen, listing=listing))
+    slots.step(draft)
+    return draft
+
+
+@pytest.mark.parametrize(("cause", "stays"), [("loss", "loss"), ("swap", "swap"), ("", "start"), (None, "start")])
+@pytest.mark.parametrize("kind", [ResultKind.CAPACITY, ResultKind.QUOTA, ResultKind.DEAD_KEY])
+def test_the_next_attempt_has_the_cause_of_the_refused_one(kind: ResultKind, cause: str | None, stays: str) -> None:
+    draft = after(kind, cause)
+    node = draft.nodes[1]
+    assert (node.cur, node.cause, node.top) == (None, stays, 2)
+    refused = kind is not ResultKind.DEAD_KEY
+    assert (node.refused, node.refused_at) == (((OFFER,), NOW) if refused else ((), 0.0))
+    (entry,) = draft.entries
+    assert (entry.event, entry.node, entry.attempt) == (Event.REFUSED if refused else Event.LOSS, 1, 2)
+    assert (entry.cause, entry.detail) == (
+        (kind.value, "said") if refused else ("never joined", "the idempotency key of its request is used up")
+    )
+
+
+@pytest.mark.parametrize(("cause", "stays"), [("loss", "loss"), (None, "start")])
+def test_a_backup_takes_over_with_the_cause_of_the_refused_attempt(cause: str | None, stays: str) -> None:
+    spare = intent(3, cause=BACKUP)
+    node = after(ResultKind.CAPACITY, cause, next=spare, top=3).nodes[1]
+    assert node.cur is not None and (node.cur.attempt, node.cur.cause, node.next) == (3, stays, None)
+
+
+@pytest.mark.parametrize(("cause", "stays"), [("loss", "loss"), (None, "start")])
+def test_a_machine_that_its_backup_overtook_leaves_its_cause(cause: str | None, stays: str) -> None:
+    draft = after(ResultKind.AMBIGUOUS, cause, next=intent(3, cause=BACKUP), top=3)
+    cur = draft.nodes[1].cur
+    assert cur is not None and cur.attempt == 2
+    slots.overtaken(draft, 1, cur)
+    cur = draft.nodes[1].cur
+    assert cur is not None and (cur.attempt, cur.cause) == (3, stays)
