@@ -48,7 +48,7 @@ def record_without_a_condition(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tally, "room", lambda *_: True)
+    patch.setattr(Tally, "fits", lambda *_: True)
 
 
 def slots_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
