@@ -169,7 +169,7 @@ def test_beyond_the_lease_machines_save_and_power_off(world: World) -> None:
 # -- deployed in the middle of a recovery
 
 
-@pytest.mark.parametrize("at", range(1, 120, 6))
+@pytest.mark.parametrize("at", size(range(4, 120, 12), range(1, 120, 6)))
 def test_old_code_and_new_code_interleave_in_the_middle_of_a_recovery(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The old deployment's round stops somewhere, the new one's go on, then the old one makes its late calls.
 
