@@ -68,7 +68,8 @@ def test_intents_carry_price_zone_model_and_are_written_before_the_call() -> Non
     world = trained(World(nodes=2))
     intents = {(e.node, e.attempt): e for e in world.events(Event.INTENT)}
     first = min(at for at, action, _ in world.made if isinstance(action, InsertVm))
-    assert all(entry.at <= first and entry.price == 0.30 and entry.model is Model.SPOT for entry in intents.values())
+    assert all(entry.at <= first and entry.model is Model.SPOT for entry in intents.values())
+    assert {(entry.price, entry.on_demand, entry.zone) for entry in intents.values()} == {(0.30, 1.0, "z-a")}
     assert {(a.node, a.attempt) for a in world.inserts()} == set(intents)
 
 

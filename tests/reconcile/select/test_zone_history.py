@@ -118,6 +118,22 @@ def test_past_hours_are_folded_once_into_one_object() -> None:
     assert _watch(market.read(store, world, the_stack, at)).since_h == first.since_h
 
 
+def test_boot_times_of_pools_are_the_medians_of_past_and_recent_boots() -> None:
+    store = MemoryStore(stack())
+    store.put("market/past/pool", msgspec.json.encode(MarketPast("pool", HOUR, boots_s=(100.0, 200.0, 300.0))))
+    for number, (at_h, boot_s) in enumerate(((0.5, 500.0), (1.5, 700.0), (2.5, 90_000.0))):
+        began = (HOUR + at_h) * HOUR_S - boot_s
+        store.add_observations(
+            "pool", HOUR + int(at_h), (observation(f"m{number}", Event.ADMITTED, at_h, started=began),)
+        )
+    asked: list[tuple[int, ...]] = []
+    reads = store.read_observations
+    store.read_observations = lambda pools, hours: asked.append(hours) or reads(pools, hours)  # type: ignore[method-assign, func-returns-value]
+    assert market.boots(store, ("pool", "none"), (HOUR + 1.9) * HOUR_S) == {"pool": 300.0}, "of five boots"
+    assert asked == [(HOUR + 1, HOUR)]
+    assert market.boots(store, ("none",), (HOUR + 1.9) * HOUR_S) == {}
+
+
 def test_many_pools_are_folded_a_few_at_a_time() -> None:
     names = tuple(f"p{number}" for number in range(market.FOLDS + 5))
     store, asked = MemoryStore(stack()), 0

@@ -66,6 +66,16 @@ def test_spot_is_found_in_another_zone_and_no_step_is_lost() -> None:
     assert len(world.dynamic()) == 2 and len(world.drives) == 2, "nothing is left over"
 
 
+def test_a_probe_is_in_the_other_zone_and_the_nodes_disk_stays_in_its_own() -> None:
+    world = on_demand()
+    world.until(lambda: all(node.next for node in world.record().nodes), 900)
+    for node in world.record().nodes:
+        assert node.cur is not None and node.next is not None
+        assert (node.zone, node.cur.zone, node.next.zone, node.next.cause) == (HOME, HOME, NEXT, PROBE)
+    world.until(lambda: gone(world), 900)
+    assert {node.zone for node in world.record().nodes} == {NEXT}
+
+
 def test_a_move_waits_for_a_machine_for_every_node() -> None:
     world = on_demand()
     gen = world.record().gen

@@ -49,6 +49,19 @@ def test_a_gang_starts_in_the_zone_of_its_static_machines() -> None:
     assert sorted(wants(world)) == [(Model.SPOT, "z-a"), (Model.STATIC, "z-a")]
 
 
+@pytest.mark.parametrize(
+    ("prices", "noted"), [({"z-a": Price(on_demand=1.5, spot=0.3)}, (1.5, 1.5)), ({}, (0.0, None))]
+)
+def test_an_intent_for_a_static_machine_has_its_prices_if_any_are_listed(
+    prices: dict[str, Price], noted: tuple[float, float | None]
+) -> None:
+    spot, fix = stack(static=1).pools
+    world = trained(World(nodes=1, the_stack=replace(stack(), pools=(spot, replace(fix, prices=prices)))))
+    (entry,) = world.events(Event.INTENT)
+    assert (entry.model, entry.pool, entry.zone) == (Model.STATIC, "fix", "z-a")
+    assert (entry.price, entry.on_demand) == noted
+
+
 def test_a_waiting_gang_returns_to_a_free_static_machine() -> None:
     world = full(World(nodes=1, the_stack=stack(static=1), steps=100, max_on_demand=0))
     world.run(10)
