@@ -24,7 +24,7 @@ AREAS: dict[str, tuple[str, ...]] = {  # folders and files
 
 # Code that tests start in processes of its own, where coverage does not look: file, or folder -> tests.
 PROCESSES: dict[str, tuple[str, ...]] = {
-    f"{TRAIN}/checkpoint": ("tests/train/checkpoint/test_saver.py", "tests/train/checkpoint/test_restore.py"),
+    f"{TRAIN}/checkpoint": tuple(f"tests/train/checkpoint/test_{name}.py" for name in ("saver", "part", "restore")),
     f"{TRAIN}/checkpoint/sharded.py": ("tests/train/checkpoint/test_sharded.py",),
     f"{TRAIN}/checkpoint/reshard.py": ("tests/train/checkpoint/test_sharded.py",),
     f"{TRAIN}/data/sampler.py": ("tests/train/data/test_sampler.py",),

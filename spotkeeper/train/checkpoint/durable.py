@@ -161,7 +161,7 @@ class Buffer:
     """The staging memory: a memory file that trainer and saver map. It grows and never shrinks."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("spotkeeper", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("spotkeeper")
         self.size = 0
         self.staged: Manifest | None = None  # durable checkpoint in the memory
         self.stretches: tuple[Stretch, ...] = ()

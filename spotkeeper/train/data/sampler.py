@@ -237,16 +237,16 @@ def _sized(size: int, **rest: Any) -> SampleOrder:
 def _listed(sampler: Iterable[int], seed: int) -> list[int]:
     """Return the indices of any finite sampler, drawn under ``seed``; the random state is restored afterwards."""
     before = rng.capture()
-    own = getattr(sampler, "generator", None)
+    own: Any = getattr(sampler, "generator", None)
     own_before = own.get_state() if isinstance(own, torch.Generator) else None
     try:
         rng.seed_all(seed)
-        if isinstance(own, torch.Generator):
+        if own_before is not None:
             own.manual_seed(seed)
         return list(sampler)
     finally:
         rng.restore(before)
-        if isinstance(own, torch.Generator) and own_before is not None:
+        if own_before is not None:
             own.set_state(own_before)
 
 

@@ -13,16 +13,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.checkpoint import client as trainers_side
 from spotkeeper.train.checkpoint import protocol, saver, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
-from spotkeeper.train.checkpoint.durable import PAGE
-from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverError, Stretch
+from spotkeeper.train.checkpoint.durable import PAGE, Buffer
+from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverError, SaverSilentError, Stretch
 from spotkeeper.train.checkpoint.store import RankPlace
 from tests.train.crash.refusing_saver import GROUPS, MEMORY_FILES, no_memory_group
 
@@ -180,6 +181,18 @@ def test_sigterm_finishes_a_staged_save(tmp_path: Path) -> None:
     assert store.newest(tmp_path / "ckpt").commit == Commit(1, 1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_saver(tmp_path: Path, number: signal.Signals) -> None:
+    with served(tmp_path) as (path, process):
+        client = Client.connect(path)
+        client.hello(tmp_path / "ckpt", 1, 2)
+        _await(lambda: ") S " in Path(f"/proc/{process.pid}/stat").read_text())  # it waits for requests
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        with pytest.raises(SaverError, match="the saver"):
+            client.hello(tmp_path / "ckpt", 1, 2)
+
+
 def test_a_private_saver_ends_after_its_trainers_last_save(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
@@ -240,6 +253,38 @@ def test_a_lost_saver_is_reported(tmp_path: Path) -> None:
         assert client.pending is None
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.wait(),
+        lambda client: client.hello(Path("/x"), 1, 2),
+        lambda client: client.memory(1 << 20),
+    ],
+    ids=["wait", "hello", "memory"],
+)
+def test_a_stopped_saver_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Client], object]
+) -> None:
+    monkeypatch.setattr(trainers_side, "_POLL_S", 0.01)
+    limits: list[float] = []
+    client = Client.private(lambda: limits[-1] if limits else None)
+    client.hello(tmp_path / "ckpt", 1, 2)
+    client.stage(PAGE)
+    pid = client.pid
+    os.kill(pid, signal.SIGSTOP)
+    client.save(new_manifest(Commit(1, 1), GANG, {}), (Stretch(store.STATE, 0, 5),))
+    assert client.wait(0.03) is None and client.pending == Commit(1, 1), "for two minutes it may be silent"
+    limits.append(0.1)
+    with pytest.raises(SaverSilentError) as silent:
+        ask(client)
+    assert silent.value.fault is Fault.SAVER_LOST
+    assert str(silent.value) == (
+        "the saver has done nothing for 0 s: is its disk hanging, or is it stopped? while it wrote 1-1"
+    )
+    assert (client.pid, client.pending) == (0, None) and not Path(f"/proc/{pid}").exists(), "killed"
+    client.close()
+
+
 def test_connecting_without_a_saver_fails(tmp_path: Path) -> None:
     with pytest.raises(SaverError, match="no saver at"):
         Client.connect(tmp_path / "saver", timeout_s=0.05)
@@ -253,6 +298,26 @@ def test_a_long_socket_path_is_usable(tmp_path: Path) -> None:
         client = Client.connect(path)
         client.hello(tmp_path / "ckpt", 1, 2)
         client.close()
+
+
+def test_a_sockets_address_needs_no_right_to_read_its_folder(tmp_path: Path) -> None:
+    with protocol.address(tmp_path / "saver") as name:
+        fd = int(name.split("/")[4])
+        assert name == f"/proc/self/fd/{fd}/saver" and not os.get_inheritable(fd)
+        assert Path(f"/proc/self/fd/{fd}").readlink() == tmp_path
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.listdir(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotADirectoryError), protocol.address(tmp_path / "pipe" / "saver"):
+        pass
+
+
+def test_the_staging_memory_has_a_name_and_no_program_inherits_it() -> None:
+    with contextlib.closing(Buffer()) as buffer:
+        assert not os.get_inheritable(buffer.fd)
+        assert str(Path(f"/proc/self/fd/{buffer.fd}").readlink()) == "/memfd:spotkeeper (deleted)"
 
 
 def test_a_socket_has_one_saver_and_a_dead_ones_is_reused(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.reshard import _Claim, _sources
+from spotkeeper.train.checkpoint.sharded import Sharded
+from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
+from spotkeeper.train.checkpoint.strategy import SAVE
 from spotkeeper.train.core.shards import METADATA
 from tests.train.checkpoint.sharding import SAVED, Life, live, module
 from tests.train.gangs import Event, Gang, Job, finals, run_to_end
@@ -115,6 +119,86 @@ def test_the_reader_of_each_part(
     found = _sources(claims, world)
     assert found[1] == lacking
     assert source is None or found[0] == source
+
+
+PART = Manifest(NEWEST, 2, (), (FileSum("__0_0.distcp", 8, "00"), FileSum(METADATA, 1, "11")), {SAVE: "a"}, 0.5)
+THEIRS = (FileSum("__1_0.distcp", 9, "22"), FileSum("skeleton.1.pkl", 7, "33"))
+OTHER = replace(PART, files=(*reversed(THEIRS), FileSum(METADATA, 1, "11")), saved_at=0.6)
+
+
+class Writer:
+    """A node's writer, which notes what it is asked for."""
+
+    writes = False  # loads nothing here
+
+    def __init__(self, written: Manifest | None) -> None:
+        self.written = written
+        self.asked: list[tuple[object, ...]] = []
+
+    def has(self, manifest: Manifest) -> None:
+        self.asked.append(("has", manifest))
+
+    def publish(self, manifest: Manifest) -> None:
+        self.asked.append(("publish", manifest))
+
+    def fail(self, commit: Commit, why: str) -> None:
+        self.asked.append(("fail", commit, why))
+
+
+def published(mine: Manifest | None, theirs: Manifest | None) -> tuple[Writer, list[bytes]]:
+    """What rank 0 of two asks its writer for, and tells the others."""
+    writer, told = Writer(mine), []
+
+    def gather(blob: bytes) -> list[bytes]:
+        told.append(blob)
+        return [blob, theirs.to_bytes() if theirs else b""]
+
+    places = tuple(RankPlace(rank, rank, rank, True) for rank in (0, 1))
+    sharded: Any = Sharded(cast(Any, SimpleNamespace(rank=0, gather=gather)), cast(Any, writer), places,
+                           cast(Any, None), managed=True)  # fmt: skip
+    sharded.publish()
+    assert told == [], "no save is open"
+    sharded._open = NEWEST
+    sharded.publish()
+    sharded.publish()
+    return writer, told
+
+
+def test_commit_is_requested_with_the_files_of_all_parts() -> None:
+    writer, told = published(PART, OTHER)
+    assert told == [PART.to_bytes()]
+    assert writer.asked == [("publish", replace(PART, others=THEIRS))]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        None,
+        replace(OTHER, versions={SAVE: "b"}),
+        replace(OTHER, versions={}),
+        replace(OTHER, commit=Commit(0, SAVED + 1)),
+        replace(OTHER, files=OTHER.files[:1]),
+    ],
+    ids=["none", "another save", "an unnamed save", "another commit", "without tensors"],
+)
+def test_without_the_other_part_of_the_save_no_commit_is_requested(theirs: Manifest | None) -> None:
+    writer, _ = published(PART, theirs)
+    assert writer.asked == [("fail", NEWEST, "another machine has not written its part")]
+
+
+def test_a_node_without_a_part_requests_nothing() -> None:
+    assert [published(None, theirs)[0].asked for theirs in (OTHER, None)] == [[], []]
+    _, told = published(None, OTHER)
+    assert told == [b""]
+    writer, told = published(replace(PART, commit=Commit(0, 1)), OTHER)
+    assert told == [b""], "a part of another save"
+    assert writer.asked == [("fail", NEWEST, "another machine has not written its part")]
+
+
+def test_a_restored_complete_part_is_only_recorded() -> None:
+    restored = replace(PART, others=THEIRS)
+    writer, _ = published(restored, OTHER)
+    assert (writer.asked, writer.written) == ([("has", restored)], None)
 
 
 def test_a_missing_part_is_an_error(two: tuple[Path, str], tmp_path: Path) -> None:

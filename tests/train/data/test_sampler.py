@@ -172,19 +172,38 @@ class Parts(SequentialSampler):
     [
         (
             lambda: DataLoader(Noise(), batch_sampler=type("Mine", (BatchSampler,), {})(range(20), 4, False)),
-            "custom batch sampler .Mine.*give the loader a sampler and a batch_size",
+            "the loader has a custom batch sampler (Mine), so the run cannot find its place in the data again; give "
+            "the loader a sampler and a batch_size instead",
         ),
-        (lambda: Own(Noise(), 4), "Own has its own __iter__"),
-        (lambda: DataLoader(Noise(), 4, sampler=Parts(Noise())), "Parts gives each rank a part"),
-        (lambda: DataLoader(Noise(), 4, sampler=NoLength()), "NoLength has no length"),
-        (lambda: DataLoader(TensorDataset(torch.empty(0, 1)), 4), "0 samples are fewer than a global batch of 4"),
-        (lambda: DataLoader(Noise(), 32, drop_last=True), "20 samples are fewer than a global batch of 32"),
-        (lambda: iter([1, 2]), "can be iterated only once"),
+        (lambda: Own(Noise(), 4), "Own has its own __iter__, so the run cannot rebuild it; use a DataLoader"),
+        (
+            lambda: DataLoader(Noise(), 4, sampler=Parts(Noise())),
+            "Parts gives each rank a part that depends on the number of ranks; give the loader a sampler over the "
+            "whole data set, because run.steps() divides the batches among the ranks",
+        ),
+        (
+            lambda: DataLoader(Noise(), 4, sampler=NoLength()),
+            "NoLength has no length, so the run cannot keep its place in it",
+        ),
+        (
+            lambda: DataLoader(TensorDataset(torch.empty(0, 1)), 4),
+            "0 samples are fewer than a global batch of 4: the data set is too small",
+        ),
+        (
+            lambda: DataLoader(Noise(), 32, drop_last=True),
+            "20 samples are fewer than a global batch of 32: the data set is too small",
+        ),
+        (
+            lambda: iter([1, 2]),
+            "list_iterator can be iterated only once, so a place in it cannot be found again; give run.steps() the "
+            "loader itself",
+        ),
     ],
 )
 def test_loaders_that_cannot_resume_are_refused_with_a_reason(loader: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError) as refused:
         open_feed(loader(), DataPosition(), None, SoloGang(), 0)
+    assert str(refused.value) == message
 
 
 # ---------------------------------------------------------------- data without indices
