@@ -75,7 +75,7 @@ class GcpFunction(Component):
         self.register_outputs({"url": self.url})
 
     def _images(self) -> gcp.artifactregistry.Repository:
-        """Declare a repository for the function's images: after a destroy the project's default one would bill on."""
+        """Declare the function's image repository. In the default one images would outlive a destroy and cost money."""
         return gcp.artifactregistry.Repository(
             "images",
             repository_id=self.prefix,

@@ -143,10 +143,10 @@ def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
 
 
 class Asked(Enum):
-    """The state of a request for stacks: WAITING, until the stacks are there or the agent waits no longer; then HAD."""
+    """The state of a request for the call stacks of this machine's workers."""
 
     WAITING = 1
-    HAD = 2
+    HAD = 2  # the call stacks have been written, or the agent no longer waits for them
 
 
 @dataclass

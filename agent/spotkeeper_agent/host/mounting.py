@@ -117,7 +117,7 @@ class Mounting:
             self._say(Kind.CHECKPOINT, str(self.newest), gen=gen)
 
     def unmount(self, over: Path | None = None) -> None:
-        """Unmount for good; :class:`Unmounted` follows. ``over``: a folder to delete before the unmount."""
+        """Unmount for good, then post the event :class:`Unmounted`. ``over``: a folder to delete before the unmount."""
         disk = self._disk
 
         def unmount() -> Unmounted:
@@ -129,7 +129,7 @@ class Mounting:
         self._helper.do("unmount", unmount)
 
     def drop(self, jobs: tuple[str, ...]) -> None:
-        """Delete the folders of jobs that are over; an unmounted disk is mounted for that. :class:`Dropped` follows."""
+        """Mount the disk if needed, delete the folders of jobs that are over, then post the event :class:`Dropped`."""
         disk = self._disk
 
         def drop() -> Dropped:

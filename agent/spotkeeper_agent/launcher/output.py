@@ -2,8 +2,8 @@
 
 The log files lie in memory (``/run``), beside files that job and agent must be able to write. A loop that prints a
 gigabyte a second would fill this memory before any periodic check. A small process per worker, the *output worker*,
-reads the pipe; if it is killed, its parent starts another one. Before the launcher ends these
-processes, it lets them read the pipe to its end. Standard library only; Linux only.
+reads the pipe; if it is killed, its parent starts another one. Before the launcher ends these processes, it lets
+them read the pipe to its end. Standard library only; Linux only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main(words: list[str]) -> None:
 
 
 def _supervise(files: dict[int, int], kept: int) -> None:
-    """Copy in a child process; if the child is killed, start another one. Never returns.
+    """Have a child process copy the pipes to the log files; if the child is killed, start another. Never returns.
 
     Between two children this process keeps the pipes open: a print into a pipe without a reader would end the job.
     Bytes that a killed child had read but not written, at most 64 KB, are lost.
@@ -109,7 +109,7 @@ def _supervise(files: dict[int, int], kept: int) -> None:
 
 
 def _copy(files: dict[int, int], kept: int) -> None:
-    """Copy until every writer has closed its end. Never returns."""
+    """Copy each pipe to its log file until all writers have closed the pipes. Never returns."""
     try:
         sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd in files.values()}
         holes = dict(sizes)  # each file's size when its space was last freed

@@ -121,9 +121,9 @@ def _number(folder: Path | str) -> int:
 def sweep(folder: Path, keep: set[int]) -> int:
     """Kill every process that has this folder's mark or tag, except ``keep``; return how many there were.
 
-    Killing a process group would not suffice, because a program may leave its group. The mark is a variable in the
-    environment with which a process was executed, which no process can change later. A daemon that was executed with
-    another environment still has the tag.
+    The mark is the environment variable ``MARK`` with which a process was executed. The tag is a resource limit that
+    every descendant inherits (:func:`tag`), so a daemon that was executed with another environment still has the tag.
+    Killing the process group would not suffice, because a program may leave its group.
     """
     mark, number = f"{MARK}={folder}".encode(), str(_number(folder))
     killed = 0

@@ -191,7 +191,8 @@ def _commands(source: Path, file: str, target: Path) -> list[list[str]]:
 
 
 def _see_image(target: Path) -> None:
-    """Let the environment import this interpreter's packages: ``--system-site-packages`` leaves out those of a venv."""
+    """Let the new environment import this interpreter's packages, even if this interpreter itself is in a venv."""
+    # venv's --system-site-packages would skip that venv and show only the packages of the interpreter it was made from.
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
     found = next(target.glob("lib/python*/site-packages"))
     (found / "_image.pth").write_text("".join(lines))

@@ -176,7 +176,7 @@ def _gpu_direct(machine: Machine) -> Iterator[tuple[str, str]]:
             "install the mlx5 driver (rdma-core)",
         )
     if fabric.daemon and not (machine.root / fabric.daemon).exists():
-        yield f"{fabric.name}, but its daemon does not run (no /{fabric.daemon})", fabric.remedy
+        yield f"the daemon of {fabric.name} does not run: /{fabric.daemon} does not exist", fabric.remedy
 
 
 def _found(folder: Path) -> bool:

@@ -103,18 +103,18 @@ def check(command: Sequence[str], steps: int, nproc: int, python: str, ignore: s
         logs = (Path(name) / f"interpreter{number}.log" for number in range(2))
         first, second = (stack.enter_context(interpreter(python, log)) for log in logs)
         lab = _Lab(Path(name), command, nproc)
-        note(f"without a stop, to step {steps}")
+        note(f"the script runs to step {steps} without a stop")
         alone = lab.run("alone", [steps], first)
         made = alone[0]["step"]
         if made < LEAST:
             raise CliError(f"the script made {made} steps; {LEAST} are needed", Exit.FAILED, "--steps N, or more data")
-        note("the same again")
+        note("the script runs a second time without a stop")
         again = lab.run("again", [steps], second, seed=1)  # what differs between two interpreters differs here
         if own := [each for each in _bits(alone, again) if not each.name.startswith(_DRAWN)]:
             return ScriptCheck(command[0], made, (), repeats=False, same_bits=False, bits=own)
         last = min(steps, made)  # with several ranks, a stop takes effect one step later
         stops = (max(1, last // 3), max(2, 2 * last // 3))
-        note(f"stopped after steps {stops[0]} and {stops[1]}, and resumed")
+        note(f"the script runs a third time; it is stopped after steps {stops[0]} and {stops[1]}, and resumed")
         resumed = lab.run("resumed", [*stops, steps], first)
     bits = _bits(alone, resumed)
     unsteady = {(each.rank, each.name) for each in _variables(alone, again, ignore)}

@@ -23,7 +23,7 @@ CLASS = "STANDARD"  # storage class of every object; Google's provider sends it 
 
 
 class ContentType(Struct, frozen=True):
-    """The content type of an object. Only deployments read it, and ``bucket.sqlite`` has no column for it."""
+    """An object's content type, kept in the cloud's ``state.sqlite``: ``bucket.sqlite`` has no column for it."""
 
     value: str
 

@@ -42,7 +42,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Series:
-    """A step function over recorded ticks: ``values[i]`` applies until tick ``ends[i]``."""
+    """A recorded capacity or price: ``values[i]`` applies until tick ``ends[i]``. A tick lasts ``gap_s`` seconds."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
@@ -56,7 +56,7 @@ class Series:
         return self.values[bisect_right(self.ends, tick % self.ends[-1])]
 
     def next_change(self, tick: int) -> int:
-        """The first tick after this one where the value may differ."""
+        """The first tick after ``tick`` at which the recorded capacity or price may have another value."""
         turns, inside = divmod(tick, self.ends[-1])
         return turns * self.ends[-1] + self.ends[bisect_right(self.ends, inside)]
 

@@ -83,9 +83,9 @@ class Maintenance(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetCapacity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to set a zone's capacity for VMs of a provisioning model to ``nodes``.
+    """A request that a zone has capacity for ``nodes`` VMs of the provisioning model ``model``.
 
-    None ends the setting: spot capacity follows the market again, on-demand capacity has no limit again.
+    If ``nodes`` is None, the capacity is no longer set: for spot it follows the market, for on-demand it is unlimited.
     """
 
     zone: str

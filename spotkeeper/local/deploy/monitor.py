@@ -78,9 +78,9 @@ class _Cloud(Mocks):
 
 
 def plain(value: Any, masked: bool = False) -> Any:  # noqa: PLR0911 - one per kind
-    """Convert a value from Pulumi's wire format to plain JSON, with integers, secrets in clear, and paths of files.
+    """Convert a value from Pulumi's wire format to plain JSON: a whole float to an integer, a file to its path.
 
-    ``masked``: replace secrets and unknown values by placeholders, for output.
+    Secrets are returned in clear. ``masked``: replace secrets and unknown values by placeholders, for output.
     """
     match value:
         case {"value": inner} if SECRET in value:

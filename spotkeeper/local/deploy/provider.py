@@ -38,7 +38,7 @@ class StandIn(p.Provider):
         return p.CheckResponse(inputs=request.new_inputs)
 
     async def diff_config(self, request: p.DiffRequest) -> p.DiffResponse:
-        """Report no changes of the provider's configuration: with any configuration the cloud is the same."""
+        """Report no change, whatever the provider's new settings are: its resources are in the same cloud as before."""
         return p.DiffResponse(changes=False)
 
     async def configure(self, request: p.ConfigureRequest) -> p.ConfigureResponse:

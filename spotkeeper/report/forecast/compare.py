@@ -135,8 +135,8 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step that the machines of a shape spend on summing gradients.
 
-    A measured step may be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
-    sums them during the arithmetic. Then the modelled time is reduced by the same factor on every shape.
+    The measured step may be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
+    sums them during the arithmetic. Then the modelled time of every shape is multiplied by measured / modelled time.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
 

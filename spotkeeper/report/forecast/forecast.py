@@ -187,7 +187,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     if task.nodes > watched:
         yield f"capacity: recorded for {watched} machines; the job's {task.nodes} are assumed to come and go together"
     else:
-        yield "capacity: the job runs if all its machines are available, and loses them together"
+        yield "capacity: the job runs only while all its machines are available, and loses them together"
     if spec.size().min < task.nodes:
         yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
     start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))

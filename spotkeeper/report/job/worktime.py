@@ -143,7 +143,6 @@ def _number(machine: Attempt) -> int:
 
 
 def _stills(lives: Sequence[Life], entries: Sequence[Entry], now: float) -> list[Still]:
-    """The spans without training: before the first generation, and from each generation's end to the next start."""
     over = next((entry.at for entry in entries if entry.event in ENDS), now)
     if not lives:
         return [Still((float("-inf"), max(over, now)), "start")]
@@ -190,7 +189,7 @@ def _trained(machine: Attempt, lives: Sequence[Life], worked: Sequence[Span]) ->
 
 
 def _idle(machine: Attempt, span: Span, stills: Sequence[Still], last: float, why: str) -> Iterable[Piece]:
-    """Divide a span in which a machine did not train: the job stood still, or the machine stood by, or was released.
+    """Divide a span in which a machine did not train into STANDING_STILL, STANDING_BY (before ``last``) and LEAVING.
 
     ``last``: when the machine last trained, or its end if it never trained. ``why``: the cause of its end.
     """

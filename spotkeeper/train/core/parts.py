@@ -372,7 +372,7 @@ def _take(part: Stateful) -> Any:
 
 
 def _give(part: Stateful, state: Any) -> None:
-    """Load a part's state, saved under the user's parameter names. A compiled module has other parameter names."""
+    """Load a part's state. If the part is a compiled module, translate the saved parameter names to its own names."""
     if isinstance(part, nn.Module):
         now = part.state_dict()
         names = {plain(name): name for name in now}

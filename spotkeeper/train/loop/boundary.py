@@ -173,7 +173,7 @@ class Boundary:
     # ------------------------------------------------------------ between two batches
 
     def after_batch(self, feed: Feed, left: BatchesLeft | None) -> None:
-        """Act after a batch. A boundary follows only a batch with an optimizer step. Collective.
+        """Count a batch. If it ended with an optimizer step, save, publish or stop as all ranks agreed. Collective.
 
         Raises:
             SystemExit: 0, after a stop.

@@ -64,7 +64,10 @@ class Stopwatch:
             self._at, self._began = now, self._mark_of()
 
     def end(self) -> float | None:
-        """End a step. Return the own time in seconds of this or an earlier step; None if no measurement is ready."""
+        """End a step. Return its own time (see the module's docstring) in seconds, or None if no own time is known.
+
+        A GPU runs behind the host, so its measurement of a step is read, and returned, at the end of a later step.
+        """
         began, marked, armed, self._armed = self._began, self._marked, self._armed, False
         if armed and marked is not None:
             self._sampled = self._at

@@ -372,10 +372,10 @@ def test_the_pools_notice_is_used(imds: Imds, monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("fabric", "have", "lacks"),
     [
-        ("tcpx", (), ("no plugin for NCCL in /var/lib/tcpx", "daemon does not run (no /run/tcpx)")),
-        ("tcpx", ("var/lib/tcpx/lib64/libnccl-net.so",), ("daemon does not run",)),
+        ("tcpx", (), ("no plugin for NCCL in /var/lib/tcpx", "does not run: /run/tcpx does not exist")),
+        ("tcpx", ("var/lib/tcpx/lib64/libnccl-net.so",), ("the daemon of GPUDirect-TCPX does not run",)),
         ("tcpx", ("var/lib/tcpx/lib64/libnccl-net.so", "run/tcpx/socket"), ()),
-        ("tcpxo", ("var/lib/tcpxo/lib64/libnccl-net.so",), ("no /dev/aperture_devices",)),
+        ("tcpxo", ("var/lib/tcpxo/lib64/libnccl-net.so",), ("/dev/aperture_devices does not exist",)),
         ("rdma", ("usr/local/gib/lib64/libnccl-net.so",), ("fewer than 8 RDMA adapters",)),
         ("rdma", ("usr/local/gib/lib64/libnccl-net.so", *(f"sys/class/infiniband/mlx5_{n}/x" for n in range(8))), ()),
         ("efa", (), ("the kernel shows none",)),

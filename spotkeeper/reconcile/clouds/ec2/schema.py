@@ -265,10 +265,10 @@ def to_vm(
 
 
 def to_ran(item: InstanceIn, stack: str) -> MachineTimes | None:
-    """Return the start and end, to the second, of a machine of the stack that has ended.
+    """Return when a machine started and ended, to the second; None if it has not ended or is not of this stack.
 
-    EC2 bills until the shutdown begins and reports this time: "User initiated (...)" after a call, "Service
-    initiated (...)" after an interruption. It may also report no time.
+    The end is the time at which its shutdown began, because EC2 bills until then. EC2 reports this time in a text,
+    such as "User initiated (TIME)" or "Service initiated (TIME)". If the text has no time, the end is 0.
     """
     name = item.labels.get(NAME, "")
     if item.labels.get(names.LABEL_STACK) != stack or item.state.name != TERMINATED or not name:

@@ -77,10 +77,7 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop a generation that began without some nodes, so that the next one includes them.
-
-    Only once every machine that these nodes have by now is ready, so that one stop takes in all of them.
-    """
+    """Stop a generation that began without some nodes, once all machines that these nodes have are ready to join it."""
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
@@ -97,8 +94,8 @@ def _lacking(draft: Draft, ready: list[int]) -> str:
     commit = location.newest(draft)
     assert commit is not None
     told = location.told(draft, ready)
-    there = f"the newest that any of them has is {location.text(told)}" if told else "none of them has a checkpoint"
-    lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; {there}"
+    there = f"checkpoints up to {location.text(told)}" if told else "no checkpoint"
+    lacks = f"no available machine has the newest checkpoint, {location.text(commit)}; available machines have {there}"
     return f"{lacks}. To continue without it: {draft.record.go_back()}"
 
 

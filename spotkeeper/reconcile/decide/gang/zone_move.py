@@ -60,7 +60,7 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
 def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
     """Stop the gang for a move to ``zone``.
 
-    ``taken``: keep each node's ``next``. It is a probe that runs in the new zone already and waits for its disk.
+    ``taken``: if True, keep each node's ``next``: a probe, which runs in the new zone already and waits for its disk.
     """
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
     draft.set(move=Move(zone, draft.now), nodes=nodes, roll=None, dry_since=None)
