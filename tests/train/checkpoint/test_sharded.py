@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.durable import MemoryHandle
+from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.reshard import _Claim, _sources
 from spotkeeper.train.checkpoint.sharded import Sharded
 from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.strategy import SAVE
+from spotkeeper.train.core import pickling
 from spotkeeper.train.core.shards import METADATA
 from tests.train.checkpoint.sharding import SAVED, Life, live, module
 from tests.train.gangs import Event, Gang, Job, finals, run_to_end
@@ -129,11 +133,17 @@ OTHER = replace(PART, files=(*reversed(THEIRS), FileSum(METADATA, 1, "11")), sav
 class Writer:
     """A node's writer, which notes what it is asked for."""
 
-    writes = False  # loads nothing here
+    writes, commit = True, None
 
     def __init__(self, written: Manifest | None) -> None:
         self.written = written
         self.asked: list[tuple[object, ...]] = []
+
+    def begin(self, commit: Commit) -> bool:
+        return True
+
+    def stage(self, size: int) -> tuple[MemoryHandle, memoryview]:
+        return MemoryHandle(1, 2, size), memoryview(bytearray(size))
 
     def has(self, manifest: Manifest) -> None:
         self.asked.append(("has", manifest))
@@ -145,6 +155,13 @@ class Writer:
         self.asked.append(("fail", commit, why))
 
 
+def rank_0(writer: Writer, gather: Callable[[bytes], list[bytes]]) -> Any:
+    """The strategy on the first of two machines with a rank each."""
+    places = tuple(RankPlace(rank, rank, rank, True) for rank in (0, 1))
+    gang: Any = SimpleNamespace(rank=0, gather=gather)
+    return Sharded(gang, cast(Any, writer), places, cast(Any, None), managed=True)
+
+
 def published(mine: Manifest | None, theirs: Manifest | None) -> tuple[Writer, list[bytes]]:
     """What rank 0 of two asks its writer for, and tells the others."""
     writer, told = Writer(mine), []
@@ -153,15 +170,39 @@ def published(mine: Manifest | None, theirs: Manifest | None) -> tuple[Writer, l
         told.append(blob)
         return [blob, theirs.to_bytes() if theirs else b""]
 
-    places = tuple(RankPlace(rank, rank, rank, True) for rank in (0, 1))
-    sharded: Any = Sharded(cast(Any, SimpleNamespace(rank=0, gather=gather)), cast(Any, writer), places,
-                           cast(Any, None), managed=True)  # fmt: skip
+    sharded = rank_0(writer, gather)
     sharded.publish()
     assert told == [], "no save is open"
     sharded._open = NEWEST
     sharded.publish()
     sharded.publish()
     return writer, told
+
+
+@pytest.mark.parametrize("can", [False, True], ids=["known before", "seen when it stages"])
+def test_without_the_other_machines_saver_a_save_fails_and_stays_closed(
+    can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(blob: bytes) -> list[bytes]:
+        exchanged.append(blob)
+        match len(exchanged):
+            case 1:
+                return [blob, pickling.dumps(replace(pickling.loads(blob, "rank 0"), can=can))]
+            case 2:  # of chunks
+                return [blob, blob]
+            case _:
+                return [blob, b""]
+
+    exchanged: list[bytes] = []
+    writer = Writer(None)
+    sharded = rank_0(writer, gather)
+    image = SimpleNamespace(stretches=(Stretch("state", 0, 5000), Stretch("skeleton", 8192, 300)))
+    monkeypatch.setattr(sharded, "_image", lambda _: (image, []))
+    sharded.save(None, NEWEST)
+    assert writer.asked == [("fail", NEWEST, "rank 1's machine has no saver")]
+    seen = len(exchanged)
+    sharded.publish()
+    assert len(exchanged) == seen, "no save is open"
 
 
 def test_commit_is_requested_with_the_files_of_all_parts() -> None:
