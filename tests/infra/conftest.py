@@ -94,16 +94,23 @@ class Recorder(MockMonitor):
             )
         return reply
 
+    def ReadResource(self, request: Any) -> Any:  # noqa: N802 - Pulumi's name
+        """Another stack is not declared, only read."""
+        parent, inputs = request.parent.rsplit("::", 1)[-1], plain(rpc.deserialize_properties(request.properties))
+        read = Declared(request.type, request.name, inputs, (), parent, False, False, options=_options(request))
+        self.declared.append(read)
+        return super().ReadResource(request)
+
 
 def _options(request: Any) -> dict[str, Any]:
     """Everything of a registration that is neither an input nor the SDK's own."""
     found: dict[str, Any] = MessageToDict(request)
-    own = {"type", "name", "object", "custom", "dependencies", "propertyDependencies", "hooks", "version", "packageRef"}
+    own = {"type", "name", "object", "properties", "custom", "dependencies", "propertyDependencies", "hooks"}
     kept = {name: value for name, value in found.items() if name not in own and not SDKS_OWN.match(name)}
     return kept | {name: key_of(kept[name]) for name in ("parent", "provider") if name in kept and "::" in kept[name]}
 
 
-SDKS_OWN = re.compile(r"accept|additionalSecretOutputs|supports|source|stackTrace")
+SDKS_OWN = re.compile(r"accept|packageRef|version|additionalSecretOutputs|supports|source|stackTrace")
 
 
 def key_of(urn: str) -> str:

@@ -226,13 +226,9 @@ def test_submitters_cannot_change_the_functions_documents(theirs: Store, ours: S
             attempt()
     documents = (paths.record(job), paths.lease(job), paths.progress(job), f"{paths.facts(job)}x", paths.STACK)
     logs = (paths.log(job, 0, 1), f"{paths.outputs(job)}0.json", f"{paths.copies(job)}1-2/x", paths.ALLOCATION)
-    hidden = (
-        f"{paths.ledger(job)}spec",
-        f"{paths.ledger(job)}requests/x",
-        f"{paths.facts(job)}spec",
-        f"{paths.facts(job)}rec",
-    )
-    for key in (*documents, *logs, *hidden, f"{paths.ledger(job)}rec", paths.market_past("burst"), paths.tomb(job)):
+    folders = (paths.ledger(job), paths.facts(job), paths.copies(job), paths.outputs(job), f"jobs/{job}/logs/")
+    hidden = [f"{folder}{name}" for folder in folders for name in ("spec", "rec", "requests/x", "source/x")]
+    for key in (*documents, *logs, *hidden, paths.market_past("burst"), paths.tomb(job)):
         assert not rights("overwrite", key) and not rights("delete", key), key
         assert not rights("create", key) or key == paths.record(job), key
     assert json.loads(ours.get(paths.active(job)) or b"0") == T0

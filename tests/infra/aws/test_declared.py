@@ -205,6 +205,22 @@ def test_no_machine_has_a_public_address(example: Declaration) -> None:
     assert not of(example, "aws:ec2/internetGateway:InternetGateway")
 
 
+def test_public_ip_gives_machines_addresses_and_a_way_out(config: dict[str, str]) -> None:
+    pools = json.dumps([pool for pool in json.loads(config["spotkeeper:pools"]) if "efa" not in pool["machine"]])
+    network = '{"cidr": "10.40.0.0/16", "public_ip": true}'
+    public = declare({**config, "spotkeeper:pools": pools, "spotkeeper:network": network})
+    assert all(found.properties["mapPublicIpOnLaunch"] for found in of(public, SUBNET))
+    ways = {found.name: found.properties for found in of(public, "aws:ec2/route:Route")}
+    table = identity("aws:ec2/routeTable:RouteTable", "routes")
+    assert ways == {
+        "out-4": {"routeTableId": table, "destinationCidrBlock": "0.0.0.0/0", "gatewayId": "gateway"},
+        "out-6": {"routeTableId": table, "destinationIpv6CidrBlock": "::/0", "egressOnlyGatewayId": "egress"},
+    }
+    gateway = one(public, "aws:ec2/internetGateway:InternetGateway", "gateway")
+    assert gateway["vpcId"] == identity("aws:ec2/vpc:Vpc", "vpc")
+    assert "aws:ec2/route:Route::out-4" in before(public, DRAIN), "machines need it until the end"
+
+
 def test_a_network_that_exists_is_used_as_it_is(joined: Declaration) -> None:
     made = {"Vpc", "Subnet", "RouteTable", "Route", "VpcEndpoint", "EgressOnlyInternetGateway"}
     assert not made & {found.type.rsplit(":", 1)[1] for found in joined.values()}

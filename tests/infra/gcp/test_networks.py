@@ -13,6 +13,7 @@ from infra.gcp.network import free_ranges, project_of, subnet_of
 from infra.gcp.pools import group
 from spotkeeper.local.deploy import runner
 from spotkeeper.local.deploy.config import read_config
+from spotkeeper.local.deploy.monitor import STACK_REFERENCE
 from tests.infra.conftest import STACKS, run_program
 from tests.infra.declaration import Declaration
 from tests.infra.settings.stackfiles import read
@@ -72,6 +73,8 @@ def test_the_function_may_use_only_the_named_shared_subnetwork(shared: Declarati
 
 def test_another_stacks_outputs_name_the_network() -> None:
     declared = stack(network={"from_stack": "organization/net/prod"})
+    other = declared[f"{STACK_REFERENCE}::network-of"]
+    assert (other.properties["name"], other.parent) == ("organization/net/prod", "network")
     assert not of(declared, NETWORK)
     wall = of(declared, FIREWALL)["inside"]
     assert (wall["network"], wall["project"]) == ("projects/acme-net/global/networks/shared", "acme-net")
