@@ -283,7 +283,7 @@ def test_torchs_own_tools_read_the_checkpoint(two: tuple[Path, str], tmp_path: P
 
 def test_under_the_agent_a_killed_gang_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Two machines with their savers: the one rank is killed once a save is complete, in the middle of the run."""
-    job = Job(tmp_path / "out", kind="fsdp", events=(Event(3, 1, "save"), Event(6, 1, "kill")))
+    job = Job(tmp_path / "out", kind="fsdp", steps=15, events=(Event(3, 1, "save"), Event(6, 1, "kill")))
     with Gang(tmp_path / "gang", job, nodes=2, env={"SPOTKEEPER_REPLICATED": "0"}) as gang:
         assert gang.run(1)[1].code != 0
         assert [ended.code for ended in gang.run(2)] == [0, 0], gang.log(0, 2)
