@@ -168,7 +168,7 @@ class KeySet:
             useless = age > KEYS_TTL_S or not known
             if self._fetching is not None:
                 return (self._fetching, False) if useless else (None, False)
-            rested = now - (self._tried if self._tried is not None else -math.inf) > REFETCH_S
+            rested = self._tried is None or now - self._tried > REFETCH_S
             if age > KEYS_TTL_S:
                 due = self._failed is None or now - self._failed >= AGAIN_S
             else:

@@ -61,7 +61,7 @@ class _Lease(Struct, frozen=True, omit_defaults=True):
     due: float | None = None
 
 
-def open_objects(url: str, endpoint: str | None = None, brief: bool = False) -> Objects:
+def open_objects(url: str, endpoint: str | None, brief: bool) -> Objects:
     """Open the object store at ``gs://name``, ``s3://name[/prefix]`` or ``sqlite:///path`` (``SPOTKEEPER_BUCKET``).
 
     Args:

@@ -44,7 +44,7 @@ def get(cloud: LocalCloud, key: str, headers: dict[str, str] | None = None) -> r
 
 def test_uploads_reach_the_functions_bucket(cloud: LocalCloud, bucket: str) -> None:
     assert put(cloud, "stack/pools.json", b"{}") == 200
-    blob = open_objects(cloud.bucket).get("stack/pools.json")
+    blob = open_objects(cloud.bucket, None, brief=False).get("stack/pools.json")
     assert blob is not None and blob.data == b"{}"
     assert get(cloud, "stack/pools.json").content == b"{}"
     assert get(cloud, "stack/none").status_code == 404

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -472,14 +473,16 @@ class TestKeySet:
         ],
     )
     def test_other_kinds_of_keys_are_ignored(self, issuer: ids.Issuer, verifier: Verifier, jwk: Any) -> None:
-        issuer.keys[:] = [jwk()]
+        issuer.keys[:] = [jwk(), ids.public_jwk("new")]
         with pytest.raises(AuthError, match="unknown key"):
             agent(verifier, bearer())
+        agent(verifier, "Bearer " + jwt.encode(claims(), ids.key("new"), "RS256", headers={"kid": "new"}))
 
     def test_the_size_of_a_key_set_is_bounded(self, issuer: ids.Issuer, verifier: Verifier) -> None:
         issuer.keys[:0] = [ids.public_jwk("one", kid=f"k{number}") for number in range(auth.MAX_KEYS)]
         with pytest.raises(AuthError, match="unknown key"):
             agent(verifier, bearer())
+        agent(verifier, bearer(kid=f"k{auth.MAX_KEYS - 1}"))
 
     @pytest.mark.parametrize("url", ["", "http://keys.example/x", "ftp://x/y", "https://", "file:///etc/passwd"])
     def test_keys_are_fetched_by_https_or_from_loopback(self, url: str) -> None:
@@ -540,6 +543,49 @@ class TestSlowKeySet:
             assert len(found) == 1
             assert fetching.result(60) is not None
         assert keys.calls == 1, "all of them have one answer"
+
+    @pytest.mark.parametrize(
+        ("kid", "later_s", "fetches"),
+        [
+            ("one", auth.KEYS_FRESH_S, 0),
+            ("one", auth.KEYS_FRESH_S + 1, 1),
+            ("two", auth.REFETCH_S, 0),
+            ("two", auth.REFETCH_S + 1, 1),
+            ("two", auth.KEYS_TTL_S, 1),
+        ],
+    )
+    def test_when_known_keys_are_fetched_again(
+        self, monkeypatch: pytest.MonkeyPatch, kid: str, later_s: float, fetches: int
+    ) -> None:
+        now = [1000.0]
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        keys = Slow()
+        known = keys.key("one")
+        now[0] += later_s
+        keys.status = 503
+        for _ in range(3):
+            if kid == "one":
+                assert keys.key(kid) is known
+            else:
+                with pytest.raises(AuthError, match="unknown key"):
+                    keys.key(kid)
+        assert keys.calls == 1 + fetches, "and not for every request"
+
+    def test_expired_keys_are_fetched_again_5_s_after_a_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [1000.0]
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        keys = Slow()
+        keys.key("one")
+        now[0] += auth.KEYS_TTL_S + 1
+        keys.status = 503
+        for pause_s, calls in ((0.0, 2), (auth.AGAIN_S - 1, 2), (1.0, 3)):
+            now[0] += pause_s
+            with pytest.raises(KeysUnavailableError):
+                keys.key("one")
+            assert keys.calls == calls
+        now[0] += auth.AGAIN_S
+        keys.status = 200
+        assert keys.key("one") is not None
 
     def test_keys_are_renewed_before_they_expire(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = Slow()

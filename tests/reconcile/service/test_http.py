@@ -390,11 +390,18 @@ class TestTrouble:
     def test_without_a_stack_requests_get_503(self, site: Site, app: HttpApp) -> None:
         site.runtime.store.delete(paths.STACK)
         assert sync(app, HELLO) == (503, {"error": "unavailable"})
+        assert ask(app, "POST", "/v1/tick", b"{}", clock_token()) == (503, {"error": "unavailable"})
+        note = read_note(site.runtime.store)
+        assert note is not None and note.reason == "no stack/pools.json in the bucket"
 
     def test_another_stacks_bucket_is_refused(self, site: Site, app: HttpApp) -> None:
         other = msgspec.structs.replace(STACK, stack="prod", node_identity=ids.NODES)
         site.runtime.store.put(paths.STACK, msgspec.json.encode(other))
         assert sync(app, HELLO)[0] == 500
+        assert ask(app, "POST", "/v1/tick", b"{}", clock_token())[0] == 500
+        note = read_note(site.runtime.store)
+        assert note is not None
+        assert note.reason == "the bucket belongs to stack 'prod', not to the stack in SPOTKEEPER_STACK"
         assert site.google.asked == []
 
     def test_a_cloud_that_hangs_is_left_to_the_next_round(self, caplog: pytest.LogCaptureFixture) -> None:

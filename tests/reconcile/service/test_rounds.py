@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from spotkeeper.contract.cloud import Listing
 from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.reconcile.controller import reconcile_job
 from spotkeeper.reconcile.controller.alarm import read_note
-from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
+from spotkeeper.reconcile.controller.reconcile_job import Ended, RoundOptions, RoundResult
 from spotkeeper.reconcile.service.rounds import Rounds, Ticked
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from spotkeeper.reconcile.store.objects import AGAIN_S, REQUEST_S
@@ -73,6 +79,33 @@ def test_a_report_at_the_end_of_a_requests_time_makes_the_next_round_due() -> No
     assert sent_away == [{"job": JOB, "ended": "busy"}]
     due = store.read_due(JOB)
     assert due is not None and began < due <= world.now()
+
+
+@pytest.mark.parametrize(
+    ("late", "ended", "rounds"), [(True, Ended.QUIET, 2), (False, Ended.QUIET, 1), (False, Ended.BUSY, 2)]
+)
+def test_a_round_is_repeated_for_a_request_whose_report_it_has_not_read(
+    monkeypatch: pytest.MonkeyPatch, late: bool, ended: Ended, rounds: int
+) -> None:
+    """While another process has the lease, this process does not know what was read."""
+    process = Process()
+    real = reconcile_job.run_round
+    done: list[RoundResult] = []
+    sent_away: list[dict[str, object]] = []
+
+    def run_round(*args: Any) -> RoundResult:
+        done.append(real(*args))
+        if len(done) > 1:
+            return done[-1]
+        assert not late or process.store.put_fact(JOB, LATE)
+        sent_away.append(process.round())
+        return replace(done[0], ended=ended)
+
+    monkeypatch.setattr(reconcile_job, "run_round", run_round)
+    process.round()
+    assert sent_away == [{"job": JOB, "ended": "busy"}]
+    assert len(done) == rounds
+    assert LATE not in done[0].facts and (LATE in done[-1].facts) is late
 
 
 def test_a_tick_during_a_tick_does_nothing() -> None:

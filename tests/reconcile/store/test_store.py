@@ -27,7 +27,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Observation, PriceRun, Prices
 from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.store import documents, paths
+from spotkeeper.reconcile.store import documents, objects_obstore, paths
 from spotkeeper.reconcile.store import store as store_module
 from spotkeeper.reconcile.store.documents import StaticHello, encode_versioned
 from spotkeeper.reconcile.store.objects import (
@@ -355,7 +355,20 @@ def test_a_create_during_a_delete_is_repeated(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("url", ["", "file:///x", "sqlite://host/x", "sqlite:x", "s3://", "gs:///x", "http://b", "/x"])
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="SPOTKEEPER_BUCKET"):
-        open_objects(url)
+        open_objects(url, None, brief=False)
+
+
+def test_a_stores_options_reach_its_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(objects_obstore, "open_bucket", lambda *args: asked.append(args))
+    open_store("gs://b")
+    open_store("s3://b", "https://s3.example", brief=True)
+    open_objects("gs://b", "https://gcs.example", brief=False)
+    assert asked == [
+        ("gs://b", None, False),
+        ("s3://b", "https://s3.example", True),
+        ("gs://b", "https://gcs.example", False),
+    ]
 
 
 class TestStore:
@@ -426,6 +439,17 @@ class TestStore:
         assert store.read_tomb(JOB) is None
         store.put_tomb(JOB, 12.5)
         assert store.read_tomb(JOB) == 12.5
+
+    def test_when_a_submission_began(self, store: Store) -> None:
+        assert store.active_since(JOB) is None, "there is no marker"
+        store.set_active(JOB)
+        assert store.active_since(JOB) is None, "the marker does not say"
+        store.clear_active(JOB)
+        store.set_active(JOB, 12.5)
+        store.set_active(JOB, 99.0)
+        assert store.active_since(JOB) == 12.5
+        store.put(paths.active(JOB), b"yesterday")
+        assert store.active_since(JOB) is None
 
     def test_lease(self, store: Store) -> None:
         assert store.read_due(JOB) is None
@@ -562,6 +586,24 @@ class TestStore:
         }[path]
         with pytest.raises(CorruptError, match=says):
             read()
+
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            (b"", "not a Document: Input data was truncated"),
+            (b'{"v":0}', "has format 0, not 1 as it should"),
+            (b'{"v":1}', "not a Record: Object missing required field `job`"),
+            (b"\x78\x00", "does not unpack: Error -3 while decompressing data: incorrect header check"),
+            (zlib.compress(b"{}")[:-1], "is cut short, or larger than 67108864 bytes"),
+        ],
+    )
+    def test_a_corrupt_document_is_shown_with_its_token(self, store: Store, data: bytes, why: str) -> None:
+        store.put(paths.record(JOB), data)
+        with pytest.raises(CorruptError) as refused:
+            store.read_record(JOB)
+        error, blob = refused.value, store._objects.get(paths.record(JOB))
+        assert str(error) == f"{paths.record(JOB)}: {why}"
+        assert (error.path, error.said, error.token) == (paths.record(JOB), documents.cut(data), blob.tag)
 
     def test_a_document_without_a_nonce_is_not_written(self, store: Store) -> None:
         with pytest.raises(StoreError, match="nonce"):

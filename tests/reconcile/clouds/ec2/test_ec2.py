@@ -265,6 +265,17 @@ class TestDisks:
         listing = here.pass_(25.0)
         assert listing.vms == () and listing.disks[0].users == ()
 
+    @pytest.mark.parametrize(
+        ("link", "held"), [("attaching", 1), ("attached", 1), ("detaching", 1), ("busy", 1), ("detached", 0)]
+    )
+    def test_only_a_detached_disk_is_free(self, here: Region, link: str, held: int) -> None:
+        here.disk()
+        vm = here.machine()
+        (volume,) = here.site.volumes.values()
+        volume.holder, volume.link = vm.uid, link
+        listing = here.look()
+        assert (listing.vms[0].disks, listing.disks[0].users) == ((DISK,) * held, (vm.name,) * held)
+
     def test_a_disk_cannot_be_attached_in_another_zone(self, here: Region) -> None:
         here.disk()
         vm = here.machine(zone=B)
@@ -410,16 +421,21 @@ class TestListing:
         here.site.faults.append(Fault("DescribeSnapshots", "InternalError", 500, times=9))
         assert here.look().answered == frozenset()
 
-    def test_static_machines_are_listed_and_foreign_ones_ignored(self, here: Region) -> None:
+    def test_static_machines_are_listed_and_foreign_ones_ignored(
+        self, here: Region, caplog: pytest.LogCaptureFixture
+    ) -> None:
         machine = here.static_machine()
         here.machine()
         stranger = here.instance(here.machine(node=1))
         stranger.tags["sk-node"] = "4"  # its name says another
         other = here.instance(here.machine(node=2))
         other.tags["sk-stack"] = "other"
+        caplog.clear()
         static, ours = sorted(here.look().vms, key=lambda vm: vm.job)
         assert (static.name, static.job, static.model, static.pool) == ("sk-demo-floor-s0", "", Model.STATIC, "floor")
         assert static.uid == machine.id and ours.node == 0
+        why = "has labels of this stack that do not match its name: the machine is ignored"
+        assert caplog.messages == [f"{stranger.id} {why}"]
 
     def test_boot_volumes_and_static_disks_are_not_listed(self, here: Region) -> None:
         here.disk()

@@ -34,7 +34,9 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.clouds.gce.api import Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.clouds.gce.cloud import Gce, open_gce
 from spotkeeper.reconcile.clouds.gce.errors import OneError, classify, parse_error
-from spotkeeper.reconcile.clouds.gce.schema import STATUS, disk_body, to_time
+from spotkeeper.reconcile.clouds.gce.listing import of_a_page, of_all_zones
+from spotkeeper.reconcile.clouds.gce.schema import STATUS, Part, disk_body, to_time
+from spotkeeper.reconcile.clouds.http_client import Answer, Wire
 from tests import discovery, web
 from tests.reconcile.clouds.gce.compute import (
     DISK,
@@ -450,9 +452,13 @@ class TestListing:
             {"name": "other"},
         ],
     )
-    def test_copied_labels_make_no_machine_of_the_stack(self, google: Google, gce: Gce, fields: dict[str, Any]) -> None:
+    def test_copied_labels_make_no_machine_of_the_stack(
+        self, google: Google, gce: Gce, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
         google.script["instances.aggregatedList"] = scopes("instances", us_x1_a=[instance(**fields)])
         assert gce.list("demo").vms == ()
+        why = "has labels of this stack that do not match its name: the machine is ignored"
+        assert caplog.messages == [f"{fields.get('name', VM)} {why}"]
 
     def test_boot_disks_and_static_disks_are_not_listed(self, google: Google, gce: Gce) -> None:
         boot = disk(name=VM, labels={"sk-stack": "demo", "sk-pool": "gpu"})
@@ -561,10 +567,54 @@ class TestListing:
         (result,) = gce.list("demo").results
         assert result.action == INSERT
 
+    def test_the_newest_requests_of_this_process_are_remembered(
+        self, google: Google, gce: Gce, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.actions.REMEMBERED", 2)
+        google.script["instances.insert"] = google.script["disks.insert"] = lambda _: operation()
+        retried = msgspec.structs.replace(INSERT, attempt=4)
+        creations: tuple[Action, ...] = (INSERT, retried, CreateDisk(JOB, UID, 7, 1, "gpu", A))
+        for action in creations:
+            gce.perform(action, 5)
+        links = [f"{LINK}/zones/{A}/{end}" for end in (f"instances/{VM}", f"instances/{VM[:-1]}4", f"disks/{DISK}")]
+        failures = [
+            failed("ZONE_RESOURCE_POOL_EXHAUSTED", 503)
+            | {"clientOperationId": asked.query["requestId"], "targetLink": link}
+            for asked, link in zip(google.asked, links, strict=True)
+        ]
+        google.script["zoneOperations.list"] = lambda asked: {"items": failures} if asked.params["zone"] == A else {}
+        forgotten = msgspec.structs.replace(INSERT, uid="", pool="")
+        assert [result.action for result in gce.list("demo").results] == [forgotten, *creations[1:]]
+
     def test_a_failed_list_of_operations_stops_nothing(self, google: Google, gce: Gce) -> None:
         google.script["zoneOperations.list"] = lambda _: refusal(403, "forbidden")
         listing = gce.list("demo")
         assert listing.answered == {A, B} and listing.results == ()
+
+
+class Within(Part, frozen=True):
+    some_value: str = ""
+    deeper: Whole | None = None
+
+
+class Whole(Part, frozen=True):
+    last: int = 0
+
+
+class Listed(Part, frozen=True):
+    name: str
+    by_name: dict[str, str]
+    one: Within = Within()
+    several: tuple[Within, ...] = ()
+    plain: tuple[str, ...] = ()
+
+
+def test_lists_request_the_fields_of_their_type_at_every_depth() -> None:
+    within = "someValue,deeper(last)"
+    fields = f"name,byName,one({within}),several({within}),plain"
+    more = "nextPageToken,warning/code"
+    assert of_a_page(Listed) == f"items({fields}),{more}"
+    assert of_all_zones("disks", Listed) == f"items/*/disks({fields}),items/*/warning/code,unreachables,{more}"
 
 
 class TestWire:
@@ -660,13 +710,37 @@ class TestToken:
         assert gce.perform(INSERT, 5).kind is ResultKind.ACCEPTED
         assert [asked.headers["Authorization"] for asked in google.asked] == ["Bearer t1", "Bearer t2"]
 
-    @pytest.mark.parametrize(("status", "body"), [(200, b"{}"), (200, b"<html>"), (404, b""), (500, b"")])
-    def test_no_token_is_no_answer(self, metadata: Metadata, status: int, body: bytes) -> None:
+    @pytest.mark.parametrize(
+        ("status", "body", "why"),
+        [
+            (200, b"{}", "the answer is not a token: Object missing required field `access_token`"),
+            (200, b"<html>", "the answer is not a token: JSON is malformed: invalid character (byte 0)"),
+            (404, b"", "HTTP 404 for an access token"),
+            (500, b"", "HTTP 500 for an access token"),
+        ],
+    )
+    def test_no_token_is_no_answer(self, metadata: Metadata, status: int, body: bytes, why: str) -> None:
         metadata.status, metadata.body = status, body
-        with pytest.raises(NoAnswerError):
+        with pytest.raises(NoAnswerError) as refused:
             MetadataToken(Clock(), metadata.host)(5)
+        assert str(refused.value) == f"metadata server {metadata.host}: {why}"
         gce = Gce(STACK, Api("http://127.0.0.1:1", MetadataToken(Clock(), metadata.host)), Clock())
         assert gce.perform(INSERT, 5).kind is ResultKind.AMBIGUOUS
+
+    @pytest.mark.parametrize(("left_s", "given_s"), [(-1.0, 0.001), (0.0, 0.001), (3.0, 3.0), (60.0, 5.0)])
+    def test_a_fetch_takes_the_calls_remaining_time_and_at_most_5_s(
+        self, monkeypatch: pytest.MonkeyPatch, left_s: float, given_s: float
+    ) -> None:
+        given: list[float] = []
+
+        def call(*args: Any) -> Answer:
+            given.append(args[-1])
+            return Answer(200, b'{"access_token": "t", "expires_in": 3600}')
+
+        monkeypatch.setattr(Wire, "call", call)
+        monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+        assert MetadataToken(Clock(), "here")(left_s) == "t"
+        assert given == [given_s]
 
     def test_the_host_is_a_setting(self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GCE_METADATA_HOST", metadata.host)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spotkeeper.contract.cloud import Action, DeleteDisk, Listing, Result, ResultKind
+from spotkeeper.contract.cloud import Action, DeleteDisk, InsertVm, Listing, Result, ResultKind
+from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.clouds.rate_limit import BURST, PER_S, Paced, TokenBucket
 
 GOOGLE_A_MINUTE = 1500
@@ -62,3 +63,33 @@ def test_tokens_are_saved_up_to_the_burst_only() -> None:
     bucket = TokenBucket(per_s=1.0, burst=3.0, now=lambda: clock[0])
     clock[0] = 1e6
     assert [bucket.take(0.5) for _ in range(4)] == [0.0, 0.0, 0.0, None]
+
+
+def launch(node: int) -> InsertVm:
+    return InsertVm("j", "u", node, 1, "gpu", "z", Model.SPOT)
+
+
+def test_launches_may_have_a_limit_of_their_own() -> None:
+    """Neither kind of call uses up the other's."""
+    cloud = Counted()
+
+    def bucket() -> TokenBucket:
+        return TokenBucket(per_s=1.0, burst=2.0, now=lambda: cloud.now)
+
+    accepted, put_off = ResultKind.ACCEPTED, ResultKind.THROTTLED
+    separate = Paced(cloud, bucket(), launches=bucket())
+    actions: list[Action] = [launch(0), launch(1), launch(2), disk(0), disk(1), disk(2), launch(3)]
+    assert [separate.perform(action, 1.0).kind for action in actions] == [
+        *(accepted, accepted, put_off),
+        *(accepted, accepted, put_off, put_off),
+    ]
+    shared = Paced(cloud, bucket())
+    assert [shared.perform(action, 1.0).kind for action in actions[2:5]] == [accepted, accepted, put_off]
+
+
+def test_a_postponed_call_is_named_in_the_result() -> None:
+    cloud = Counted()
+    paced = Paced(cloud, TokenBucket(per_s=1.0, burst=0.0, now=lambda: cloud.now))
+    why = "postponed: the cloud's quota of calls is used up for now"
+    assert paced.perform(disk(0), 1.0) == Result(disk(0), ResultKind.THROTTLED, why)
+    assert cloud.calls == []
