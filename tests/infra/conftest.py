@@ -47,6 +47,12 @@ class Declared:
         return f"{self.type}::{self.name}"
 
 
+class Program(dict[str, Declared]):
+    """Everything that a program declared, by ``type::name``, in order; and the stack's ``outputs``."""
+
+    outputs: dict[str, Any]
+
+
 OTHER_STACK = {
     "vpc": "projects/acme-net/global/networks/shared",
     "subnets": {"us-central1": "projects/acme-net/regions/us-central1/subnetworks/train"},
@@ -121,18 +127,29 @@ def key_of(urn: str) -> str:
 Declare = Callable[..., dict[str, Declared]]
 
 
-def run_program(stack: str, config: Mapping[str, str], cloud: Mocks | None = None) -> dict[str, Declared]:
-    """Run ``infra/__main__.py`` for a stack; everything declared, by ``type::name``, in order."""
+def run_program(stack: str, config: Mapping[str, str], cloud: Mocks | None = None) -> Program:
+    """Run ``infra/__main__.py`` for a stack."""
     recorder = Recorder(cloud or Cloud())
     ROOT_RESOURCE.set(None)  # or the second program of a process has the first one's stack for a parent
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a failed run leaves futures that nobody reads
     pulumi.runtime.set_mocks(recorder.mocks, project="spotkeeper", stack=stack, preview=False, monitor=recorder)
     pulumi.runtime.set_all_config(dict(config))
     pulumi.runtime.test(lambda: (runpy.run_path(str(ROOT / "infra" / "__main__.py")), None)[1])()
-    return {found.key: found for found in recorder.declared}
+    program = Program({found.key: found for found in recorder.declared})
+    program.outputs = _outputs()
+    return program
 
 
-def declare_local() -> dict[str, Declared]:
+def _outputs() -> dict[str, Any]:
+    """What the last program exported."""
+    found: dict[str, Any] = {}
+    root = ROOT_RESOURCE.get()
+    assert root is not None
+    pulumi.runtime.test(lambda: pulumi.Output.all(**root.outputs).apply(found.update))()
+    return found
+
+
+def declare_local() -> Program:
     """The stack ``local``, as the one-machine cloud would get it."""
     return run_program("local", read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9"))
 

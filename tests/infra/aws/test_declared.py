@@ -31,7 +31,7 @@ from tests.infra import golden
 from tests.infra.aws import terraform as aws_terraform
 from tests.infra.aws.cloud import WITHOUT_URLS, AwsCloud, identity
 from tests.infra.aws.judge import judge, operation, pascal
-from tests.infra.conftest import STACKS, Declared, run_program
+from tests.infra.conftest import STACKS, Declared, Program, run_program
 from tests.infra.declaration import DRAIN, Declaration, before, of, one
 from tests.infra.policies import broken
 from tests.infra.test_idle import costs
@@ -59,11 +59,11 @@ def config() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def example(config: dict[str, str]) -> Declaration:
+def example(config: dict[str, str]) -> Program:
     return declare(config)
 
 
-def declare(config: dict[str, str]) -> Declaration:
+def declare(config: dict[str, str]) -> Program:
     return run_program(NAME, config, AwsCloud())
 
 
@@ -676,6 +676,19 @@ def test_no_prices_are_capped_and_no_secret_is_written(example: Declaration) -> 
 
 
 # --- what people are shown -------------------------------------------------------------------
+
+
+def test_the_stacks_outputs_name_what_was_declared(example: Program, state: StackState) -> None:
+    function = "https://abcdefghij.lambda-url.us-east-1.on.aws"
+    assert example.outputs == {
+        "bucket": "sk-123456789012-example-aws",
+        "reconcileUrl": function,
+        "bundle": state.bundle_sha256,
+        "pools": ["floor", "burst", "fabric"],
+        "staticMachines": ["sk-example-aws-floor-s0"],
+        "keptDisks": ["sk-example-aws-floor-s0-data"],
+    }
+    assert (state.bucket, state.function_url) == (example.outputs["bucket"], function)
 
 
 def test_plan_needs_neither_engine_nor_cloud(example: Declaration) -> None:

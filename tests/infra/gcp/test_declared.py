@@ -18,7 +18,7 @@ from spotkeeper.reconcile.clouds.base import Addresses
 from spotkeeper.reconcile.store import paths
 from tests.contract.stack_rules import check_stack
 from tests.infra import golden
-from tests.infra.conftest import STACKS, run_program
+from tests.infra.conftest import STACKS, Program, run_program
 from tests.infra.declaration import DRAIN, Declaration, before, of, one
 from tests.infra.policies import broken
 from tests.infra.settings import stackfiles
@@ -285,6 +285,18 @@ def test_pools_json_is_what_the_function_reads(local: Declaration) -> None:
     assert state.node_identity.startswith("sk-local-vm@")
     assert state.function_url and len(state.bundle_sha256) == 64
     assert state.max_run_s == 24 * 3600
+
+
+def test_the_stacks_outputs_name_what_was_declared(local: Program) -> None:
+    state = codec.decode(one(local, "gcp:storage/bucketObject:BucketObject", "pools")["content"], StackState)
+    assert local.outputs == {
+        "bucket": state.bucket,
+        "reconcileUrl": state.function_url,
+        "bundle": state.bundle_sha256,
+        "pools": ["floor", "burst"],
+        "staticMachines": ["sk-local-floor-s0"],
+        "keptDisks": [],
+    }
 
 
 # --- rights ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from infra.settings.model import Settings
 from infra.settings.pool import Machine
 from infra.settings.read import from_config, parse
 from spotkeeper.contract.parse.problem import SpecError
+from spotkeeper.contract.stack import Fallback, StackState
 from spotkeeper.local.deploy.config import read_config
 from tests.infra.conftest import ROOT, STACKS
 from tests.infra.settings import reference, stackfiles
@@ -323,6 +324,43 @@ def test_slow_booting_types_get_a_longer_boot_deadline() -> None:
     slow = [kind for kind in ("p5.48xlarge", "p6-b300.48xlarge", "trn1.32xlarge", "g6.xlarge", "n1-standard-8")
             if Machine(kind).boots_slowly()]  # fmt: skip
     assert slow == ["p5.48xlarge", "p6-b300.48xlarge", "trn1.32xlarge"]
+
+
+def test_the_function_gets_each_setting_of_the_stack_file() -> None:
+    changes = {
+        "bucket": {"name": "acme-bucket"},
+        "limits": {"lease_minutes": 90, "boot_deadline_s": 300, "max_run_hours": 12, "machines": 4, "usd_per_hour": 9},
+        "fallback": {
+            "losses": 7,
+            "window_minutes": 30,
+            "short_life_minutes": 5,
+            "short_lives": 2,
+            "on_demand_minutes": 15,
+        },
+        "reconcile": {"tick_minutes": 2},
+        "job_identity": "trainer@acme-train.iam.gserviceaccount.com",
+        "ssh": ["user:kim@acme.dev"],
+    }
+    expected = StackState(
+        stack="dev",
+        cloud="gcp",
+        project="acme-train",
+        region="us-east1",
+        bucket="acme-bucket",
+        pools=(),
+        lease_minutes=90,
+        boot_deadline_s=300,
+        fallback=Fallback(losses=7, window_s=1800, short_life_s=300, short_lives=2, on_demand_s=900),
+        max_run_s=43200,
+        job_identity="trainer@acme-train.iam.gserviceaccount.com",
+        max_machines=4,
+        max_usd_hour=9.0,
+        tick_minutes=2,
+        ssh=True,
+    )
+    assert model.stack_state(stackfiles.read("gcp", changes), ()) == expected
+    bare = StackState("dev", "aws", "123456789012", "us-east-1", "sk-123456789012-dev", (), boot_deadline_s=900)
+    assert model.stack_state(stackfiles.read("aws"), ()) == bare
 
 
 def test_the_stack_file_page_lists_every_field() -> None:

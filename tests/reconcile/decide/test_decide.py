@@ -16,6 +16,7 @@ from spotkeeper.contract.cloud import (
     DeleteVm,
     DetachDisk,
     Disk,
+    DiskSnapshot,
     InsertVm,
     Listing,
     Result,
@@ -27,9 +28,10 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Node, Phase, Record, Roll, Slot, SlotState
-from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.decide import Decision, Snapshot, Times, decide
+from spotkeeper.contract.record import Move, Node, Phase, Record, Roll, Slot, SlotState
+from spotkeeper.contract.stack import Model, PoolState
+from spotkeeper.reconcile.decide import Decision, Snapshot, Times, calls, decide
+from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.world import JOB, STACK, ZONES, stack
 
@@ -392,6 +394,37 @@ def test_no_disk_is_created_before_the_machine_runs_or_if_one_exists_elsewhere()
     assert [type(a) for a in decide(record, snapshot).actions] == [CreateDisk]
     record, snapshot = lone(NEW, (replace(DISK, zone="z-b"),), (machine(0, 2),))
     assert decide(record, snapshot).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed", "named"),
+    [
+        (({}, {}), (), "one"),
+        (({}, {}), ("two",), "two"),
+        (({"kind": "static"}, {}), (), "two"),
+        (({"zones": ("z-a",)}, {}), (), "two"),
+        (({}, {}), ("gone",), "one"),  # the disks move with the gang, whatever pool its machines are from
+        (({"zones": ("z-a",)}, {"kind": "static"}), (), ""),  # the cloud refuses it, and the move ends
+    ],
+)
+def test_a_copied_disk_is_of_a_spot_pool_of_its_new_zone(
+    changes: tuple[dict[str, object], ...], allowed: tuple[str, ...], named: str
+) -> None:
+    record, snapshot = gang(1, move=Move("z-b", NOW - 60), nodes=(Node(top=1, zone="z-a", copy=2),))
+    pools: list[PoolState] = [
+        replace(stack().pools[0], name=name, **more) for name, more in zip(("one", "two"), changes, strict=True)
+    ]
+    copied = DiskSnapshot(names.disk_name(STACK, JOB, 0, 2), JOB, 0, 2, ready=True)
+    free = replace(snapshot.listing.disks[0], users=())
+    snapshot = with_(
+        snapshot,
+        stack=replace(snapshot.stack, pools=tuple(pools)),
+        spec=JobSpec("j", ("x",), 1, pools=allowed),
+        listing=Listing((), (free,), (copied,), frozenset(ZONES)),
+    )
+    assert calls.plan(Draft(record, snapshot)) == (
+        CreateDisk(JOB, UID, 0, 2, named, "z-b", snapshot=names.disk_name(STACK, JOB, 0, 2)),
+    )
 
 
 # -- roll calls

@@ -15,6 +15,7 @@ from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import Checkpoint, Nodes
 from spotkeeper.contract.record import Limits, Node, Record, Roll
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Snapshot, Times, decide
@@ -331,6 +332,33 @@ def test_how_long_a_gang_waits_for_an_old_machine_to_release_a_disk(case: Case, 
     cur = draft.nodes[0].cur
     assert cur is not None
     assert generation._will_do(draft, 0, cur) is enough
+
+
+# -- an elastic job goes on without a node
+
+
+def vacant(**record: object) -> Case:
+    """An elastic job of two, where node 1 has no machine."""
+    base = on_node(1, cur=None)(*calm(2, nodes=Nodes(1, 2)))
+    return on_record(stop=True, stop_since=NOW - TIMES.shrink_s, **record)(*base)
+
+
+@pytest.mark.parametrize(
+    ("case", "smaller"),
+    [
+        (vacant(), True),
+        (on_record(stop_since=NOW - TIMES.shrink_s + 1)(*vacant()), False),
+        (vacant(created=NOW), True),  # it has trained: its submission does not matter
+        (vacant(gen=0, created=NOW - TIMES.shrink_s), True),
+        (vacant(gen=0, created=NOW - TIMES.shrink_s + 1), False),
+        (on_spec(nodes=Nodes(2, 3))(*vacant()), False),
+        (on_spec(checkpoint=Checkpoint(replicated=False))(*vacant()), False),
+        (on_snapshot(spec=None)(*vacant()), False),
+        (on_node(1, cur=member(1))(*vacant()), False),  # it has a machine, which may still become ready
+    ],
+)
+def test_how_long_an_elastic_job_waits_for_a_missing_node(case: Case, smaller: bool) -> None:
+    assert generation._smaller(Draft(*case), [0]) is smaller
 
 
 # -- new disks, once a user gave up the newest commit

@@ -651,9 +651,19 @@ class TestErrors:
         assert there.perform(insert(), 2).kind is ResultKind.AMBIGUOUS
         assert there.list("demo").answered == frozenset()
 
-    def test_credentials_are_never_sent_over_plain_http(self) -> None:
-        with pytest.raises(ValueError, match="plain http"):
-            Api("us-x1", "http://ec2.example").open()
+    @pytest.mark.parametrize(
+        ("endpoint", "why"),
+        [
+            ("http://ec2.example", "plain http is allowed only to this machine"),
+            ("https://me@ec2.example", "want https://host"),
+        ],
+    )
+    def test_credentials_are_never_sent_over_plain_http_or_to_an_odd_address(self, endpoint: str, why: str) -> None:
+        api = Api("us-x1", endpoint)
+        for opened in (api.open, lambda: api.call("describe_instances", 5, {})):
+            with pytest.raises(ValueError, match=why) as refused:
+                opened()
+            assert str(refused.value) == f"AWS_ENDPOINT_URL={endpoint!r}: {why}"
 
 
 def every_action(here: Region) -> None:

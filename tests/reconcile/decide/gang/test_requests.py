@@ -87,6 +87,30 @@ def test_a_resume_ends_a_hold_or_a_pause_and_nothing_else() -> None:
     assert told == "refused: the job is not on hold, and does not wait for a checkpoint"
 
 
+HELD = on_record(phase=Phase.HOLD, hold=Hold.PAUSE)
+WITHOUT = "without checkpoint 3-90 unless a machine has it"
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "given_up", "noted"),
+    [
+        (HELD, False, "", [""]),
+        (HELD, True, "3-90", [WITHOUT]),
+        (on_record(pause="paused by ann"), True, "3-90", [WITHOUT]),
+        (on_record(pause="paused by ann"), False, "", []),
+    ],
+)
+def test_a_resume_is_in_the_ledger_as_of_the_records_next_version(
+    change: Change, back: bool, given_up: str, noted: list[str]
+) -> None:
+    draft, _ = asked(RequestKind.RESUME, change, go_back=back)
+    assert draft.record.given_up == given_up
+    entries = [entry for entry in draft.entries if entry.event is Event.RESUME]
+    assert [(entry.id, entry.cause, entry.detail) for entry in entries] == [
+        (f"resume.v{draft.before.ver + 1}", "resume", detail) for detail in noted
+    ]
+
+
 # -- holds that end by themselves
 
 

@@ -1,14 +1,18 @@
-"""What a stop costs: the steps after the newest checkpoint, as reported or, after a surprise, as estimated."""
+"""What a stop costs, in steps after the newest checkpoint; and what the job has cost beyond its work on-demand."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.job import Nodes
+from spotkeeper.contract.record import Limits
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.job.progress import REPORTS_S, LostWork, lost_work
+from spotkeeper.reconcile.decide.job.progress import REPORTS_S, LostWork, lost_work, work
 from tests.reconcile.decide.test_decide import NOW, fact
-from tests.reconcile.decide.test_guards import Case, Change, calm, on_record, on_snapshot
+from tests.reconcile.decide.test_guards import Case, Change, calm, on_record, on_snapshot, on_spec
+from tests.reconcile.world import stack
 
 STEP_S, SAVE_S = 2.0, 8.0
 
@@ -54,3 +58,37 @@ def test_a_master_that_has_ended_has_reported_its_last_step(ended: Kind) -> None
 )
 def test_what_is_unknown_of_lost_work_is_left_out(change: Change, lost: LostWork) -> None:
     assert lost_work(Draft(*change(*stopped())), "loss") == lost
+
+
+# -- what the job has cost beyond its work on-demand
+
+UNPRICED = tuple(replace(pool, prices={}) for pool in stack().pools)
+
+
+def paid(usd: float = 3.0) -> Case:
+    """Two nodes, $2 an hour on-demand, that have done half an hour of work and have half an hour left."""
+    record, seen = on_record(limits=Limits(spent=usd))(*calm(2))
+    return on_snapshot(step_s=18.0, left_s=1800.0)(record, seen)
+
+
+@pytest.mark.parametrize(
+    ("case", "excess_h"),
+    [
+        (paid(), 1.0),
+        (paid(0.5), -0.25),
+        (on_snapshot(left_s=None)(*paid()), 1.0),  # how much is left does not matter
+        (on_snapshot(stack=replace(stack(), pools=UNPRICED))(*paid()), 0.0),
+        (on_snapshot(step_s=None)(*paid()), 0.0),
+        (on_snapshot(progress=None)(*paid()), 0.0),
+        (on_spec(nodes=Nodes(1, 2))(*paid()), 0.0),
+        (on_spec(nodes=Nodes(2, 2))(*paid()), 1.0),
+    ],
+)
+def test_excess_cost_counts_only_if_work_price_and_nodes_are_known(case: Case, excess_h: float) -> None:
+    found = work(Draft(*case))
+    assert found is not None
+    assert found.excess_h == pytest.approx(excess_h)
+
+
+def test_without_a_job_file_the_work_is_unknown() -> None:
+    assert work(Draft(*on_snapshot(spec=None)(*paid()))) is None
