@@ -114,7 +114,7 @@ def empty(
 
 
 def _own(cloud: DrainCloud) -> None:
-    """Refuse another stack's bucket. In a bucket without ``stack/pools.json`` no function has created anything yet."""
+    """Refuse another stack's bucket. One without ``stack/pools.json`` is accepted: its function has created nothing."""
     owner = cloud.owner()
     if owner is not None and owner != cloud.stack:
         raise DrainError(

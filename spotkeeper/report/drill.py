@@ -259,7 +259,7 @@ def _phase(
 
 
 def _target(victim: Victim, step: DrillStep, targets: Targets) -> tuple[float, tuple[DrillStep, ...]]:
-    """The target of a phase in seconds, and the phases from which it counts."""
+    """Return how many virtual seconds a phase may take, and the phases after whose end these seconds start to count."""
     heard = targets.heard_s if victim.announced else targets.found_s
     return {
         DrillStep.HEARD: (heard, ()),

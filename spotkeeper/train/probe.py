@@ -66,7 +66,7 @@ class ScriptProbe:
         self._anew: dict[str, bool] = {}  # by name: whether it was another object after every batch
 
     def steps(self, run: Run, batches: Iterator[Any], loader: Any, caller: FrameType | None) -> Iterator[Any]:
-        """Yield a loop's batches and record their digests; when the loop ends or stops, record everything else."""
+        """Yield a loop's batches and record a digest of each. When the loop ends or stops, record the final state."""
         try:
             for batch in batches:
                 self._batches.setdefault(run.steps_done + 1, []).append(digest(batch))

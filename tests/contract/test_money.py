@@ -25,7 +25,7 @@ def told(**fields: object) -> list[str]:
 def test_an_impossible_deadline_names_the_earliest_one_and_its_price() -> None:
     (message,) = told(work="40h", deadline="39h", nodes=2)
     assert message == (
-        "cannot be met: training takes 40h (`work`) and a start takes 10 min, so the earliest possible deadline is "
+        "cannot be met: training takes 40h (`work`), and starting takes 10 min, so the earliest possible deadline is "
         "2027-01-17 00:10 UTC (`deadline: 40.2h`), at a cost of about $241.00 on-demand"
     )
 
@@ -47,7 +47,7 @@ def test_the_suggested_deadline_is_feasible() -> None:
 
 def test_unknown_work_causes_no_problem() -> None:
     assert told(deadline="1h") == []
-    assert "a start alone takes 10 min" in told(deadline="5m")[0]
+    assert "starting alone takes 10 min" in told(deadline="5m")[0]
 
 
 FEW = (replace(STACK.pools[0], max_on_demand=1),)

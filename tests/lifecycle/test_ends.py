@@ -158,7 +158,7 @@ def test_a_corrected_script_continues_from_its_checkpoint(stage: Stage, tmp_path
         told = shown(run)
         for text in (
             "name 'los' is not defined",
-            "a corrected script or job file:  spotkeeper resume corrected JOB.YAML",
+            "a corrected script, or a corrected job file:  spotkeeper resume corrected JOB.YAML",
         ):
             assert text in told
         (home / "main.py").write_text(HAS_A_BUG.replace("{los}", "{taken}"))

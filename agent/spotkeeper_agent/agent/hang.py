@@ -160,7 +160,7 @@ class _Dump:
 
 @dataclass
 class HangWatch:
-    """Reports a hang, requests stacks, answers roll calls that ask for them. Only the loop's thread may call it."""
+    """Reports hangs, requests stack traces, answers roll calls that ask for them. Only the agent's loop may call it."""
 
     machine: MachineState
     supervisor: Supervisor
@@ -198,7 +198,7 @@ class HangWatch:
         self._stacks(child, now)
 
     def _stacks(self, child: Child, now: float) -> bool:
-        """Request stacks once per standstill; return True once they are there or the wait for them is over."""
+        """Request stack traces once per standstill; return True once they are there or the wait for them is over."""
         file, had = child.folder / stacks.SHORT, self._dump
         if had is None or had.mark != _mark(child) or (now - had.made > STALE_S and had.asked is Asked.HAD):
             self._dump = _Dump(_mark(child), now + STACKS_S, _written(file), now)

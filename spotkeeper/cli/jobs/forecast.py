@@ -184,7 +184,7 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     if not fits:
         count = f"no spot pool of {stack.stack} may have {spec.size().max} machines"
         why = count if pools else "the job may use no spot pool whose prices are known"
-        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "other `pools:` or `nodes:` in the job file")
+        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "choose other `pools:` or fewer `nodes:` in the job file")
 
     def key(pool: PoolState) -> tuple[bool, float, bool, str]:
         barred, demand = most_on_demand(spec, pool) < spec.size().max, spec.policy == "on-demand"
@@ -224,7 +224,7 @@ def library_of(known: Ground, task: Task, markets: Path | None) -> Library:
 
 
 def _same(pool: PoolState, market: str, region: str) -> bool:
-    """Whether a recording has the pool's region and machine family, which is ``a3`` if ``market`` is ``a3_h100``."""
+    """Whether a recording's region and machine family are the pool's. The market ``a3_h100`` has the family ``a3``."""
     family = market.partition("_")[0]
     return region_of(pool.zones[0]) == region and pool.machine_type.partition("-")[0].partition(".")[0] == family
 

@@ -163,7 +163,6 @@ def _cleaned_up() -> Iterator[None]:
 
 
 def _pool(state: StackState) -> PoolState:
-    """Return the cheapest spot pool; CliError if the stack has none."""
     pools = [pool for pool in state.pools if pool.kind == "spot" and pool.max_machines]
     if not pools:
         raise CliError("the stack has no spot pool, so there is nothing to check", Exit.USAGE)
@@ -294,7 +293,7 @@ def _trains(probe: Probe) -> str:
 def _fenced(probe: Probe) -> str:
     if probe.target.local is not None:
         raise CheckSkippedError("does not apply to the local cloud, whose machines are your own processes")
-    told = json.loads(probe.until("report of the job in its log", TRAIN_S, lambda _: _said(probe)))
+    told = json.loads(probe.until("`live-check:` line in the job's log", TRAIN_S, lambda _: _said(probe)))
     if "given" in told["tokens"]:
         remedy = 'the image lacks what spotkeeper-fence needs (docs/security.md, "The units on a machine")'
         raise CheckFailedError("a job was given the machine's token", remedy)

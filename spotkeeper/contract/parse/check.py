@@ -203,8 +203,8 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: flo
         return
     usd = cheapest(pools, Model.ON_DEMAND)
     price = f", at a cost of about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
-    why = f"training takes {spec.work} (`work`) and a start" if work else "a start alone"
-    why += f" takes {math.ceil(start_s / 60)} min"
+    why = f"training takes {spec.work} (`work`), and starting takes" if work else "starting alone takes"
+    why += f" {math.ceil(start_s / 60)} min"
     earliest = f"the earliest possible deadline is {clock(now + least)} (`deadline: {span(least)}`)"
     yield problem("deadline", f"cannot be met: {why}, so {earliest}{price}", spec.deadline)
 
@@ -285,7 +285,7 @@ def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
 
 
 def cheapest(pools: Iterable[PoolState], model: Model) -> float | None:
-    """Return the lowest list price in the stack, USD per machine-hour; None if no pool has machines of this model."""
+    """Return the lowest list price of a provisioning model, USD per machine-hour; None if no pool has that model."""
     prices = [
         usd
         for pool in pools

@@ -211,7 +211,7 @@ def _covered(
 def _to_come(record: Record | None) -> int:
     """Count the nodes of a large gang that have no admitted machine yet; 0 if the gang trains or is small.
 
-    A gang cannot train before every node has a machine, so until then the reports of the others may wait for a while.
+    The gang cannot train before every node has a machine. Until then, many machines' reports may wait for one round.
     """
     if record is None or record.phase is not Phase.RUN or (record.gen and not record.stop):
         return 0

@@ -200,10 +200,9 @@ def _orphans(store: Store, clock: Now, listing: Listing, jobs: list[str], failed
 
 
 def _tell(job: str, listing: Listing) -> None:
-    """Log an alarm for an orphaned job whose END record was just created. A person must decide about its disks."""
     disks = disks_kept(f"{disk.name} ({disk.zone})" for disk in listing.disks if disk.job == job)
     log.error(
-        "ALARM: job %s has machines, disks or grants but no record: it is ended and its machines are deleted; %s",
+        "ALARM: job %s has machines, disks or grants but no record: Spotkeeper ends it and deletes its machines; %s",
         job,
         disks or "it has no known disk",
         extra={"job": job, "event": "orphan"},

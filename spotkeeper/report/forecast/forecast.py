@@ -174,7 +174,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     spec = task.spec
     names = Counter(part.recording.name for part in library.parts)
     where = ", ".join(f"{name}: {count} region{'s' * (count > 1)}" for name, count in sorted(names.items()))
-    yield f"market: like one of the recorded markets ({where}), from any moment on"
+    yield f"market: capacity comes and goes as in one of the recorded markets ({where}), from any moment of it on"
     if library.own:
         yield (
             f"market: {', '.join(part.name for part in library.own)} is the job's own; "
@@ -185,7 +185,10 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     yield f"prices: on-demand {usd(task.on_demand)}, spot {spot} a machine-hour, changing as in the recording"
     watched = min(part.recording.gang for part in library.parts)
     if task.nodes > watched:
-        yield f"capacity: recorded for {watched} machines; the job's {task.nodes} are assumed to come and go together"
+        yield (
+            f"capacity: the recordings tell when {watched} machines were available; "
+            f"the job's {task.nodes} machines are assumed to be available at the same times"
+        )
     else:
         yield "capacity: the job runs only while all its machines are available, and loses them together"
     if spec.size().min < task.nodes:

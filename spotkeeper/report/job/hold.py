@@ -18,7 +18,7 @@ class HoldView(Struct, frozen=True):
 
     kind: Hold
     resume: str  # the command that resumes the job
-    resume_with: str  # the command that resumes the job with other files
+    resume_with: str  # the command that resumes the job with another job file
     cancel: str  # the command that ends the job
     disks: int = 0  # number of disks that still bill
     disk_gb: int = 0  # their total size
@@ -31,12 +31,12 @@ class HoldView(Struct, frozen=True):
 
 
 def resume_with(name: str) -> str:
-    """The command that resumes a job with other files."""
+    """The command that resumes a job with another job file and with the source folder that this file names."""
     return f"spotkeeper resume {name} JOB.YAML"
 
 
 def resume(record: Record) -> str:
-    """The command that resumes a job with the files that it has."""
+    """The command that resumes a job with its present job file and source folder."""
     return record.go_back() if goes_back(record) else f"spotkeeper resume {record.name}"
 
 

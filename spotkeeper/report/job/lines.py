@@ -12,9 +12,9 @@ from spotkeeper.report.job.events import EventLine
 from spotkeeper.report.job.view import JobView, NodeView, OutputView
 from spotkeeper.report.text.words import count, duration, loss_word, percent, saved, usd
 
-# For each kind of hold: what a resume grants, and the files that a person may want to change first.
+# For each kind of hold: what a resume grants, and what a person may want to change in the files before it.
 _RESUMES = {
-    Hold.FAILURE: (", with a fresh crash budget", "a corrected script or job file"),
+    Hold.FAILURE: (", with a fresh crash budget", "a corrected script, or a corrected job file"),
     Hold.SPEND: (", with max_usd to spend again", "another max_usd, or other files"),
 }
 
@@ -29,10 +29,7 @@ def title(view: JobView) -> str:
 
 
 def training_line(view: JobView) -> str:
-    """The job's progress: ``generation 4  step 1200/4000 (checkpoint: 1150)  loss 2.1130``.
-
-    An ended job shows its last report.
-    """
+    """The job's progress (the last, if it ended): ``generation 4  step 1200/4000 (checkpoint: 1150)  loss 2.1130``."""
     parts = [f"generation {view.gen}"]
     if view.step is not None:
         step = f"step {view.step}" + (f"/{view.total_steps}" if view.total_steps else "")
@@ -131,7 +128,6 @@ def undisturbed_line(view: JobView) -> str:
 
 
 def preempted(view: JobView) -> str:
-    """The number of preemptions: ``3 preemptions (2 with a notice)``."""
     found = view.preemptions
     return count(found.total, "preemption") + (f" ({found.announced} with a notice)" if found.total else "")
 
@@ -157,7 +153,7 @@ def hold_lines(view: JobView) -> list[str]:
     with_what, other = _RESUMES.get(hold.kind, ("", "other files"))
     if not hold.go_back:
         lines.append(f"{_from_where(view)}{with_what}:  {hold.resume}")
-    lines.append(f"the same with {other}:  {hold.resume_with}")
+    lines.append(f"resume with {other}:  {hold.resume_with}")
     lines.append(f"end it ({disks}):  {hold.cancel}")
     return lines
 

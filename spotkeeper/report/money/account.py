@@ -86,7 +86,7 @@ class Account(Struct, frozen=True):
 
 
 def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesByPool = NO_PRICES) -> Account:
-    """Return the account of a job at ``now``; ``view`` is the job's view at the same moment."""
+    """Return a job's account: all that it paid for until ``now``. ``view``: the state of this job at ``now``."""
     entries = first_of_each(ledger)
     machines = attempts(entries)
     found = pieces(entries, machines, now)

@@ -46,7 +46,10 @@ class Ticks:
 
 
 class _TickLoader:
-    """The loader of ticks for ``run.steps``. Without its ``state_dict`` a resumed run would read and skip batches."""
+    """The loader for ``run.steps``: its batches are ticks, each of which lets the run act after one optimizer step.
+
+    It needs a ``state_dict``: a resumed run reads and skips the first batches of any loader that has none.
+    """
 
     def __init__(self, batch: int) -> None:
         self.batch_size = batch

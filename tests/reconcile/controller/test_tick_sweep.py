@@ -74,7 +74,7 @@ def test_a_deleted_record_is_reported_once_with_the_kept_disks(
     told = [line for line in caplog.records if GHOST in line.getMessage()]
     assert [(line.levelname, line.event) for line in told] == [("ERROR", "orphan")], "what the alarm looks for"
     assert told[0].getMessage() == (
-        f"ALARM: job {GHOST} has machines, disks or grants but no record: it is ended and its machines are deleted; "
+        f"ALARM: job {GHOST} has machines, disks or grants but no record: Spotkeeper ends it and deletes its machines; "
         f"2 disks kept, which bill: sk-t-{GHOST}-n0000-d1 (z-b), sk-t-{GHOST}-n0001-d1 (z-b)"
     )
     (done,) = world.events(Event.DONE, job=GHOST)

@@ -35,7 +35,7 @@ def test_a_failed_job_on_hold_shows_its_cost_and_both_commands() -> None:
         "its machines are deleted; 2 disks of 200 GB in all: $0.66 a day",
         "unless resumed, it ends in 1d00h: its disks and their checkpoints are deleted",
         "resume from the newest checkpoint, with a fresh crash budget:  spotkeeper resume first",
-        "the same with a corrected script or job file:  spotkeeper resume first JOB.YAML",
+        "resume with a corrected script, or a corrected job file:  spotkeeper resume first JOB.YAML",
         "end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
     ]
     assert "spotkeeper resume first" in printed(live(view))
@@ -53,7 +53,7 @@ def test_a_job_held_by_max_usd_names_both_remedies() -> None:
         "it may spend a little more than max_usd: costs are checked each minute, and saving takes time",
         "unless resumed, it ends in 1d00h: its disks and their checkpoints are deleted",
         "resume from the newest checkpoint, with max_usd to spend again:  spotkeeper resume first",
-        "the same with another max_usd, or other files:  spotkeeper resume first JOB.YAML",
+        "resume with another max_usd, or other files:  spotkeeper resume first JOB.YAML",
         "end it (its disks and their checkpoints are deleted):  spotkeeper cancel first",
     ]
 

@@ -5,8 +5,8 @@ limit       reached when                                          then
 =========== ===================================================== ===================================
 launches    a node, or the whole job, was given too many machines no further machine within that hour
             within the hour; refused requests do not count
-breaker     more than a fifth of the nodes, two at least, vanish  no replacement, and no machine given
-            within a minute for reasons that are no preemption    up for silence, for two minutes
+breaker     more than a fifth of the nodes (at least two) vanish  for two minutes no machine is
+            within a minute, and not because of preemptions       replaced, or given up as silent
 spend       the job has spent its ``max_usd`` since it was        all save and stop; a hold, until a
             submitted or last resumed                             resume allows ``max_usd`` again or
                                                                   ``hold_days`` are over

@@ -183,7 +183,7 @@ def _back_up(draft: Draft) -> None:
 
 
 def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
-    """Whether the caps have room for none of these ``options``, nor for a second machine like ``slow``."""
+    """Whether the caps forbid every backup of ``slow``: all ``options``, and a machine of its pool, zone and model."""
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 

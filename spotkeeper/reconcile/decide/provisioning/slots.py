@@ -1,7 +1,7 @@
 """Updates each node's ``next`` and ``cur``: refused, dead, admitted, under notice, lost or rebooted.
 
-For each node these cases are checked in the protocol's order: ``next`` dead, refused or admitted; the intent of ``cur``
-dead, refused or admitted; ``cur`` gone; ``cur`` rebooted. Only a listing that its zone answered proves a loss.
+Each node's cases are checked in the protocol's order: ``next`` dead, refused or admitted; the intent of ``cur`` dead,
+refused or admitted; ``cur`` gone; ``cur`` rebooted. A machine is gone if its zone answered and did not list it.
 """
 
 from __future__ import annotations
