@@ -6,7 +6,7 @@ import pytest
 
 from spotkeeper.contract.ledger import Event
 from spotkeeper.reconcile.controller.tick import TICK_EVERY_S, tick
-from spotkeeper.reconcile.store.objects import Deadline
+from spotkeeper.reconcile.store.objects import BEGIN_S, Deadline
 from tests.reconcile.world import World
 
 
@@ -34,7 +34,7 @@ class Silent:
         world, before = self.world, len(self.world.events())
         began = world.t
         world.options.deadline = Deadline(self.left_s, world.now)
-        tick(world.store, world, world, world.options)
+        self.rounds = tick(world.store, world, world, world.options).rounds
         told = [entry.event for entry in world.events()[before:]]
         world.t = began + TICK_EVERY_S
         return [event for event in told if event in (Event.ROLL, Event.LOSS)]
@@ -50,6 +50,14 @@ def test_the_tick_that_calls_a_lone_machine_also_finds_that_it_is_lost() -> None
     job = Silent(1)
     assert job.until_called() == [Event.ROLL, Event.LOSS]
     assert job.waits == [31.0]
+    assert [len(done.record.members) for done in job.rounds if done.record] == [1, 1], "both rounds are of the result"
+
+
+@pytest.mark.parametrize(("spare_s", "waits"), [(0.0, []), (0.5, [31.0])])
+def test_a_tick_waits_only_if_time_is_left_for_a_round_after_it(spare_s: float, waits: list[float]) -> None:
+    job = Silent(1, BEGIN_S + 31.0 + spare_s)
+    told = job.until_called()
+    assert (told, job.waits) == ([Event.ROLL, Event.LOSS][: 1 + len(waits)], waits)
 
 
 def test_a_lone_machine_that_answers_meanwhile_is_not_lost() -> None:

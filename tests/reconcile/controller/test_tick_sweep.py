@@ -72,7 +72,8 @@ def test_a_deleted_record_is_reported_once_with_the_kept_disks(
     with caplog.at_level(logging.INFO):
         world.run(190)
     told = [line for line in caplog.records if GHOST in line.getMessage()]
-    assert [(line.levelname, line.event) for line in told] == [("ERROR", "orphan")], "what the alarm looks for"
+    found = [(line.levelname, line.event, line.job) for line in told]
+    assert found == [("ERROR", "orphan", GHOST)], "what the alarm looks for"
     assert told[0].getMessage() == (
         f"ALARM: job {GHOST} has machines, disks or grants but no record: Spotkeeper ends it and deletes its machines; "
         f"2 disks kept, which bill: sk-t-{GHOST}-n0000-d1 (z-b), sk-t-{GHOST}-n0001-d1 (z-b)"

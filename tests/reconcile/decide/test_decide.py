@@ -510,6 +510,18 @@ def test_advancing_progress_is_no_silence() -> None:
     assert not decide(record, older).quiet
 
 
+@pytest.mark.parametrize(("later_s", "called"), [(0.0, False), (1.0, True)])
+def test_a_stall_opens_a_roll_call_unless_one_was_just_answered(later_s: float, called: bool) -> None:
+    record, snapshot = gang(roll_at=NOW - Times().silence_s - later_s)
+    facts = (*snapshot.facts, fact(1, Kind.STALL, "9"))
+    decision = decide(record, with_(snapshot, facts=facts, progress=Progress(gen=3, step=9, at=NOW - 20)))
+    assert decision.quiet is not called
+    if decision.record is not None:
+        (entry,) = decision.record.outbox
+        assert decision.record.roll == Roll(ver=41, since=NOW, cause="stall")
+        assert (entry.event, entry.cause) == (Event.ROLL, "stall")
+
+
 def test_a_single_machine_gets_an_earlier_roll_call() -> None:
     for nodes, quiet_s, called in ((1, 36.0, False), (1, 37.0, True), (2, 120.0, False), (2, 121.0, True)):
         record, snapshot = gang(nodes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace as with_
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from spotkeeper.contract.market import Guess, Watch
 from spotkeeper.contract.stack import Model, Price
 from spotkeeper.reconcile.controller.reconcile_job import _left_s
 from spotkeeper.reconcile.select.offers import MoveCost, Need, Runs, select, time_of_day
-from spotkeeper.reconcile.select.rule import Work
+from spotkeeper.reconcile.select.rule import RULE, Work
 from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.world import ZONES, World, stack
 
@@ -230,8 +232,15 @@ def test_the_work_left_follows_from_steps_and_their_time() -> None:
     assert _left_s(None, 1.0) is None
 
 
-def test_times_of_day_are_utc() -> None:
-    assert time_of_day(1_800_000_000.0) == time_of_day(1_800_000_000.0 - 1e-4) == "08:00 UTC"
+def test_times_of_day_are_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the machine is."""
+    monkeypatch.setenv("TZ", "HERE-5")
+    time.tzset()
+    try:
+        assert time_of_day(1_800_000_000.0) == time_of_day(1_800_000_000.0 - 1e-4) == "08:00 UTC"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def late_od(world: World) -> float:
@@ -314,6 +323,16 @@ def test_booted_machines_cost_no_boot() -> None:
     short["work"] = Work(left_h=0.8, slack_h=None)
     assert chosen(job(), **short) == []
     assert chosen(job(), **short, there=frozenset({"pool/z-b/spot"})) == [("b", SPOT)]
+
+
+@pytest.mark.parametrize(("age_s", "left"), [(599.0, False), (600.0, True)])
+def test_a_rule_may_set_the_least_stay_on_demand(age_s: float, left: bool) -> None:
+    """Two starts of 300 s."""
+    runs, market = Runs(ON_DEMAND, DEMAND.offer, age_s), (replace(steady("z-b"), boot_s=240.0),)
+    asked = Need(NOW, models=(SPOT,), market=market, runs=runs, begin_s=50.0, save_s=10.0)
+    found = select(job(), stack(), asked, rule=with_(RULE, stay_restarts=2.0))
+    assert bool(found.choices) is left
+    assert select(job(), stack(), asked).choices, "the shipped rule sets none"
 
 
 def test_on_demand_probes_zones_without_recent_observations() -> None:

@@ -154,9 +154,30 @@ def test_a_machine_lost_during_a_fetch_is_replaced() -> None:
     world.fetch_s = 200.0
     there = left_to_the_bucket(world)
     world.until(lambda: world.record().fetch is not None, 400)
+    world.request(RequestKind.RESIZE, nodes=2)
+    assert "the job file says" in refused(world), "a write of the record during the fetch"
     world.preempt(0)
     world.until(world.training, 1200)
     assert begun_from(world) == there and world.record().fetch is None
+    assert len(world.events(Event.FETCH)) == 1, "of the same copy"
+
+
+def test_a_copy_completed_during_the_fetch_of_an_older_one_is_fetched_instead() -> None:
+    world = mirrored(World(nodes=1, checkpoint=OFTEN))
+    no_more_copies(world)
+    paused(world)
+    newest, older = world.newest, copy(world)
+    assert newest is not None
+    disks_destroyed(world)
+    world.fetch_s = 200.0
+    world.request(RequestKind.RESUME)
+    world.until(lambda: world.record().fetch is not None, 1200)
+    world.bucket.append(newest)
+    _say(world, FactIn(Kind.MIRRORED, world.record().gen, "{}-{}".format(*newest)))
+    world.until(world.training, 1200)
+    assert begun_from(world) == newest
+    told = [entry.detail.partition(";")[0].partition(",")[0] for entry in world.events(Event.FETCH)]
+    assert told == ["checkpoint {}-{}".format(*commit) for commit in (older, newest)]
 
 
 def test_a_fetch_has_no_time_limit() -> None:

@@ -215,6 +215,6 @@ def test_a_parked_nodes_refusals_keep_no_other_nodes_refusals_alive() -> None:
     old = Node(refused=("pool/z-a/spot",), refused_at=NOW - Times().cold_s)
     draft = Draft(replace(record, nodes=(old, replace(old, refused=("pool/z-b/spot",), refused_at=NOW))), snapshot)
     resize.step(draft)
-    assert draft.nodes[1].refused == () and draft.nodes[0] == old
+    assert (draft.nodes[1].refused, draft.nodes[1].refused_at) == ((), 0.0) and draft.nodes[0] == old
     found = offers.choices(draft, offers.gang_as_node(draft), None, (Model.SPOT,))
     assert {choice.offer.zone for choice in found} == {"z-a", "z-b", "z-c"}

@@ -173,6 +173,29 @@ def test_a_missing_job_file_leaves_the_old_one_valid(harm: str, monkeypatch: pyt
     world.until(lambda: world.record().phase is Phase.DONE, 300)
 
 
+def test_a_request_after_one_with_a_corrupt_job_file_is_met(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = failed()
+    corrected = replace(world.spec, command=("corrected.py",))
+    good, corrupt, read = spec_sha256(corrected), "f" * 64, world.memory.read_spec
+    world.store.put_spec(JOB, corrected, good)
+
+    def read_spec(job: str, sha256: str = "") -> JobSpec | None:
+        if sha256 == corrupt:
+            raise CorruptError("not a JobSpec", paths.spec(job, sha256))
+        return read(job, sha256)
+
+    monkeypatch.setattr(world.memory, "read_spec", read_spec)
+    for later, digest in enumerate((corrupt, good)):
+        request = JobRequest(f"resume-{later}", RequestKind.RESUME, world.t + later, spec_sha256=digest)
+        world.store.put_request(JOB, request)
+    world.round()
+    assert world.record().spec_key() == good
+    assert [entry.detail.partition(":")[0] for entry in world.events(Event.REQUEST)] == ["refused", ""]
+    assert "a resume is refused: not a JobSpec" in caplog.messages
+
+
 def test_a_half_done_resume_changes_nothing() -> None:
     """Source and job file are there, the request is not: rounds and ticks come and go."""
     world = failed()

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.record import Node
 from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import reservations
+from tests.reconcile.decide.test_decide import NOW
+from tests.reconcile.decide.test_guards import calm
 from tests.sim.world import ZONES, Job, World, small_stack
 
 JOB = "abcdefgh"
@@ -89,3 +94,28 @@ def test_an_on_demand_fallback_ends_with_a_move_to_another_zone() -> None:
     assert world.engine.t < until, "the fallback would last"
     assert {node.cur.model for node in world.record(JOB).nodes if node.cur} == {Model.SPOT}
     assert world.violations == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused", "model", "zone"),
+    [
+        ("balanced", ("spot z-b",), Model.SPOT, "z-a"),
+        ("balanced", ("spot z-a", "spot z-b"), Model.SPOT, "z-c"),
+        ("balanced", ("spot z-a", "spot z-b", "spot z-c"), Model.ON_DEMAND, "z-b"),
+        ("on-demand", ("on-demand z-a",), Model.ON_DEMAND, "z-b"),
+        ("on-demand", ("on-demand z-b",), Model.ON_DEMAND, "z-a"),
+        ("spot", ("spot z-b", "spot z-c"), Model.SPOT, "z-a"),
+    ],
+)
+def test_a_gang_without_data_leaves_its_zone_for_spot_but_not_for_on_demand_that_it_has_there(
+    policy: str, refused: tuple[str, ...], model: Model, zone: str
+) -> None:
+    record, seen = calm(1, policy=policy)
+    offers = tuple("pool/{1}/{0}".format(*one.split()) for one in refused)
+    node = Node(top=1, zone="z-b", refused=offers, refused_at=NOW)
+    draft = Draft(replace(record, gen=0, members=(), zone="z-b", nodes=(node,)), seen)
+    reservations.step(draft)
+    assert draft.record.zone == zone
+    (grant,) = draft.wanted
+    assert (grant.attempt, grant.on_demand) == (2, model is Model.ON_DEMAND)
+    assert draft.nodes[0].disk_top == (zone != "z-b"), "a disk number serves in one zone only"

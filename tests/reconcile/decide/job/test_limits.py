@@ -1,0 +1,97 @@
+"""Limits of a job: the breaker, and the price with which what the job costs is compared."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Limits, Roll
+from spotkeeper.contract.stack import PoolState, Price, StackState
+from spotkeeper.reconcile.decide import Times
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import limits
+from tests.reconcile.decide.test_decide import NOW
+from tests.reconcile.decide.test_guards import calm, on_record, on_snapshot
+from tests.reconcile.world import stack
+
+TIMES = Times()
+
+
+def tripped(draft: Draft, why: str) -> bool:
+    """Whether the breaker tripped now, for this reason."""
+    (*_, entry) = draft.entries or [None]
+    if entry is None:
+        return False
+    assert (entry.id, entry.event) == (f"limit.v{draft.before.ver + 1}.breaker", Event.LIMIT)
+    assert (entry.cause, entry.detail, draft.record.limits.closed_until) == ("breaker", why, NOW + TIMES.breaker_s)
+    return len(draft.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "before", "trips"),
+    [
+        (2, Limits(), False),
+        (2, Limits(unexplained=1, unexplained_since=NOW - TIMES.breaker_window_s), True),
+        (2, Limits(unexplained=1, unexplained_since=NOW - TIMES.breaker_window_s - 1), False),
+        (9, Limits(unexplained=1, unexplained_since=NOW), True),
+        (10, Limits(unexplained=1, unexplained_since=NOW), False),  # a fifth is not more than a fifth
+        (2, Limits(unexplained=1, unexplained_since=NOW, closed_until=NOW - TIMES.breaker_window_s), False),
+        (2, Limits(unexplained=1, unexplained_since=NOW, closed_until=NOW - TIMES.breaker_window_s - 1), True),
+    ],
+)
+def test_many_nodes_that_vanish_at_once_trip_the_breaker(nodes: int, before: Limits, trips: bool) -> None:
+    draft = Draft(*on_record(limits=before)(*calm(nodes)))
+    limits.count_unexplained(draft)
+    assert tripped(draft, f"2 of {nodes} nodes vanished at once without preemption") is trips
+
+
+@pytest.mark.parametrize(
+    ("missing", "closed_until", "trips", "waits"),
+    [
+        (1, 0.0, False, False),
+        (2, 0.0, True, True),
+        (2, NOW - 11, True, True),
+        (2, NOW - 10, False, False),  # once in each roll call
+        (2, NOW + 1, False, True),
+    ],
+)
+def test_many_nodes_without_an_answer_get_more_time_once(
+    missing: int, closed_until: float, trips: bool, waits: bool
+) -> None:
+    roll = Roll(ver=40, since=NOW - 10, cause="silence")
+    draft = Draft(*on_record(roll=roll, limits=Limits(closed_until=closed_until))(*calm(3)))
+    assert limits.deaf(draft, missing) is waits
+    assert tripped(draft, "2 of 3 nodes do not answer the roll call") is trips
+
+
+def two_pools(most: int = 9) -> StackState:
+    """``pool`` costs 1, 2 and 3 dollars in its zones, ``dear`` 5 in the first."""
+    (pool,) = stack().pools
+    prices = {zone: Price(on_demand=float(usd), spot=0.3) for usd, zone in enumerate(pool.zones, 1)}
+    dear = PoolState("dear", "spot", "big", ("z-a",), 8, most, 9, 10, "pd", {"z-a": Price(on_demand=5.0, spot=2.0)})
+    return replace(stack(), pools=(replace(pool, prices=prices), dear))
+
+
+@pytest.mark.parametrize(
+    ("zone", "pools", "most", "usd"),
+    [
+        ("z-a", ("pool",), 9, 2.0),
+        ("z-b", ("pool",), 9, 4.0),
+        (None, ("pool",), 9, 6.0),
+        ("z-gone", ("pool",), 9, 0.0),
+        ("z-b", (), 9, 4.0),
+        ("z-a", (), 9, 10.0),
+        ("z-a", (), 1, 6.0),  # one node has the dear machine, the other the next cheaper one
+        (None, (), 1, 8.0),
+    ],
+)
+def test_the_price_on_demand_is_that_of_the_dearest_machines_in_the_gangs_zone(
+    zone: str | None, pools: tuple[str, ...], most: int, usd: float
+) -> None:
+    case = on_record(zone=zone)(*on_snapshot(stack=two_pools(most))(*calm(2, pools=pools)))
+    assert limits.on_demand(Draft(*case)) == usd
+
+
+def test_without_a_job_file_the_price_on_demand_is_unknown() -> None:
+    assert limits.on_demand(Draft(*on_snapshot(spec=None)(*calm(2)))) == 0.0

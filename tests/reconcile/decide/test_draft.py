@@ -1,0 +1,54 @@
+"""Changes of a draft that several steps make: what is counted, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Budget
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide import Times
+from spotkeeper.reconcile.decide.draft import Draft
+from tests.reconcile.decide.test_decide import NOW, member
+from tests.reconcile.decide.test_guards import calm, on_record
+
+RULES = Times().fallback  # 3 losses and one per node within an hour, or 3 lives in a row of less than 600 s
+
+
+def lost(budget: Budget, **slot: object) -> Draft:
+    """A job of one machine loses this one."""
+    draft = Draft(*on_record(budget=budget)(*calm(1)))
+    draft.count_loss(0, member(0, **slot))
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("budget", "lived_s", "cause", "told"),
+    [
+        (Budget(loss_times=(NOW - 3600, NOW - 2460, NOW - 60)), 900, "too many losses", "4 losses in 60 min in z-a"),
+        (Budget(loss_times=(NOW - 3601, NOW - 2460, NOW - 60)), 900, "", ""),
+        (Budget(short_lives=2), 599, "lives too short", "1 losses in 0 min in z-a"),
+        (Budget(short_lives=2, loss_times=(NOW - 1500,)), 599, "lives too short", "2 losses in 25 min in z-a"),
+        (Budget(short_lives=2), 600, "", ""),
+        (Budget(short_lives=1), 599, "", ""),
+    ],
+)
+def test_many_losses_or_short_lives_start_a_fallback(budget: Budget, lived_s: float, cause: str, told: str) -> None:
+    draft = lost(budget, since=NOW - lived_s)
+    found = draft.record.budget
+    assert (found.preemptions, found.loss_times) == (1, (*budget.loss_times, NOW))
+    assert found.short_lives == (budget.short_lives + 1 if lived_s < RULES.short_life_s else 0)
+    assert draft.record.fallback_until == (NOW + RULES.on_demand_s if cause else 0.0)
+    entries = [(entry.event, entry.cause, entry.detail) for entry in draft.entries]
+    assert entries == ([(Event.FALLBACK, cause, f"{told}, spot again at 03:16 UTC")] if cause else [])
+
+
+def test_a_loss_during_a_fallback_is_counted_and_does_not_extend_it() -> None:
+    draft = Draft(*on_record(budget=Budget(short_lives=2), fallback_until=NOW + 1)(*calm(1)))
+    draft.count_loss(0, member(0, since=NOW))
+    assert (draft.record.budget.preemptions, draft.record.fallback_until, draft.entries) == (1, NOW + 1, [])
+
+
+def test_the_loss_of_an_on_demand_machine_is_no_preemption() -> None:
+    budget = Budget(short_lives=2)
+    assert lost(budget, since=NOW, model=Model.ON_DEMAND).record.budget == budget
