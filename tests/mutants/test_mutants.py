@@ -131,10 +131,13 @@ def test_every_area_and_every_list_names_files() -> None:
 
 def test_every_equivalent_mutant_exists() -> None:
     rows = tomllib.loads(EQUIVALENT.read_text("utf-8")).get("equivalent", [])
+    removed = {(row["file"], row["function"], line[1:]) for row in rows for line in row["diff"].strip().split("\n")}
     known = {
         (mutant.file, mutant.function, mutant.diff)
         for file in {row["file"] for row in rows}
         for mutant in operators.mutants(file, (ROOT / file).read_text("utf-8"))
+        for line in mutant.source.splitlines()[mutant.first - 1 : mutant.last]
+        if (file, mutant.function, line) in removed  # a diff takes 20 ms
     }
     for row in rows:
         assert row["reason"]
