@@ -244,6 +244,12 @@ def test_a_pool_may_override_the_stacks_values() -> None:
     assert static.image != image
 
 
+def test_a_machine_may_run_for_exactly_two_boot_deadlines() -> None:
+    for key in ("limits.max_run_hours", "pools.1.max_run_hours"):
+        _, spot = stackfiles.read("gcp", {"limits.boot_deadline_s": 900, key: 0.5}).pools
+        assert spot.max_run_s() == 1800, key
+
+
 def test_an_existing_network_gets_no_range() -> None:
     for network in (
         {"from_stack": "acme/net/prod"},

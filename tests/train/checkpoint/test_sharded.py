@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +26,7 @@ from spotkeeper.train.checkpoint.sharded import Sharded
 from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.strategy import SAVE
 from spotkeeper.train.core import pickling
+from spotkeeper.train.core.pickling import StateTypeError
 from spotkeeper.train.core.shards import METADATA
 from tests.train.checkpoint.sharding import SAVED, Life, live, module
 from tests.train.gangs import Event, Gang, Job, finals, run_to_end
@@ -203,6 +206,17 @@ def test_without_the_other_machines_saver_a_save_fails_and_stays_closed(
     seen = len(exchanged)
     sharded.publish()
     assert len(exchanged) == seen, "no save is open"
+
+
+@pytest.mark.parametrize("good", [0, 1], ids=["sizes", "chunks"])
+def test_what_a_rank_sends_is_not_run(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``good``: how many messages are as they should be."""
+    left = iter([True] * good)
+    sharded = rank_0(Writer(None), lambda blob: [blob, blob if next(left, False) else pickle.dumps(os.getcwd)])
+    image = SimpleNamespace(stretches=(Stretch("state", 0, 5000), Stretch("skeleton", 8192, 300)))
+    monkeypatch.setattr(sharded, "_image", lambda _: (image, []))
+    with pytest.raises(StateTypeError, match=r"^a rank: cannot load \w+\.getcwd"):
+        sharded.save(None, NEWEST)
 
 
 def test_commit_is_requested_with_the_files_of_all_parts() -> None:

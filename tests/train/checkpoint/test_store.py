@@ -133,6 +133,17 @@ def test_every_flipped_bit_of_commit_is_detected(tmp_path: Path) -> None:
         (home / COMMIT).write_bytes(good)
 
 
+@pytest.mark.parametrize("value", [0, 2**63 - 1, -1, 2**63, 1.0, True, "7", None])
+def test_a_count_is_a_whole_number_of_63_bits(value: Any) -> None:
+    """What fits a file's offset."""
+    if type(value) is int and value in (0, 2**63 - 1):
+        assert store.count(value) == value
+        return
+    with pytest.raises(ValueError) as told:
+        store.count(value, "PART")
+    assert str(told.value) == f"PART: {value!r} is not a whole number from 0"
+
+
 def test_a_report_checks_sizes_and_a_load_checks_hashes(tmp_path: Path) -> None:
     make(tmp_path, Commit(1, 5))
     flip(make(tmp_path, Commit(1, 6)) / STATE, 3)
@@ -172,6 +183,17 @@ def test_quarantine_keeps_the_last_few(tmp_path: Path) -> None:
         assert [each.name for each in store.quarantine_incomplete(tmp_path)] == [f"1-{step}"]
     assert sorted(path.name for path in (tmp_path / "quarantine").iterdir()) == ["3.1-2", "4.1-3"]
     assert store.empty_quarantine(tmp_path) and not store.empty_quarantine(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["notes", "x.1-2", ".1-2", "\u00b2.1-2", "-3.1-2", "1234567890.1-2"])
+def test_other_names_in_quarantine_count_as_the_oldest(tmp_path: Path, name: str) -> None:
+    """A stray name must neither stop the next save nor outlast checkpoints."""
+    home = tmp_path / store.QUARANTINE
+    (home / "8.1-1").mkdir(parents=True)
+    (home / name).mkdir()
+    make(tmp_path, Commit(1, 5))
+    store.quarantine(tmp_path, Commit(1, 5))
+    assert sorted(path.name for path in home.iterdir()) == ["8.1-1", "9.1-5"]
 
 
 def test_the_agent_reads_the_folder_without_torch(tmp_path: Path) -> None:

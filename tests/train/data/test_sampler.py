@@ -17,6 +17,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -139,6 +140,29 @@ def test_samplers_of_all_kinds() -> None:
     assert sorted(orders["random"]) == list(range(20))
     assert orders["weighted"].count(19) > 10
     assert (torch.get_rng_state().tolist(), generator.get_state().tolist()) == (before, own)
+
+
+class Seed(Sampler[int]):
+    """Draws nothing: its one index is the seed that its generator gets."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.generator.initial_seed()])
+
+
+def test_a_runs_seeds_are_the_same_in_every_version() -> None:
+    """A run that continued with a newer library would see some samples twice in an epoch, and others never."""
+    seeds = [4700158633028311966, 5842971948457200900]
+    assert [list(SampleOrder(8, 4, seed=3, sampler=Seed()).epoch(epoch)) for epoch in (0, 1)] == [[s] for s in seeds]
+    order = SampleOrder(8, 4, seed=3, shuffle=True)
+    assert [order.epoch(epoch) for epoch in (0, 1)] == [
+        torch.randperm(8, generator=torch.Generator().manual_seed(seed)).tolist() for seed in seeds
+    ]
+    batches = RankBatches(order, 0, 1, micro=2)
+    batches.epoch = batches.start = 1
+    assert [batch.seed for batch in batches] == [4637356303580638400, 8332984345944258854], "of the samples' own draws"
 
 
 def test_loaders_without_automatic_batching() -> None:
