@@ -99,7 +99,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """The same for the exec launcher; a start takes seconds, so few tests use it."""
+    """The same for the exec launcher; starting takes seconds, so few tests use it."""
     with closing_bench(tmp_path_factory.mktemp("node"), "exec") as bench:
         yield bench
 

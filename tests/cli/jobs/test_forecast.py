@@ -192,13 +192,13 @@ def test_a_starts_duration_comes_from_earlier_jobs(
     monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
     now = forecasting.ground("prod", None).now
     tight = job(folder, "work: 5h\ndeadline: 5.1h")
-    assert "a start takes 10 min" in cli("forecast", tight).err
+    assert "starting takes 10 min" in cli("forecast", tight).err
     if finished:
         over(store)
     else:
         store.put_name("first", JOB)
     store.put_progress(JOB, Progress(1, 10, 1.0, save_s=4.0, begin_s=26.0))
-    assert "a start takes 10 min" in cli("forecast", tight).err, "no machine of the pool was seen to boot"
+    assert "starting takes 10 min" in cli("forecast", tight).err, "no machine of the pool was seen to boot"
     came = Observation("abcdefgh-n0-a1", Event.ADMITTED, now - 60.0, "us-central1-a", Model.SPOT, started=now - 150.0)
     store.add_observations("workers", int(came.at // HOUR_S), (came,))
     told = cli("forecast", tight, "--json")
