@@ -64,7 +64,7 @@ def test_a_daemon_without_environment_ends_in_any_combination_of_kills(
     vm.serve(doc, run)
     wait_until((vm.run_folder / doc.job / "2/daemon").exists)
     vm.kill()
-    process.sweep(vm.run_folder, set())  # the end of the machine
+    assert process.sweep(vm.run_folder / "node", set()), "the end of the machine"
 
 
 def parent_of(pid: int) -> int:
