@@ -17,6 +17,6 @@ def figures() -> list[dict[str, object]]:
         against = f"{report['killed']} of {tried} mutants of {report['mutants']}, seeds {seeds}; no equivalent ones"
     except (OSError, ValueError, KeyError):
         percent, against = None, "not measured: make mutants"
-    holds = percent is not None and percent >= GOAL
+    holds = None if percent is None else percent >= GOAL
     figure = {"name": "mutants.killed_percent", "value": percent, "unit": "%", "goal": f">= {GOAL:.0f}"}
     return [figure | {"holds": holds, "against": against}]

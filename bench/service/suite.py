@@ -24,5 +24,5 @@ def figure(
     against = f"not measured: make {target}"
     if took:
         against = f"{took['processor_s'] / seconds:.1f} {unit} of processor on {took['cores']} cores"
-    holds = value is not None and value <= goal
+    holds = None if value is None else value <= goal
     return {"name": name, "value": value, "unit": unit, "goal": f"<= {goal:g}", "holds": holds, "against": against}
