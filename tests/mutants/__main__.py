@@ -39,6 +39,7 @@ LANES = 2
 BUDGET_S = 60.0  # of tests for one mutant, by their recorded times
 SLACK_S = 10.0
 ALONE_S = 60.0  # more for a process of its own
+SAVES = threading.Lock()
 Json = dict[str, Any]
 
 
@@ -240,14 +241,15 @@ def tried(lane: Lane, records: Reach, mutant: Mutant, tests: list[str], left_out
 
 
 def save(values: Json) -> None:
-    OUT.parent.mkdir(exist_ok=True)
-    try:
-        before = json.loads(OUT.read_text())
-    except (OSError, ValueError):
-        before = {}
-    part = OUT.with_suffix(".part")
-    part.write_text(json.dumps(before | values, indent=1) + "\n")
-    part.replace(OUT)
+    with SAVES:  # each lane has a thread
+        OUT.parent.mkdir(exist_ok=True)
+        try:
+            before = json.loads(OUT.read_text())
+        except (OSError, ValueError):
+            before = {}
+        part = OUT.with_suffix(".part")
+        part.write_text(json.dumps(before | values, indent=1) + "\n")
+        part.replace(OUT)
 
 
 def written(

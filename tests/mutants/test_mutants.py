@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.mutants import __main__ as mutants
 from tests.mutants import areas, operators, reach, worker
 from tests.mutants.__main__ import EQUIVALENT, drawn
 
@@ -142,3 +145,10 @@ def test_every_equivalent_mutant_exists() -> None:
     for row in rows:
         assert row["reason"]
         assert (row["file"], row["function"], row["diff"].strip()) in known, row
+
+
+def test_threads_that_save_at_once_lose_no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "OUT", tmp_path / "mutants.json")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: mutants.save({str(number): number}), range(200)))
+    assert len(json.loads((tmp_path / "mutants.json").read_text())) == 200
