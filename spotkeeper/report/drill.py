@@ -259,7 +259,7 @@ def _phase(
 
 
 def _target(victim: Victim, step: DrillStep, targets: Targets) -> tuple[float, tuple[DrillStep, ...]]:
-    """Return how many virtual seconds a phase may take, and the phases after whose end these seconds start to count."""
+    """Return a phase's target in virtual seconds, and the phases before it: the target counts from the last of them."""
     heard = targets.heard_s if victim.announced else targets.found_s
     return {
         DrillStep.HEARD: (heard, ()),

@@ -251,7 +251,7 @@ class _LightningState:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The current epoch and the number of its finished batches. Correct only while an iterator is created."""
+        """The current epoch and the number of its finished batches. Correct only in a loader's ``__iter__``."""
         epochs = self._trainer.fit_loop.epoch_progress.current
         under_way = epochs.ready > epochs.processed
         return epochs.processed, self._loop.batch_progress.current.completed if under_way else 0

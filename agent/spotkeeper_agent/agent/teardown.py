@@ -1,4 +1,4 @@
-"""Tears a job down: ends the job, its launcher and its saver, unmounts the disk and reports.
+"""Tears a job down: ends its processes, launcher and saver, unmounts the disk and reports.
 
 After the teardown the agent powers the machine off, idles or exits. Each step is repeated until it is done, so no
 process can write to a disk that is reported as free. Other modules decide whether to tear down: on the function's

@@ -316,7 +316,7 @@ def _action(text: str, now: float) -> Sign:
 
 
 def _maintenance(text: str, now: float) -> Sign | None:
-    """Return the earliest active event as a :class:`Sign`. Every kind of event counts: even a reboot ends the job."""
+    """Return the earliest active event as a :class:`Sign`. All kinds count: even a reboot interrupts training."""
     events = _decode(MAINTENANCE, text, tuple[_Event, ...])
     try:
         starts = [_http_date(event.not_before) for event in events if event.state == "active"]

@@ -55,7 +55,7 @@ class Metadata(Protocol):
         """
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Return headers for ``POST <function><path>`` with this JSON body that prove which machine sends it.
+        """Return headers that prove which machine sends this JSON body in ``POST <function><path>``.
 
         Raises:
             MetadataError: the server gives no token or key.

@@ -95,7 +95,7 @@ def _local_rank() -> int:
 def _buffer_by_line() -> None:
     """Flush each printed line, so that a preemption loses none.
 
-    The agent sets PYTHONUNBUFFERED for this, but an interpreter reads it at its start, and the zygote's runs already.
+    The agent sets PYTHONUNBUFFERED, but Python reads that only when it starts, and the zygote started earlier.
     """
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):

@@ -91,7 +91,7 @@ def main(words: list[str]) -> None:
 def _supervise(files: dict[int, int], kept: int) -> None:
     """Have a child process copy the pipes to the log files; if the child is killed, start another. Never returns.
 
-    Between two children this process keeps the pipes open: a print into a pipe without a reader would end the job.
+    Between two children this process keeps the pipes open: a print into a pipe without a reader would crash the job.
     Bytes that a killed child had read but not written, at most 64 KB, are lost.
     """
     try:

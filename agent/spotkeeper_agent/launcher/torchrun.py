@@ -141,7 +141,7 @@ def note_fatal(run: Path) -> None:
 
 
 def follows(error: BaseException) -> bool:
-    """Whether a peer caused this error, which only reports that the peer, or the connection to it, is gone."""
+    """Whether this error, or one in its chain, reports only that a peer or the connection to it is gone."""
     return any(_is_of_peer(each) for each in _chain(error))
 
 

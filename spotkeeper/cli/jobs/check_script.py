@@ -221,7 +221,7 @@ class _Lab:
 def trainer(
     command: Sequence[str], environment: dict[str, str], log: Path, cwd: Path | None = None, *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Run a command that imports this package; the end of the ``with`` block kills all its processes."""
+    """Run a command with this package on PYTHONPATH; the end of the ``with`` block kills its processes."""
     package = str(Path(spotkeeper.__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("wb") as out:

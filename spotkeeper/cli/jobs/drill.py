@@ -118,7 +118,7 @@ def _agree(victim: Victim) -> None:
 
 
 def targets_of(store: Store, record: Record, target: Target) -> Targets:
-    """Return the targets on the stack's clock. The job file's checkpoint interval sets the target of lost work."""
+    """Return the targets for the clock's speed. Lost work may be twice the job file's interval, if set."""
     from msgspec.structs import replace
 
     found = Targets().scaled(target.clock.scale)

@@ -61,7 +61,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 def _wrong(error: Exception) -> str:
     if isinstance(error, AttributeError):
         return "no case has begun"
-    return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit the case of its `start` ({error})"
+    return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit this case's `start` ({error})"
 
 
 def _done(kind: bytes) -> str:

@@ -159,7 +159,7 @@ def _some(**fields: Any) -> Json:
 
 
 def _named_body(t: PlacedResource, *keys: str, **fields: Any) -> Json:
-    """Return a request body with the resource's name, its inputs named by ``keys``, and the other fields."""
+    """Return a request body: the name, the inputs in ``keys``, and ``fields``; empty values are omitted."""
     return _some(name=t.name, **{key: t.inputs.get(key) for key in keys}, **fields)
 
 
