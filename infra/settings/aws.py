@@ -247,7 +247,7 @@ def pool_placement(pool: Pool, s: Settings) -> Iterator[Problem]:
             "placement.strategy", f"{pool.machine.type} supports no cluster placement: leave it out", strategy
         )
     if strategy == "spread" and pool.size > most:
-        message = f"want at most {most}: in spread placement a zone takes {_MOST_SPREAD} machines and one replacement"
+        message = f"want at most {most}: spread placement has {_MOST_SPREAD + 1} places per zone, one for a replacement"
         yield problem("size", message, pool.size)
 
 

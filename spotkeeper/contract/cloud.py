@@ -209,7 +209,7 @@ class Guesses(Protocol):
     """A cloud that estimates the availability of its spot machines."""
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return the cloud's estimates for starting all of the pool's machines at once; None if they are unknown."""
+        """Return each zone's chance that the pool's ``max_machines`` start now, and that they last; None: unknown."""
 
 
 def chances_of(cloud: Cloud, pool: str, deadline_s: float) -> Chances | None:

@@ -180,7 +180,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill all processes with the mark of ``folder`` (``launcher/process.py``) except ``keep``; return how many."""
+    """Kill what a generation left behind except ``keep``, found by cgroup, or by mark or tag; return how many."""
     if not has_units():
         return process.sweep(folder, keep)
     try:

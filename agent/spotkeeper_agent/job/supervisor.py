@@ -242,13 +242,13 @@ class Supervisor:
         ending = self._ending(child, code)
         self.child = None
         child.control.close()
-        # The launcher has ended its own processes; others, which left its process tree, are found by their mark.
+        # The launcher has ended its own processes, but not those that left its process tree.
         swept = self.sweep()
         self._log("job.end", gen=gen, code=ending.code, stopped=ending.stopped, swept=swept)
         return ending
 
     def sweep(self) -> int:
-        """Kill all processes with this machine's mark except the launcher, and wait until they have ended."""
+        """Kill the processes that a generation left behind, and wait until they have ended."""
         found, until = 0, time.monotonic() + SWEEP_S
         while (count := sweep(self._launcher.folder, {os.getpid(), self._launcher.pid})) and time.monotonic() < until:
             found = max(found, count)

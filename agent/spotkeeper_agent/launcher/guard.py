@@ -1,14 +1,14 @@
 """The launcher's parent: ends the launcher's processes if the launcher itself is killed.
 
-A daemon of the job that has left its session and emptied its environment is in no known process group. When the
-daemon's parent ends, the kernel makes the daemon a child of its nearest ancestor that is a subreaper. That is the
-launcher, or the guard once the launcher has ended. If both are killed together, a resource limit that the daemon has
-inherited identifies the daemon (``process.tag``).
+A daemon of the job that has left its session and emptied its environment is found by neither process group nor mark
+(``process.py``). When the daemon's parent ends, the kernel makes the daemon a child of its nearest ancestor that is a
+subreaper. That is the launcher, or the guard once the launcher has ended. If both are killed together, a resource limit
+that the daemon has inherited identifies the daemon (``process.tag``).
 
     python -BIS guard.py FOLDER COMMAND...
 
 SIGTERM to the guard ends the launcher. The guard ends with the launcher's exit code, once no process is left. It has no
-mark (``process.py``), so a sweep does not kill it. Standard library only (8 MB resident).
+mark or tag, so ``process.sweep`` spares it. Standard library only (8 MB resident).
 """
 
 from __future__ import annotations

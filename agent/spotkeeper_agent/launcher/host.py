@@ -153,7 +153,7 @@ class Host:
         return path
 
     def _sweep(self, folder: Path, keep: set[int]) -> int:
-        """Kill what is left of a generation, found by cgroup or mark; return the number of processes and cgroups."""
+        """Kill what is left of a generation, found by cgroup, mark or tag; return how many processes and cgroups."""
         if self.cgroup is None:
             return sweep(folder, {os.getpid(), *keep})
         launchers = {pid for pid in keep if parent_of(pid) in self._owners}  # a job may claim any other pid

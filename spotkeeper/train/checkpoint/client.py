@@ -108,7 +108,10 @@ class Client:
         return cls(ours, process, limit)
 
     def close(self) -> None:
-        """Close the connection; the saver finishes a running save. Await a private saver's end; kill it if it hangs."""
+        """Close the connection; the saver finishes a running save.
+
+        If this client started the saver, wait for its end; kill it if it hangs.
+        """
         with contextlib.suppress(OSError):  # the saver is gone already
             self._sock.shutdown(
                 socket.SHUT_RDWR
@@ -151,7 +154,7 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """Pid of a private saver, otherwise 0."""
+        """Pid of the saver if this client started it, otherwise 0."""
         return self._process.pid if self._process else 0
 
     @property

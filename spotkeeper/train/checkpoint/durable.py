@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Headroom:
-    """Memory that is still free: ``bytes`` of the ``limit`` that ``source`` names."""
+    """The memory limit ``source``: ``bytes`` of its ``limit`` may still be taken."""
 
     source: str
     limit: int

@@ -110,7 +110,7 @@ def missing_variable(environ: Mapping[str, str]) -> str:
 
 
 def _device() -> torch.device | None:
-    """Return the device on which the default process group reduces; None if there is no device or the test is off."""
+    """Return the device for the bandwidth test; None (no test): switched off, CPUs by default, or no process group."""
     switch = os.environ.get(SWITCH, "")
     if switch == "off" or not dist.is_initialized():
         return None

@@ -136,7 +136,7 @@ class Ec2:
         return advice.price_runs(answer, frozenset(found.zones))
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return each zone's placement score for all of the pool's machines together; None: unknown."""
+        """Return each zone's placement score for the pool's ``max_machines`` at once; None: unknown."""
         found, ends = self._stack.pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None

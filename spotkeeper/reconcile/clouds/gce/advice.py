@@ -100,7 +100,7 @@ def preemptions_question(machine_type: str, zone: str) -> dict[str, object]:
 
 
 def capacity_question(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return the request for the chance to obtain all of the pool's machines in one zone."""
+    """Return the request for the chance to obtain the pool's ``max_machines`` (at most MOST) in one zone."""
     return {
         "instanceProperties": {"scheduling": {"provisioningModel": "SPOT"}},
         "instanceFlexibilityPolicy": {"instanceSelections": {"pool": {"machineTypes": [pool.machine_type]}}},
