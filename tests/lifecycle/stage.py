@@ -113,9 +113,9 @@ class Stage:
             left = self.cloud.down(purge=True)
         return left
 
-    def fill(self) -> None:
-        """Give every zone its whole capacity."""
-        for zone in self.cloud.config.zones:
+    def fill(self, *zones: str) -> None:
+        """Give these zones, or all, their whole capacity."""
+        for zone in zones or self.cloud.config.zones:
             self.cloud.set_capacity(zone, None, model="on-demand")
             self.cloud.set_capacity(zone, ROOM)
 
@@ -264,7 +264,7 @@ class Run:
 
     def weights_left_alone(self, nproc: int) -> str:
         """The same run without a cloud, at full speed; cached between tests."""
-        command, env = ("train.py", *self.spec.command[1:]), dict(self.spec.env)
+        command, env = (str(GPT / "train.py"), *self.spec.command[1:]), dict(self.spec.env)
         run = hashlib.sha256(repr((command, nproc, sorted(env.items()))).encode()).hexdigest()[:16]
         folder = self.stage.alone / run
         folder.mkdir(parents=True, exist_ok=True)
@@ -272,7 +272,6 @@ class Run:
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not told.exists():
-                (folder / "train.py").write_bytes((GPT / "train.py").read_bytes())
                 ended = run_script(folder, *command, nproc=nproc, **env | {"OMP_NUM_THREADS": "1"})
                 weights = proof.weights_in(ended.stdout)
                 assert weights is not None, ended

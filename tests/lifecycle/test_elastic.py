@@ -17,7 +17,7 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.record import Outcome
 from spotkeeper.reconcile.store import paths
-from tests.lifecycle.stage import ROOM, Run, Stage
+from tests.lifecycle.stage import Run, Stage
 
 pytestmark = pytest.mark.lifecycle
 
@@ -63,8 +63,7 @@ def test_an_elastic_job_shrinks_and_grows_on_the_same_loss_curve(stage: Stage, t
         run.chaos.preempt(2, victim, announced=False)
         run.until("two to go on", lambda: trains(run, 2))
         worlds.append(len(run.record().members))
-        for zone in stage.cloud.config.zones:
-            stage.cloud.set_capacity(zone, ROOM)
+        stage.fill()
         run.until("the third to be back", lambda: trains(run, 3))
         worlds.append(len(run.record().members))
         run.until("its first losses to be told", lambda: curve(told(run, 3)))

@@ -11,7 +11,7 @@ from spotkeeper.cli.stacks import live_check
 from spotkeeper.cli.stacks.live_check import CheckResult, Row
 from spotkeeper.client import submit as submitting
 from spotkeeper.client.target import FOLDER
-from tests.lifecycle.stage import ROOM, Stage
+from tests.lifecycle.stage import Stage
 
 pytestmark = pytest.mark.lifecycle
 
@@ -54,8 +54,7 @@ def test_without_capacity_live_check_fails_and_cleans_up(
     try:
         code, rows = checked(capsys, "--yes")
     finally:
-        for zone in shell.cloud.config.zones:
-            shell.cloud.set_capacity(zone, ROOM)
+        shell.fill()
     assert code == 1
     assert rows["a spot machine is launched"].state is CheckResult.FAILED
     assert rows["a checkpoint is durable"].state is CheckResult.SKIPPED

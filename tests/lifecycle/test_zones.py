@@ -21,11 +21,6 @@ def dry(stage: Stage, zone: str, *, reclaim: bool) -> None:
     stage.cloud.set_capacity(zone, 0, reclaim=reclaim)
 
 
-def wet(stage: Stage, zone: str) -> None:
-    stage.cloud.set_capacity(zone, None, model="on-demand")
-    stage.cloud.set_capacity(zone, ROOM)
-
-
 def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) -> None:
     spec = tiny("nomad", STEPS, nodes=2, static="never")
     state = stage.store.read_stack()
@@ -39,7 +34,7 @@ def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) 
         assert [entry.zone for entry in run.ledger(Event.REFUSED) if entry.zone] == [first, first]
         assert {disk.zone for disk in disks(stage, run)} == {second}
 
-        wet(stage, first)
+        stage.fill(first)
         dry(stage, second, reclaim=True)
         run.until(f"the gang to leave {second}", lambda: run.record().zone != second and not run.record().move)
         run.steady("in the third zone")
@@ -69,8 +64,7 @@ def test_a_gang_on_demand_moves_only_once_machines_wait_in_the_other_zone(stage:
         run.steady("on spot")
         home = run.record().zone
         assert home is not None
-        for zone in stage.cloud.config.zones:
-            wet(stage, zone)
+        stage.fill()
         stage.cloud.set_capacity(home, 0, reclaim=True)
         run.until("the gang to find spot elsewhere", lambda: run.record().zone != home and not run.record().move)
         run.steady("in the other zone")

@@ -29,7 +29,7 @@ from typing import Any
 from tests.mutants import areas, reach
 from tests.mutants.lane import Lane, copy_tree
 from tests.mutants.operators import Mutant, mutants
-from tests.mutants.reach import Reach, code_digest
+from tests.mutants.reach import Reach, code, digest
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / ".spotkeeper" / "mutants.json"
@@ -165,7 +165,7 @@ class Verdicts:
             self.known: dict[str, Json] = json.loads(OUT.read_text())["verdicts"]
         except (OSError, ValueError, KeyError):
             self.known = {}
-        self._tests = code_digest(tree, areas.tests(tree))
+        self._tests = digest(tree, areas.tests(tree), code)
         rows = tomllib.loads(EQUIVALENT.read_text("utf-8")).get("equivalent", ())
         self.equivalent = {(row["file"], row["function"], row["diff"].strip()): row["reason"] for row in rows}
 
@@ -183,8 +183,8 @@ class Verdicts:
     def _valid(self, mutant: Mutant, by: str) -> str:
         test = by.partition("::")[0]
         if by and (self._tree / test).is_file():
-            return code_digest(self._tree, [mutant.file, test])
-        return code_digest(self._tree, [mutant.file]) + self._tests
+            return digest(self._tree, [mutant.file, test], code)
+        return digest(self._tree, [mutant.file], code) + self._tests
 
 
 def run(workers: list[Lane], records: Reach, known: Verdicts, sample: Iterable[Mutant], until: float) -> None:

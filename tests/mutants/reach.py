@@ -141,28 +141,20 @@ def moves(old: str, new: str) -> dict[int, list[int]]:
     return found
 
 
-def digest(root: Path, files: Iterable[str]) -> str:
+def digest(root: Path, files: Iterable[str], content: Callable[[Path], bytes] = Path.read_bytes) -> str:
     found = hashlib.sha256()
     for file in files:
         path = root / file
-        found.update(path.read_bytes() if path.exists() else b"-")
+        found.update(content(path) if path.exists() else b"-")
     return found.hexdigest()[:16]
 
 
-def code_digest(root: Path, files: Iterable[str]) -> str:
-    """A digest of Python files that does not change with their comments and docstrings."""
-    found = hashlib.sha256()
-    for file in files:
-        path = root / file
-        found.update(_code(path.read_text("utf-8")).encode() if path.exists() else b"-")
-    return found.hexdigest()[:16]
-
-
-def _code(source: str) -> str:
-    tree = ast.parse(source)
+def code(path: Path) -> bytes:
+    """The syntax of a Python file without comments and docstrings."""
+    tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
             node
         ):
             node.body = node.body[1:]
-    return ast.dump(tree)
+    return ast.dump(tree).encode()

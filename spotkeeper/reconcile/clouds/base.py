@@ -33,7 +33,6 @@ from spotkeeper.contract.cloud import (
 )
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError, is_loopback
 
-LISTING_S = 24.0  # time limit of a whole listing; a round has 50 s
 LIST_S = 10.0  # time limit of one answer
 
 T = TypeVar("T")

@@ -159,7 +159,7 @@ class _Market:
 
     def cold(self, offer: Offer) -> bool:
         seen = self.of(offer)
-        return seen is not None and seen.denied_at > 0 and self.need.now - seen.denied_at < self.need.cold_s
+        return seen is not None and seen.denied_within(self.need.cold_s, self.need.now)
 
 
 def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[str, str], float]) -> float:

@@ -108,6 +108,10 @@ class OfferHistory(Struct, frozen=True, omit_defaults=True):
         """Return when the offer was last refused, for any reason, virtual unix seconds; 0: never."""
         return max(self.refused_at, self.quota_at)
 
+    def denied_within(self, seconds: float, now: float) -> bool:
+        """Whether the offer was refused, for any reason, in the last so many seconds."""
+        return self.denied_at > 0 and now - self.denied_at < seconds
+
 
 # --- encoding
 

@@ -28,7 +28,7 @@ MAX_KEY = 900  # S3 and GCS allow 1,024 bytes
 PLATFORM_S = 60.0  # the smallest timeout of the function that a stack file may set; these are all real seconds
 REQUEST_S = 50.0  # from a request's beginning; no call to the bucket or the cloud begins after it
 CALL_S = 8.0  # the longest call to the bucket, which may end after REQUEST_S
-LISTING_S = 24.0  # the longest listing of the cloud
+LISTING_S = 24.0  # the longest listing of the cloud, all its calls together
 AGAIN_S = 36.0  # with less time left, no round starts over for reports that arrived meanwhile: agents wait 30 s
 BEGIN_S = 10.0  # with less time left, a tick begins no further round
 

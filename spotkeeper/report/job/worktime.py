@@ -116,7 +116,7 @@ def _lives(entries: Sequence[Entry], machines: Sequence[Attempt], told: _Firsts,
     lost_s = [(entry.again or 0) * (entry.step_s or 0.0) for entry in begun[1:]]
     return [
         Life(gen.at, end, cause, again_s, _members(gen.at, machines, told))
-        for gen, (end, cause), again_s in zip(begun, ended, [*lost_s, 0.0], strict=False)
+        for gen, (end, cause), again_s in zip(begun, ended, [*lost_s, 0.0][: len(begun)], strict=True)
     ]
 
 

@@ -19,7 +19,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.cloud import Action, Listing, Result, Vm
 from spotkeeper.contract.market import Chances, PriceRun
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.clouds.base import LISTING_S, Addresses, ListError, addresses_around, known, perform
+from spotkeeper.reconcile.clouds.base import Addresses, ListError, addresses_around, known, perform
 from spotkeeper.reconcile.clouds.ec2 import advice, schema
 from spotkeeper.reconcile.clouds.ec2.actions import Ec2Verbs
 from spotkeeper.reconcile.clouds.ec2.api import Api, Ec2RefusedError
@@ -27,6 +27,7 @@ from spotkeeper.reconcile.clouds.ec2.errors import classify, detail_of
 from spotkeeper.reconcile.clouds.ec2.listing import Filters, everywhere, pages, snapshots
 from spotkeeper.reconcile.clouds.ec2.schema import HOLDING, Attachment, InstanceIn, Instances, VolumeIn, Volumes, by_tag
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
+from spotkeeper.reconcile.store.objects import LISTING_S
 
 ASKED_AT_ONCE = 200  # most values of a filter
 

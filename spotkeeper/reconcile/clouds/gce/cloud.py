@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from spotkeeper.clock import Clock
 from spotkeeper.contract.cloud import Action, DiskSnapshot, Listing, Result
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.clouds.base import LISTING_S, Addresses, ListError, addresses_around, known, perform
+from spotkeeper.reconcile.clouds.base import Addresses, ListError, addresses_around, known, perform
 from spotkeeper.reconcile.clouds.gce.actions import GceVerbs
 from spotkeeper.reconcile.clouds.gce.advice import Hints
 from spotkeeper.reconcile.clouds.gce.api import DEFAULT_ENDPOINT, Api, GivenToken, MetadataToken
@@ -39,6 +39,7 @@ from spotkeeper.reconcile.clouds.gce.schema import (
     to_snapshot,
     to_vm,
 )
+from spotkeeper.reconcile.store.objects import LISTING_S
 
 PARALLEL_LISTS = 8
 OPERATIONS = " OR ".join(f'(operationType = "{kind}")' for kind in ("insert", *ENDINGS))

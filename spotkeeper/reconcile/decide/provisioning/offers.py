@@ -201,7 +201,7 @@ def idle_machine(draft: Draft, index: int) -> bool:
 def cold(draft: Draft, offer: Offer) -> bool:
     """Whether the cloud recently refused this offer to any job of the stack."""
     known = draft.queries.known(offer)
-    return known is not None and draft.now - known.denied_at < draft.times.cold_s
+    return known is not None and known.denied_within(draft.times.cold_s, draft.now)
 
 
 def static(draft: Draft, zone: str | None) -> list[Offer]:

@@ -167,10 +167,10 @@ def backed(node: Node) -> bool:
 
 def _back_up(draft: Draft) -> None:
     """Request a backup of every machine that boots slowly, if the gang waits only for boots."""
-    boots = [(*boot, at) for boot in _booting(draft) if (at := _slow_and_hopeless_at(draft, *boot))]
     vacant = any(draft.nodes[index].cur is None for index in draft.filled())
     if vacant or draft.now < draft.record.limits.closed_until:
         return
+    boots = [(*boot, at) for boot in _booting(draft) if (at := _slow_and_hopeless_at(draft, *boot))]
     for index, slot, (slow_at, hopeless_at) in boots:
         hopeless = draft.now > hopeless_at and limits.node_spare(draft, index)
         if draft.now <= slow_at or limits.bars(draft, index) or not (hopeless or limits.spare(draft, [index])):
