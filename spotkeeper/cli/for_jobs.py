@@ -188,6 +188,25 @@ def report(
     reporting.run(job, stack, every=every, as_csv=as_csv, as_json=as_json)
 
 
+@app.command(rich_help_panel=JOBS)
+def trace(
+    job: Job,
+    every: Annotated[bool, Option("--all", "-a", help="Show all recoveries, not only the newest.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show how long each part of a job's newest recovery took: notice, save, boot, restore and others, as a waterfall.
+
+    Machines boot beside each other and while the job still trains, so parts overlap. The last line names the part that
+    covers most of the time without training. `--json` prints all recoveries.
+
+    Examples: `spotkeeper trace first`, `spotkeeper trace first --all`
+    """
+    from spotkeeper.cli.jobs import trace as tracing
+
+    tracing.run(job, stack, every=every, as_json=as_json)
+
+
 @app.command("check-script", rich_help_panel=JOBS)
 def check_script(
     script: Annotated[Path, Argument(metavar="TRAIN.PY", help="The training script.")],

@@ -17,6 +17,8 @@ class Event(str, Enum):
     GENERATION = "generation"  # `gen` was published
     FIRST = "first"  # the processes of `gen` reported their first step
     STOP = "stop"  # members were told to save and stop
+    STOPPED = "stopped"  # the job's processes on the lowest member have ended after a STOP
+    MOUNTED = "mounted"  # a replacement has mounted its node's disk
     NOTICE = "notice"
     REPRIEVE = "reprieve"
     ENDING = "ending"  # a machine's maxRunDuration ends soon: a planned end, not a preemption
@@ -72,5 +74,8 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     again: int | None = None  # of GENERATION: steps done before the stop that are repeated; None: unknown
     step_s: float | None = None  # of GENERATION: the usual time of a step, virtual seconds
     save_s: float | None = None  # of GENERATION: last measured duration of a save, virtual seconds
+    restore_s: float | None = None  # of FIRST: from the meeting of all ranks until the state was loaded, real seconds
+    restored_bytes: int | None = None  # of FIRST: size of the loaded checkpoint
+    first_s: float | None = None  # of FIRST: from then to the end of the first step, real seconds
     by: str = ""  # of SUBMITTED and SHELL: the user
     ended: float | None = None  # of GONE: when the machine ended (billing ends); None: unknown

@@ -17,7 +17,7 @@ STALL_FACTOR = 10.0
 STALL_MIN_S = 30.0  # real; a first step compiles, and a loader starts its workers
 UNSAVED = {Fault.WRITE_FAILED: "write-failed", Fault.SAVER_LOST: "saver-lost", Fault.NO_MEMORY: "no-memory"}
 TIMES = 4  # reports per generation that saving works again; a later failure stays reported
-MOST = 1 << 40  # steps; the function refuses requests with larger numbers
+MOST = 1 << 40  # steps, bytes; the function refuses requests with larger numbers
 MOST_GBIT_S = 1e5
 LATE_FACTOR = 3.0
 LATE_MIN_S = 1.0  # real
@@ -66,6 +66,9 @@ class Reporter:
             save_s=_amount(control.save_s),
             total_steps=min(control.total_steps, MOST) or None,
             gbit_s=control.gbit_s if 0.0 < control.gbit_s < MOST_GBIT_S else None,
+            restore_s=_between(control.met_at, control.restored_at),
+            restored_bytes=min(control.restored_bytes, MOST) or None,
+            first_s=_between(control.restored_at, control.first_step_at),
         )
 
     def facts(self, control: Control, now: float) -> list[FactIn]:
@@ -112,6 +115,11 @@ class Reporter:
             return []
         self.troubled, self.times = False, self.times + 1
         return [FactIn(Kind.SAVED, self.gen, str(self.times - 1))]
+
+
+def _between(start: float, end: float) -> float | None:
+    """Return the seconds between two moments that the job has noted; None if one is missing."""
+    return _amount(end - start) if start > 0.0 and end > 0.0 else None
 
 
 def _amount(value: float) -> float | None:

@@ -34,6 +34,8 @@ _TEXTS: dict[Event, str] = {
     Event.GENERATION: "generation {gen} trains",
     Event.FIRST: "generation {gen}: its first step is reported",
     Event.STOP: "all nodes save and stop",
+    Event.STOPPED: "generation {gen}: its processes have stopped",
+    Event.MOUNTED: "{who}: its disk is mounted",
     Event.NOTICE: "{who}: preemption notice{where}",
     Event.REPRIEVE: "{who}: its preemption notice was withdrawn",
     Event.ENDING: "{who}: its machine nears the end of its longest run; requesting a replacement",

@@ -51,6 +51,7 @@ class Recovery(Struct, frozen=True):
     start_s: float | None = None  # from the generation to its processes' first report
     steps_again: int | None = None  # steps made before the stop and repeated after it; None: unknown
     began: float = 0.0  # virtual unix seconds
+    machines: tuple[tuple[int, int], ...] = ()  # replacements that took part, or still may: node and attempt
 
 
 Key: TypeAlias = tuple[int, int]  # node, attempt
@@ -170,6 +171,7 @@ def _recovery(trouble: _Trouble, end: float | None, gen: int, machines: _Machine
         boot_s=max(boots, default=None),
         replacement=came[-1].model if came else None,
         zone=came[-1].zone if came else None,
+        machines=tuple((machine.node, machine.attempt) for machine in came),
         notice_s=None if noticed is None or trouble.stopped is None else max(0.0, trouble.stopped - noticed),
     )
 

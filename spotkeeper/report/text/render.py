@@ -42,7 +42,7 @@ from spotkeeper.report.job.view import JobView, NodeState, NodeView
 from spotkeeper.report.text.words import count, duration, loss_word, saved, usd
 
 LOG_TITLE = "the last lines of the log:"
-_QUIET = frozenset({Event.GONE, Event.REQUEST, Event.ROLL, Event.MIRRORED})
+_QUIET = frozenset({Event.GONE, Event.REQUEST, Event.ROLL, Event.MIRRORED, Event.STOPPED, Event.MOUNTED})
 
 
 def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableType:

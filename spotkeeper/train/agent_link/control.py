@@ -35,6 +35,9 @@ agent does not look for hangs. Standard library only.
  200  lag            this node's own time (``loop/lag.py``) as a multiple of the median rank's (0: it keeps up)
  208  sample_s       this node's own time per sample, seconds (0: not measured)
  216  gbit_s         bandwidth between the gang's machines, Gbit/s (0: not measured)
+224  met_at         when all ranks of this generation had met, real unix seconds (0: not yet)
+232  restored_at    when the state was loaded, real unix seconds (0: not yet)
+240  restored_bytes size of the checkpoint this generation started from (0: none)
 ==== ============== =============================================================
 """
 
@@ -303,6 +306,9 @@ class Control:
     lag = FloatWord(25)
     sample_s = SecondsWord(26)
     gbit_s = FloatWord(27)
+    met_at = FloatWord(28)
+    restored_at = FloatWord(29)
+    restored_bytes = IntWord(30)
 
     def stepped(self, step: int, at: float | None = None) -> None:
         """Write the step, then its time, so that a reader of the new time sees the new step."""
@@ -311,9 +317,9 @@ class Control:
         self.first_step_at = self.first_step_at or now
         self.step_at = now
 
-    def resumed(self, commit: Commit) -> None:
-        """Record that the state of ``commit`` is loaded and this generation has done no step yet."""
-        self.step, self.restored = commit.step, commit
+    def resumed(self, commit: Commit, size: int = 0) -> None:
+        """Record that the state of ``commit`` (``size`` bytes) is loaded and this generation has done no step yet."""
+        self.step, self.restored, self.restored_bytes = commit.step, commit, size
 
     def committed(self, commit: Commit, at: float | None = None) -> None:
         self.commit_at = time.time() if at is None else at

@@ -142,6 +142,7 @@ class Boundary:
             optimizer.register_step_post_hook(self._position.count_step)
         if self._gang.local_rank == 0:
             self._control.pid = os.getpid()
+            self._control.restored_at = time.time()
             self._control.state = RunPhase.TRAINING
         return found
 
@@ -156,7 +157,7 @@ class Boundary:
         self._saved = self._position.step
         if self._gang.local_rank == 0:
             then = found.manifest
-            self._control.resumed(then.commit)
+            self._control.resumed(then.commit, sum(file.bytes for file in (*then.files, *then.others)))
             resized = "" if found.same_world else f"; saved by {_ranks(then.world)}, now {self._gang.world}: new seeds"
             say(f"generation {self._info.gen}: resumed from {then.commit} ({found.source}{resized})")
 

@@ -98,6 +98,11 @@ class RunReporter:
             self._control.gbit_s = gbit_s
             say(f"network: all-reduces reach {gbit_s:.1f} Gbit/s between the machines")
 
+    def met(self) -> None:
+        """Report that all ranks of this generation have met."""
+        if self._tells:
+            self._control.met_at = time.time()
+
     def begin(self, step: int, left: BatchesLeft | None, total_steps: int | None) -> None:
         """Report the beginning of a loop. ``total_steps``: the step at which the loop ends, if the script gave it."""
         self._batches = self._trained = self._steps = 0

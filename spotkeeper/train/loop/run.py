@@ -134,6 +134,7 @@ class Run:
         self._reporter = RunReporter(self._control, settings.run, pace, tells=not gang.local_rank)
         self._info = rendezvous(gang, settings)
         self._reporter.bandwidth(measure_bandwidth(gang, settings.gen))
+        self._reporter.met()
         shared = (self._control, pace, self._position, self._reporter)
         self._boundary = Boundary(parts, gang, settings, self._info, *shared)
         found = self._boundary.restore()

@@ -44,8 +44,20 @@ def test_only_the_lowest_member_reports_at_commits_and_once_a_minute(tmp_path: P
         assert news is not None and (news.commit_gen, news.commit_step) == (1, 5)
 
 
+def test_the_parts_of_a_start_are_reported_with_its_first_step(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        reporter = progress.Reporter(2, True)
+        control.met_at, control.restored_at, control.state = 1000.0, 1004.0, RunPhase.TRAINING
+        control.resumed(Commit(1, 7), 10**9)
+        loaded = reporter.progress(control, 0.0)
+        assert loaded is not None and (loaded.restore_s, loaded.restored_bytes, loaded.first_s) == (4.0, 10**9, None)
+        control.stepped(8, at=1006.5)
+        stepped = reporter.progress(control, 1.0)
+        assert stepped is not None and (stepped.restore_s, stepped.first_s) == (4.0, 2.5)
+
+
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0xBF, 0xFF])
-@pytest.mark.parametrize("word", range(8, 25))
+@pytest.mark.parametrize("word", range(8, 31))
 def test_a_damaged_control_file_yields_no_wrong_reports(tmp_path: Path, word: int, byte: int) -> None:
     """The agent ended at every look; and a progress that the function refuses takes the facts beside it along."""
     with Control.create(tmp_path / "ctl") as control:
