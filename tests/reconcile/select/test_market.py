@@ -260,7 +260,7 @@ def answer(*prices: tuple[str, str, int], currency: str = "USD") -> dict[str, ob
 def asked(script: object, pool: str = "gpu") -> tuple[tuple[PriceRun, ...] | None, Google]:
     with serve() as google:
         google.script[ADVICE] = script
-        return open_gce(GCE_STACK, Clock(), google.endpoint).price_history(pool, 2.0), google
+        return open_gce(GCE_STACK, Clock(), google.endpoint).price_history(pool, 60.0), google
 
 
 def test_the_price_request_is_valid_for_the_stacks_region() -> None:
