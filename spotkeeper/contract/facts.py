@@ -193,5 +193,5 @@ SIGN_WORDS = {
 
 
 def parse_sign(value: str) -> Sign | None:
-    """Return the sign that a fact's value names; None if it is invalid."""
+    """Return the sign of broken hardware that a fact's value names; None if it is invalid."""
     return next((sign for sign in Sign if sign.value == value), None)

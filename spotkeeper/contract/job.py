@@ -65,7 +65,7 @@ class Hang(Struct, frozen=True, forbid_unknown_fields=True):
     """When a job counts as hung. A hung job restarts after its stacks are logged, and this counts as a crash."""
 
     factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take this many times its usual time")] = 30.0
-    floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes that a step may always take")] = 10.0
+    floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes before a step can count as hung")] = 10.0
     idle_min: Annotated[
         float, Meta(ge=1, le=1e6, description="minutes without CPU use that the script may spend outside its loops")
     ] = 60.0

@@ -126,9 +126,9 @@ class Node(Struct, frozen=True, omit_defaults=True, gc=False):
     cause: str = "start"  # why `cur` is vacant: the cause of the next intent
     vacant_since: Past = 0.0
     launches: int = 0  # machines requested since ``Limits.hour``, without refused requests
-    machine: str | None = None  # the static machine that has its checkpoints; None: the node's disk has them
-    wrote: int = 0  # the newest generation in which it wrote checkpoints to that location
-    newest_generation: int = 0  # the newest generation that began with the newest commit in that location
+    machine: str | None = None  # the static machine whose disk has its checkpoints; None: the node's own disk has them
+    wrote: int = 0  # the last generation in which it wrote checkpoints to that disk
+    newest_generation: int = 0  # the last generation that began with the newest commit on that disk
 
     @property
     def probing(self) -> bool:

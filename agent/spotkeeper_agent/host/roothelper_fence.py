@@ -69,10 +69,10 @@ def _insn(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> 
 
 
 def raise_fence(cgroup: Path, agent: int, jobs: int) -> None:
-    """Attach the programs for IPv4 and IPv6 to ``cgroup`` and all below it. Call it once: each call adds programs.
+    """Attach BPF programs for IPv4 and IPv6 to ``cgroup`` and all below it. Call it once: each call adds programs.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: a processor that the fence does not support, or the kernel refuses the programs.
     """
     handle = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -112,10 +112,10 @@ def _bpf(what: int, attr: bytes) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Attach the fence for the two users named on the command line.
+    """Attach the fence. ``argv``: the names of the agent's user and the jobs' user.
 
     Raises:
-        OSError: this machine has no unified cgroups, or the kernel refuses the program.
+        OSError: no cgroup v2, a processor that the fence does not support, or the kernel refuses the BPF programs.
         KeyError: a user does not exist.
     """
     import pwd

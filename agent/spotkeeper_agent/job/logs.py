@@ -1,8 +1,7 @@
 """A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
 
-Only the end of a log is uploaded, because readers look there first and a job may print gigabytes. For the same reason
-long logs are cut on the machine: they lie in ``/run``, which takes the memory that job and agent need. The machine
-keeps more of each log than is uploaded.
+Only the end of a log is uploaded, because readers look there first and a job may print gigabytes. The machine keeps
+more of each log, but not all, since logs lie in ``/run``, in memory that job and agent need.
 """
 
 from __future__ import annotations

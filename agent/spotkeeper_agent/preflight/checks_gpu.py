@@ -112,7 +112,7 @@ def driver(machine: Machine) -> Finding:
     return Finding("driver", Level.OK, words, figures=figures)
 
 
-_REPLACE = "a broken GPU: reboot; if that does not help, have the machine replaced"
+_REPLACE = "a broken GPU: reboot; if that does not help, replace the machine"
 
 
 def network(machine: Machine) -> Finding:
@@ -203,6 +203,6 @@ def gpus(machine: Machine) -> list[str]:
 
 CHECKS = (
     Check("torch", torch, TORCH_S + 5, "torch does not import in two minutes: is it on a slow disk?", alone=True),
-    Check("driver", driver, 25.0, "the driver hangs: reboot, and have the machine replaced", boot=True),
+    Check("driver", driver, 25.0, "the driver hangs: reboot; if that does not help, replace the machine", boot=True),
     Check("nccl", network, 5.0, "", boot=True),
 )

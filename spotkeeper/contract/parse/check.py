@@ -138,7 +138,7 @@ def pools_usable(job: JobContext) -> Iterator[Problem]:
 
 
 def capacity(job: JobContext) -> Iterator[Problem]:
-    """Check that the job's pools may have enough machines, in one zone if the gang is not spread."""
+    """Check that the job's pools allow enough machines, in one zone if the gang is not spread."""
     usable = job.pools()
     if not usable or any(name not in {p.name for p in usable} for name in job.spec.pools):
         return

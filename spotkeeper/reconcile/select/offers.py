@@ -175,7 +175,7 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
     """Return the dynamic offers, best first, without refused offers. Cold offers come last within spot and on-demand.
 
-    Spot that is cold, or whose expected life is not worth a start, is not left out but comes after on-demand, since
+    Spot that is cold or, given its expected life, not worth starting is not left out but comes after on-demand, since
     another request costs nothing and waiting does.
     """
     market = _Market.observed(spec, need, stack, rule)
@@ -362,7 +362,7 @@ def _guess_why(zone: SpotZone, mean: float) -> str:
 def _rest_why(offer: Offer, market: _Market) -> str:
     if market.cold(offer):
         return f"{_where(offer)}: refused in the last {market.need.cold_s:.0f} s, so this offer comes last"
-    return f"{_where(offer)}: the machine's expected life is not worth a start"
+    return f"{_where(offer)}: not worth starting, because its expected life is too short"
 
 
 def _demand_why(offer: Offer, spec: JobSpec, need: Need, chosen: Plan) -> str:
@@ -370,7 +370,7 @@ def _demand_why(offer: Offer, spec: JobSpec, need: Need, chosen: Plan) -> str:
         return f"{_where(offer)}: the job's policy"
     if need.dated or need.runs is not None or (chosen.steps and chosen.steps[0].go is Go.ON_DEMAND):
         return f"{_where(offer)}: {chosen.why}"
-    return f"{_where(offer)}: {'on-demand fallback' if need.fallback else 'no spot that is worth a start is available'}"
+    return f"{_where(offer)}: {'on-demand fallback' if need.fallback else 'spot is unavailable or not worth starting'}"
 
 
 def time_of_day(at: float) -> str:

@@ -203,7 +203,7 @@ def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
     if here.price > WHOLE and job.slack_h > job.restart_h + 2.0 * job.tick_h:
         why = f"spot costs {here.price:.0%} of on-demand"
         return Plan((*steps, Proposal(Go.ON_DEMAND, "", why)), why)
-    return Plan((*steps, stay), "a cheaper zone is worth a start" if steps else "spot runs")
+    return Plan((*steps, stay), "a cheaper zone is worth the move" if steps else "spot runs")
 
 
 def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: Rule) -> list[Proposal]:

@@ -1,7 +1,8 @@
 """Drives a run from a framework's own loop, which calls this module after each optimizer step.
 
-``Run`` acts between two batches of ``run.steps()``. Here these batches are *ticks*, one per optimizer step of the
-framework. The framework itself keeps its place in the data. Uses only the public interface of ``Run``.
+``Run`` acts between two batches of ``run.steps()``. Here these batches have no data: each stands for one
+optimizer step of the framework (a *tick*). The framework itself keeps its place in the data. Uses only the public
+interface of ``Run``.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Ticks:
 
 
 class _TickLoader:
-    """The loader for ``run.steps``: its batches are ticks, each of which lets the run act after one optimizer step.
+    """Gives ``run.steps`` one batch without data for each optimizer step, so that the run acts after the step.
 
-    It needs a ``state_dict``: a resumed run reads and skips the first batches of any loader that has none.
+    It has a ``state_dict`` because a resumed run reads and skips the first batches of any loader without one.
     """
 
     def __init__(self, batch: int) -> None:

@@ -55,7 +55,7 @@ def test_an_on_demand_offer_states_its_reason() -> None:
         return next(one.why for one in select(the_spec, stack(), the_need).choices if one.offer.model is ON_DEMAND)
 
     assert why(spec(policy="on-demand"), need()).endswith(": the job's policy"), "whether or not there is spot"
-    assert why(spec(), need()).endswith(": no spot that is worth a start is available")
+    assert why(spec(), need()).endswith(": spot is unavailable or not worth starting")
     assert why(spec(), need(fallback=True)).endswith(": on-demand fallback")
 
 

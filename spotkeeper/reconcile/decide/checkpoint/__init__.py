@@ -1,18 +1,18 @@
 """Pure: where the newest checkpoint is, on which machines a node may therefore train, and which copy is fetched.
 
-**Location** (``location.py``). The record remembers each node's *checkpoint disk*, the disk with its checkpoints:
-that of the static machine ``Node.machine``, or if this is None the node's own disk. ``wrote`` is the newest generation
-that wrote to this disk; ``newest_generation`` is the newest at whose beginning this disk had the newest commit. A
-generation begins only if one of its machines has the newest commit: it reported so, or was a member when the commit was
-made. If no machine has it, the job waits or holds, and retries at growing intervals. A user's ``resume --go-back``
-gives the commit up (``Record.given_up``), and the ledger says where the next generation begins. If every copy is
-damaged, no user has to decide: a machine that mounts a disk reports damaged checkpoints (DAMAGED), and once all nodes
-whose checkpoint disks have the newest commit report it as damaged, the next older commit counts.
+**Location** (``location.py``). The record remembers each node's *checkpoint disk*, the disk with its checkpoints: that
+of the static machine ``Node.machine``, or if this is None the node's own disk. ``wrote`` is the last generation that
+wrote to this disk, ``newest_generation`` the last one that began with the newest commit on it. A generation begins only
+if one of its machines has the newest commit: it reported so, or was a member when the commit was made. If no machine
+has it, the job waits or holds, and retries at growing intervals. A user's ``resume --go-back`` gives the commit up
+(``Record.given_up``), and the ledger says where the next generation begins. If every copy is damaged, no user has to
+decide: a machine that mounts a disk reports damaged checkpoints (DAMAGED), and once all nodes whose checkpoint disks
+have the newest commit report it as damaged, the next older commit counts.
 
 **Stops that no user requested** (a return to spot or to an idle static machine, growth, a move out of a zone without
-capacity) must cost no work (``location.costs_nothing``). A script that saves by itself (``stop: signal``) reports no
-commits. So its state counts as sharded, no generation begins before every disk is attached, and no stop is made to save
-money. A save is assumed to take the job's ``grace_s``.
+capacity) must cost no work (``location.costs_nothing``). A script that saves by itself (``stop: signal``) reports
+neither commits nor what is on its disks. So it is never stopped for these reasons, its state counts as sharded, and no
+generation begins before every disk is attached. A save is assumed to take the job's ``grace_s``.
 
 **Copies in the bucket** (``mirrors.py``; layout in ``contract/uploads.py``). The function learns of a copy by the
 fact MIRRORED and records the copies that may be fetched in ``Record.mirror``; it never lists the bucket to decide. A
