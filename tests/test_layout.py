@@ -42,6 +42,9 @@ ALLOWED = {
         *("spotkeeper_agent.launcher", "spotkeeper_agent.cloud.sigv4"),  # what logs and signatures look like
         *("spotkeeper.local.lifecycle", "infra.naming"),  # the one-machine cloud's stack
     },
+    "spotkeeper.dashboard": {
+        *("spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store", "spotkeeper.report"),
+    },
     "infra": {"spotkeeper.clock", "spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store"},
     "spotkeeper.local": {"spotkeeper", "spotkeeper.clock", "spotkeeper.contract", "spotkeeper.reconcile"},
     "spotkeeper.local.deploy": {"spotkeeper.contract", "spotkeeper.local", "infra"},

@@ -96,6 +96,32 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
 
 
 @app.command(rich_help_panel=JOBS)
+def dashboard(
+    job: Annotated[str | None, Argument(metavar="JOB", help="Job whose page to open. Default: the list.")] = None,
+    port: Annotated[int, Option(metavar="N", min=0, max=65535, help="Port on 127.0.0.1. Default: any free one.")] = 0,
+    browser: Annotated[bool, Option("--browser/--no-browser", help="Open a browser.")] = True,
+    read_only: Annotated[bool, Option("--read-only", help="Refuse every action that changes a job.")] = False,
+    behind: Annotated[
+        str, Option(metavar="https://HOST", help="Address of an identity-aware proxy that serves the dashboard.")
+    ] = "",
+    stack: Stack = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the one-time address as JSON, once the server is up.")
+    ] = False,
+) -> None:
+    """Show jobs, machines, money, logs and the stack in a browser on this machine, live.
+
+    The pages read the bucket with your own login, and ask for confirmation before they change anything. Only the
+    browser that opens the one-time address gets in. `docs/dashboard.md` says how a team hosts one behind a proxy.
+
+    Examples: `spotkeeper dashboard`, `spotkeeper dashboard first --read-only`
+    """
+    from spotkeeper.cli.jobs import dashboard as serving
+
+    serving.run(job, stack, serving.Serving(port, browser, read_only, behind, as_json))
+
+
+@app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
     node: Annotated[

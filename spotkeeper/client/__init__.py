@@ -1,7 +1,7 @@
 """Shared by the command and the Pulumi program: find a stack, submit and look up jobs, notify the function.
 
 ``target.py`` the stack, its bucket and function · ``pack.py`` a source folder as a tar · ``submit.py`` a new job ·
-``lookup.py`` jobs and requests · ``logs.py`` stored logs · ``errors.py``
+``lookup.py`` jobs and requests · ``reads.py`` repeated reads · ``logs.py`` stored logs · ``errors.py``
 
 :func:`find_target` looks for the stack in this order: ``--stack`` with ``SPOTKEEPER_BUCKET``; ``SPOTKEEPER_STACK`` with
 ``SPOTKEEPER_BUCKET``; the one-machine cloud in ``SPOTKEEPER_FOLDER``; the one-machine cloud whose folder

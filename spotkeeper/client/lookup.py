@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -136,6 +136,8 @@ def view_of(
     now: float,
     site: Site = CLOUD,
     deadline: float | None = None,
+    ledger: Sequence[Entry] | None = None,
+    prices: Mapping[str, Prices] | None = None,
 ) -> JobView:
     """Return the view of a job, from five reads of the bucket.
 
@@ -145,14 +147,21 @@ def view_of(
     Args:
         now: virtual unix seconds.
         deadline: what :func:`deadline_of` returned; None: the view shows no deadline.
+        ledger, prices: what :func:`ledger_of` and :func:`prices_of` returned, if they are read already.
     """
-    ledger = (*store.list_ledger(record.job), *record.outbox)
+    ledger = ledger_of(store, record) if ledger is None else ledger
+    prices = prices_of(store, stack) if prices is None else prices
     progress = progress_of(store, record.job)
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
     log, failed = _crash_log(store, record, ledger)
-    view = job_view(record, progress, ledger, stack, now, log, waits, prices_of(store, stack), site)
+    view = job_view(record, progress, ledger, stack, now, log, waits, prices, site)
     in_s = None if deadline is None else deadline - (record.created + view.elapsed_s)
     return replace(view, failed=failed, deadline_in_s=in_s)
+
+
+def ledger_of(store: Store, record: Record) -> tuple[Entry, ...]:
+    """Return all entries of a job's ledger, with those that its record has not written yet."""
+    return (*store.list_ledger(record.job), *record.outbox)
 
 
 def site_of(store: Store, stack: StackState | None, target: Target) -> Site:
@@ -181,7 +190,7 @@ def resume_waits(store: Store, record: Record) -> bool:
     return any(ask.kind is RequestKind.RESUME and ask.id not in done for ask in store.list_requests(record.job))
 
 
-def _crash_log(store: Store, record: Record, ledger: tuple[Entry, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _crash_log(store: Store, record: Record, ledger: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return (end of the log, cause) of a job's last failure; at least one of the two is empty.
 
     Until the next generation starts, the end of the log is returned; after a hang, the cause (a few lines) instead.

@@ -192,10 +192,6 @@ def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Adva
 
 
 def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
-    from rich.filesize import decimal
-
-    from spotkeeper.report.text.words import duration
-
     who = f"{record.name} ({record.job})"
     if not rows and _gone(record):
         output = f"its output: spotkeeper download {record.name}"
@@ -204,10 +200,19 @@ def text(rows: tuple[CheckpointView, ...], record: Record) -> str:
         return f"{who}: no machine has reported a checkpoint, and the bucket has none"
     lines = []
     for row in rows:
-        parts = [f"{row.commit:<12}", f"{printable(row.where):<16}"]
-        parts.append(f"{decimal(row.size) if row.size is not None else '':>9}")
-        parts.append(f"{duration(row.age_s) + ' old' if row.age_s is not None else '':<12}")
-        state = "" if row.complete else "incomplete"
-        parts.append(": ".join(filter(None, (state, row.note))))
+        commit, where, size, age, note = cells(row)
+        parts = (f"{commit:<12}", f"{where:<16}", f"{size:>9}", f"{age:<12}", note)
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
+
+
+def cells(row: CheckpointView) -> tuple[str, str, str, str, str]:
+    """Return a checkpoint as text: its name, place, size, age and note."""
+    from rich.filesize import decimal
+
+    from spotkeeper.report.text.words import duration
+
+    size = "" if row.size is None else decimal(row.size)
+    age = "" if row.age_s is None else f"{duration(row.age_s)} old"
+    note = ": ".join(filter(None, ("" if row.complete else "incomplete", row.note)))
+    return row.commit, printable(row.where), size, age, note

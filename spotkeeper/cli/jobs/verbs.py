@@ -85,6 +85,12 @@ def move(job: str, zone: str, options: Options) -> None:
     """Request a job's move; CliError if the job is over or its spot pools do not have this zone."""
     target, store = open_stack(options.stack)
     record = lookup.find_job(store, job)
+    check_zone(store, record, zone)
+    _send(target, store, record, RequestKind.MOVE, options, zone=zone)
+
+
+def check_zone(store: Store, record: Record, zone: str) -> None:
+    """Raise CliError if the job's spot pools do not have this zone."""
     spec = store.read_spec(record.job, record.spec_key())
     state = store.read_stack()
     if spec is not None and state is not None:
@@ -93,7 +99,6 @@ def move(job: str, zone: str, options: Options) -> None:
             near = nearest(zone, zones)
             hint = f" (did you mean {near}?)" if near else ""
             raise CliError(f"{zone} is not a zone of this job's spot pools{hint}", Exit.USAGE, ", ".join(sorted(zones)))
-    _send(target, store, record, RequestKind.MOVE, options, zone=zone)
 
 
 def swap(job: str, node: int | None, options: Options) -> None:
@@ -224,12 +229,29 @@ def _send(
     """Send a request and tell its result; ``fields``: as for :func:`~spotkeeper.client.lookup.new_request`."""
     request = lookup.new_request(kind, target.clock.now(), whoami(), **fields)
     lookup.send_request(store, record, request)
-    what = {
+    _finish(target, store, record, request, options, words(request))
+
+
+def words(request: JobRequest) -> str:
+    """What a request asks for."""
+    return {
         RequestKind.RESIZE: f"resize to {lookup.machines(request.nodes or 0)}",
         RequestKind.MOVE: f"move to {request.zone}",
         RequestKind.SWAP: f"replace the machine of node {request.node}",
-    }.get(kind, kind.value)
-    _finish(target, store, record, request, options, what)
+    }.get(request.kind, request.kind.value)
+
+
+def tell(target: Target, store: Store, record: Record, asked: JobRequest) -> str:
+    """Notify the function of a request. Returns a note if the function cannot be reached, else "".
+
+    Raises:
+        CliError: the function refused the request at once.
+    """
+    if not notify(target, store, record.job):
+        return unheard(target, "carries it out")
+    if (now := store.read_record(record.job)) is not None and asked.id in now.value.requests_done:
+        _check_taken(store, now.value, asked)
+    return ""
 
 
 def _finish(
@@ -244,11 +266,9 @@ def _finish(
     """Notify the function of a request, wait for it with ``--wait``, and print the result."""
     note_upkeep(target.local)
     with waiting("waiting for the function's answer", quiet=True):
-        notified = notify(target, store, record.job)
-    if not notified:
-        note(unheard(target, "carries it out"))
-    elif (now := store.read_record(record.job)) is not None and asked.id in now.value.requests_done:
-        _check_taken(store, now.value, asked)
+        unreached = tell(target, store, record, asked)
+    if unreached:
+        note(unreached)
     who, text = f"{record.name} ({record.job})", f"requested: {what}"
     if options.wait:
         note(f"{who}: {text}")

@@ -101,6 +101,7 @@ class JobView(Struct, frozen=True):
     elapsed_s: float
     nodes: tuple[NodeView, ...]
     money: Money
+    user: str = ""  # who submitted the job; "": unknown
     outcome: Outcome | None = None
     reason: str = ""
     hold: HoldView | None = None
@@ -169,6 +170,7 @@ def job_view(
         elapsed_s=max(0.0, until - record.created),
         nodes=tuple(_nodes(record, entries, now, stack.stack if stack else "")),
         money=money(entries, stack, now, prices),
+        user=next((entry.by for entry in entries if entry.event is Event.SUBMITTED and entry.by), ""),
         outcome=record.outcome,
         reason=reason,
         hold=hold_view(record, entries, stack, now, resuming),

@@ -101,6 +101,11 @@ class _Firsts:
         return None if entry is None else entry.at
 
 
+def generations(entries: Sequence[Entry], machines: Sequence[Attempt], now: float) -> list[Life]:
+    """Return the generations in order, each with the machines that trained in it."""
+    return _lives(entries, machines, _Firsts(entries), now)
+
+
 def _lives(entries: Sequence[Entry], machines: Sequence[Attempt], told: _Firsts, now: float) -> list[Life]:
     begun: list[Entry] = []
     ended: list[tuple[float, str]] = []

@@ -96,7 +96,7 @@ def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesBy
     return Account(
         job=view.job,
         name=view.name,
-        user=next((entry.by for entry in entries if entry.event is Event.SUBMITTED and entry.by), UNKNOWN_USER),
+        user=view.user or UNKNOWN_USER,
         phase=view.phase,
         created=min((entry.at for entry in entries), default=now),
         elapsed_s=view.elapsed_s,

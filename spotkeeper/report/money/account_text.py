@@ -36,11 +36,11 @@ def report(view: JobView, found: Account) -> RenderableType:
     parts += [Text(goodput_line(found)), Text()]
     if found.attempts:
         right = {"$/h", "paid", "cost"}
-        parts += [fitting(map(_machine, found.attempts), _MACHINES_SPARE, right, _ELSEWHERE), Text()]
+        parts += [fitting(map(machine_row, found.attempts), _MACHINES_SPARE, right, _ELSEWHERE), Text()]
     if found.lost:
-        parts += [fitting(_lost(found), right={"node-hours", "cost", "share"}), Text()]
+        parts += [fitting(lost_rows(found), right={"node-hours", "cost", "share"}), Text()]
     if found.recoveries:
-        rows = [_recovery(one) for one in found.recoveries]
+        rows = [recovery_row(one) for one in found.recoveries]
         right = set(rows[0]) - {"cause", "replaced by"}
         parts.append(fitting(rows, _RECOVERIES_SPARE, right, _RECOVERIES_ELSEWHERE))
     else:
@@ -67,7 +67,7 @@ def clock(at: float | None) -> str:
     return "-" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%m-%d %H:%M:%S}"
 
 
-def _machine(line: AttemptLine) -> dict[str, str]:
+def machine_row(line: AttemptLine) -> dict[str, str]:
     return {
         "node": str(line.node),
         "attempt": str(line.attempt),
@@ -84,7 +84,7 @@ def _machine(line: AttemptLine) -> dict[str, str]:
     }
 
 
-def _lost(found: Account) -> Iterable[dict[str, str]]:
+def lost_rows(found: Account) -> Iterable[dict[str, str]]:
     for line in found.lost:
         yield {
             "lost work": line.part.value,
@@ -102,7 +102,7 @@ def _lost(found: Account) -> Iterable[dict[str, str]]:
     }
 
 
-def _recovery(one: Recovery) -> dict[str, str]:
+def recovery_row(one: Recovery) -> dict[str, str]:
     return {
         "cause": one.cause,
         "announced": "yes" if one.announced else "no",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -172,6 +172,28 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
     whole = sum(seconds([machine.span(now)]) / HOUR_S * price for machine, price in listed.items())
     percent = 100.0 * (whole - spent) / whole if whole > 0 and _settled(entries, now) else None
     return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now))
+
+
+def over_time(
+    ledger: Iterable[Entry], stack: StackState | None, now: float, prices: PricesByPool = NO_PRICES, points: int = 120
+) -> tuple[tuple[float, float, float], ...]:
+    """Return (time, spent, the same machine-hours on demand) from the first request on; the last is :func:`money`'s."""
+    entries = first_of_each(ledger)
+    machines = attempts(entries)
+    listed = _list_prices(machines, stack)
+    spans = {machine: machine.span(now) for machine in machines}
+    start = min((span[0] for span in spans.values()), default=now)
+    end = max((span[1] for span in spans.values()), default=now)
+    out = []
+    for number in range(points + 1):
+        at = start + (end - start) * number / points
+        spent = whole = 0.0
+        for machine, (began, ended) in spans.items():
+            if at > began and ended > began:
+                spent += replace(machine, end=min(at, ended), listed=True).cost(now, prices)
+                whole += (min(at, ended) - began) / HOUR_S * listed[machine]
+        out.append((at, spent, whole))
+    return tuple(out)
 
 
 def _settled(entries: tuple[Entry, ...], now: float) -> bool:

@@ -1,0 +1,208 @@
+"""Reads what the open pages show, as seldom as they allow, and tells them when it has changed.
+
+A job whose page is open is read every 2 s, a row on a screen every 10 s, every other job once a minute, and nothing
+while no page is visible. A job's ledger is listed again only after its record has changed, or once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from spotkeeper.client import lookup
+from spotkeeper.client.errors import CliError
+from spotkeeper.client.reads import Meter, MeteredObjects
+from spotkeeper.client.target import Target
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.market import Prices
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store, open_objects
+from spotkeeper.report.job.view import CLOUD, JobView, Site
+
+OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the next
+SAMPLES = 240  # of the loss and the throughput, for the small charts of the list
+READS = 16
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Viewer:
+    """One open page. ``show`` is called in the server's loop after each round of reads."""
+
+    show: Callable[[], None]
+    hidden: bool = False
+    job: str | None = None  # the job that is open
+    rows: frozenset[str] = frozenset()  # jobs whose rows are on the screen
+    ended: bool = False  # whether it lists ended jobs
+    lists: bool = True  # whether it lists jobs at all
+
+
+@dataclass
+class KnownJob:
+    """What is known of a job. ``ledger``: with the record's outbox. ``samples``: (step, loss, samples a second)."""
+
+    record: Record
+    token: str
+    view: JobView
+    ledger: tuple[Entry, ...]
+    deadline: float | None
+    read_at: float
+    listed_at: float
+    samples: deque[tuple[int, float | None, float | None]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+    @property
+    def settled(self) -> bool:
+        return self.record.phase is Phase.DONE
+
+
+class JobFeed:
+    """The jobs and the stack of one bucket, as last read."""
+
+    def __init__(self, target: Target, clock: Callable[[], float] = time.monotonic) -> None:
+        self.target, self.meter = target, Meter()
+        self.store = Store(MeteredObjects(open_objects(target.bucket, None, False), self.meter))
+        self.jobs: dict[str, KnownJob] = {}
+        self.unreadable: dict[str, str] = {}  # job -> why
+        self.stack: StackState | None = None
+        self.allocation = Allocation()
+        self.prices: dict[str, Prices] = {}
+        self.site: Site = CLOUD
+        self.trouble = ""  # why the last round failed
+        self._clock = clock
+        self._viewers: list[Viewer] = []
+        self._wake = asyncio.Event()
+        self._slow_at = self._list_at = float("-inf")
+        self._ids: tuple[str, ...] = ()
+        self._ended: tuple[str, ...] = ()
+
+    def now(self) -> float:
+        """The stack's time, virtual unix seconds."""
+        return self.target.clock.now()
+
+    # -- viewers
+
+    def add(self, viewer: Viewer) -> None:
+        self._viewers.append(viewer)
+        self.wake()
+
+    def remove(self, viewer: Viewer) -> None:
+        if viewer in self._viewers:
+            self._viewers.remove(viewer)
+
+    def wake(self) -> None:
+        """Begin the next round now: a page has opened, or shows something else."""
+        self._wake.set()
+
+    def looking(self) -> list[Viewer]:
+        return [viewer for viewer in self._viewers if not viewer.hidden]
+
+    async def run(self) -> None:
+        """Read for as long as the server runs."""
+        while True:
+            if not self.looking():
+                self._wake.clear()
+                await self._wake.wait()
+            self._wake.clear()
+            await asyncio.to_thread(self.round)
+            for viewer in self.looking():
+                try:
+                    viewer.show()
+                except Exception:  # one page's fault must not stop the others
+                    log.exception("a page could not be updated")
+            pause = OPEN_S if any(viewer.job for viewer in self.looking()) else ROW_S
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause if not self.trouble else ROW_S)
+            except TimeoutError:
+                continue
+
+    # -- reads
+
+    def round(self) -> None:
+        """Read all that is due. Blocks; errors of the bucket end up in :attr:`trouble`."""
+        try:
+            self._round(self._clock())
+            self.trouble = ""
+        except (CliError, StoreError) as error:
+            self.trouble = str(error)
+
+    def _round(self, at: float) -> None:
+        viewers = self.looking()
+        if at - self._slow_at >= OTHER_S or self.stack is None:
+            self._read_stack()
+            self._slow_at = at
+        if any(viewer.lists for viewer in viewers) and at - self._list_at >= ROW_S:
+            self._ids = self.store.active_jobs()
+            self._list_at = at
+        if any(viewer.ended for viewer in viewers):
+            self._ended = self._ended or tuple(
+                path.removeprefix(lookup.TOMBS) for path in self.store.newest(lookup.TOMBS, lookup.MOST_ENDED)
+            )
+        with ThreadPoolExecutor(READS) as pool:
+            list(pool.map(lambda job: self._read(job, at), self._due(viewers, at)))
+
+    def _read_stack(self) -> None:
+        self.stack = self.target.state(self.store)
+        self.site = lookup.site_of(self.store, self.stack, self.target)
+        self.prices = lookup.prices_of(self.store, self.stack)
+        self.allocation = self.store.read_allocation().value
+
+    def _due(self, viewers: Iterable[Viewer], at: float) -> list[str]:
+        every: dict[str, float] = {}
+        for viewer in viewers:
+            wanted = [(job, OTHER_S) for job in (*self._ids, *(self._ended if viewer.ended else ()))] * viewer.lists
+            wanted += [(job, ROW_S) for job in viewer.rows]
+            wanted += [(viewer.job, OPEN_S)] if viewer.job else []
+            for job, pause in wanted:
+                every[job] = min(pause, every.get(job, pause))
+        known = {job: state for job, state in self.jobs.items() if job in every}
+        slack = OPEN_S / 4  # a round begins a little early or late
+        return [
+            job
+            for job, pause in every.items()
+            if (state := known.get(job)) is None
+            or (at - state.read_at >= pause - slack and not (state.settled and at - state.read_at < OTHER_S * 10))
+        ]
+
+    def _read(self, job: str, at: float) -> None:
+        try:
+            self._read_job(job, at)
+            self.unreadable.pop(job, None)
+        except CorruptError as error:
+            self.unreadable[job] = f"{error}; try: {error.remedy}"
+
+    def _read_job(self, job: str, at: float) -> None:
+        read = self.store.read_record(job)
+        if read is None:
+            self.jobs.pop(job, None)
+            return
+        record, old = read.value, self.jobs.get(job)
+        same = old is not None and old.token == read.token and at - old.listed_at < OTHER_S
+        ledger = old.ledger if same and old is not None else lookup.ledger_of(self.store, record)
+        same_file = old is not None and old.record.spec_key() == record.spec_key()
+        deadline = old.deadline if same_file and old is not None else lookup.deadline_of(self.store, record)
+        view = lookup.view_of(self.store, record, self.stack, self.now(), self.site, deadline, ledger, self.prices)
+        listed_at = old.listed_at if same and old is not None else at
+        state = KnownJob(record, read.token, view, ledger, deadline, at, listed_at)
+        state.samples = old.samples if old is not None else state.samples
+        if view.step is not None and (not state.samples or state.samples[-1][0] != view.step):
+            state.samples.append((view.step, view.loss, view.samples_per_s))
+        self.jobs[job] = state
+
+    def find(self, word: str) -> str:
+        """Return the id of the job with this id or name; "" if there is none. Blocks."""
+        if word in self.jobs:
+            return word
+        try:
+            return lookup.find_job(self.store, word).job
+        except (CliError, StoreError):
+            return ""

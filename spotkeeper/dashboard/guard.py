@@ -1,0 +1,171 @@
+"""Guards the dashboard: pure ASGI, outside of every other part, for HTTP and the websocket alike.
+
+Any program and any web page on this machine can reach a port of its loopback. So each request must have the cookie
+that only the browser got which opened the one-time address; it must name this server in ``Host`` (against rebinding of
+DNS names), and a websocket or a request that changes something must come from a page of this server (``Origin``).
+Cookies ignore ports: the cookie's name has the port, so that two dashboards do not log each other out.
+
+Behind a proxy that knows its users, the proxy proves itself by a header with a secret instead of the cookie.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN = "/open"
+ALIVE = "/alive"
+PROXY_HEADER = b"x-spotkeeper-proxy"
+# Vue compiles its templates in the browser, which needs 'unsafe-eval'; NiceGUI starts its pages by inline scripts.
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+HOW = "Open this dashboard by the address that `spotkeeper dashboard` printed."
+
+
+class Guard:
+    """The guard in front of an ASGI app.
+
+    Args:
+        port: where the server listens, on the loopback.
+        on_open: called after a one-time address was used; the next one is :meth:`opening`.
+        proxy: the address under which a proxy serves the dashboard (``https://host``), with ``proxy_secret``, which
+            the proxy sends in the header ``X-Spotkeeper-Proxy``. "": none.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        port: int,
+        *,
+        on_open: Callable[[], None] = lambda: None,
+        proxy: str = "",
+        proxy_secret: str = "",
+    ) -> None:
+        self._app, self.on_open = app, on_open
+        self._cookie = f"spotkeeper-{port}"
+        self._token, self._code = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._proxy = proxy.rstrip("/")
+        self._proxy_secret = proxy_secret
+        local = (f"127.0.0.1:{port}", f"localhost:{port}")
+        self._hosts = frozenset(local if not proxy else (urlsplit(self._proxy).netloc, *local))
+        self._origins = frozenset(f"http://{host}" for host in local) | ({self._proxy} if proxy else set())
+
+    def opening(self, path: str = "/") -> str:
+        """Return the path that lets one browser in, once, and shows ``path`` there."""
+        return f"{OPEN}?code={self._code}&to={path}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] not in ("http", "websocket"):
+            return
+        headers: list[tuple[bytes, bytes]] = list(scope.get("headers", ()))
+        websocket = scope["type"] == "websocket"
+        why = self._foreign(headers, websocket or scope.get("method") not in ("GET", "HEAD"))
+        if not why and not websocket and scope["path"] == ALIVE:
+            await _answer(send, 200, "alive\n")
+            return
+        if not why and not websocket and scope["path"] == OPEN:
+            await self._open(scope, send)
+            return
+        if why or not self._known(headers):
+            await _refuse(websocket, receive, send, why or HOW)
+            return
+        await self._app(scope, receive, send if websocket else _hardened(send))
+
+    def _foreign(self, headers: list[tuple[bytes, bytes]], changes: bool) -> str:
+        """Why this request does not come from a page of this server; "" if it does."""
+        if [value for name, value in headers if name == b"host" and value.decode("latin-1") in self._hosts] != _all(
+            headers, b"host"
+        ) or not _all(headers, b"host"):
+            return "This server has another name."
+        origins = [value.decode("latin-1") for value in _all(headers, b"origin")]
+        if any(origin not in self._origins for origin in origins) or (changes and not origins):
+            return "This request comes from another page."
+        return ""
+
+    def _known(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        if self._proxy:
+            told = _all(headers, PROXY_HEADER)
+            return len(told) == 1 and hmac.compare_digest(told[0], self._proxy_secret.encode())
+        for value in _all(headers, b"cookie"):
+            try:
+                found = SimpleCookie(value.decode("latin-1")).get(self._cookie)
+            except CookieError:
+                continue
+            if found is not None and hmac.compare_digest(found.value.encode(), self._token.encode()):
+                return True
+        return False
+
+    async def _open(self, scope: Scope, send: Send) -> None:
+        asked = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        code, to = asked.get("code", [""])[0], asked.get("to", ["/"])[0]
+        if self._proxy or not hmac.compare_digest(code.encode(), self._code.encode()):
+            await _answer(send, 403, f"This address was used already, or is wrong. {HOW}\n")
+            return
+        self._code = secrets.token_urlsafe(32)
+        self.on_open()
+        # `//host` would lead away; Strict would withhold the cookie after the redirect from a file.
+        to = to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else "/"
+        cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Lax; Path=/"
+        await _answer(send, 303, "", ((b"location", to.encode()), (b"set-cookie", cookie.encode())))
+
+
+def _all(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == wanted]
+
+
+async def _refuse(websocket: bool, receive: Receive, send: Send, why: str) -> None:
+    if websocket:
+        await receive()  # the connect message; closing before accepting answers 403
+        await send({"type": "websocket.close", "code": 4403})
+        return
+    await _answer(send, 403, f"{why}\n")
+
+
+async def _answer(send: Send, status: int, text: str, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    body = text.encode()
+    plain = ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()))
+    headers = [*plain, (b"cache-control", b"no-store"), *HEADERS, *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _hardened(send: Send) -> Send:
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            ours = {name for name, _ in HEADERS}
+            kept = [pair for pair in message.get("headers", ()) if bytes(pair[0]).lower() not in ours]
+            message = {**message, "headers": [*kept, *HEADERS]}
+        await send(message)
+
+    return with_headers

@@ -1,0 +1,384 @@
+"""The page of one job."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from nicegui import Client, run, ui
+
+from spotkeeper.client import logs
+from spotkeeper.client.errors import CliError
+from spotkeeper.contract.record import Record
+from spotkeeper.dashboard import charts
+from spotkeeper.dashboard.actions import Action, Commands
+from spotkeeper.dashboard.feed import JobFeed, KnownJob
+from spotkeeper.dashboard.frame import Page, card, html, put
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.report.html import job as parts
+from spotkeeper.report.html.markup import el, join, table
+from spotkeeper.report.job.timeline import Timeline, timeline
+from spotkeeper.report.money.account import account
+from spotkeeper.report.money.money import over_time
+
+LOG_BYTES = 400_000  # of a log that a page shows
+LOG_EVERY = 5  # updates of the page from one read of its log to the next
+TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
+KEYS = (
+    ("spot", "spot"),
+    ("demand", "on-demand"),
+    ("static", "static"),
+    ("save", "saves and waits"),
+    ("notice", "notice"),
+)
+
+
+class Chart:
+    """A chart with its title, a key, and the download of its data. PNG is in the chart's own corner."""
+
+    def __init__(self, title: str, key: str = "", height: int = 240) -> None:
+        with ui.element("section").classes("card"):
+            with ui.row().classes("items-center w-full no-wrap"):
+                html(el("h2", title), classes="col")
+                ui.button("Data (CSV)", on_click=self._download).props("flat dense no-caps size=sm")
+            if key:
+                html(key)
+            self._chart = ui.echart({"series": []}).classes("chart").style(f"height:{height}px")
+            self._chart.props(f'role=img aria-label="{title}"')
+            self._none = html(classes="dim")
+        self._title, self._rows = title, (("",), [])  # type: tuple[str, tuple[Sequence[str], Sequence[Sequence[str]]]]
+        self._shown: object = None
+
+    def show(self, options: charts.Options, head: Sequence[str], rows: Sequence[Sequence[str]], none: str = "") -> None:
+        """Draw other data; the same data is not sent again, and the user's zoom stays."""
+        self._rows = head, rows
+        self._chart.set_visibility(bool(rows))
+        put(self._none, "" if rows else el("p", none))
+        if options == self._shown:
+            return
+        self._shown = options
+        self._chart.options.clear()
+        self._chart.options.update(options)
+        self._chart.update()
+
+    def height(self, pixels: int) -> None:
+        self._chart.style(f"height:{pixels}px")
+
+    def _download(self) -> None:
+        head, rows = self._rows
+        text = io.StringIO()
+        csv.writer(text).writerows([head, *rows])
+        ui.download.content(text.getvalue(), f"{self._title.lower().replace(' ', '-')}.csv", "text/csv")
+
+
+class JobPage(Page):
+    def __init__(self, feed: JobFeed, client: Client, commands: Commands, word: str) -> None:
+        super().__init__(feed, client, "", self._fill)
+        self._commands, self._word, self._job = commands, word, ""
+        self.viewer.lists = False
+        self._updates = 0
+        self._log = LogPanel(feed)
+        with self.main:
+            with ui.row().classes("items-center w-full q-mb-md"):
+                self._title = html(el("h1", word))
+                ui.element("div").classes("col")
+                self._buttons = ui.row().classes("items-center").style("gap:4px")
+            self._notes = html()
+            with card():
+                self._figures = html()
+                self._sums = html()
+            key = join(
+                el("span", el("i", style=f"background:var(--{color})"), word, class_="nobreak") for color, word in KEYS
+            )
+            more = el(
+                "span",
+                "hatched: boots; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation",
+            )
+            self._timeline = Chart("Timeline", el("div", key, more, class_="keys"))
+            with card("Machines now"):
+                self._now = html()
+            with ui.element("div").classes("tiles"):
+                self._money = Chart("Money")
+                self._loss = Chart("Loss")
+                self._speed = Chart("Throughput")
+            with card():
+                with ui.tabs().props("dense no-caps align=left inline-label outside-arrows") as tabs:
+                    made = [ui.tab(name) for name in TABS]
+                with ui.tab_panels(tabs, value=made[0]).classes("w-full").props("keep-alive") as panels:
+                    panels.style("background:transparent;color:inherit")
+                    fills: list[ui.html] = []
+                    for tab in made:
+                        with ui.tab_panel(tab).style("padding:12px 0 0"):
+                            if tab.props["name"] == "Logs":
+                                self._log.build()
+                            else:
+                                fills.append(html())
+                self._recoveries, self._machines, self._checkpoints, self._events, self._file = fills
+            self._tabs = tabs
+        tabs.on_value_change(self._tab)
+
+    async def ready(self) -> bool:
+        if not await super().ready():
+            return False
+        self._job = await run.io_bound(self.feed.find, self._word) or ""
+        if not self._job:
+            put(self._notes, el("div", f"{self._word}: no such job", class_="note bad"))
+            return False
+        self.viewer.job = self._job
+        self.feed.wake()
+        return True
+
+    def _tab(self) -> None:
+        self._updates = 0
+        self._fill()
+
+    @property
+    def _state(self) -> KnownJob | None:
+        return self.feed.jobs.get(self._job)
+
+    def _fill(self) -> None:
+        state = self._state
+        if state is None:
+            return
+        view, now = state.view, self.feed.now()
+        found = account(view, state.ledger, now, self.feed.prices)
+        line = timeline(state.ledger, now)
+        put(self._title, el("h1", f"{view.name} ", el("span", view.job, class_="dim small")))
+        put(self._notes, parts.notes(view))
+        put(self._figures, parts.figures(view, found))
+        put(self._sums, parts.sums(view))
+        put(self._now, parts.machines(view))
+        self._charts(state, line, now)
+        put(
+            self._recoveries,
+            join(
+                [
+                    el("h2", "Recoveries"),
+                    parts.recoveries(found),
+                    el("h2", "Lost work", class_="q-mt-md"),
+                    parts.lost_work(found),
+                ]
+            ),
+        )
+        put(self._machines, parts.all_machines(found))
+        put(self._events, parts.events(view, 300))
+        self._actions(state.record)
+        if self._updates % LOG_EVERY == 0:
+            ui.timer(0.0, self._slow, once=True)
+        self._updates += 1
+
+    def _charts(self, state: KnownJob, line: Timeline, now: float) -> None:
+        dark = self.dark
+        self._timeline.height(charts.timeline_height(line))
+        self._timeline.show(
+            charts.timeline(line, dark),
+            charts.TIMELINE_HEAD,
+            charts.timeline_rows(line),
+            "No machine was requested yet.",
+        )
+        money = over_time(state.ledger, self.feed.stack, now, self.feed.prices)
+        spent = [(at - line.start, round(paid, 4)) for at, paid, _ in money]
+        whole = [(at - line.start, round(paid, 4)) for at, _, paid in money]
+        self._money.show(
+            charts.lines(
+                "Money",
+                [("spent", "spot", spent), ("the same machine-hours on demand", "demand", whole)],
+                dark,
+                unit="$",
+                on_time=True,
+                from_zero=True,
+            ),
+            ("seconds", "spent_usd", "on_demand_usd"),
+            [(f"{at - line.start:.0f}", f"{paid:.4f}", f"{other:.4f}") for at, paid, other in money]
+            if spent[-1][1]
+            else [],
+            "Nothing was spent yet.",
+        )
+        losses = [(float(step), loss) for step, loss, _ in state.samples if loss is not None]
+        speeds = [(float(step), speed) for step, _, speed in state.samples if speed is not None]
+        marks = [float(entry.step) for entry in state.ledger if entry.step is not None and entry.gen > 1]
+        for chart, name, data in ((self._loss, "loss", losses), (self._speed, "samples a second", speeds)):
+            chart.show(
+                charts.lines(
+                    name.capitalize(), [(name, "spot", data)], dark, marks=marks, from_zero=chart is self._speed
+                ),
+                ("step", name.replace(" ", "_")),
+                [(f"{step:.0f}", f"{value!r}") for step, value in data],
+                "Not reported yet.",
+            )
+
+    async def _slow(self) -> None:
+        """Fill the open tab if it takes reads of its own."""
+        state = self._state
+        name = self._tabs.value
+        if state is None or self.viewer.hidden:
+            return
+        if name == "Checkpoints":
+            rows = await run.io_bound(self._checkpoint_rows, state.record)
+            put(
+                self._checkpoints,
+                table(
+                    ("Checkpoint", "Where", "Size", "Age", "Note"),
+                    rows or (),
+                    "Checkpoints and copies",
+                    (2, 3),
+                    "No checkpoint is known.",
+                ),
+            )
+        elif name == "Job file":
+            put(self._file, await run.io_bound(self._job_file, state.record) or "")
+        elif name == "Logs":
+            await self._log.read(state.record)
+
+    def _checkpoint_rows(self, record: Record) -> Sequence[Sequence[str]]:
+        try:
+            return self._commands.checkpoints(record)
+        except (CliError, StoreError) as error:
+            return [("", str(error), "", "", "")]
+
+    def _job_file(self, record: Record) -> str:
+        from msgspec import yaml
+
+        try:
+            spec = self.feed.store.read_spec(record.job, record.spec_key())
+        except StoreError as error:
+            return el("p", str(error))
+        if spec is None:
+            return el("p", "The job file is gone.")
+        from spotkeeper.contract.job import spec_json
+
+        text = yaml.encode(msgspec.json.decode(spec_json(spec))).decode()
+        return el("pre", text, class_="log", tabindex="0", aria_label="Job file")
+
+    # -- actions
+
+    def _actions(self, record: Record) -> None:
+        wanted = "" if self._commands.read_only or record.over else record.phase.value
+        if getattr(self, "_offered", None) == wanted:
+            return
+        self._offered = wanted
+        self._buttons.clear()
+        if not wanted:
+            return
+        with self._buttons:
+            for name, action in self._commands.actions.items():
+                if action.offered(record):
+                    ui.button(action.name, on_click=lambda _, name=name: self._ask(name)).props(
+                        "outline dense no-caps" + (" color=negative" if action.danger else " color=primary")
+                    ).classes("q-px-sm")
+
+    def _ask(self, name: str) -> None:
+        action = self._commands.actions[name]
+        with self.client, ui.dialog() as dialog, ui.card().classes("sk"):
+            html(el("h2", f"{action.name} {self._word}?"))
+            html(el("p", action.consequence))
+            value = ui.input(action.asks).props("dense outlined autofocus") if action.asks else None
+            with ui.row().classes("justify-end w-full"):
+                ui.button("No", on_click=dialog.close).props("flat no-caps")
+                ui.button("Yes", on_click=lambda: self._do(action, name, value.value if value else "", dialog)).props(
+                    "no-caps" + (" color=negative" if action.danger else "")
+                )
+        dialog.open()
+
+    async def _do(self, action: Action, name: str, value: str, dialog: Any) -> None:
+        dialog.close()
+        state = self._state
+        if state is None:
+            return
+        done = await run.io_bound(self._carry_out, name, state.record, str(value or ""))
+        ui.notify(done, multi_line=True, timeout=8000)
+        self.feed.wake()
+
+    def _carry_out(self, name: str, record: Record, value: str) -> str:
+        try:
+            return self._commands.run(name, record, value)
+        except (CliError, StoreError) as error:
+            remedy = getattr(error, "remedy", "")
+            return f"{error}" + (f" (try: {remedy})" if remedy else "")
+
+
+class LogPanel:
+    """One node's log, with a search and the newest lines in view while it is followed."""
+
+    def __init__(self, feed: JobFeed) -> None:
+        self._feed = feed
+        self._words, self._node = "", 0
+        self._text = ""
+
+    def build(self) -> None:
+        with ui.row().classes("items-center q-mb-sm"):
+            self._nodes = ui.select([0], label="Node", value=0, on_change=self._other).props(
+                "dense outlined options-dense"
+            )
+            self._gens = (
+                ui.select(["newest"], label="Generation", value="newest", on_change=self._other)
+                .props("dense outlined options-dense")
+                .style("min-width:120px")
+            )
+            ui.input("Search", on_change=self._search).props("dense outlined clearable debounce=300")
+            self._follow = ui.switch("Follow", value=True)
+            self._said = html(classes="dim small").props("role=status")
+        self._lines = html("", "pre", "log").props('tabindex=0 aria-label="Log"')
+
+    async def _other(self) -> None:
+        if self._record is not None:
+            await self.read(self._record)
+
+    _record: Record | None = None
+
+    def _search(self, event: object) -> None:
+        self._words = str(getattr(event, "value", "") or "")[:200]
+        self._draw()
+
+    async def read(self, record: Record) -> None:
+        self._record = record
+        nodes = list(range(max(1, len(record.nodes))))
+        if self._nodes.options != nodes:
+            self._nodes.set_options(nodes)
+        node, gen = int(self._nodes.value or 0), self._gens.value
+        found = await run.io_bound(self._get, record, node, None if gen == "newest" else int(gen))
+        if found is None:
+            return
+        gens, self._text, said = found
+        if self._gens.options != ["newest", *gens]:
+            self._gens.set_options(["newest", *gens])
+        put(self._said, el("span", said))
+        self._draw()
+
+    def _get(self, record: Record, node: int, gen: int | None) -> tuple[list[int], str, str]:
+        try:
+            gens = logs.log_gens(self._feed.store, record, node)
+            chosen = gens[-1] if gens and gen is None else gen
+            data = b"" if chosen is None else self._feed.store.get(paths.log(record.job, node, chosen)) or b""
+        except (CliError, StoreError) as error:
+            return [], "", str(error)
+        if not data:
+            return gens, "", "nothing was printed yet"
+        text = logs.whole(data[-LOG_BYTES:])
+        return gens, text, f"generation {chosen}, {logs.size(len(data))}"
+
+    def _draw(self) -> None:
+        lines = self._text.splitlines()
+        words = self._words.lower()
+        if words:
+            lines = [line for line in lines if words in line.lower()]
+        put(self._lines, join((_marked(line, words) for line in lines[-4000:]), "\n"))
+        if self._follow.value:
+            ui.run_javascript(
+                f"const e = document.getElementById('{self._lines.html_id}'); if (e) e.scrollTop = e.scrollHeight"
+            )
+
+
+def _marked(line: str, words: str) -> str:
+    if not words:
+        return line
+    out: list[str] = []
+    low, at = line.lower(), 0
+    while (found := low.find(words, at)) >= 0 and len(low) == len(line):
+        out += [line[at:found], el("mark", line[found : found + len(words)])]
+        at = found + len(words)
+    return join([*out, line[at:]])

@@ -1,0 +1,178 @@
+"""Runs the dashboard's server on the loopback, and lets one browser in.
+
+The address with the code is in a file that only this user may read, since process lists show a browser's arguments.
+The code works once; the file then has the next one, so that it opens further browsers.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import socket
+import tempfile
+import webbrowser
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.dashboard.guard import App, Guard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+    from spotkeeper.dashboard.actions import Commands
+    from spotkeeper.dashboard.feed import JobFeed
+
+HOST = "127.0.0.1"
+RECONNECT_S = 30.0  # a laptop that slept keeps its page
+PROXY_SECRET = "SPOTKEEPER_PROXY_SECRET"  # noqa: S105 - the name of a variable
+LEAST_SECRET = 32  # characters
+
+
+def bound(port: int) -> socket.socket:
+    """Return a socket on the loopback. ``port``: 0 for any free one.
+
+    Raises:
+        CliError: the port is taken.
+    """
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((HOST, port))
+    except OSError as error:
+        made.close()
+        raise CliError(f"cannot listen on {HOST}:{port}: {error.strerror}", Exit.REFUSED, "--port 0") from None
+    return made
+
+
+def application(feed: JobFeed, commands: Commands) -> FastAPI:
+    """Return the ASGI app with all pages. NiceGUI keeps its pages in globals: once a process."""
+    from fastapi import FastAPI
+    from nicegui import background_tasks, ui
+
+    from spotkeeper.dashboard import pages
+
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    pages.register(feed, commands)
+    ui.run_with(
+        app,
+        title="Spotkeeper",
+        favicon=pages.ICON,
+        dark=None,
+        language="en-US",
+        reconnect_timeout=RECONNECT_S,
+        binding_refresh_interval=None,
+        show_welcome_message=False,
+    )
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(of: FastAPI) -> AsyncIterator[None]:
+        async with inner(of):
+            background_tasks.create(feed.run(), name="reads of the bucket")
+            yield
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+class Address(Struct, frozen=True):
+    """Where the server listens. ``url``: the one-time address; ``file``: the file that opens it."""
+
+    url: str
+    port: int
+    file: str
+
+
+class Opening:
+    """The file that opens the dashboard in a browser, readable by this user alone."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self.root, self._path = f"http://{HOST}:{port}", path
+        folder = _folder()
+        handle, name = tempfile.mkstemp(prefix=f"dashboard-{port}-", suffix=".html", dir=folder)  # mode 0600
+        os.close(handle)
+        self.file = Path(name)
+
+    def write(self, guard: Guard) -> None:
+        address = html.escape(self.root + guard.opening(self._path))
+        self.file.write_text(
+            f'<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+            f'<meta http-equiv="refresh" content="0;url={address}"><title>Spotkeeper</title>\n',
+            "utf-8",
+        )
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self.file.unlink()
+
+
+def _folder() -> Path | None:
+    """The user's folder for state, since a confined browser reads files of the home folder and no others."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "spotkeeper"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def proxy_secret(proxy: str) -> str:
+    """Return the secret that a proxy must send; "" without a proxy.
+
+    Raises:
+        CliError: the secret is missing or short, or the address is not https.
+    """
+    if not proxy:
+        return ""
+    if not proxy.startswith("https://"):
+        raise CliError(f"--behind {proxy}: want the proxy's address, https://...", Exit.USAGE)
+    secret = os.environ.get(PROXY_SECRET, "")
+    if len(secret) < LEAST_SECRET:
+        why = f"--behind needs {PROXY_SECRET}, at least {LEAST_SECRET} characters, which the proxy sends"
+        raise CliError(why, Exit.USAGE, f'export {PROXY_SECRET}="$(openssl rand -hex 32)"')
+    return secret
+
+
+def serve(
+    feed: JobFeed,
+    commands: Commands,
+    up: Callable[[Address], None],
+    *,
+    port: int = 0,
+    path: str = "/",
+    browser: bool = True,
+    proxy: str = "",
+) -> None:
+    """Serve until Ctrl-C. ``path``: the page that the browser opens. ``up``: called once the server answers."""
+    import uvicorn
+
+    secret = proxy_secret(proxy)
+    listener = bound(port)
+    port = listener.getsockname()[1]
+    opening = Opening(port, path)
+    app: App = application(feed, commands)
+    guard = Guard(app, port, proxy=proxy, proxy_secret=secret)
+    guard.on_open = lambda: opening.write(guard)
+    opening.write(guard)
+    config = uvicorn.Config(guard, log_level="warning", lifespan="on", server_header=False, ws_max_size=1 << 20)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                up(Address("" if proxy else opening.root + guard.opening(path), port, str(opening.file)))
+                if browser and not proxy:
+                    webbrowser.open(opening.file.as_uri())
+
+    try:
+        Server(config).run(sockets=[listener])
+    finally:
+        opening.remove()
+        listener.close()

@@ -1,0 +1,154 @@
+"""The rows of the list of jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.report.html.markup import Markup, badge, cell, el, join
+from spotkeeper.report.job.lines import phase_word, share
+from spotkeeper.report.job.view import JobView
+from spotkeeper.report.text.words import duration, loss_word, percent, saved, usd
+
+Samples = Sequence[tuple[int, float | None, float | None]]  # step, loss, samples a second
+_QUIET = frozenset({Event.GONE, Event.REQUEST, Event.ROLL, Event.MIRRORED})
+
+
+class Column(Struct, frozen=True):
+    """A column of the list. ``key``: what it is sorted by; None: it cannot be sorted."""
+
+    name: str
+    key: Callable[[JobView], object] | None = None
+    right: bool = False
+
+
+COLUMNS = (
+    Column("Job", lambda view: view.name),
+    Column("State", phase_word),
+    Column("Progress", share),
+    Column("Machines", lambda view: len(view.nodes)),
+    Column("Spent", lambda view: view.money.spent, right=True),
+    Column("Saved", lambda view: view.money.saved, right=True),
+    Column("Speed", lambda view: view.samples_per_s or 0.0, right=True),
+    Column("Loss", lambda view: float("inf") if view.loss is None else view.loss),
+    Column("Last event", lambda view: -(last_event_ago(view) or 0.0)),
+)
+
+
+def matches(view: JobView, words: str) -> bool:
+    """Whether each word of a search is in the job's name, id, state, owner, zones, pools or models."""
+    about = [view.name, view.job, phase_word(view), view.user, view.reason]
+    about += [word for node in view.nodes for word in (node.zone, node.pool, node.model.value if node.model else "")]
+    text = " ".join(about).lower()
+    return all(word in text for word in words.lower().split())
+
+
+def state_badge(view: JobView) -> Markup:
+    """The job's state: a word, never a color alone."""
+    word = phase_word(view)
+    if view.outcome is Outcome.SUCCEEDED or word == "training":
+        kind = "good"
+    elif view.outcome is not None or view.phase is Phase.HOLD:
+        kind = "bad"
+    else:
+        kind = "warn"
+    return badge(word, kind if view.outcome is not Outcome.CANCELLED else "plain")
+
+
+def progress_bar(view: JobView) -> Markup | None:
+    if not view.total_steps:
+        return el("span", f"step {view.step}", class_="num") if view.step is not None else None
+    done = view.outcome is Outcome.SUCCEEDED
+    part = 1.0 if done else share(view)
+    left = f", {duration(view.left_s)} left" if view.left_s is not None and not view.over() else ""
+    name = f"step {view.step or 0:,} of {view.total_steps:,}"
+    meter = el(
+        "div",
+        el("div", style=f"width:{100 * part:.1f}%"),
+        class_="bar done" if done else "bar",
+        role="progressbar",
+        aria_valuenow=round(100 * part),
+        aria_valuemin=0,
+        aria_valuemax=100,
+        aria_label=f"{view.name}: {name}",
+    )
+    return join([meter, el("div", f"{percent(part)}{left}", class_="small dim num", title=name)])
+
+
+def machine_badges(view: JobView) -> Markup | None:
+    """The machines by price model and zone: ``2 spot us-central1-a``."""
+    found = Counter((node.model.value, node.zone) for node in view.nodes if node.model is not None)
+    lines = [
+        el("div", badge(f"{number} {model}", model), " ", el("span", zone, class_="small"), class_="nobreak")
+        for (model, zone), number in sorted(found.items(), reverse=True)
+    ]
+    waiting = sum(node.model is None for node in view.nodes)
+    lines += [el("div", badge(f"{waiting} waiting", "plain"))] * bool(waiting)
+    return join(lines) if lines else None
+
+
+def last_event_ago(view: JobView) -> float | None:
+    shown = [line for line in view.events if line.event not in _QUIET]
+    return view.elapsed_s - shown[-1].at if shown else None
+
+
+def spark(values: Sequence[float], label: str) -> Markup | None:
+    """A small line of the last values; None for fewer than three."""
+    if len(values) < 3:
+        return None
+    low, high = min(values), max(values)
+    height = (high - low) or 1.0
+    points = " ".join(
+        f"{100 * at / (len(values) - 1):.1f},{22 - 20 * (value - low) / height:.1f}" for at, value in enumerate(values)
+    )
+    line = el("polyline", points=points)
+    return el(
+        "svg", line, class_="spark", viewBox="0 0 100 24", preserveAspectRatio="none", role="img", aria_label=label
+    )
+
+
+def row(view: JobView, samples: Samples = ()) -> Markup:
+    """One job of the list."""
+    events = [line for line in view.events if line.event not in _QUIET]
+    ago = last_event_ago(view)
+    last = (
+        join([el("div", events[-1].text, class_="small"), el("div", f"{duration(ago)} ago", class_="small dim")])
+        if events and not view.over()
+        else el("div", events[-1].text, class_="small")
+        if events
+        else None
+    )
+    losses = [loss for _, loss, _ in samples if loss is not None]
+    speeds = [speed for _, _, speed in samples if speed is not None]
+    reason = view.reason if not view.over() or view.outcome is Outcome.FAILED else ""
+    cells = (
+        ("lead", join([el("a", view.name, href=f"/jobs/{view.job}", id=f"job-{view.job}"), _owner(view)])),
+        ("", join([state_badge(view), el("div", reason, class_="small dim") if reason else None])),
+        ("", progress_bar(view)),
+        ("", machine_badges(view)),
+        ("right", usd(view.money.spent)),
+        ("right", None if view.money.saved_percent is None else saved(view.money.saved_percent)),
+        (
+            "right",
+            None
+            if view.samples_per_s is None
+            else join([f"{view.samples_per_s:,.0f}/s", spark(speeds, f"{view.name}: samples a second")]),
+        ),
+        ("", None if view.loss is None else join([loss_word(view.loss), spark(losses, f"{view.name}: loss")])),
+        ("", last),
+    )
+    return el(
+        "tr",
+        *(
+            cell(content, column.name, f"{kind} num".strip())
+            for column, (kind, content) in zip(COLUMNS, cells, strict=True)
+        ),
+    )
+
+
+def _owner(view: JobView) -> Markup:
+    return el("div", f"{view.job}{' · ' + view.user if view.user else ''}", class_="small dim")

@@ -1,0 +1,86 @@
+"""HTML elements. All text and all attributes are escaped, for much of it comes from jobs and machines."""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+_VOID = frozenset({"br", "col", "meta", "path", "rect", "line", "circle", "polyline"})
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = str | None
+
+
+def plain(text: str) -> str:
+    """Return text without control characters and marks of text direction; tabs and newlines stay."""
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
+
+
+def escape(text: str) -> Markup:
+    return text if isinstance(text, Markup) else Markup(html.escape(plain(text)))
+
+
+def el(name: str, *children: Child, **attributes: str | float | bool | None) -> Markup:
+    """Return an element. ``class_`` is the attribute ``class``; other underscores become hyphens; None: left out."""
+    given = []
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        word = key.rstrip("_").replace("_", "-")
+        given.append(f" {word}" if value is True else f' {word}="{html.escape(plain(str(value)))}"')
+    if name in _VOID and not children:
+        return Markup(f"<{name}{''.join(given)}/>")
+    return Markup(f"<{name}{''.join(given)}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[Child], between: str = "") -> Markup:
+    return Markup(between.join(escape(child) for child in children if child is not None))
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Child]], caption: str, right: Sequence[int] = (), empty: str = ""
+) -> Markup:
+    """Return a table that becomes cards on a narrow screen: each cell knows the name of its column.
+
+    Args:
+        caption: names the table for a screen reader.
+        right: columns of numbers.
+        empty: shown in place of a table without rows.
+    """
+    body = [
+        el("tr", *(cell(one, head[at], "right" if at in right else "") for at, one in enumerate(row))) for row in rows
+    ]
+    if not body and empty:
+        return el("p", empty, class_="dim")
+    cells = (el("th", word, scope="col", class_="right" if at in right else None) for at, word in enumerate(head))
+    return el(
+        "table",
+        el("caption", caption, class_="unseen"),
+        el("thead", el("tr", *cells)),
+        el("tbody", *body),
+        class_="rows",
+    )
+
+
+def cell(content: Child, column: str, kind: str = "") -> Markup:
+    """Return a cell of a table as :func:`table` makes it."""
+    if not content:
+        return el("td", class_=f"none {kind}".strip())
+    return el("td", el("div", content), data_label=column, class_=kind or None)
+
+
+def badge(word: str, kind: str) -> Markup:
+    return el("span", word, class_=f"badge {kind}")
+
+
+def fact(name: str, value: Child, note: Child = None) -> Markup:
+    """Return one figure of a row of figures."""
+    said = el("div", note, class_="dim small") if note else None
+    return el("div", el("div", name, class_="dim small"), el("div", value, class_="figure"), said, class_="fact")

@@ -1,0 +1,65 @@
+"""The command as a process: where it listens, how a browser gets in, what it leaves behind."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import requests
+
+from spotkeeper.client.errors import CliError
+from spotkeeper.dashboard import server
+from spotkeeper.reconcile.store.store import Store
+from tests.cli.records import a_job
+from tests.dashboard.conftest import serving
+
+Bucket = tuple[Store, dict[str, str]]
+
+
+def test_the_file_opens_the_page_and_only_its_owner_can_read_it(bucket: Bucket, tmp_path: Path) -> None:
+    store, environment = bucket
+    a_job(store)
+    with serving(environment, tmp_path, "first") as served:
+        assert served.url.startswith(f"http://127.0.0.1:{served.port}/open?code=")
+        assert stat.S_IMODE(served.file.stat().st_mode) == 0o600
+        before = served.file.read_text()
+        code = served.url.partition("code=")[2].partition("&")[0]
+        assert code in before and "/jobs/abcdefgh" in before
+        browser = requests.Session()
+        page = browser.get(served.url, timeout=30)
+        assert page.status_code == 200 and page.url == f"{served.root}/jobs/abcdefgh"
+        assert 'lang="en-US"' in page.text and "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        assert requests.get(served.url, timeout=30).status_code == 403
+        assert code not in served.file.read_text(), "the file has the next address"
+        assert (
+            requests.get(f"{served.root}/_nicegui_ws/socket.io/?EIO=4&transport=polling", timeout=30).status_code == 403
+        )
+        assert requests.get(f"{served.root}/alive", timeout=30).text == "alive\n"
+    assert not served.file.exists()
+
+
+def test_a_taken_port_is_a_readable_error() -> None:
+    with server.bound(0) as taken, pytest.raises(CliError, match="cannot listen on"):
+        taken.listen()
+        server.bound(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("proxy", "secret", "said"),
+    [("http://dash.example.com", "s" * 40, "https://"), ("https://dash.example.com", "short", "at least 32")],
+)
+def test_a_proxy_needs_https_and_a_long_secret(
+    proxy: str, secret: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(server.PROXY_SECRET, secret)
+    with pytest.raises(CliError, match=said):
+        server.proxy_secret(proxy)
+
+
+def test_a_proxy_needs_read_only(bucket: Bucket, tmp_path: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match="needs --read-only"),
+        serving(bucket[1], tmp_path, "--behind", "https://a.b"),
+    ):
+        pass
