@@ -45,6 +45,9 @@ ALLOWED = {
     "spotkeeper.dashboard": {
         *("spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store", "spotkeeper.report"),
     },
+    "spotkeeper.exporter": {
+        *("spotkeeper.client", "spotkeeper.clock", "spotkeeper.contract", "spotkeeper.reconcile", "spotkeeper.report"),
+    },
     "infra": {"spotkeeper.clock", "spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store"},
     "spotkeeper.local": {"spotkeeper", "spotkeeper.clock", "spotkeeper.contract", "spotkeeper.reconcile"},
     "spotkeeper.local.deploy": {"spotkeeper.contract", "spotkeeper.local", "infra"},

@@ -39,6 +39,29 @@ def reconcile(
 
 
 @app.command(rich_help_panel=STACKS)
+def exporter(
+    listen: Annotated[
+        str, Option("--listen", metavar="ADDRESS:PORT", help="Where to serve /metrics; port 0: any free port.")
+    ] = "127.0.0.1:9464",
+    every: Annotated[float, Option("--every", metavar="SECONDS", help="Time between two reads of the bucket.")] = 30.0,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a stack's jobs, machines, money, prices and recoveries to Prometheus until Ctrl-C.
+
+    It reads the bucket with your own login every `--every` seconds, however often Prometheus scrapes.
+    docs/monitoring.md has alert rules, a Grafana dashboard and a systemd unit. Install it with
+    `pip install 'spotkeeper[exporter]'`.
+    `--json` prints the address once it is served.
+
+    Example: `spotkeeper exporter --listen 127.0.0.1:9464`
+    """
+    from spotkeeper.cli.stacks import exporter as exporting
+
+    exporting.run(listen, every, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
 def render(
     file: Annotated[Path | None, Argument(metavar="FILE", help="Job file or stack file (Pulumi.NAME.yaml).")] = None,
     stack: Stack = None,

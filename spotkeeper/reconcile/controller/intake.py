@@ -322,6 +322,8 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
     ``at`` is taken from ``before`` as well, if both are of the same step and nothing is being uploaded.
     """
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
+    newer = before is None or (before.commit_gen, before.commit_step) != (commit.commit_gen, commit.commit_step)
+    committed_at = (now if commit.commit_gen is not None else None) if newer or before is None else before.commit_at
     still = before is not None and (before.gen, before.step) == (progress.gen, progress.step)
     still = still and progress.uploading_s is None
     return replace(
@@ -329,6 +331,7 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
         at=before.at if still and before is not None else now,
         commit_gen=commit.commit_gen,
         commit_step=commit.commit_step,
+        commit_at=committed_at,
         save_s=None if progress.save_s is None else min(progress.save_s, MAX_SAVE_S),
         gbit_s=progress.gbit_s or (before.gbit_s if before is not None else None),
         begin_s=None if before is None else before.begin_s,

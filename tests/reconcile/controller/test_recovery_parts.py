@@ -58,3 +58,15 @@ def test_an_exit_without_an_order_to_stop_is_no_stop() -> None:
     sync = Sync(slot.boot, facts=(FactIn(Kind.EXIT, 1, "1"),))
     accept(world.store, world.stack, Speaker(vm.uid, vm.name, vm.zone), sync, world.t)
     assert world.events(Event.STOPPED) == []
+
+
+def test_the_progress_says_when_its_checkpoint_was_first_reported() -> None:
+    world = trained(World(nodes=2))
+    world.until(lambda: (told := world.store.read_progress(JOB)) is not None and told.commit_at is not None, 900)
+    first = world.store.read_progress(JOB)
+    assert first is not None and first.commit_at is not None and first.commit_at <= world.t
+    same = world.t
+    world.until(lambda: (told := world.store.read_progress(JOB)) is not None and told.commit_at != first.commit_at, 900)
+    later = world.store.read_progress(JOB)
+    assert later is not None and later.commit_at is not None and later.commit_at > same
+    assert (later.commit_gen, later.commit_step) != (first.commit_gen, first.commit_step)

@@ -1,0 +1,230 @@
+"""Metric families of one reading of a stack. Pure.
+
+Every name begins with ``spotkeeper_``. Times are seconds of the stack's clock, sizes bytes, money US dollars. Labels
+``job`` and ``instance`` belong to Prometheus, so a training job has ``job_name`` and ``job_id``. The number of series
+is bounded: states, causes and models are fixed sets, pools and zones are the stack file's, and jobs leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold, Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.exporter.reading import JobReading, StackReading
+from spotkeeper.report.job.recovery import Recovery
+from spotkeeper.report.job.view import NodeState
+from spotkeeper.report.money.money import Attempt, PricesByPool
+
+JOB = ("job_name", "job_id")
+STATES = ("starting", "training", "recovering", "hold", "ending", "done")
+CAUSES = ("notice", "loss", "crash", "move", "swap", "resize", "grow", "reboot", "max run", "hang", "straggler")
+MOST_TEXT = 64  # characters of a label's value
+
+
+def families(reading: StackReading) -> Iterator[Metric]:
+    """Yield all families of a reading."""
+    yield from _stack(reading)
+    yield from _pools(reading)
+    yield from _jobs(reading.jobs)
+    yield from _training(reading)
+    yield from _money(reading)
+    yield from _recoveries(reading.jobs)
+
+
+def state_of(one: JobReading) -> str:
+    """Return the state of a job, one of ``STATES``."""
+    record = one.record
+    if record.phase in (Phase.END, Phase.DONE):
+        return "done" if record.phase is Phase.DONE else "ending"
+    if record.phase is Phase.HOLD:
+        return "hold"
+    if not record.gen:
+        return "starting"
+    return "recovering" if record.stop else "training"
+
+
+def plain(text: str) -> str:
+    """Return a text of a job or a person as a label's value: printable, and not longer than ``MOST_TEXT``."""
+    return "".join(char if char.isprintable() else " " for char in text)[:MOST_TEXT]
+
+
+def _key(one: JobReading) -> list[str]:
+    return [plain(one.record.name), one.record.job]
+
+
+def _gauge(name: str, text: str, labels: Iterable[str] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"spotkeeper_{name}", text, labels=list(labels))
+
+
+# -- the stack
+
+
+def _stack(reading: StackReading) -> Iterator[Metric]:
+    found = Counter(state_of(one) for one in reading.jobs)
+    jobs = _gauge("jobs", "Jobs by state; a finished job counts for an hour.", ["state"])
+    for state in STATES:
+        jobs.add_metric([state], found[state])
+    yield jobs
+    reasons = Counter(one.record.hold for one in reading.jobs if one.record.phase is Phase.HOLD)
+    queue = _gauge(
+        "jobs_on_hold", "Jobs on hold by reason: those that wait for capacity and those for a person.", ["reason"]
+    )
+    for why in Hold:
+        queue.add_metric([why.value], reasons[why])
+    yield queue
+    yield GaugeMetricFamily("spotkeeper_jobs_unreadable", "Jobs whose record cannot be read.", value=reading.unreadable)
+    left_out = "Jobs without series of their own, because the stack has too many."
+    yield GaugeMetricFamily("spotkeeper_jobs_left_out", left_out, value=reading.left_out)
+    failing = "1 if no tick of the stack's function has succeeded for minutes, else 0."
+    yield GaugeMetricFamily("spotkeeper_ticks_failing", failing, value=float(bool(reading.site.no_tick)))
+    at = "When the bucket was last read, unix time."
+    yield GaugeMetricFamily("spotkeeper_exporter_last_read_timestamp_seconds", at, value=reading.at)
+    took = "Duration of the last read of the bucket."
+    yield GaugeMetricFamily("spotkeeper_exporter_last_read_seconds", took, value=reading.took_s)
+    cost = "What the exporter's reads of the bucket cost at the present pace, US dollars an hour."
+    yield GaugeMetricFamily("spotkeeper_exporter_read_cost_usd_per_hour", cost, value=reading.spending.usd)
+
+
+def _pools(reading: StackReading) -> Iterator[Metric]:
+    stack = reading.stack
+    granted = _gauge("pool_machines", "Machines that jobs have or wait for, by pool.", ["pool", "model"])
+    most = _gauge("pool_machines_max", "The most machines that the pool may have at once.", ["pool"])
+    counts: Counter[tuple[str, Model]] = Counter()
+    for grant in () if reading.allocation is None else reading.allocation.grants:
+        if grant.pool is not None:
+            counts[grant.pool, Model.ON_DEMAND if grant.on_demand else Model.SPOT] += 1
+        else:
+            owner = (pool.name for pool in stack.pools if any(one.name == grant.machine for one in pool.machines))
+            counts[next(owner, "?"), Model.STATIC] += 1
+    for pool in stack.pools:
+        for model in (Model.STATIC,) if pool.kind == "static" else (Model.SPOT, Model.ON_DEMAND):
+            granted.add_metric([pool.name, model.value], counts[pool.name, model])
+        most.add_metric([pool.name], pool.max_machines)
+    yield from (granted, most)
+    price = _gauge("machine_price_usd_per_hour", "Price of a machine, US dollars an hour.", ["pool", "zone", "model"])
+    for pool in stack.pools:
+        told = reading.prices.get(pool.name)
+        for zone, listed in sorted(pool.prices.items()):
+            price.add_metric([pool.name, zone, Model.ON_DEMAND.value], listed.on_demand)
+            now = None if told is None else told.now(reading.now, zone)
+            spot = now if now is not None else listed.spot
+            if spot is not None and pool.kind == "spot":
+                price.add_metric([pool.name, zone, Model.SPOT.value], spot)
+    yield price
+
+
+# -- jobs
+
+
+def _jobs(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
+    info = _gauge(
+        "job_info", "1 for each job; its labels say who submitted it and where it runs.", [*JOB, "user", "zone"]
+    )
+    state = _gauge("job_state", "1 for the job's present state.", [*JOB, "state"])
+    hold = _gauge("job_on_hold", "1 for a job on hold, by reason.", [*JOB, "reason"])
+    wanted = _gauge("job_nodes", "Nodes that the job should have.", JOB)
+    machines = _gauge("job_machines", "Machines of the job by state.", [*JOB, "zone", "model", "state"])
+    for one in jobs:
+        key, record = _key(one), one.record
+        info.add_metric([*key, plain(one.view.user), record.zone or ""], 1.0)
+        state.add_metric([*key, state_of(one)], 1.0)
+        if record.phase is Phase.HOLD and record.hold is not None:
+            hold.add_metric([*key, record.hold.value], 1.0)
+        wanted.add_metric(key, record.wanted())
+        nodes = (node for node in one.view.nodes if node.state is not NodeState.WAITING and node.model is not None)
+        found = Counter((node.zone, node.model.value if node.model else "", node.state.value) for node in nodes)
+        for labels, count in sorted(found.items()):
+            machines.add_metric([*key, *labels], count)
+    yield from (info, state, hold, wanted, machines)
+
+
+def _training(reading: StackReading) -> Iterator[Metric]:
+    step = _gauge("job_step", "Optimizer steps done; it falls when steps are repeated after a loss.", JOB)
+    total = _gauge("job_steps_planned", "Optimizer steps at the end of the run, as far as known.", JOB)
+    loss = _gauge("job_loss", "The loss that the script reported last.", JOB)
+    pace = _gauge("job_samples_per_second", "Samples of all ranks in a second, while the job trains.", JOB)
+    left = _gauge("job_remaining_seconds", "Training time left, from remaining steps and their measured time.", JOB)
+    idle = _gauge("job_seconds_without_step", "Time since the last step, if that is unusually long.", JOB)
+    age = _gauge("job_checkpoint_age_seconds", "Time since the newest durable checkpoint was reported.", JOB)
+    copy = _gauge("job_checkpoint_copy_age_seconds", "Time since the bucket's newest copy was complete.", JOB)
+    for one in reading.jobs:
+        key, view, told = _key(one), one.view, one.progress
+        over = view.over()
+        committed = None if told is None or told.commit_at is None else max(0.0, reading.now - told.commit_at)
+        copied = max((mirrored.at for mirrored in one.record.mirror), default=None)
+        for family, value in (
+            (step, view.step),
+            (total, view.total_steps),
+            (loss, view.loss),
+            (pace, view.samples_per_s),
+            (left, view.left_s),
+            (idle, view.no_new_step_s),
+            (age, None if over else committed),
+            (copy, None if over or copied is None else max(0.0, reading.now - copied)),
+        ):
+            if value is not None:
+                family.add_metric(key, float(value))
+    yield from (step, total, loss, pace, left, idle, age, copy)
+
+
+def _money(reading: StackReading) -> Iterator[Metric]:
+    spent = _gauge("job_spent_usd", "What the job's machines have cost, US dollars.", JOB)
+    demand = _gauge("job_on_demand_usd", "What the same machine-hours would have cost on-demand, US dollars.", JOB)
+    rate = _gauge("job_usd_per_hour", "What the job's present machines cost, US dollars an hour.", JOB)
+    whole = 0.0
+    for one in reading.jobs:
+        key, money = _key(one), one.view.money
+        spent.add_metric(key, money.spent)
+        demand.add_metric(key, money.on_demand_only)
+        hourly = sum(_price(machine, reading.now, reading.prices) for machine in one.running)
+        rate.add_metric(key, hourly)
+        whole += hourly
+    yield from (spent, demand, rate)
+    total = "What the machines of all jobs cost now, US dollars an hour."
+    yield GaugeMetricFamily("spotkeeper_usd_per_hour", total, value=whole)
+    if reading.stack.max_usd_hour is not None:
+        limit = "The stack's limit on the cost of machines, US dollars an hour."
+        yield GaugeMetricFamily("spotkeeper_max_usd_per_hour", limit, value=reading.stack.max_usd_hour)
+
+
+def _price(machine: Attempt, now: float, prices: PricesByPool) -> float:
+    told = prices.get(machine.pool) if machine.model is Model.SPOT else None
+    return (None if told is None else told.at(now, machine.zone)) or machine.price
+
+
+def _recoveries(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
+    lost = CounterMetricFamily(
+        "spotkeeper_job_preemptions",
+        "Spot machines that the cloud took, with and without a notice.",
+        labels=[*JOB, "notice"],
+    )
+    took = SummaryMetricFamily(
+        "spotkeeper_job_recovery_seconds",
+        "Time without training in ended recoveries, by cause: from the stop to the first step.",
+        labels=[*JOB, "cause"],
+    )
+    again = CounterMetricFamily("spotkeeper_job_repeated_steps", "Steps done twice, as far as known.", labels=list(JOB))
+    crashes = CounterMetricFamily("spotkeeper_job_crashes", "Failures of the job's own code.", labels=list(JOB))
+    for one in jobs:
+        key, view = _key(one), one.view
+        lost.add_metric([*key, "yes"], view.preemptions.announced)
+        lost.add_metric([*key, "no"], view.preemptions.unannounced)
+        idle: dict[str, list[float]] = defaultdict(list)
+        for recovery in view.recoveries:
+            if recovery.seconds is not None:
+                idle[cause_of(recovery)].append(recovery.stopped_s + (recovery.start_s or 0.0))
+        for cause, seconds in sorted(idle.items()):
+            took.add_metric([*key, cause], len(seconds), sum(seconds))
+        again.add_metric(key, sum(recovery.steps_again or 0 for recovery in view.recoveries))
+        crashes.add_metric(key, sum(entry.event is Event.CRASH for entry in one.ledger))
+    yield from (lost, took, again, crashes)
+
+
+def cause_of(recovery: Recovery) -> str:
+    """Return the cause of a recovery as one of ``CAUSES``, or "other"."""
+    return next((cause for cause in CAUSES if recovery.cause.startswith(cause)), "other")

@@ -1,0 +1,164 @@
+"""Reads a stack's documents at a bounded pace: one list of unfinished jobs, and two conditional reads for each job.
+
+A job's ledger is listed only after its record or generation has changed, or every ten minutes, since a list costs as
+much as twelve reads. A job leaves an hour after all its machines are deleted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from spotkeeper.client import lookup
+from spotkeeper.client.reads import Meter, MeteredObjects, Spending
+from spotkeeper.client.target import Target
+from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.market import Prices
+from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.store import Store, open_objects
+from spotkeeper.report.job.view import JobView, Site, job_view
+from spotkeeper.report.money.money import Attempt, attempts
+
+LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) appear after so long
+LEAVES_S = 3600.0  # virtual; after its end a job stays so long
+MOST_JOBS = 1000  # the newest; so many jobs are about 40,000 time series
+MOST_ENDED = 64  # ended jobs that are read at the start
+
+
+class JobReading(Struct, frozen=True):
+    record: Record
+    progress: Progress | None
+    ledger: tuple[Entry, ...]  # with the record's outbox
+    view: JobView
+    running: tuple[Attempt, ...]  # machines that are billed
+
+
+class StackReading(Struct, frozen=True):
+    """A stack at ``now`` (virtual unix seconds). ``left_out``: unfinished jobs beyond ``MOST_JOBS``."""
+
+    now: float
+    stack: StackState
+    jobs: tuple[JobReading, ...]
+    unreadable: int
+    left_out: int
+    allocation: Allocation | None  # None: unreadable
+    prices: dict[str, Prices]
+    site: Site
+    spending: Spending
+    took_s: float  # real
+    at: float  # real unix seconds
+
+
+@dataclass
+class _Known:
+    """A job's ledger as last listed, and what it was listed for."""
+
+    of: object
+    listed_at: float
+    ledger: tuple[Entry, ...]
+
+
+class StackReader:
+    """Reads one stack again and again. :meth:`read` must not run twice at the same time."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._meter = Meter()
+        self._store = Store(MeteredObjects(open_objects(target.bucket, None, False), self._meter))
+        self._known: dict[str, _Known] = {}
+        self._done: dict[str, JobReading] = {}  # jobs that will not change
+        self._jobs: set[str] | None = None  # None: nothing was read yet
+        self._lock = threading.Lock()
+
+    def read(self) -> StackReading:
+        """Read the stack. Raises CliError or StoreError."""
+        began, now, store = time.monotonic(), self._target.clock.now(), self._store
+        stack = self._target.state(store)
+        site = lookup.site_of(store, stack, self._target)
+        prices = lookup.prices_of(store, stack)
+        active = store.active_jobs()
+        if self._jobs is None:
+            self._jobs = {path.removeprefix(lookup.TOMBS) for path in store.newest(lookup.TOMBS, MOST_ENDED)}
+        self._jobs |= set(active)
+        with ThreadPoolExecutor(lookup.READS) as pool:
+            found = list(pool.map(lambda job: self._job(job, now, stack, prices, site), sorted(self._jobs)))
+        jobs = [one for one in found if isinstance(one, JobReading)]
+        self._forget(jobs, active, now)
+        jobs = [one for one in jobs if one.record.job in self._jobs]
+        newest = sorted(jobs, key=lambda one: (one.record.created, one.record.job))[-MOST_JOBS:]
+        return StackReading(
+            now=now,
+            stack=stack,
+            jobs=tuple(newest),
+            unreadable=sum(isinstance(one, CorruptError) for one in found),
+            left_out=len(jobs) - len(newest),
+            allocation=self._allocation(),
+            prices=prices,
+            site=site,
+            spending=self._meter.hour(),
+            took_s=time.monotonic() - began,
+            at=time.time(),
+        )
+
+    def _allocation(self) -> Allocation | None:
+        try:
+            return self._store.read_allocation().value
+        except CorruptError:
+            return None
+
+    def _job(
+        self, job: str, now: float, stack: StackState, prices: dict[str, Prices], site: Site
+    ) -> JobReading | CorruptError | None:
+        with self._lock:
+            done = self._done.get(job)
+        if done is not None:
+            return done
+        try:
+            read = self._store.read_record(job)
+        except CorruptError as error:
+            return error
+        if read is None:
+            return None
+        record, progress = read.value, lookup.progress_of(self._store, job)
+        began = None if progress is None else (progress.gen, progress.begin_s)
+        ledger = (*self._ledger(job, (read.token, began)), *record.outbox)
+        view = job_view(record, progress, ledger, stack, now, prices=prices, site=site)
+        running = tuple(one for one in attempts(ledger) if one.end is None and not one.refused)
+        reading = JobReading(record, progress, ledger, view, running)
+        if record.phase is Phase.DONE and any(entry.event is Event.DONE for entry in ledger):
+            with self._lock:
+                self._done[job] = reading
+        return reading
+
+    def _ledger(self, job: str, of: object) -> tuple[Entry, ...]:
+        with self._lock:
+            known = self._known.get(job)
+        at = time.monotonic()
+        if known is None or known.of != of or at - known.listed_at >= LEDGER_S:
+            known = _Known(of, at, self._store.list_ledger(job))
+            with self._lock:
+                self._known[job] = known
+        return known.ledger
+
+    def _forget(self, jobs: Iterable[JobReading], active: Iterable[str], now: float) -> None:
+        """Drop jobs that were deleted, and those whose last machine was deleted an hour ago."""
+        assert self._jobs is not None
+        stay = {one.record.job for one in jobs if not (one.record.phase is Phase.DONE and _over(one, now))}
+        self._jobs &= stay | set(active)
+        for kept in (self._known, self._done):
+            for job in set(kept) - self._jobs:
+                del kept[job]
+
+
+def _over(one: JobReading, now: float) -> bool:
+    ended = max((entry.at for entry in one.ledger if entry.event in (Event.END, Event.DONE)), default=0.0)
+    return now - ended >= LEAVES_S

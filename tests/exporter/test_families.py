@@ -1,0 +1,141 @@
+"""Metrics of a stack: their values, names and labels, and that their number is bounded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from msgspec.structs import replace
+from prometheus_client.core import Metric
+
+from spotkeeper.client.target import Target
+from spotkeeper.exporter import families as made
+from spotkeeper.exporter import reading as reads
+from spotkeeper.exporter.reading import StackReader, StackReading
+from spotkeeper.reconcile.store.store import Store
+from tests.cli.records import JOB, a_job
+from tests.exporter.conftest import ENDED, StillClock
+
+MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
+
+
+@pytest.fixture
+def reading(target: Target, store: Store) -> StackReading:
+    return StackReader(target).read()
+
+
+def values(reading: StackReading, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The samples of one name by some of their labels."""
+    samples = [sample for family in made.families(reading) for sample in family.samples if sample.name == name]
+    return {tuple(sample.labels[label] for label in labels): sample.value for sample in samples}
+
+
+def test_jobs_are_counted_by_state_and_reason(reading: StackReading) -> None:
+    found = values(reading, "spotkeeper_jobs", "state")
+    assert {state: count for (state,), count in found.items() if count} == {
+        **{"training": 1.0, "hold": 1.0},
+        **{"starting": 1.0, "done": 1.0},
+    }
+    assert set(found) == {(state,) for state in made.STATES}, "a state without jobs is 0, and no hole"
+    assert values(reading, "spotkeeper_jobs_on_hold", "reason")["capacity",] == 1.0
+    assert values(reading, "spotkeeper_job_on_hold", "job_name", "reason") == {("held", "capacity"): 1.0}
+
+
+def test_a_jobs_training_and_money(reading: StackReading) -> None:
+    view = next(one.view for one in reading.jobs if one.record.job == JOB)
+    key = ("first",)
+    assert values(reading, "spotkeeper_job_step", "job_name") == {key: 40.0}
+    assert values(reading, "spotkeeper_job_loss", "job_name") == {key: 2.25}
+    assert values(reading, "spotkeeper_job_checkpoint_age_seconds", "job_name") == {key: 60.0}
+    assert values(reading, "spotkeeper_job_spent_usd", "job_name")[key] == view.money.spent > 0
+    assert values(reading, "spotkeeper_job_on_demand_usd", "job_name")[key] == view.money.on_demand_only
+    assert values(reading, "spotkeeper_usd_per_hour") == {(): 1.0 + 0.5}
+    assert values(reading, "spotkeeper_max_usd_per_hour") == {(): 50.0}
+    machines = values(reading, "spotkeeper_job_machines", "job_name", "model", "state")
+    assert machines["first", "spot", "training"] == machines["first", "on-demand", "training"] == 1.0
+    assert ("held", "spot", "ready") not in machines
+
+
+def test_recoveries_count_from_the_stop_to_the_first_step(reading: StackReading) -> None:
+    labels = ("job_name", "cause")
+    assert values(reading, "spotkeeper_job_recovery_seconds_count", *labels) == {("first", "notice"): 1.0}
+    assert values(reading, "spotkeeper_job_recovery_seconds_sum", *labels) == {("first", "notice"): 40.0}
+    assert values(reading, "spotkeeper_job_preemptions_total", "job_name", "notice")["first", "yes"] == 1.0
+
+
+def test_prices_and_machines_of_pools(reading: StackReading) -> None:
+    price = values(reading, "spotkeeper_machine_price_usd_per_hour", "pool", "zone", "model")
+    assert price["workers", "us-central1-a", "spot"] == 1.0 and price["workers", "us-central1-a", "on-demand"] == 3.0
+    assert ("always", "us-central1-a", "spot") not in price, "a static pool has no spot machines"
+    assert values(reading, "spotkeeper_pool_machines_max", "pool")["workers",] == 4.0
+
+
+def test_texts_of_people_become_plain_labels(reading: StackReading) -> None:
+    assert ("first", 'a"da  [31m') in values(reading, "spotkeeper_job_info", "job_name", "user")
+    assert len(made.plain("x" * 1000)) == made.MOST_TEXT
+
+
+@pytest.mark.parametrize(
+    ("cause", "label"),
+    [("loss of 2", "loss"), ("swap to spot", "swap"), ("notice", "notice"), ("something new", "other")],
+)
+def test_causes_are_a_fixed_set(reading: StackReading, cause: str, label: str) -> None:
+    recovery = next(one for job in reading.jobs for one in job.view.recoveries)
+    assert made.cause_of(replace(recovery, cause=cause)) == label
+
+
+def test_a_finished_job_leaves_after_an_hour(target: Target, store: Store, clock: StillClock) -> None:
+    reader = StackReader(target)
+    assert ENDED in [one.record.job for one in reader.read().jobs]
+    clock.at = 930.0 + reads.LEAVES_S - 1.0
+    assert ENDED in [one.record.job for one in reader.read().jobs]
+    clock.at += 1.0
+    assert ENDED not in [one.record.job for one in reader.read().jobs]
+    assert ENDED not in [one.record.job for one in StackReader(target).read().jobs], "nor does a new exporter show it"
+
+
+def test_the_number_of_jobs_is_bounded(target: Target, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_job(store, job="newest00", name="newest", created=500.0)
+    monkeypatch.setattr(reads, "MOST_JOBS", 2)
+    reading = StackReader(target).read()
+    assert [one.record.job for one in reading.jobs][-1] == "newest00" and len(reading.jobs) == 2
+    assert values(reading, "spotkeeper_jobs_left_out") == {(): 3.0}
+
+
+def test_an_unreadable_job_is_counted_and_stops_nothing(target: Target, store: Store) -> None:
+    store.put("jobs/held0000/rec", b"{")
+    reading = StackReader(target).read()
+    assert reading.unreadable == 1 and len(reading.jobs) == 3
+
+
+def test_later_reads_list_no_ledger_that_did_not_change(
+    target: Target, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, listed = StackReader(target), list[str]()
+    reader.read()
+    whole = Store.list_ledger
+    monkeypatch.setattr(Store, "list_ledger", lambda self, job: listed.append(job) or whole(self, job))
+    reader.read()
+    assert listed == []
+    read = store.read_record(JOB)
+    assert read is not None and store.cas_record(replace(read.value, nonce="other", ver=7), read.token)
+    reader.read()
+    assert listed == [JOB]
+
+
+def names(families: list[Metric]) -> set[str]:
+    return {sample.name for family in families for sample in family.samples}
+
+
+def test_rules_and_dashboard_name_metrics_that_exist(reading: StackReading, target: Target, store: Store) -> None:
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())
+    panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+    used = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    used += [query["expr"] for panel in panels for query in panel["targets"]]
+    told = set(re.findall(r"\bspotkeeper_[a-z_]+", "\n".join(used)))
+    rare = {"spotkeeper_job_seconds_without_step", "spotkeeper_job_checkpoint_copy_age_seconds"}  # not of this stack
+    assert told - rare <= names(list(made.families(reading)))
+    assert rare <= {family.name for family in made.families(reading)}
