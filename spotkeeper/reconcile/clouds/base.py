@@ -154,7 +154,7 @@ class Verbs(Protocol):
     def create_disk(self, action: CreateDisk, ends: float) -> Meaning: ...
 
     def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:
-        """Attach to the machine with this unique id. Another machine may have the same name by now."""
+        """Attach to the machine with this unique id; another machine can have the same name by now."""
 
     def detach_disk(self, action: DetachDisk, ends: float) -> Meaning:
         """Detach without force: a machine could write to a disk detached by force while another machine mounts it."""

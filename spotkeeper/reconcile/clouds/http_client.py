@@ -44,8 +44,8 @@ class Wire:
         """Make one request and return the answer.
 
         There is one retry: if a reused connection fails before the answer's first byte, mostly because the server has
-        closed it, a new connection is tried. The first request may have been carried out too, so every request must
-        be one that may be repeated.
+        closed it, a new connection is tried. The first request was perhaps carried out too, so every request must be
+        safe to repeat.
         """
         ends = time.monotonic() + left_s
         with self._lock:

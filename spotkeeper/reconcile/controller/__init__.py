@@ -12,5 +12,5 @@ interrupted. The function then answers 503 (on Lambda: an error). Each tick ends
 (``contract/stack.py``) says when a tick last succeeded, since when ticks fail, and why. A tick writes this object when
 its content changes, otherwise every five minutes. ``status`` and ``watch`` read it and say "no tick succeeded for N
 minutes: REASON"; if ticks cannot write the object, its age shows that. The one-machine cloud restarts the function's
-process after three failed ticks in a row, then after six, and so on (``local/serverless/triggers.py``).
+process after three failed ticks in a row, and doubles this number at each restart (``local/serverless/triggers.py``).
 """

@@ -47,7 +47,8 @@ def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record |
     """End a submission that has no record: write a record that is DONE, and return it; None if a record exists by now.
 
     A job without a record has no machine. A submit also writes the job's first record create-only, so only one of the
-    two writes succeeds. This function deletes no file, since a user who submits has no right to; a later tick does.
+    two writes succeeds. A later tick deletes the submission's files: a user who calls this function has no right to
+    delete them.
     """
     nonce = uuid4().hex
     end = Record(job, str(uuid4()), name, "", at, nonce=nonce, phase=Phase.DONE, outcome=Outcome.CANCELLED, reason=why)
@@ -55,7 +56,7 @@ def withdraw(store: Store, job: str, name: str, at: float, why: str) -> Record |
 
 
 def _obsolete_facts(store: Store, job: str) -> tuple[Fact, ...]:
-    """Return the facts of a DONE job that may be deleted: all except those of attempts that still have a grant."""
+    """Return the obsolete facts of a DONE job: all except those of attempts that still have a grant."""
     facts = store.list_facts(job)
     grants = store.read_allocation().value.grants if facts else ()
     granted = {(grant.node, grant.attempt) for grant in grants if grant.job == job}

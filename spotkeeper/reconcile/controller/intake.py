@@ -59,7 +59,7 @@ WHY = {
 class Accepted(Struct, frozen=True):
     """The result of a sync. ``new``: the sync brought a fact that perhaps no round has read, so a round is due.
 
-    The function first stores a fact and then starts a round that reads it; it may die before the round. The agent then
+    The function first stores a fact and then starts a round that reads it; it can die before the round. The agent then
     gets no answer and sends its report again with ``again`` set, so this fact counts as new although it is stored.
     """
 
@@ -96,7 +96,7 @@ def ended(store: Store, stack: StackState, who: Speaker, old_jobs: tuple[str, ..
     """Return the given jobs whose files a static machine must delete.
 
     Files are deleted only if the job's record is in phase DONE, which is final, and does not say ``keep_disks``. They
-    stay if the record is unreadable or missing, as a person may have deleted it by hand.
+    stay if the record is unreadable or missing, since a person could have deleted it by hand.
     """
     if not is_static(stack, who):
         return ()
@@ -136,7 +136,7 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
     If the allocation is unreadable, the grant is made up from an active job's record in which a node has this machine.
 
     Raises:
-        CorruptError: the allocation is unreadable and no record names the machine, so it may be granted or not.
+        CorruptError: the allocation is unreadable and no record names the machine, so its grant is unknown.
     """
     try:
         return [grant for grant in store.read_allocation().value.grants if grant.machine == who.name]
@@ -209,10 +209,10 @@ def _saving(fact: Fact, now: float) -> Entry:
 
 
 def _part_of_a_recovery(record: Record, fact: Fact) -> Event | None:
-    """Return the event that a fact adds to the ledger because only its time says how long a part of a recovery took.
+    """Return the ledger event for a fact whose time shows how long a part of a recovery took; None for any other fact.
 
-    One node stands for all when processes stop, and a node's first machine replaces none, so that a start or stop of
-    10,000 nodes adds at most one entry.
+    The end of processes is noted for the lowest member only, and a mounted disk only for a node's second and later
+    machines. So a start or stop of 10,000 nodes adds at most one entry.
     """
     if fact.kind is Kind.ATTACHED and record.gen and fact.attempt > 1:
         return Event.MOUNTED
@@ -281,7 +281,7 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
 
     ``Progress.at`` is the function's time when this step was first reported; later reports of the same step keep it. So
     a gang that makes no step counts as silent, although its lowest member still sends reports. A gang that uploads its
-    output never counts as silent: if the bucket accepts nothing, the agent itself gives up.
+    output never counts as silent. If the bucket accepts nothing, the agent itself ends the upload.
     """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
@@ -317,9 +317,9 @@ def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:
 
 
 def _stored(progress: Progress, before: Progress | None, now: float) -> Progress:
-    """Return what to store for the report ``progress``: values that it lacks are taken from ``before``, stored earlier.
+    """Return what to store for the report ``progress``: values that it lacks come from the stored report, ``before``.
 
-    ``at`` is taken from ``before`` as well, if both are of the same step and nothing is being uploaded.
+    ``at`` is also that of ``before``, if both are of the same step and nothing is being uploaded.
     """
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     newer = before is None or (before.commit_gen, before.commit_step) != (commit.commit_gen, commit.commit_step)

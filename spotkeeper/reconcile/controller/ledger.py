@@ -49,7 +49,7 @@ class LedgerWriter:
 
 
 def _tell(job: str, entries: Iterable[Entry]) -> None:
-    """Log a line for each entry that people should see. After a crash another process may log it again."""
+    """Log a line for each entry that people should see. After a crash another process can log the same line again."""
     for entry in entries:
         if entry.event in _TOLD and entry.cause != Hold.CAPACITY.value:  # a gang that retries by itself needs no person
             what = {"event": entry.event.value, "reason": entry.cause, "job": job}

@@ -211,7 +211,7 @@ def _covered(
 def _to_come(record: Record | None) -> int:
     """Count the nodes of a large gang that have no admitted machine yet; 0 if the gang trains or is small.
 
-    The gang cannot train before every node has a machine. Until then, many machines' reports may wait for one round.
+    The gang cannot train before every node has a machine. So until then a round waits for more machines' reports.
     """
     if record is None or record.phase is not Phase.RUN or (record.gen and not record.stop):
         return 0

@@ -3,7 +3,7 @@
 Rounds may run meanwhile. A round that read the allocation before it was damaged could still write an intent for one of
 its grants. So every unfinished record is first written again with a new version and nonce, and that round's
 compare-and-swap of the record fails. A round that reads the record later can add no attempt until the allocation is
-rebuilt. So the result may have a grant too many, which an ordinary round releases, but never a grant too few:
+rebuilt. So the result can have a grant too many, which an ordinary round releases, but never a grant too few:
 
 * a live attempt is in its record;
 * any other attempt that ever had an intent is in its job's ledger, with GONE once its grant was released;
@@ -34,7 +34,7 @@ Key = tuple[str, int, int]
 
 
 class RepairError(Exception):
-    """The allocation was not rebuilt. The text says why and what to do. Records may have a new version and nonce."""
+    """The allocation was not rebuilt. The text says why and what to do. Some records were perhaps rewritten."""
 
 
 def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
@@ -62,7 +62,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     _check_nodes(grants.values())
     made = Allocation(ver=1, nonce=uuid4().hex, grants=tuple(grants[key] for key in sorted(grants)))
     if store.cas_allocation(made, token) is None:
-        raise RepairError("another process wrote stack/allocation meanwhile: look at `spotkeeper status`")
+        raise RepairError("another process wrote stack/allocation meanwhile: repeat the repair if it is still damaged")
     return made
 
 

@@ -1,7 +1,7 @@
 """The steps of a round: the order of its reads, and its passes. Pure: no I/O, no clock.
 
 ``reconcile_job.py`` carries these steps out against a store and a cloud. The exhaustive search (``tests/model``)
-carries out the same steps against a modelled world, and may stall or end a round between any two steps.
+carries out the same steps against a modelled world, where it stalls and ends rounds between any two steps.
 
 A round reads in the order of :data:`READS`, which is a safety rule. Then it makes passes: ``todo`` of a :class:`Pass`
 says what to do, and the method in the third column takes the result and returns the next pass::

@@ -1,7 +1,7 @@
 """The tick: rounds of all unfinished jobs from one listing of the cloud, then the sweep for orphans.
 
 To prove a loss, the record must be read before the listing; to prove an orphan, after the listing (rule 3). So a tick
-first reads the records of known jobs, then lists the cloud once. Labels of listed machines and disks may name more
+first reads the records of known jobs, then lists the cloud once. Labels of listed machines and disks can name more
 jobs; their records are read last. A job without a record gets a create-only END record; a round deletes its machines.
 """
 
@@ -50,7 +50,7 @@ class TickResult(Struct, frozen=True):
 
 
 def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = None) -> TickResult:
-    """Run a round of every job in ``active/``, with a grant, or named by a listed machine or disk; then the sweep.
+    """Run a round of every job that has a marker in ``active/``, a grant, or a listed machine or disk; then the sweep.
 
     The tick ends within the deadline of ``options``, however slow bucket and cloud are. Rounds that it has no time to
     begin are left to the next tick, which begins with another job. The next tick also repeats interrupted rounds, which
@@ -99,7 +99,7 @@ def _await_answers(results: Iterable[RoundResult], clock: Now, options: RoundOpt
     """Wait for the end of roll calls of one-machine jobs, if this tick has the time; return these jobs.
 
     In a gang the polls of the other members start the next round. If a job's only machine is silent, no poll does, and
-    the next tick may come a minute later.
+    the next tick comes as late as a minute later.
     """
     times, now = options.times or Times().scaled(clock.scale), clock.now()
     lone = [one.record for one in results if one.record is not None and len(one.record.members) == 1]

@@ -1,8 +1,8 @@
 """Plans the calls to the cloud. Only a pass with nothing to write makes calls, and every call may be repeated.
 
-A machine is deleted by its unique id if its attempt is at most ``top`` and neither that of ``cur`` nor that of
-``next``, or if the record names another machine for its attempt (rules 4 to 6). A disk is attached only to ``cur``, and
-only while no other machine has it, so two machines never write to it.
+A machine is deleted, by its unique id, if the record has given up its attempt (the number is at most ``Node.top``, and
+neither ``cur`` nor ``next`` has it), or if the record names another machine for its attempt (rules 4 to 6). A disk is
+attached only to ``cur``, and only while no other machine has it, so two machines never write to it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
 
 
 def waits_for_disk(node: Node) -> bool:
-    """Whether ``cur`` is a planned replacement, so that the old machine still runs and can unmount the disk."""
+    """Whether ``cur`` replaced a machine that still ran, and that therefore gets time to unmount the node's disk."""
     cur = node.cur
     return cur is not None and admitted(cur) and (cur.cause or "").startswith(("notice", "swap"))
 
@@ -112,8 +112,8 @@ def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
 def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
     """Create the node's disk in the zone in which its machine runs, and attach the disk when no machine has it.
 
-    The disk is created only once the machine runs. In a zone without capacity a machine may be listed for seconds too,
-    and vanish; the node then gets a machine in another zone, where a disk of this zone is of no use.
+    The disk is created only once the machine runs. In a zone without capacity a machine can be listed for seconds and
+    then vanish. The node then gets a machine in another zone, which cannot use a disk of this zone.
     """
     cur = node.cur
     if cur is None or cur.machine is not None or cur.zone not in draft.queries.answered:
@@ -204,7 +204,7 @@ def _delete_snapshots(draft: Draft) -> Iterator[Action]:
 def stale(draft: Draft) -> tuple[Fact, ...]:
     """Return facts to delete: the facts of attempts that are over and have neither machine nor grant left.
 
-    Attempts with a machine or a grant may still report FREED or DROPPED.
+    All other attempts can still report FREED or DROPPED.
     """
     if draft.snapshot.blind:  # only a static machine's report can release its grant
         return ()
@@ -225,7 +225,7 @@ def stale(draft: Draft) -> tuple[Fact, ...]:
 
 
 def due(draft: Draft, actions: tuple[Action, ...]) -> float | None:
-    """Return when a round is due even without new reports, virtual unix seconds: the decision may change then."""
+    """Return when the decision can next change without new reports, virtual unix seconds; None: never."""
     record, times, now = draft.record, draft.times, draft.now
     at: list[float] = []
     if actions or _unsettled(draft):

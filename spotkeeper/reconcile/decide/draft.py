@@ -34,9 +34,9 @@ KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 class Decision:
     """The result of one pass: at most one of a new allocation, a new record, or calls.
 
-    ``noted``: ledger entries on released grants, written before the allocation: the machines are gone even if writing
-    the allocation fails. A new record has its ledger entries in its ``outbox``. ``stale``: facts that may be deleted.
-    ``due``: when the next round is due without new reports, virtual unix seconds.
+    ``noted``: ledger entries on released grants. They are written before the allocation, since the machines are gone
+    even if writing the allocation fails. A new record has its ledger entries in its ``outbox``. ``stale``: facts that
+    may be deleted. ``due``: when the next round is due without new reports, virtual unix seconds.
     """
 
     record: Record | None = None

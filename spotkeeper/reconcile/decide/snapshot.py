@@ -202,7 +202,7 @@ class Queries:
     def removed(self, machine: str) -> bool:
         """Whether a static machine is neither declared nor listed any more, so that it will never report.
 
-        Its zone may have been removed from the stack too, so only a listing in which every zone answered proves this.
+        Its zone can be removed from the stack too, so only a listing in which all zones answered proves this.
         """
         declared = any(one.name == machine for pool in self.snapshot.stack.pools for one in pool.machines)
         return not declared and self.complete and machine not in self.static_machines
@@ -261,7 +261,7 @@ class Queries:
     def notice(self, node: int, slot: Slot) -> float | None:
         """Return when the machine goes, virtual unix seconds: the earliest deadline of its notices; None: no notice.
 
-        A machine that is listed as stopping without a notice counts as going in ``stopping_s``.
+        A machine listed as stopping without a notice goes at the deadline in the record, or else in ``stopping_s``.
         """
         deadlines = self._notices(node, slot)
         if deadlines:

@@ -8,10 +8,10 @@ All of ``market/`` is advisory. A missing, old or unreadable value there counts 
 ``market/`` delays a round by at most two seconds.
 
 * ``market/prices/<pool>``: the prices of the pool's spot machines, and the cloud's own estimates of its zones. A cloud
-  is asked once an hour for each pool, whether it answers or not, since the request is noted before it is sent. A choice
-  uses a price that is at most a day old, otherwise the stack file's. An intent records the price at which it was made.
-  Costs are these prices, summed over each machine's time. They differ little from the bill: a change of price counts up
-  to an hour late, and a machine counts until it is missing from a listing.
+  gets at most one request an hour for each pool, even if it does not answer, since a request is noted before it is
+  sent. A choice uses a price that is at most a day old, otherwise the stack file's. An intent records the price at
+  which it was made. Costs are these prices, summed over each machine's time. They differ little from the bill: a change
+  of price counts up to an hour late, and a machine counts until it is missing from a listing.
 * ``market/hours/<pool>/<hour>``: what happened to the pool's machines according to the ledgers of all jobs (launched,
   refused, noticed, lost, released), one small object per hour, kept 90 days. A machine is named by its attempt, so a
   repeated round writes the same observations.

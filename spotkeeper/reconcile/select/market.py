@@ -205,8 +205,8 @@ def _ask(
 ) -> Prices | None:
     """Request a pool's prices from the cloud, unless another process is doing so.
 
-    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer is also asked at
-    most once an hour, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
+    The request is recorded before it is sent. So a cloud that refuses, throttles or does not answer also gets at most
+    one request an hour, and its earlier answer stays. If no time is left for a pool, the next read requests its prices.
     """
     if time.monotonic() >= ends:
         return None
@@ -230,7 +230,7 @@ def _left(ends: float) -> float:
 
 
 def _merged(old: tuple[PriceRun, ...], told: tuple[PriceRun, ...]) -> tuple[PriceRun, ...]:
-    """Merge old and new prices. In each zone, old prices from the time of the first new price on are dropped."""
+    """Merge old and new prices. In each zone, an old price is dropped if it is not older than the first new price."""
     first: dict[str, float] = {}
     for run in told:
         first.setdefault(run.zone, run.start)

@@ -173,10 +173,10 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
 
 
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
-    """Return the dynamic offers, best first, without refused offers. Cold offers come last within spot and on-demand.
+    """Return the dynamic offers, best first, without refused offers; cold on-demand offers come last within on-demand.
 
-    Spot that is cold or, given its expected life, not worth starting is not left out but comes after on-demand, since
-    another request costs nothing and waiting does.
+    Spot that is cold, or whose expected life is too short to be worth a start, comes after on-demand, since requesting
+    it costs nothing and waiting does. It is left out if a machine runs, or a job with a deadline waits for better spot.
     """
     market = _Market.observed(spec, need, stack, rule)
     every = list(_offers(spec, stack, need, market))

@@ -191,7 +191,7 @@ def guessed(zone: SpotZone, mean: float, rule: Rule = RULE) -> tuple[float, floa
 def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
     """Plan for a job on spot: stay, unless another zone saves more than the cost and risk of a start there.
 
-    If spot here costs more than on-demand, leave it while there is time for a start: the price may stay high.
+    If spot here costs more than on-demand, leave it while there is time for a start, since the price could stay high.
     """
     here = next((zone for zone in zones if zone.id == job.zone), None)
     stay = Proposal(Go.KEEP, job.zone, "spot runs")

@@ -284,7 +284,7 @@ class _Pool:
             self.alive[one.machine] = Alive(one.machine, one.zone, at_h)
 
     def _lived(self, one: Observation, at_h: float) -> None:
-        """Note that the machine's zone has no spot after a notice or preemption, but has spot after other events."""
+        """Note that the machine's zone has no spot if this event is a notice or preemption, else that it has spot."""
         taken = one.event is Event.NOTICE or (
             one.event is Event.LOSS and one.cause in (*LOST_ANNOUNCED, *LOST_SILENTLY)
         )

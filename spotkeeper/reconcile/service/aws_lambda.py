@@ -211,8 +211,8 @@ class LambdaApp(HttpApp):
     def _meant(self, uid: str, stack: StackState) -> Speaker | None:
         """Return the machine that an event names; None if it is not the stack's.
 
-        If the cloud can, it looks up only this machine, by its id. A listing may lack it by now, and listings for
-        all events of machines outside the stack would cost too much.
+        If the cloud can, it looks up only this machine, by its id. A listing can lack this machine by now, and listings
+        for all events of machines outside the stack would cost too much.
         """
         with self._lock:
             if uid in self._known:

@@ -56,7 +56,7 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notified(Struct, frozen=True):
-    """The answer to a notification. ``ended``: how the round ended; ``busy`` if the process was already running one."""
+    """The answer to a notification. ``ended``: how the round ended; ``busy`` if one of this job was running already."""
 
     ended: str
     rounds: int = 0

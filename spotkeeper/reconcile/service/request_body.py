@@ -136,7 +136,7 @@ def _deeper(data: bytes, most: int) -> bool:
 
 
 def _strict(text: str) -> None:
-    """Refuse what msgspec accepts but JSON readers may read differently: duplicate keys, and very large numbers."""
+    """Refuse what msgspec accepts but JSON readers read in different ways: duplicate keys, and very large numbers."""
     keys = 0
 
     def once(pairs: list[tuple[str, object]]) -> None:

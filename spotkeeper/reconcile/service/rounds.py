@@ -81,7 +81,7 @@ class Fresh(Generic[T]):
 
 
 class Flights:
-    """Runs one round per job at a time in this process; a request that comes meanwhile lets that round do its work.
+    """Runs one round per job at a time in this process; a request that comes meanwhile leaves its work to that round.
 
     The bucket's lease does the same between processes, but costs a read and two writes.
     """
@@ -149,7 +149,7 @@ class Rounds:
         return self.runtime.store.until(visit.deadline)
 
     def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
-        """Run a round of the job; None if another request in this process runs one and does this request's work."""
+        """Run a round of the job; None if another request in this process runs one, which does this one's work too."""
         from spotkeeper.reconcile.controller import reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline

@@ -1,7 +1,7 @@
 """The objects that a process of the function keeps between requests: settings, bucket, cloud, keys, caches.
 
-Nothing happens at import, and everything is opened on first use. All of it may be lost, since a process may end
-at any moment.
+Nothing happens at import, and everything is opened on first use. No object has state that must not be lost, since a
+process can end at any moment.
 """
 
 from __future__ import annotations

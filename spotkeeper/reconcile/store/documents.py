@@ -66,7 +66,7 @@ _JOB_REMEDIES = {
 }
 _REMEDIES = {
     "stack/allocation": "spotkeeper repair allocation (it rebuilds the object from ledgers, records and the cloud)",
-    "stack/pools.json": "have it written again by pulumi up --refresh (on this machine: spotkeeper local up)",
+    "stack/pools.json": "write it again with pulumi up --refresh (on this machine: spotkeeper local up)",
 }
 
 

@@ -63,7 +63,7 @@ class ConflictError(StoreError):
 
 
 class UnavailableError(StoreError):
-    """The store answered neither a request nor its retry. A write may have happened: the next round checks this."""
+    """The store answered neither a request nor its retry. A write perhaps happened: the next round checks this."""
 
 
 class BucketRefusedError(StoreError):
@@ -71,9 +71,9 @@ class BucketRefusedError(StoreError):
 
 
 class Blob(Struct, frozen=True):
-    """An object's bytes, and the tag that a conditional replacement names (ETag or generation; opaque).
+    """An object's bytes, and the ``tag`` that a conditional replacement names (ETag or generation; opaque).
 
-    ``etag``: the tag for a conditional read, if that is another tag.
+    ``etag``: the tag that a conditional read names; "" if the store gave none.
     """
 
     data: bytes
@@ -82,7 +82,7 @@ class Blob(Struct, frozen=True):
 
 
 class Objects(Protocol):
-    """An object store. Each method may raise ``UnavailableError``, ``BucketRefusedError`` or ``BadKeyError``.
+    """An object store. Each method can raise ``UnavailableError``, ``BucketRefusedError`` or ``BadKeyError``.
 
     A read or write that fails for a transient reason is retried once. So after a lost answer a conditional write can
     conflict with itself: ``ConflictError`` does not prove that another writer was first.
@@ -97,7 +97,7 @@ class Objects(Protocol):
     def part(self, key: str, start: int, size: int) -> bytes | None:
         """Read ``size`` bytes of a large object, fewer at its end; None if it is missing.
 
-        ``start`` must be less than the object's size. The object may change between the reads of two parts.
+        ``start`` must be less than the object's size. The object can change between the reads of two parts.
         """
 
     def refresh(self, key: str, known: Blob) -> Blob | None:

@@ -1,7 +1,7 @@
 """Implements ``Objects`` for S3 and GCS through obstore.
 
 obstore imports in 10 ms and supports both clouds' conditional writes. A call is repeated once after a transient error;
-a conditional write may then conflict with itself (``objects.ConflictError``).
+a conditional write can then conflict with itself (``objects.ConflictError``).
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Store:
     def until(self, deadline: Deadline) -> Store:
         """Return this store for one request: after the deadline, a new call raises :class:`StoreError`.
 
-        A call that has begun may end up to ``objects.CALL_S`` seconds after it.
+        A call that began before the deadline ends at most ``objects.CALL_S`` seconds after the deadline.
         """
         objects = self._objects.until(deadline)
         return self if objects is self._objects else Store(objects, self._recent)
@@ -454,7 +454,7 @@ class Store:
         """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
 
         ``deep``: also read subfolders. Otherwise subfolders are skipped, because a machine could write to one that is
-        called ``logs``: machines may write ``jobs/*/logs/*``, and the clouds' ``*`` matches slashes too.
+        called ``logs``: its rights allow ``jobs/*/logs/*``, and the clouds' ``*`` matches slashes too.
         """
         out: builtins.list[T] = []
         keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
@@ -472,7 +472,7 @@ class Store:
         return out
 
     def _set_aside(self, path: str, blob: Blob) -> None:
-        """Copy an object to quarantine, if this identity has the right to do so; a submitter has not."""
+        """Copy an object to quarantine, if this identity has the right to do so; submitters do not have it."""
         try:
             self.quarantine(f"{path}\n{cut(blob.data)}")
         except BucketRefusedError as error:
@@ -482,7 +482,8 @@ class Store:
         """Create an object. Returns its token, or None if it exists already.
 
         ``own``: only this writer writes these bytes, so an object that has them counts as created by this call. If an
-        object exists, Google may answer 403 to an identity that may create objects but not replace them.
+        object exists, Google can answer 403 to an identity that has the right to create objects but not to replace
+        them.
         """
         try:
             return self._objects.create(path, data)

@@ -93,8 +93,8 @@ class Ec2:
     def _missed(self, seen: set[str], ends: float) -> builtins.list[InstanceIn]:
         """Look up by id the machines of the last listing that are missing in this listing.
 
-        A listing may lack a machine that exists, as it is eventually consistent. An ended machine stays listed as
-        terminated for an hour. So a missing machine most likely exists and must not count as lost.
+        A listing can lack a machine that exists, since listings are eventually consistent. An ended machine stays
+        listed as terminated for an hour. So a missing machine most likely exists and must not count as lost.
         """
         absent = sorted(self._alive - seen)
         items: builtins.list[InstanceIn] = []

@@ -1,10 +1,10 @@
 """Tells where the newest checkpoint is, and therefore on which machines nodes may train and when a gang may begin.
 
 A node's *checkpoint disk* is the disk with its checkpoints: if the node was last a member on a static machine, that
-machine's disk, otherwise the node's own. With replicated state all nodes may train anywhere if one of them uses a
-checkpoint disk with the newest checkpoint. Otherwise the node whose checkpoint disk has it waits for that disk, however
-cheap other machines are: no gang silently continues from an older checkpoint. If the bucket has a copy of the newest
-checkpoint no node has to wait, since any machine can fetch the copy (``mirrors``).
+machine's disk, otherwise the node's own. With replicated state one node that uses a checkpoint disk with the newest
+checkpoint suffices, and all other nodes can use any machine. Otherwise the node whose checkpoint disk has it waits for
+that disk, however cheap other machines are: no gang silently continues from an older checkpoint. If the bucket has a
+copy of the newest checkpoint no node has to wait, since any machine can fetch the copy (``mirrors``).
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def attached(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:
 def has_newest(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether the newest commit is certainly on this machine's disk.
 
-    True if the disk had the commit when the generation began, or if the generation has committed since: a commit is on
-    every member's disk. A disk that was attached later gets no commit of this generation. What the machine itself
-    reports takes precedence, since a save may have failed on this machine alone.
+    True if the disk was attached when the generation began, and either had the commit then or the generation has
+    committed since, which writes to every attached disk. What the machine itself reports takes precedence, since a save
+    can fail on one machine alone.
     """
     if not slot.disk or any(
         draft.queries.said(index, slot, kind, draft.record.gen) for kind in (Kind.FULL, Kind.UNSAVED)
@@ -223,8 +223,8 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
 def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
     """Whether this node's replacement may train on static machine ``machine`` (None: on the node's own disk).
 
-    The present machine may save again after this check, and a replacement that gets another disk lacks this commit. So
-    another member must train on its own checkpoint disk: this disk will have the commit as well.
+    The present machine can save again after this check, and a replacement on another disk would lack that commit. So
+    another member must train on its own checkpoint disk, which will have the commit as well.
     """
     node = draft.nodes[index]
     if not may_take(draft, index, machine):

@@ -13,7 +13,8 @@ with changing stacks), no hang is assumed for two minutes. The function does not
 machine knows what the job does.
 
 **Leaving a zone for its price.** A gang that trains asks ``select()`` about all zones and probes zones where a move
-would save money. A job probes a zone once in half an hour; probes use at most half of the launches that ``limits``
-allows. A move is cancelled if the disks' copies are not ready within an hour or the cloud refuses them; the wait before
-the next try grows. A gang stays in a zone ten times as long as its last move took, so moves take at most a tenth.
+would save money. A job probes a zone at most once in half an hour; probes use at most half of the launches that
+``limits`` allows. A move is cancelled if the disks' copies are not ready within an hour or the cloud refuses them; the
+wait before the next try grows. After a move a gang stays in its zone for at least ten times as long as the move took,
+so moves take at most a tenth of its time.
 """

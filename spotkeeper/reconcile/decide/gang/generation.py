@@ -116,7 +116,7 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether a generation may begin with this node's disk while other disks are missing.
 
     An old machine that never releases its disk must not stop the job for ever. So after ``disk_s`` this disk suffices
-    if it has the newest commit of the stored progress. The missing disks may have a later commit, made just before a
+    if it has the newest commit of the stored progress. The missing disks can have a later commit, made just before a
     loss; its steps are then repeated. If the newest commit was given up, any disk suffices.
     """
     reported, commit = draft.queries.checkpoint(index, slot), location.committed(draft)
@@ -227,7 +227,7 @@ def _remembers(gen: int, cur: Slot) -> dict[str, Any]:
 def _cause(draft: Draft, ready: list[int]) -> str:
     """Return why the next generation begins, for the ledger.
 
-    If it has the same machines as the last generation, the gang was stopped and the reason for the stop went away.
+    If its machines are those of the last generation, the cause is "stop withdrawn": the reason for the stop went away.
     """
     record = draft.record
     if not record.gen:

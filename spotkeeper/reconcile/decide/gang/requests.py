@@ -1,7 +1,7 @@
 """Handles users' requests (cancel, pause, resume, move, swap, resize), and ends holds and jobs.
 
 Each request is handled exactly once (its id goes into ``requests_done`` in the same write) and leaves a ledger entry,
-which gives the reason if it is refused. A resume may replace the job file in the record. Since a held job has no
+which gives the reason if it is refused. A resume can replace the job file in the record. Since a held job has no
 machines, all agents of the next generation then fetch the new file.
 """
 
@@ -106,7 +106,7 @@ def expire_hold(draft: Draft) -> None:
 
 
 def _over(draft: Draft) -> None:
-    """End the job once two rounds, an hour apart, have found that the time of its hold is over.
+    """End the job once two rounds, at least an hour apart, have found that the time of its hold is over.
 
     The end deletes the disks, so one reading of a clock does not suffice. If that clock was ahead, a round with the
     right time clears ``hold_late`` within the hour.
@@ -143,8 +143,8 @@ def paused(draft: Draft) -> None:
 def finish(draft: Draft) -> None:
     """Move an ended job to DONE, once every zone answered and nothing of it is left.
 
-    The job has no live attempt, so ordinary calls delete its resources. This does not wait for static machines to drop
-    their grants. The record stays as the tombstone (rule 9).
+    The job has no live attempt, so ordinary calls delete its resources. A static machine that has not dropped its grant
+    yet does not delay DONE. The record stays as the tombstone (rule 9).
     """
     record, queries = draft.record, draft.queries
     if record.phase is not Phase.END or not queries.complete or draft.snapshot.blind:
@@ -170,7 +170,7 @@ def _adopt(draft: Draft, sha256: str) -> tuple[str, str]:
     if new is None:
         return f"the new job file {sha256[:SHORT]} is missing or invalid: repeat the resume with the files", ""
     if old is None:
-        return "the job's present job file is missing, so nobody knows whether the new file fits the job's disks", ""
+        return "the job's present job file is missing, so the new file cannot be checked against the job's disks", ""
     if why := file_refusal(old, new, draft.snapshot.stack):
         return why, ""
     before = draft.record.spec_sha256
@@ -208,7 +208,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
 
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:
-    """Return the kinds of pools (spot, static) on whose machines' disks the job may have checkpoints."""
+    """Return the kinds of pools (spot, static) that the job can use; disks of their machines can have checkpoints."""
     named = (pool for pool in stack.pools if not spec.pools or pool.name in spec.pools)
     return {pool.kind for pool in named if pool.kind == "spot" or spec.static == "use"}
 

@@ -49,10 +49,11 @@ def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
 
 
 def _loss(draft: Draft, index: int) -> tuple[float, ...]:
-    """Return a sort key. Parked first: nodes without a machine, then those that do not train, go soon, lag, cost more.
+    """Return a sort key; the node with the smallest key is parked first.
 
-    A static machine counts as free, since it costs the same when idle. Of equal nodes the highest is parked first,
-    since the lowest is the master.
+    The order: nodes without a machine, nodes that do not train, nodes whose machine goes soon or has a hardware fault,
+    nodes that lag, nodes that cost more. A static machine counts as free, since it costs the same when idle. Of equal
+    nodes the highest is parked first, since the lowest is the master.
     """
     cur = draft.nodes[index].cur
     if cur is None:
@@ -117,10 +118,10 @@ def _park(draft: Draft, index: int) -> None:
 
 
 def left(draft: Draft, index: int) -> bool:
-    """Whether a node's old disks may be deleted although its new disk is not in use yet.
+    """Whether the disks that a resize took from a node can be deleted although its new disk is not in use yet.
 
-    The gang must train with the newest commit on a member's disk. The node itself is either parked and no member, or a
-    member that began to train before its new disk was attached.
+    They can while the gang trains with the newest commit on a member's disk, if the node is parked and no member, or is
+    a member that began to train before its new disk was attached.
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

@@ -156,7 +156,7 @@ def _arrive(draft: Draft) -> None:
 
 
 def _dry(draft: Draft) -> None:
-    """Move out of a zone that had no capacity for a time, if another zone may have some and the caps have room."""
+    """Leave a zone that had no capacity for a time, if another zone has offers that fit the caps and are not cold."""
     record, spec = draft.record, draft.snapshot.spec
     vacant = [draft.nodes[index] for index in draft.filled() if draft.nodes[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:

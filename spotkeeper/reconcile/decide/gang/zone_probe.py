@@ -83,7 +83,7 @@ def _calm(draft: Draft) -> bool:
 
 
 def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
-    """Return spot offers of all zones that are better than a member's machine, a spot machine if the gang has any."""
+    """Return spot offers of all zones that are better than a member's machine. A member on spot is preferred."""
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     node = replace(draft.nodes[index], refused=())
     return offers.selection(draft, node, None, (Model.SPOT,), progress.runs(draft, slot), there)
@@ -92,9 +92,9 @@ def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
 def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
     """Yield the offers that are worth a move, best first.
 
-    A gang on spot keeps its machine type, since a cheaper type may be much slower. A gang on on-demand does not move to
-    an offer worse than one in its own zone, since ``replacement`` swaps its machines for that one. During an on-demand
-    fallback ``replacement`` does not, so offers in its own zone are skipped.
+    A gang on spot keeps its machine type, since a cheaper type can be much slower. A gang on on-demand ignores all
+    offers that are worse than an offer in its own zone, since ``replacement`` swaps its machines for the latter without
+    a move. During an on-demand fallback ``replacement`` does not swap, so offers in the gang's own zone do not count.
     """
     ours = {draft.types.get(slot.pool) for _, slot in draft.members() if slot.model is Model.SPOT}
     if ours:
@@ -108,9 +108,9 @@ def _better(draft: Draft, found: Iterator[Offer]) -> Iterator[Offer]:
 
 
 def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
-    """Whether an offer may be probed: this job has not probed it recently, and it was not refused to any job recently.
+    """Whether to probe an offer: this job has not probed it recently, and it was not refused to any job recently.
 
-    Intervals grow after failed moves, since each of them stopped training.
+    Intervals grow after failed moves, since each failed move stopped training.
     """
     failed = max(node.disk_top - node.disk for node in draft.nodes)
     sent = [probe.at for probe in draft.record.probes if probe.zone == offer.zone and probe.machines >= len(nodes)]

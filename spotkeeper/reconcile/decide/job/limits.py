@@ -103,7 +103,7 @@ def _mass(draft: Draft, count: int) -> bool:
 def deaf(draft: Draft, missing: int) -> bool:
     """Whether nodes that do not answer a roll call get more time, once in each roll call.
 
-    They do if they are so many that the function may be at fault instead of their machines.
+    They do if they are so many that the fault is probably the function's, not their machines'.
     """
     roll, limits = draft.record.roll, draft.record.limits
     assert roll is not None

@@ -5,10 +5,10 @@ start zone, grants, intents · ``offers.py`` which machines a node may get · ``
 ``machine_health.py`` planned ends, slow machines, broken hosts.
 
 **Planned ends.** On Compute Engine a machine may run only for a limited time (``maxRunDuration``); the cloud says when
-it ends (``Vm.ends``). The record takes this end over (``Slot.ends``) early enough for a failed boot, a refused offer
-and a save, at times that differ between nodes by up to a tenth of that duration. A replacement then boots beside the
-machine. If no replacement stands by when the last save must begin, the end becomes a notice. Reports and ``select()``
-do not count it as a preemption. EC2 has no such limit.
+it ends (``Vm.ends``). A round copies this end into the record (``Slot.ends``) early enough for a failed boot, a refused
+offer and a save, and requests a replacement, which boots beside the machine. Each node has its own time for this,
+spread over a tenth of that duration. If no replacement stands by when the last save must begin, the end becomes a
+notice. Reports and ``select()`` do not count it as a preemption. EC2 has no such limit.
 
 **Slow machines.** In synchronous training a step takes equally long on all nodes. So each node measures its own work
 and compares it with the median of all (``train/loop/lag.py``). If its time is above 1.3 times the median in five
@@ -23,6 +23,7 @@ first crash counts again. A machine in REPAIRING counts as gone: nothing of the 
 restart, and a disk that is attached to it cannot be attached elsewhere.
 
 **Static machines** that idle are used before any machine is bought, if the newest checkpoint allows it
-(``decide/checkpoint/location.py``): for a vacant node, as a replacement, and for a node on an on-demand machine. When a
-replacement is promoted this is checked again, since the old machine may have saved to its own disk in between.
+(``decide/checkpoint/location.py``): for a vacant node, as a replacement, and for a node on an on-demand machine. The
+newest checkpoint's place is checked again when a replacement is promoted, since the old machine can have saved to its
+own disk in between.
 """

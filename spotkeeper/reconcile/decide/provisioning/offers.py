@@ -180,7 +180,7 @@ def on_demand_left(draft: Draft) -> int:
 
 
 def warm_spot(draft: Draft, index: int) -> bool:
-    """Whether spot may be available in the zone of this node's machine."""
+    """Whether the zone of this node's machine has a better spot offer that is not cold."""
     node = draft.nodes[index]
     if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining:
         return False

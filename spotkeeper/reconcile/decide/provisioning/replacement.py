@@ -15,11 +15,11 @@ ADMITTED        any              ``next`` is dropped, and deleted
 dead or refused any              ``next`` takes over in the state it is in (``slots.replace_cur``)
 =============== ================ =======================================================================
 
-Neither machine is a member yet, so deleting the later one loses no work. A backup needs its grant and counts as a
-launch; half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of starts of
-a gang of this size, estimated from the pool's observed boots (a machine given up because its backup was up first counts
-with the time that it had booted). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their 95th
-percentile; with fewer, only the boot deadline counts.
+Neither machine is a member yet, so deleting the one that boots later loses no work. A backup needs its grant and counts
+as a launch; half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of
+starts of a gang of this size, estimated from the pool's observed boots (a machine given up because its backup was up
+first counts with the time that it had booted). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their
+95th percentile; with fewer, only the boot deadline counts.
 
 A boot is hopeless once it takes 1.5 times as long as a slow boot: its backup may use the launches reserved for losses.
 If the caps have no room for a backup, the hopeless machine itself is given up, and another one gets its place.
@@ -84,7 +84,7 @@ def goes(slot: Slot) -> bool:
 
 
 def _back_to_spot(draft: Draft) -> None:
-    """After an on-demand fallback, replace on-demand machines if spot may be available or a static machine is idle."""
+    """After an on-demand fallback, replace on-demand machines if spot is not cold or a static machine is idle."""
     record, spec = draft.record, draft.snapshot.spec
     if record.stop or not record.gen or spec is None or spec.policy not in ("balanced", "spot", "shuffle"):
         return
@@ -183,7 +183,7 @@ def _back_up(draft: Draft) -> None:
 
 
 def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
-    """Whether the caps forbid every backup of ``slow``: all ``options``, and a machine of its pool, zone and model."""
+    """Whether the caps have no room for a backup of ``slow``, neither for any of ``options`` nor for a like machine."""
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 

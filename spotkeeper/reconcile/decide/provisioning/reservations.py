@@ -23,7 +23,7 @@ SWAP = "swap to spot"  # the cause of an attempt
 
 
 def step(draft: Draft) -> None:
-    """Request machines for vacant nodes, highest first. As static machines are used first, these nodes get them."""
+    """Request machines for vacant nodes. The highest nodes are first, and so get the static machines that are idle."""
     if not draft.nodes and draft.snapshot.spec is not None:
         draft.set(nodes=(Node(),) * draft.snapshot.spec.size().max)
     record = draft.record
@@ -44,8 +44,8 @@ def step(draft: Draft) -> None:
 def _start_zone(draft: Draft) -> None:
     """Choose one zone for the gang, unless it spreads: the zone of an idle static machine or of the best offer.
 
-    Before its first generation the gang has no data, so it may still leave a zone that refused all spot offers, or
-    go to an idle static machine.
+    Before its first generation the gang has no data, so it can still leave a zone that refused all spot offers, or go
+    to an idle static machine.
     """
     record, spec = draft.record, draft.snapshot.spec
     assert spec is not None
@@ -65,7 +65,7 @@ def _start_zone(draft: Draft) -> None:
 def _idle_zone(draft: Draft) -> str | None:
     """Return the zone of an idle static machine in which a gang without machines should start; None: no change.
 
-    The gang may have chosen its zone while the static machine was busy or down. A zone with too few static machines for
+    The gang can have chosen its zone while the static machine was busy or down. A zone with too few static machines for
     the whole gang counts only if it has offers for the other nodes, since the gang is bound to its zone from then on.
     """
     record, nodes = draft.record, draft.nodes
@@ -133,7 +133,7 @@ def burn(draft: Draft) -> None:
 
 
 def fill(draft: Draft, index: int, which: str) -> bool:
-    """Write an intent if its grant exists, otherwise request the grant. Returns whether only the caps forbid this."""
+    """Write an intent if its grant exists, otherwise request the grant. Returns whether only the caps prevent both."""
     if draft.snapshot.draining or draft.snapshot.spec is None:
         return False
     if draft.snapshot.blind:
@@ -264,7 +264,7 @@ def _over(draft: Draft, grant: Grant) -> bool:
 def _written_top(draft: Draft, grant: Grant) -> int:
     """Return the node's ``top`` in the record as it was read, before this draft's changes.
 
-    A number that this draft burns may still be used: the draft is not written yet, so another round may write first.
+    An attempt number that this draft burns can still be used, if another round writes the record before this draft.
     """
     if grant.node < len(draft.before.nodes):
         return draft.before.nodes[grant.node].top

@@ -182,8 +182,8 @@ def _permanent(draft: Draft, detail: str, action: object) -> None:
 def _disk_refused(draft: Draft, index: int) -> None:
     """Give the node a new disk number if the cloud refuses to create its disk; after a permanent refusal, hold the job.
 
-    The disk's number is in the idempotency key, and a key serves for one disk only. So if the disk existed and
-    was destroyed, the cloud refuses as well; then the new number suffices, without a hold.
+    The disk's number is in the idempotency key, and a key serves for one disk only. So the cloud also refuses to make a
+    disk again that existed and was destroyed. In this case the new number suffices, without a hold.
     """
     node = draft.nodes[index]
     result = draft.queries.creates.get((index, node.disk))

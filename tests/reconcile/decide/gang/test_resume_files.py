@@ -282,4 +282,4 @@ def test_a_missing_job_file_is_reported() -> None:
     world.memory.specs.pop(JOB)
     bring(world, world.spec)
     run_round(world.store, world, JOB, world, world.options)
-    assert "nobody knows whether the new file fits the job's disks" in told(world)
+    assert "so the new file cannot be checked against the job's disks" in told(world)
