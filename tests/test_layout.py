@@ -46,7 +46,8 @@ ALLOWED = {
         *("spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store", "spotkeeper.report"),
     },
     "spotkeeper.exporter": {
-        *("spotkeeper.client", "spotkeeper.clock", "spotkeeper.contract", "spotkeeper.reconcile", "spotkeeper.report"),
+        *("spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile", "spotkeeper.report"),
+        "spotkeeper.version",
     },
     "infra": {"spotkeeper.clock", "spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store"},
     "spotkeeper.local": {"spotkeeper", "spotkeeper.clock", "spotkeeper.contract", "spotkeeper.reconcile"},

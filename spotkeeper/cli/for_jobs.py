@@ -224,7 +224,8 @@ def trace(
     """Show how long each part of a job's newest recovery took: notice, save, boot, restore and others, as a waterfall.
 
     Machines boot beside each other and while the job still trains, so parts overlap. The last line names the part that
-    covers most of the time without training. `--json` prints all recoveries.
+    covers most of the time without training. `--json` prints all recoveries. `spotkeeper exporter --otlp` sends them to
+    a tracing backend.
 
     Examples: `spotkeeper trace first`, `spotkeeper trace first --all`
     """

@@ -44,21 +44,26 @@ def exporter(
         str, Option("--listen", metavar="ADDRESS:PORT", help="Where to serve /metrics; port 0: any free port.")
     ] = "127.0.0.1:9464",
     every: Annotated[float, Option("--every", metavar="SECONDS", help="Time between two reads of the bucket.")] = 30.0,
+    otlp: Annotated[
+        str | None, Option("--otlp", metavar="URL", help="Send recoveries as traces to this OTLP/HTTP receiver.")
+    ] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a stack's jobs, machines, money, prices and recoveries to Prometheus until Ctrl-C.
+    """Serve a stack's jobs, machines, money and recoveries to Prometheus until Ctrl-C, and send recoveries as traces.
 
     It reads the bucket with your own login every `--every` seconds, however often Prometheus scrapes.
     docs/monitoring.md has alert rules, a Grafana dashboard and a systemd unit. Install it with
     `pip install 'spotkeeper[exporter]'`.
     `--json` prints the address once it is served.
 
-    Example: `spotkeeper exporter --listen 127.0.0.1:9464`
+    `--otlp` sends the parts that `spotkeeper trace` shows; OTEL_EXPORTER_OTLP_HEADERS may have a key for the receiver.
+
+    Examples: `spotkeeper exporter --listen 127.0.0.1:9464`, `spotkeeper exporter --otlp http://127.0.0.1:4318`
     """
     from spotkeeper.cli.stacks import exporter as exporting
 
-    exporting.run(listen, every, stack, as_json=as_json)
+    exporting.run(listen, every, otlp, stack, as_json=as_json)
 
 
 @app.command(rich_help_panel=STACKS)

@@ -212,6 +212,6 @@ def test_an_address_in_use_is_refused(target: Target, store: Store, monkeypatch:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(CliError, match="cannot listen"):
-            exporter.run(f"127.0.0.1:{taken.getsockname()[1]}", 30.0, None, as_json=True)
+            exporter.run(f"127.0.0.1:{taken.getsockname()[1]}", 30.0, None, None, as_json=True)
     with pytest.raises(CliError, match="at least 5 seconds"):
-        exporter.run("127.0.0.1:0", 0.1, None, as_json=True)
+        exporter.run("127.0.0.1:0", 0.1, None, None, as_json=True)

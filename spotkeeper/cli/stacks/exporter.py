@@ -6,15 +6,19 @@ import re
 import signal
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from spotkeeper.cli.output import emit_line, note
 from spotkeeper.client import find_target
 from spotkeeper.client.errors import CliError, Exit
 
+if TYPE_CHECKING:
+    from spotkeeper.exporter.spans import TraceSender
+
 LEAST_S = 5.0
 
 
-def run(listen: str, every_s: float, stack: str | None, *, as_json: bool) -> None:
+def run(listen: str, every_s: float, otlp: str | None, stack: str | None, *, as_json: bool) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
@@ -29,8 +33,11 @@ def run(listen: str, every_s: float, stack: str | None, *, as_json: bool) -> Non
         from spotkeeper.exporter.reading import StackReader
     except ImportError as error:
         raise CliError(f"the exporter needs {error.name}", Exit.MISSING, "pip install 'spotkeeper[exporter]'") from None
-    reader, pages, stop = StackReader(find_target(stack)), server.Pages(), threading.Event()
-    pages.show(reader.read())
+    target, pages, stop = find_target(stack), server.Pages(), threading.Event()
+    reader = StackReader(target)
+    first = reader.read()
+    pages.show(first)
+    sender = None if otlp is None else _sender(otlp, first.stack.stack, target.clock.scale)
     try:
         http = server.serve(host, port, pages)
     except OSError as error:
@@ -48,7 +55,9 @@ def run(listen: str, every_s: float, stack: str | None, *, as_json: bool) -> Non
         threading.Thread(target=http.shutdown, daemon=True).start()  # it waits for the loop below
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    reading = threading.Thread(target=server.read_forever, args=(reader.read, pages, every_s, stop), daemon=True)
+    then = sender.offer if sender is not None else lambda _: None
+    then(first)
+    reading = threading.Thread(target=server.read_forever, args=(reader.read, pages, every_s, stop, then), daemon=True)
     reading.start()
     try:
         http.serve_forever()
@@ -57,6 +66,17 @@ def run(listen: str, every_s: float, stack: str | None, *, as_json: bool) -> Non
             signal.signal(number, handler)
         stop.set()
         http.server_close()
+        if sender is not None:
+            sender.close()
+
+
+def _sender(otlp: str, stack: str, scale: float) -> TraceSender:
+    from spotkeeper.exporter.spans import TraceSender
+
+    try:
+        return TraceSender(otlp, stack, scale)
+    except ValueError as error:
+        raise CliError(f"--otlp {error}", Exit.USAGE) from None
 
 
 def address(listen: str) -> tuple[str, int]:
