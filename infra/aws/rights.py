@@ -16,6 +16,7 @@ from infra import naming
 from infra.boot import SHELL_USER
 from infra.settings.model import Settings
 from spotkeeper.contract.names import LABEL_JOB, LABEL_STACK, session_document
+from spotkeeper.contract.notification import AWS_PARAMETER, AWS_SECRET, secret_of
 
 MACHINE, FUNCTION, CLOCK, SUBMITTER = "vm", "fn", "ck", "sb"
 PARTITION = "aws"
@@ -32,8 +33,8 @@ READ_RIGHTS: tuple[str, ...] = (
 )
 # The function's documents (spotkeeper.reconcile.store.paths). Programs that machines run as root are not among them.
 STATE: tuple[str, ...] = (
-    *("active/*", "jobs/*", "market/*", "names/*", "quarantine/*", "stack/allocation", "stack/tick", "static/*"),
-    "tomb/*",
+    *("active/*", "jobs/*", "market/*", "names/*", "notifications/*", "quarantine/*"),
+    *("stack/allocation", "stack/tick", "static/*", "tomb/*"),
 )
 DECLARED: tuple[str, ...] = ("stack/*",)  # read-only; Pulumi and the drain write it
 # A job's id has eight characters. IAM's `*` matches slashes: `jobs/*/logs/*` would match `jobs/<job>/facts/x/logs/y`.
@@ -150,7 +151,26 @@ def dead_letters(stack: str) -> str:
 def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
     """Return the function's rights. ``subnets`` and ``group`` are ids of the network that its machines may join."""
     launching = _launching(settings, subnets, group) if settings.dynamic() else ()
-    return (*launching, *_keeping(settings), *_encrypting(settings), *_remembering(settings))
+    return (
+        *launching,
+        *_keeping(settings),
+        *_encrypting(settings),
+        *_remembering(settings),
+        *_announcing(settings),
+    )
+
+
+def _announcing(settings: Settings) -> tuple[Statement, ...]:
+    """Return the rights to read the channels' addresses, each by its own ARN."""
+    arns = Arns(settings)
+    secrets = [arn for arn in (secret_of(each.address, AWS_SECRET) for each in settings.channels) if arn]
+    named = tuple(dict.fromkeys(pattern for arn in secrets for pattern in arns.secret(arn)))
+    found = (secret_of(each.address, AWS_PARAMETER) for each in settings.channels)
+    parameters = tuple(dict.fromkeys(arn for arn in found if arn))
+    return (
+        *((Statement("ReadChannels", ("secretsmanager:GetSecretValue",), named),) if named else ()),
+        *((Statement("ReadChannelParameters", ("ssm:GetParameter",), parameters),) if parameters else ()),
+    )
 
 
 def _encrypting(settings: Settings) -> tuple[Statement, ...]:

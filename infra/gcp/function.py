@@ -136,6 +136,7 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
         "SPOTKEEPER_JWKS": settings.endpoints.jwks,
         "SPOTKEEPER_ISSUER": settings.endpoints.issuer,
         "SPOTKEEPER_ADDRESSES": ",".join(settings.network.addresses),
+        "SPOTKEEPER_CHANNELS": settings.addresses(),
     }
     return values | {name: value for name, value in optional.items() if value}
 

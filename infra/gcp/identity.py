@@ -17,6 +17,7 @@ from infra.gcp.network import GcpNetwork, project_of
 from infra.settings.gcp import is_local
 from infra.settings.model import Settings
 from infra.shared import IAM_SPREADS_S, Component, Settled
+from spotkeeper.contract.notification import GCP_SECRET, secret_of
 
 MACHINE = "vm"
 FUNCTION = "fn"
@@ -188,7 +189,14 @@ class GcpIdentity(Component):
         if settings.job_identity:
             self.bindings.append(self._tokens(settings.job_identity))
             found = zip(secret_keys(settings.secrets), settings.secrets, strict=True)
-            self.bindings += [self._reads(key, settings.job_identity, secret) for key, secret in found]
+            jobs = f"serviceAccount:{settings.job_identity}"
+            self.bindings += [self._reads("jobs", key, jobs, secret) for key, secret in found]
+        addresses = dict.fromkeys(secret_of(each.address, GCP_SECRET) for each in settings.channels)
+        channels = [secret for secret in addresses if secret]
+        self.bindings += [
+            self._reads("function", key, self.function.member, secret)
+            for key, secret in zip(secret_keys(channels), channels, strict=True)
+        ]
         # A build or run under a new account must wait until the account's rights are in force.
         self.settled = Settled(
             [f"{b.who} {b.role} {b.condition or ''}".strip() for b in project_bindings(settings.stack)],
@@ -221,13 +229,13 @@ class GcpIdentity(Component):
             opts=self.child,
         )
 
-    def _reads(self, key: str, account: str, secret: str) -> gcp.secretmanager.SecretIamMember:
-        """Declare that the jobs' account may read a secret; the machines' account may not."""
+    def _reads(self, who: str, key: str, member: pulumi.Input[str], secret: str) -> gcp.secretmanager.SecretIamMember:
+        """Declare that the jobs' account, or the function's, may read a secret; the machines' account may not."""
         return gcp.secretmanager.SecretIamMember(
-            f"jobs-read-{key}",
+            f"{who}-read-{key}",
             secret_id=secret if "/" in secret else f"projects/{self.settings.project}/secrets/{secret}",
             role="roles/secretmanager.secretAccessor",
-            member=f"serviceAccount:{account}",
+            member=member,
             opts=self.child,
         )
 

@@ -15,6 +15,7 @@ from infra.settings import both
 from infra.settings.checks import PoolRule, Rule
 from infra.settings.model import Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
+from spotkeeper.contract.notification import AWS_PARAMETER, AWS_SECRET
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 from spotkeeper.contract.stack import Interface
 
@@ -28,6 +29,7 @@ _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _IMAGE = re.compile(r"(ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./-]+:[1-9]\d*)\Z", re.ASCII)
 _ROLE = re.compile(r"arn:aws:iam::(\d{12}):role(/[\w+=,.@-]+)+\Z", re.ASCII)
 _CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)(/[\w+=,.@-]+)+\Z", re.ASCII)
+_A_CHANNEL_SECRET = "want aws-secret://<ARN> or aws-parameter://<ARN>"  # noqa: S105 - a form
 _SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z", re.ASCII)
 _KEY = re.compile(r"arn:aws:kms:([a-z0-9-]+):\d{12}:key/[\w-]+\Z", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]\Z")
@@ -182,6 +184,7 @@ RULES: tuple[Rule, ...] = (
     account, region_has_urls, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers,
     job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
+    partial(both.channel_secrets, schemes=(AWS_SECRET, AWS_PARAMETER), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),
     both.machine_addresses, key, budget_mails, function, partial(both.only_elsewhere, fields=OF_GCP),
 )  # fmt: skip

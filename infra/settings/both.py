@@ -16,6 +16,7 @@ from infra.catalog import zones_of
 from infra.settings.model import OWN_RANGE, Settings
 from infra.settings.pool import Pool
 from spotkeeper.contract.names import STACK_NAME
+from spotkeeper.contract.notification import is_reference, secret_of
 from spotkeeper.contract.parse.problem import Problem, choices, join, nearest, problem
 
 Neutral = Mapping[str, tuple[object, str]]  # path -> (its default, why no other value is valid)
@@ -71,6 +72,15 @@ def secret_names(s: Settings, *, like: re.Pattern[str], want: str) -> Iterator[P
     for index, name in enumerate(s.secrets):
         if not like.match(name):
             yield problem(join("secrets", index), want, name)
+
+
+def channel_secrets(s: Settings, *, schemes: tuple[str, ...], want: str) -> Iterator[Problem]:
+    """Check the references to secrets that have channels' addresses; ``schemes``: those of the stack's cloud."""
+    for index, channel in enumerate(s.channels):
+        reference = channel.address
+        if is_reference(reference) and not any(secret_of(reference, scheme) for scheme in schemes):
+            path = join("channels", index)
+            yield problem(f"{path}.address", f"is no reference to a secret of {s.cloud}; {want}", reference)
 
 
 def machine_addresses(s: Settings) -> Iterator[Problem]:

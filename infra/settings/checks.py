@@ -18,6 +18,13 @@ from infra.settings.both import range_of
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
+from spotkeeper.contract.notification import (
+    CHANNEL_NAME,
+    AddressError,
+    check_address,
+    is_public,
+    is_reference,
+)
 from spotkeeper.contract.parse.problem import Problem, choices, join, nearest, problem
 
 Rule = Callable[[Settings], Iterator[Problem]]
@@ -36,6 +43,7 @@ UNWATCHED = ("bench", "docs", "tests")
 NOT_WATCHED = f"is in one of the folders {', '.join(UNWATCHED)}, whose changes start neither a preview nor an `up`"
 _SAFE = re.compile(r"https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])([:/]|\Z)")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
+_ADDRESSES_BYTES = 2500  # Lambda allows 4 KB for all environment variables
 _LEAST_TICKS_OF_LEASE = 3  # one or two lost ticks must not power machines off
 _OVER_BEFORE = "is shorter than two boot deadlines (`limits.boot_deadline_s`), so machines might end before they train"
 _NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
@@ -180,6 +188,39 @@ def fallback_times(s: Settings) -> Iterator[Problem]:
         yield problem("fallback.short_life_minutes", f"is above window_minutes ({window:g})", short)
 
 
+def channels(s: Settings) -> Iterator[Problem]:
+    """Check names and literal addresses of channels. Messages never repeat an address, which often is a secret."""
+    names: set[str] = set()
+    for index, channel in enumerate(s.channels):
+        path = join("channels", index)
+        if not CHANNEL_NAME.match(channel.name):
+            want = "want a letter, then letters, digits and -, at most 32, all lower case"
+            yield problem(f"{path}.name", want, channel.name)
+        elif channel.name in names:
+            yield problem(f"{path}.name", "is the name of another channel too", channel.name)
+        names.add(channel.name)
+        if is_reference(channel.address):
+            continue  # checked for each cloud
+        try:
+            host = check_address(channel.address)[0]
+        except AddressError as error:
+            yield Problem(f"{path}.address", f"{error}; or name the secret that has the address")
+            continue
+        if not s.endpoints.compute.startswith("http:") and _is_address(host) and not is_public(host):
+            yield Problem(f"{path}.address", "is no public address, and the function sends to public addresses only")
+    if (size := len(s.addresses())) > _ADDRESSES_BYTES:
+        told = f"the addresses have {size} bytes, at most {_ADDRESSES_BYTES} fit: put long ones into the secret store"
+        yield Problem("channels", told)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
         yield problem("alerts.email", "is no email address", s.alerts.email)
@@ -286,8 +327,8 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     stack_name, region, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
-    machine_cap, spend_cap, function_timeout, fallback_times, alarms, budget_steps, interpreter, callers_once,
-    secrets_are_names, job_files, label_rules, production_bucket, addresses,
+    machine_cap, spend_cap, function_timeout, fallback_times, alarms, channels, budget_steps, interpreter,
+    callers_once, secrets_are_names, job_files, label_rules, production_bucket, addresses,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from infra.settings import both
 from infra.settings.checks import EMAIL, PoolRule, Rule
 from infra.settings.model import Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
+from spotkeeper.contract.notification import GCP_SECRET
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 
 COMPUTE = "https://compute.googleapis.com/compute/v1"
@@ -24,6 +25,7 @@ _PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]\Z")
 _ACCOUNT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]@[a-z][-a-z0-9]{4,28}[a-z0-9]\.iam\.gserviceaccount\.com\Z")
 _NETWORK = re.compile(r"projects/[^/\s]+/global/networks/[^/\s]+\Z")
 _SUBNETWORK = re.compile(r"projects/[^/\s]+/regions/([^/\s]+)/subnetworks/[^/\s]+\Z")
+_A_CHANNEL_SECRET = "want gcp-secret://projects/<project>/secrets/<name>/versions/latest"  # noqa: S105 - a form
 _SECRET = re.compile(r"(projects/[^/\s]+/secrets/)?[A-Za-z0-9_-]{1,255}\Z")
 _A_NAME = "want a secret's name, or projects/<project>/secrets/<name>, without a version"
 _BILLING = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}\Z")
@@ -196,6 +198,7 @@ RULES: tuple[Rule, ...] = (
     project_id, partial(both.image, wrong=_image), existing_network, both.machine_addresses, even_ticks, people,
     job_identity,
     partial(both.secret_names, like=_SECRET, want=_A_NAME),
+    partial(both.channel_secrets, schemes=(GCP_SECRET,), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=", - and _"),
     secrets_once, bucket_place, billing, partial(both.only_elsewhere, fields=OF_AWS),
 )  # fmt: skip

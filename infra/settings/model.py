@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from infra import naming
 from infra.catalog import AWS_WITHOUT_URLS, AWS_ZONES, DISK_PRICES, GCP_ZONES
 from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
+from spotkeeper.contract.notification import USUAL_EVENTS, ChannelKind, ChannelState, NotifyEvent
 from spotkeeper.contract.parse.problem import join
 from spotkeeper.contract.stack import Fallback as FallbackState
 from spotkeeper.contract.stack import PoolState, StackState, StaticMachine
@@ -177,6 +178,20 @@ class Alerts(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ALARMS
 
 
+class Channel(Struct, frozen=True, forbid_unknown_fields=True):
+    """A channel that the function tells of jobs' events."""
+
+    name: Annotated[str, about("name by which job files choose it: a-z, 0-9 and -, at most 32 characters")]
+    kind: Annotated[ChannelKind, about("form of the messages")]
+    address: Annotated[
+        str,
+        about("https address, or where it is: gcp-secret://..., aws-secret://<ARN>, aws-parameter://<ARN>"),
+    ]
+    events: Annotated[
+        tuple[NotifyEvent, ...], about("events of jobs whose file does not name the channel; []: none")
+    ] = USUAL_EVENTS
+
+
 class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Addresses of the cloud's APIs. Only stacks in the one-machine cloud set them; all others use the cloud's own."""
 
@@ -211,6 +226,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     agent: Agent = Agent()
     alerts: Alerts = Alerts()
     budget: Budget | None = None
+    channels: Annotated[tuple[Channel, ...], Meta(max_length=50, description="where jobs' events are announced")] = ()
     endpoints: Endpoints = Endpoints()
     kms_key: Annotated[str, about("aws: ARN of the KMS key for all disks; unset: the account's default key")] = ""
     job_identity: Annotated[
@@ -257,6 +273,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     def people(self) -> dict[str, str]:
         """Return all principals that may call the function or open shells, by their path in the stack file."""
         return self.callers() | _by_place({"ssh": self.ssh})
+
+    def addresses(self) -> str:
+        """Return the channels' addresses for the function, as JSON by name; "" without channels."""
+        found = {each.name: each.address for each in self.channels}
+        return msgspec.json.encode(found).decode() if found else ""
 
     def dynamic(self) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.kind == "spot")
@@ -327,6 +348,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         max_usd_hour=settings.limits.usd_per_hour,
         tick_minutes=settings.reconcile.tick_minutes,
         ssh=bool(settings.ssh),
+        channels=tuple(ChannelState(each.name, each.kind, each.events) for each in settings.channels),
     )
 
 

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
-from spotkeeper.cli.app import STACKS, Json, Stack, Yes, app
+from spotkeeper.cli.app import STACKS, Json, Sections, Stack, Yes, app
 
 StackOrFile = Annotated[
     str | None,
@@ -246,3 +247,30 @@ def repair(
     from spotkeeper.cli.stacks import reconcile as ticking
 
     ticking.repair(what, stack, as_json=as_json)
+
+
+notifying = typer.Typer(
+    cls=Sections,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="""Test the channels to which the stack's function sends notifications of jobs.
+
+The stack file declares channels (Slack, Teams, Discord, webhook); docs/notifications.md explains them.""",
+)
+app.add_typer(notifying, name="notify", rich_help_panel=STACKS)
+
+
+@notifying.command("test")
+def notify_test(
+    channel: Annotated[str, Argument(metavar="CHANNEL", help="Name of the channel in the stack file.")],
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Send a test message to a channel. The stack's function sends it, so this also tests its right to the secret.
+
+    Example: `spotkeeper notify test ml-team`
+    """
+    from spotkeeper.cli.stacks import notify
+
+    notify.test(channel, stack, as_json=as_json)

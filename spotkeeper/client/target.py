@@ -143,11 +143,8 @@ TOKEN = "SPOTKEEPER_TOKEN"  # noqa: S105 - the name of a variable
 def notify(target: Target, store: Store, job: str) -> bool:
     """Request a round of one job; return False if the function was not reached, refused the caller, or hangs."""
     state = None if target.function_url else store.read_stack()
-    root = target.function_url or (state.function_url if state else "")
-    url = f"{root.rstrip('/')}/v1/notify/{job}"
-    sign = state is not None and state.cloud == "aws" and not os.environ.get(TOKEN)
-    headers = _signed(url, state.region) if state is not None and sign else _bearer(target, root)
-    if not root or not headers:
+    url, headers = call_of_function(target, state, f"/v1/notify/{job}")
+    if not headers:
         return False
     import requests
 
@@ -158,6 +155,19 @@ def notify(target: Target, store: Store, job: str) -> bool:
     except requests.RequestException:
         return False
     return answer.ok
+
+
+def call_of_function(target: Target, state: StackState | None, path: str) -> tuple[str, dict[str, str]]:
+    """Return the URL of a path of the function and the headers of a POST with the body ``BODY``.
+
+    The headers are {} if the function's address or a login is missing.
+    """
+    root = target.function_url or (state.function_url if state else "")
+    url = f"{root.rstrip('/')}{path}"
+    if not root:
+        return url, {}
+    sign = state is not None and state.cloud == "aws" and not os.environ.get(TOKEN)
+    return url, _signed(url, state.region) if state is not None and sign else _bearer(target, root)
 
 
 def silence(store: Store, stack: StackState | None, target: Target) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
+from spotkeeper.contract.notification import NotifyEvent
 from spotkeeper.contract.stack import PoolState, StackState
 
 HOLD_DAYS = 14.0
@@ -123,6 +124,10 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     max_usd: (
         Annotated[float, Meta(gt=0, description="the job goes on hold after spending this much on machines")] | None
     ) = None
+    notify: Annotated[
+        dict[str, tuple[NotifyEvent, ...]],
+        _about("channel of the stack -> the job's events that it gets, in place of the channel's own list"),
+    ] = {}
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="seed of the sample order and of random numbers")] = 0
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
 

@@ -16,6 +16,7 @@ class Event(str, Enum):
     REFUSED = "refused"  # the cloud had no capacity (or quota)
     GENERATION = "generation"  # `gen` was published
     FIRST = "first"  # the processes of `gen` reported their first step
+    CHECKPOINT = "checkpoint"  # the job's first checkpoint is durable
     STOP = "stop"  # members were told to save and stop
     STOPPED = "stopped"  # the job's processes on the lowest member have ended after a STOP
     MOUNTED = "mounted"  # a replacement has mounted its node's disk
@@ -45,6 +46,7 @@ class Event(str, Enum):
     RESUME = "resume"
     SHELL = "shell"  # a person opened a shell on a machine
     REQUEST = "request"
+    UNDELIVERED = "undelivered"  # a notification could not be sent to the channel `cause` for hours
     END = "end"
     DONE = "done"
 
@@ -77,5 +79,6 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     restore_s: float | None = None  # of FIRST: from the meeting of all ranks until the state was loaded, real seconds
     restored_bytes: int | None = None  # of FIRST: size of the loaded checkpoint
     first_s: float | None = None  # of FIRST: from then to the end of the first step, real seconds
+    holds: int = 0  # of GENERATION: holds since the last generation
     by: str = ""  # of SUBMITTED and SHELL: the user
     ended: float | None = None  # of GONE: when the machine ended (billing ends); None: unknown

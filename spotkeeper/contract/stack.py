@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from spotkeeper.contract.notification import ChannelState
+
 TICK_PATH = "stack/tick"
 RENEWED_S = 300.0  # interval of notes of success: one note per tick would cost $0.22 a month, this interval costs $0.04
 MAY_FAIL = 2  # consecutive ticks that may fail before the command reports it
@@ -114,6 +116,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     max_usd_hour: Annotated[float, Meta(gt=0)] | None = None  # their total cost at list prices, USD per hour
     tick_minutes: Annotated[int, Meta(ge=1)] = 1  # interval of the schedule's ticks
     ssh: bool = False  # whether the stack file allows shells on its machines
+    channels: tuple[ChannelState, ...] = ()
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)

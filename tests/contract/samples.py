@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.notification import ChannelState
 from spotkeeper.contract.parse.check import job_problems
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import SpecError
@@ -40,6 +41,7 @@ STACK = StackState(
     region="us-central1",
     bucket="sk-prod",
     max_machines=5,
+    channels=(ChannelState("ml-team", "slack"),),
     pools=(
         pool("workers"),
         pool(

@@ -13,6 +13,7 @@ from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.market import Network, Observation, Prices
+from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store import paths
@@ -44,6 +45,7 @@ class MemoryStore:
         self.names: dict[str, str] = {}
         self.quarantined: list[str] = []
         self.things: dict[str, bytes] = {}
+        self.notifications: dict[str, tuple[Outgoing, int]] = {}
         self.drain = False
         self.on_write: Callable[[], None] = lambda: None
         self.record_writes = 0
@@ -146,6 +148,28 @@ class MemoryStore:
     def append_all(self, job: str, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self.append_ledger(job, entry)
+
+    def appended(self, job: str, entries: Sequence[Entry]) -> bool:
+        there = self.ledgers.get(job, {})
+        return bool(entries) and all((entry.at, entry.id) in there for entry in entries)
+
+    def put_notification(self, outgoing: Outgoing) -> bool:
+        entry = (outgoing, 1)
+        return self.notifications.setdefault(outgoing.notification.id, entry) is entry
+
+    def list_notifications(self) -> tuple[Versioned[Outgoing], ...]:
+        found = [Versioned(outgoing, str(version)) for outgoing, version in self.notifications.values()]
+        return tuple(sorted(found, key=lambda each: each.value.notification.at))
+
+    def cas_notification(self, outgoing: Outgoing, token: str) -> str | None:
+        _, version = self.notifications.get(outgoing.notification.id, (None, 0))
+        if str(version) != token:
+            return None
+        self.notifications[outgoing.notification.id] = (outgoing, version + 1)
+        return str(version + 1)
+
+    def delete_notification(self, outgoing: Outgoing) -> None:
+        self.notifications.pop(outgoing.notification.id, None)
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
         return tuple(entry for _, entry in sorted(self.ledgers.get(job, {}).items()))

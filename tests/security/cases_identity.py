@@ -24,7 +24,7 @@ from tests.security.site import JOB, Bucket, Machine, Shot, Site, sync
 Case = tuple[str, Callable[[], object]]
 Cases = Iterator[Case]
 HELLO = sync(facts=[{"kind": "hello"}])
-PATHS = ("/v1/sync", "/v1/tick", f"/v1/notify/{JOB}", "/v1/event")
+PATHS = ("/v1/sync", "/v1/tick", f"/v1/notify/{JOB}", "/v1/event", "/v1/channels/none/test")
 KINDS = tuple(Kind)
 RS = {"alg": "RS256", "kid": "one", "typ": "JWT"}
 

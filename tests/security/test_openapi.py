@@ -58,7 +58,7 @@ def test_every_answer_conforms_to_the_file(case: schemathesis.Case, site: Site, 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(site: Site, path: str, method: str) -> None:
     """One method a path; any other is 405 and hears which."""
-    path = path.format(job=JOB) if "{" in path else path
+    path = path.format(job=JOB, channel="none") if "{" in path else path
     wanted = PATHS.get(path, "POST")
     if method == wanted:
         return
@@ -81,7 +81,7 @@ def test_methods(site: Site, path: str, method: str) -> None:
     ],
 )
 def test_types_and_sizes(site: Site, path: str, body: bytes, headers: dict[str, str], status: int) -> None:
-    path = path.format(job=JOB) if "{" in path else path
+    path = path.format(job=JOB, channel="none") if "{" in path else path
     # What a push says and cannot be read is set aside and answered well: refused, it would come back for days.
     want = 200 if path == "/v1/event" and status == 400 else status
     site.fire(Shot(body, token_for(site, path), path, headers=headers, want=(want,), quarantine=want == 200))
@@ -90,4 +90,5 @@ def test_types_and_sizes(site: Site, path: str, body: bytes, headers: dict[str, 
 def test_the_file_is_an_openapi_file_with_whole_schemas() -> None:
     for name, one in API["components"]["schemas"].items():
         jsonschema.Draft202012Validator.check_schema(one), name
-    assert set(PATHS) == {"/v1/sync", "/v1/tick", "/v1/event", "/v1/notify/{job}", "/v1/health"}
+    named = {"/v1/notify/{job}", "/v1/channels/{channel}/test"}
+    assert set(PATHS) == {"/v1/sync", "/v1/tick", "/v1/event", "/v1/health", *named}

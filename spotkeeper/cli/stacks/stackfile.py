@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from spotkeeper.cli.output import emit
 from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.contract.notification import is_reference
 from spotkeeper.contract.parse.problem import Problem, SpecError, located, nearest
 from spotkeeper.contract.parse.typed import read_text
 
 if TYPE_CHECKING:
-    from infra.settings.model import Settings
+    from infra.settings.model import Channel, Settings
     from infra.settings.pool import Pool
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -244,6 +245,15 @@ class CheckedPool(Struct, frozen=True):
     usd_hour_most: float
 
 
+class CheckedChannel(Struct, frozen=True):
+    """A channel without its address, which may be a secret. ``secret``: the address is in the secret store."""
+
+    name: str
+    kind: str
+    events: tuple[str, ...]
+    secret: bool
+
+
 class CheckedStack(Struct, frozen=True):
     """The result of a check, as the command prints it."""
 
@@ -253,6 +263,7 @@ class CheckedStack(Struct, frozen=True):
     cloud: str = ""
     region: str = ""
     pools: tuple[CheckedPool, ...] = ()
+    channels: tuple[CheckedChannel, ...] = ()
     jobs: tuple[str, ...] = ()  # job files
     examples: tuple[str, ...] = ()  # keys that still have a value of the example files
 
@@ -323,7 +334,13 @@ def _checked(read: StackFile, jobs: tuple[str, ...]) -> CheckedStack:
     settings: Settings = read.settings
     pools = tuple(map(_pool, settings.pools))
     examples = tuple(key for key, text in sorted(read.config.items()) if any(word in text for word in EXAMPLES))
-    return CheckedStack(read.name, True, (), settings.cloud, settings.region, pools, jobs, examples)
+    channels = tuple(map(_channel, settings.channels))
+    return CheckedStack(read.name, True, (), settings.cloud, settings.region, pools, channels, jobs, examples)
+
+
+def _channel(channel: Channel) -> CheckedChannel:
+    events = tuple(event.value for event in channel.events)
+    return CheckedChannel(channel.name, channel.kind, events, is_reference(channel.address))
 
 
 def _pool(pool: Pool) -> CheckedPool:
@@ -352,6 +369,9 @@ def _text(checked: CheckedStack) -> str:
         if pool.usd_hour_spot is not None:
             price = f"${pool.usd_hour_spot:.2f} an hour as spot, at most ${pool.usd_hour_most:.2f}"
         lines.append(f"  {pool.name} ({pool.kind}): {count} {pool.machine}, {price}")
+    for channel in checked.channels:
+        where = "its address is a secret" if channel.secret else "its address is in the stack file"
+        lines.append(f"  channel {channel.name} ({channel.kind}, {where}): {', '.join(channel.events) or 'no events'}")
     lines += [f"  job {name}" for name in checked.jobs]
     if checked.examples:
         lines.append(f"example values to replace: {', '.join(checked.examples)}")

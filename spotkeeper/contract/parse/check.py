@@ -122,6 +122,19 @@ def pools_exist(job: JobContext) -> Iterator[Problem]:
             yield problem(path, f"the stack {job.stack.stack} has no such pool{known}", name, hint)
 
 
+def channels_exist(job: JobContext) -> Iterator[Problem]:
+    """Check that the stack has the channels that ``notify`` names. Only the stack file gives addresses."""
+    names = [channel.name for channel in job.stack.channels] if job.stack else None
+    for name in job.spec.notify:
+        if "://" in name:  # the message does not repeat it: the address of a channel often is a secret
+            yield Problem("notify", "contains an address: name a channel, to which the stack file gives an address")
+        elif names is not None and name not in names:
+            hint = nearest(name, names)
+            known = "" if hint else f" (it has {', '.join(names) or 'none'})"
+            assert job.stack is not None
+            yield problem(join("notify", name), f"the stack {job.stack.stack} has no such channel{known}", None, hint)
+
+
 def pools_usable(job: JobContext) -> Iterator[Problem]:
     """Check that no other field of the file makes all named pools unusable."""
     named = [p for p in job.stack.pools if p.name in job.spec.pools] if job.stack else []
@@ -326,6 +339,7 @@ JOB_VALIDATORS = (
     check_run.requirements,
     pools_exist,
     pools_usable,
+    channels_exist,
     capacity,
     stack_caps,
     processes,

@@ -18,9 +18,11 @@ from spotkeeper.contract.facts import PREFLIGHT_CHECKS, Fact, Failure, Hung, Kin
 from spotkeeper.contract.generation import MAX_OLD_JOBS, FactIn, Progress, Sync
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
+from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Phase, Record, SlotState
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller.document import Speaker, SpeakerPlace, is_static, place
+from spotkeeper.reconcile.notifications.message import first_checkpoint
 from spotkeeper.reconcile.store.documents import CorruptError, StaticHello
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -61,12 +63,14 @@ class Accepted(Struct, frozen=True):
 
     The function first stores a fact and then starts a round that reads it; it can die before the round. The agent then
     gets no answer and sends its report again with ``again`` set, so this fact counts as new although it is stored.
+    ``announced``: a notification was stored, which this request should send.
     """
 
     job: str | None = None
     record: Record | None = None
     grant: Grant | None = None
     new: bool = False
+    announced: bool = False
 
 
 def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float) -> Accepted:
@@ -80,8 +84,8 @@ def accept(store: Store, stack: StackState, who: Speaker, sync: Sync, now: float
     record = read.value
     where = place(record, stack, who)
     new = _take(store, record, where, who, sync, now)
-    _progress(store, record, where, sync, now)
-    return Accepted(owned.job, record, None, new)
+    announced = _progress(store, stack, record, where, sync, now)
+    return Accepted(owned.job, record, None, new, announced)
 
 
 def silent(stack: StackState, who: Speaker, sync: Sync) -> str | None:
@@ -126,8 +130,8 @@ def _static(store: Store, stack: StackState, who: Speaker, sync: Sync, now: floa
     where = place(record, stack, who, grant)
     new = _take(store, record, where, who, _with_hello(where, sync), now)
     new = _dropped(store, grant, who, sync) or new
-    _progress(store, record, where, sync, now)
-    return Accepted(grant.job, record, grant, new)
+    announced = _progress(store, stack, record, where, sync, now)
+    return Accepted(grant.job, record, grant, new, announced)
 
 
 def _grants(store: Store, who: Speaker) -> list[Grant]:
@@ -276,8 +280,10 @@ def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact
         store.delete_facts(record.job, older)
 
 
-def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sync, now: float) -> None:
-    """Store the job's progress, if a member of the newest generation reports it.
+def _progress(
+    store: Store, stack: StackState, record: Record, where: SpeakerPlace | None, sync: Sync, now: float
+) -> bool:
+    """Store the job's progress, if a member of the newest generation reports it. Returns whether it is announced.
 
     ``Progress.at`` is the function's time when this step was first reported; later reports of the same step keep it. So
     a gang that makes no step counts as silent, although its lowest member still sends reports. A gang that uploads its
@@ -285,9 +291,9 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
     """
     progress = sync.progress
     if progress is None or where is None or where.slot is None or not where.cur or progress.gen != record.gen:
-        return
+        return False
     if where.slot.state is not SlotState.MEMBER or where.slot.boot != sync.boot:
-        return
+        return False
     try:
         before = store.read_progress(record.job)
     except CorruptError:
@@ -298,11 +304,25 @@ def _progress(store: Store, record: Record, where: SpeakerPlace | None, sync: Sy
         told = replace(told, begin_s=max(0.0, now - record.gen_since))
     if told.gbit_s and (before is None or told.gbit_s != before.gbit_s):
         _network(store, record, told.gbit_s, now)  # before the report is stored: a stored one is not read again
+    announced = told.commit_gen is not None and (before is None or before.commit_gen is None)
+    if announced:  # as above
+        announced = _first_checkpoint(store, stack, record, told, now)
     store.put_progress(record.job, told)
     if begins:
         first = Entry(at=now, id=f"{Event.FIRST.value}.g{told.gen}", event=Event.FIRST, gen=told.gen, step=told.step)
         took = {"restore_s": told.restore_s, "restored_bytes": told.restored_bytes, "first_s": told.first_s}
         store.append_ledger(record.job, replace(first, **took))
+    return announced
+
+
+def _first_checkpoint(store: Store, stack: StackState, record: Record, told: Progress, now: float) -> bool:
+    """Log and announce the job's first checkpoint. A repeated call has another time, but the same ids."""
+    event = Event.CHECKPOINT
+    entry = Entry(at=now, id=f"{event.value}.first", event=event, gen=told.commit_gen or 0, step=told.commit_step)
+    if stack.channels:
+        store.put_notification(Outgoing(first_checkpoint(entry, record, stack)))
+    store.append_ledger(record.job, entry)
+    return bool(stack.channels)
 
 
 def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:

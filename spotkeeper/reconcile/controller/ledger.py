@@ -3,6 +3,9 @@
 A write of the record also writes the ledger entries of its change, into the record's ``outbox``. They are copied to the
 ledger before the record is written again. So a crash before they are copied loses none of them; copying them twice
 changes nothing. What the entries say about offers is copied to ``market/`` in the same way.
+
+Notifications are stored before the entries that they are about: if the entries are in the ledger, the notifications
+were stored, and may be sent and deleted by now.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Hold, Record
+from spotkeeper.contract.stack import StackState
+from spotkeeper.reconcile.notifications.message import notifications
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store.store import Store
 
@@ -29,13 +35,24 @@ class LedgerWriter:
     def __init__(self) -> None:
         self._written: OrderedDict[tuple[str, float, str], None] = OrderedDict()
         self._owed: dict[str, list[Entry]] = {}  # by job, entries that are not in ``market/`` yet
+        self.announced = False  # notifications were stored, and a request of this process should send them
 
-    def flush(self, store: Store, record: Record) -> None:
+    def flush(self, store: Store, record: Record, stack: StackState | None) -> None:
         """Write the entries of a record's outbox to the ledger, before the record is replaced."""
+        new = self._new(record.job, record.outbox)
+        if stack is not None and stack.channels:
+            found = notifications(new, record, stack)
+            if found and not store.appended(record.job, new):
+                for each in found:
+                    store.put_notification(Outgoing(each))
+                self.announced = True
         self.write(store, record.job, record.outbox)
 
+    def _new(self, job: str, entries: Iterable[Entry]) -> list[Entry]:
+        return [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
+
     def write(self, store: Store, job: str, entries: Iterable[Entry]) -> None:
-        new = [entry for entry in entries if (job, entry.at, entry.id) not in self._written]
+        new = self._new(job, entries)
         if new:
             store.append_all(job, new)
             _tell(job, new)

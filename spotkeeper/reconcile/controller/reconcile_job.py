@@ -259,7 +259,7 @@ class Round:
         if read is ReadStep.RECORD:
             self.record = self.store.read_record(self.job) if prefetched is None else prefetched.record
             if self.record is not None:
-                self.options.writer.flush(self.store, self.record.value)
+                self.options.writer.flush(self.store, self.record.value, stack)
         elif read is ReadStep.FACTS:
             self.facts = self.store.list_facts(self.job)
         elif read is ReadStep.ALLOCATION and self.record is not None:
@@ -346,7 +346,9 @@ class Round:
 
     def _write(self, read: Versioned[Record], decision: Decision) -> Versioned[Record] | None:
         """Write the record. Before, copy the outbox of the present version to the ledger, so that no entry is lost."""
-        self.options.writer.flush(self.store, read.value)
+        assert self.snapshot is not None
+        stack = self.snapshot.stack
+        self.options.writer.flush(self.store, read.value, stack)
         assert decision.record is not None
         record = replace(decision.record, nonce=uuid4().hex)
         token = self.store.cas_record(record, read.token)
@@ -354,7 +356,7 @@ class Round:
             return None
         self.writes += 1
         self.published = self.published or record.gen > read.value.gen
-        self.options.writer.flush(self.store, record)
+        self.options.writer.flush(self.store, record, stack)
         if record.phase is Phase.DONE:
             cleanup.bury(self.store, record, self.clock.now())
         return Versioned(record, token)

@@ -22,7 +22,7 @@ from spotkeeper.contract.allocation import Allocation, Grant, resource
 from spotkeeper.contract.cloud import Cloud, Listing, Offer
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Phase, Record
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError, NewerError
@@ -50,7 +50,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     if stack is None:
         raise RepairError("the bucket contains no stack: run `pulumi up` first")
     jobs = {*store.active_jobs(), *(path.removeprefix(TOMBS) for path in store.list(TOMBS))}
-    records = [record for job in sorted(jobs) if (record := _rewritten(store, job)) is not None]
+    records = [record for job in sorted(jobs) if (record := _rewritten(store, job, stack)) is not None]
     listing = cloud.list(stack.stack)
     silent = sorted(set(stack.zones()) - listing.answered)
     if silent:
@@ -77,7 +77,7 @@ def _damaged(store: Store) -> str:
     raise RepairError("stack/allocation is valid: nothing to repair")
 
 
-def _rewritten(store: Store, job: str) -> Record | None:
+def _rewritten(store: Store, job: str, stack: StackState) -> Record | None:
     """Write an unfinished record again and return it; return a finished one as it is. None: unreadable or missing."""
     for _ in range(TRIES):
         try:
@@ -86,7 +86,7 @@ def _rewritten(store: Store, job: str) -> Record | None:
             return None  # no round can write it either: a round that read it earlier finds it changed
         if read is None or read.value.phase is Phase.DONE:
             return read.value if read else None
-        LedgerWriter().flush(store, read.value)
+        LedgerWriter().flush(store, read.value, stack)
         record = replace(read.value, ver=read.value.ver + 1, nonce=uuid4().hex, outbox=())
         if store.cas_record(record, read.token) is not None:
             return record

@@ -3,16 +3,17 @@
 ``http.py`` has the paths, ``aws_lambda.py`` serves the same paths behind a function URL and handles EventBridge's
 events, ``runtime.py`` has what one process keeps between requests. ``openapi.json`` has all requests and answers.
 
-=========================== =================== ================================================================
-path                        caller              does
-=========================== =================== ================================================================
-``POST /v1/sync``           agent               stores facts, runs a round if they are new, answers with role and
-                                                document
-``POST /v1/tick``           schedule, command   one listing, then a round per active job
-``POST /v1/notify/<job>``   command             a round of one job
-``POST /v1/event``          Pub/Sub push        a hint: a round of the job whose machine the event names
-``GET /v1/health``          anyone              ``{"ok": true}``
-=========================== =================== ================================================================
+=============================== =================== ============================================================
+path                            caller              does
+=============================== =================== ============================================================
+``POST /v1/sync``               agent               stores facts, runs a round if they are new, answers with role
+                                                    and document
+``POST /v1/tick``               schedule, command   one listing, then a round per active job
+``POST /v1/notify/<job>``       command             a round of one job
+``POST /v1/channels/<c>/test``  command             sends a test message to a channel
+``POST /v1/event``              Pub/Sub push        a hint: a round of the job whose machine the event names
+``GET /v1/health``              anyone              ``{"ok": true}``
+=============================== =================== ============================================================
 
 **Who is believed.** On Google Cloud a caller sends two tokens. Cloud Run checks the token in
 ``X-Serverless-Authorization`` (audience: the function's URL) and removes its signature. The function checks the token
@@ -37,6 +38,7 @@ is at rest, only agents that wait (``Sync.pending``) make the function check whe
 ``SPOTKEEPER_COMPUTE_TOKEN``     bearer token for an endpoint on this machine; never sent to Google
 ``SPOTKEEPER_ADDRESSES``         networks in which machines' addresses must be, comma-separated; default RFC 1918 and
                                  unique local IPv6, and loopback if the Compute API is on this machine
+``SPOTKEEPER_CHANNELS``          JSON: the https address of each channel, or a reference to the secret that has it
 ``SPOTKEEPER_JWKS``              address of the key set for identity tokens, default Google's
 ``SPOTKEEPER_ISSUER``            expected ``iss``, default ``https://accounts.google.com``
 ``SPOTKEEPER_AUDIENCE``          the function's URL: the expected ``aud``; in agents' tokens, ``/v1/sync`` is added

@@ -158,6 +158,7 @@ class LambdaApp(HttpApp):
             alarm.unreadable(self.store(visit), error)
             raise
         finally:
+            self.announce(visit)
             self.runtime.collect()
 
     def _follow(self, event: dict[str, Any], visit: Visit) -> Ticked:

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as replace_struct
 
 from spotkeeper.contract.names import JOB_ID
+from spotkeeper.contract.notification import CHANNEL_NAME
 from spotkeeper.reconcile.service.request_body import (
     STATUS,
     BodyError,
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.service.auth import Caller
     from spotkeeper.reconcile.store.store import Store
 
-_OURS = re.compile(r"/v1/(?:sync|tick|event|health|notify/[a-z0-9]{8})\Z")
+_OURS = re.compile(r"/v1/(?:sync|tick|event|health|notify/[a-z0-9]{8}|channels/[-a-z0-9]{1,32}/test)\Z")
+_TEST = re.compile(r"/v1/channels/([-a-z0-9]{1,32})/test\Z")
 BOOT = re.compile(r"[-a-z0-9]{1,64}\Z")
 
 log = logging.getLogger("spotkeeper.http")
@@ -60,6 +63,13 @@ class Notified(Struct, frozen=True):
 
     ended: str
     rounds: int = 0
+
+
+class ChannelTested(Struct, frozen=True):
+    """The answer to a channel's test. ``why``: why the message was not sent; "" if it was."""
+
+    sent: bool
+    why: str = ""
 
 
 def main(request: Request) -> Answer:
@@ -98,6 +108,7 @@ class HttpApp(Rounds):
             visit.note["reason"] = f"{type(error).__name__}: {error}"
             if refusal is Refusal.INTERNAL:
                 log.exception("a request failed", extra={"path": _shape(request.path)})
+        self.announce(visit)
         quiet = status == 200 and "ended" not in visit.note
         log.log(
             logging.DEBUG if quiet else logging.INFO if status < 500 else logging.WARNING,
@@ -131,6 +142,9 @@ class HttpApp(Rounds):
         if job != path and JOB_ID.match(job):
             visit.note["job"] = job
             return self._notify, "POST"
+        if (test := _TEST.match(path)) and CHANNEL_NAME.match(test[1]):
+            visit.note["channel"] = test[1]
+            return self._test_channel, "POST"
         raise RequestRefusedError(Refusal.NOT_FOUND)
 
     # -- agents
@@ -146,6 +160,7 @@ class HttpApp(Rounds):
             )
         who = self._agent(request, stack)
         visit.note["caller"] = who.name or who.uid
+        visit.urgent = True
         sync = parse(data, Sync)
         jobs = sync.old_jobs if sync.job is None else (sync.job, *sync.old_jobs)
         if not BOOT.match(sync.boot) or not all(map(JOB_ID.match, jobs)):
@@ -160,6 +175,8 @@ class HttpApp(Rounds):
 
         store, clock = self.store(visit), self.runtime.clock
         said = self._poll(store, stack, who, sync) or accept(store, stack, who, sync, clock.now())
+        if said.announced:
+            self.runtime.options().writer.announced = True
         # The first request of a static machine after its grant counts as its hello, which is a new fact.
         for _ in range(2):
             if not said.new and not self._overdue(store, said, sync.pending):
@@ -224,6 +241,26 @@ class HttpApp(Rounds):
         if done.record is None and done.ended.value == "absent":
             raise RequestRefusedError(Refusal.NOT_FOUND, "no such job")
         return Notified(done.ended.value, done.rounds)
+
+    def _test_channel(self, request: Request, visit: Visit) -> ChannelTested:
+        """Send a test message, by the same way as a notification, and say how that went."""
+        from spotkeeper.contract.notification import AddressError
+        from spotkeeper.reconcile.notifications.https import SendError
+        from spotkeeper.reconcile.notifications.message import test_message
+
+        data = read_body(request)
+        visit.note["caller"] = self._invoker(request).email
+        _nothing(data)
+        stack = self.stack(visit)
+        channel = next((each for each in stack.channels if each.name == visit.note["channel"]), None)
+        if channel is None:
+            raise RequestRefusedError(Refusal.NOT_FOUND, "no such channel")
+        try:
+            self.runtime.send(channel, test_message(channel, stack, self.runtime.clock.now(), uuid4().hex[:12]))
+        except (AddressError, SendError) as error:
+            visit.note["reason"] = str(error)
+            return ChannelTested(False, str(error))
+        return ChannelTested(True)
 
     def _event(self, request: Request, visit: Visit) -> Ticked:
         """Handle a push, which is a hint. An unreadable push is accepted: Pub/Sub repeats a refused push for days."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from spotkeeper.contract.generation import Sync, SyncReply
-from spotkeeper.reconcile.service.http import Empty, Notified
+from spotkeeper.reconcile.service.http import ChannelTested, Empty, Notified
 from spotkeeper.reconcile.service.request_body import MAX_BODY, MAX_DEPTH, STATUS, Push, Refusal
 from spotkeeper.reconcile.service.rounds import Ticked
 
@@ -20,14 +20,17 @@ FILE = Path(__file__).with_suffix(".json")
 _REF = "#/components/schemas/{name}"
 _ABOUT = f"""One function for a stack. Bodies are JSON of at most {MAX_BODY} bytes and {MAX_DEPTH} levels, without
 duplicate keys, and are read only after the caller is authenticated. A refused request gets one word, which says why."""
+_CHANNEL = "^[a-z]([-a-z0-9]{0,30}[a-z0-9])?$"
 Json = dict[str, object]
 
 
 def document() -> Json:
-    _, schemas = msgspec.json.schema_components([Sync, SyncReply, Empty, Ticked, Notified, Push], ref_template=_REF)
+    types = [Sync, SyncReply, Empty, Ticked, Notified, ChannelTested, Push]
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     words = {"type": "string", "enum": sorted(word.value for word in Refusal)}
     refused = {"type": "object", "properties": {"error": words}, "required": ["error"], "additionalProperties": False}
     job = {"name": "job", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[a-z0-9]{8}$"}}
+    channel = {"name": "channel", "in": "path", "required": True, "schema": {"type": "string", "pattern": _CHANNEL}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Spotkeeper reconcile", "version": "1", "description": _ABOUT},
@@ -38,6 +41,10 @@ def document() -> Json:
             "/v1/notify/{job}": {
                 "parameters": [job],
                 "post": _post("A round of one job", "Empty", "Notified", "invoker", 404),
+            },
+            "/v1/channels/{channel}/test": {
+                "parameters": [channel],
+                "post": _post("A test message to a channel", "Empty", "ChannelTested", "invoker", 404),
             },
             "/v1/health": {"get": _health()},
         },

@@ -5,6 +5,7 @@ Syncs that report nothing are answered from documents that this process read a m
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,9 @@ TICK = ""  # the flight of a tick; no job has this id
 # at the latest with its second poll.
 AGE_S = 0.5
 JOBS_KEPT = 256
+ANSWER_S = 1.0  # real seconds that an agent's answer waits for notifications
+
+log = logging.getLogger("spotkeeper.reconcile")
 
 
 class Ticked(Struct, frozen=True):
@@ -37,12 +41,14 @@ class Ticked(Struct, frozen=True):
     busy: bool = False  # a round of the job was already running in this process
 
 
-@dataclass(frozen=True)
+@dataclass
 class Visit:
     """The context of one request: its deadline, and fields of its log line."""
 
     deadline: Deadline
     note: dict[str, object] = field(default_factory=dict)
+    urgent: bool = False  # an agent waits for the answer
+    ticked: bool = False  # a tick also sends what killed processes left
 
 
 class Fresh(Generic[T]):
@@ -190,6 +196,7 @@ class Rounds:
         from spotkeeper.reconcile.controller.alarm import note_tick
 
         store = self.store(visit)
+        visit.ticked = True
         try:
             self.stack(visit)
             done = self.flights.run(TICK, lambda: self.runtime.tick(visit.deadline), lambda _: True)
@@ -204,6 +211,44 @@ class Rounds:
         if strict and done.trouble:
             raise RequestRefusedError(Refusal.UNAVAILABLE, done.trouble)
         return Ticked(done.jobs, len(done.failed))
+
+    def announce(self, visit: Visit) -> None:
+        """Send the notifications that this request stored; after a tick, all that wait. Never raises.
+
+        Rounds have written and released their leases by now. An agent's answer waits a second at most: what is not
+        sent by then goes on beside other requests, or is sent by the next tick.
+        """
+        if not self.runtime.take_announced() and not visit.ticked:
+            return
+        try:
+            stack = self.stack(visit)
+            if not stack.channels:
+                return
+            self._deliver(stack, visit)
+        except Exception:  # the request's own work is done and stays valid
+            log.exception("notifications wait for the next tick")
+
+    def _deliver(self, stack: StackState, visit: Visit) -> None:
+        from spotkeeper.reconcile.notifications.deliver import Delivery, deliver_quietly
+
+        options = self.runtime.options()
+        delivery = Delivery(
+            self.store(visit),
+            stack,
+            self.runtime.clock,
+            self.runtime.send,
+            options.sleep,
+            visit.deadline,
+            options.parallel,
+            waits=visit.ticked,
+        )
+        if options.parallel == 1:
+            deliver_quietly(delivery)
+            return
+        # A thread, because the system's resolver has no time limit.
+        thread = threading.Thread(target=deliver_quietly, args=(delivery,), name="notifications", daemon=True)
+        thread.start()
+        thread.join(ANSWER_S if visit.urgent else max(0.0, visit.deadline.left()))
 
     def stack(self, visit: Visit) -> StackState:
         stack = self.runtime.stack(self.store(visit))

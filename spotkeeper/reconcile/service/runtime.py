@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from spotkeeper.clock import Clock
 from spotkeeper.reconcile.store.objects import LISTING_S, Deadline
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from spotkeeper.reconcile.clouds.rate_limit import TokenBucket
     from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
     from spotkeeper.reconcile.controller.tick import TickResult
+    from spotkeeper.reconcile.notifications.deliver import Send
     from spotkeeper.reconcile.service.auth import Verifier
     from spotkeeper.reconcile.store.store import Store
 
@@ -56,6 +58,7 @@ class FunctionSettings:
     compute_endpoint: str | None = None
     bucket_endpoint: str | None = None
     behind_iam: bool = False  # Cloud Run has checked who calls; it sets K_SERVICE
+    channels: str = field(default="", repr=False)  # the channels' addresses, some of which are secrets
 
 
 def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSettings:
@@ -83,6 +86,7 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
         compute_endpoint=env.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None,
         bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
         behind_iam=bool(env.get("K_SERVICE")),
+        channels=env.get("SPOTKEEPER_CHANNELS", ""),
     )
 
 
@@ -122,6 +126,7 @@ class Runtime:
         self._cloud: tuple[StackState, Cloud] | None = None
         self._verifier: Verifier | None = None
         self._options: RoundOptions | None = None
+        self._send: Send | None = None
         self._stack: tuple[float, StackState] | None = None
         self._specs: OrderedDict[tuple[str, str], JobSpec] = OrderedDict()
         self._collected = time.monotonic()
@@ -159,6 +164,29 @@ class Runtime:
                 )
             return self._verifier
 
+    @property
+    def send(self) -> Send:
+        """Return the function that sends a notification to a channel.
+
+        Addresses of this machine are allowed only if the cloud's API is on this machine too.
+        """
+        with self._lock:
+            if self._send is None:
+                from spotkeeper.reconcile.clouds.http_client import is_loopback
+                from spotkeeper.reconcile.notifications.addresses import (
+                    ChannelAddresses,
+                    SecretReader,
+                    parse_addresses,
+                )
+                from spotkeeper.reconcile.notifications.deliver import sender
+                from spotkeeper.reconcile.notifications.https import HttpsSender
+
+                here = is_loopback(urlsplit(self.settings.compute_endpoint or "").hostname or "")
+                given = parse_addresses(self.settings.channels)
+                addresses = ChannelAddresses(given, SecretReader(self.clock))
+                self._send = sender(HttpsSender(here).post, addresses)
+            return self._send
+
     def options(self) -> RoundOptions:
         """Return the options of rounds: one object per process, because its ledger writer remembers what it wrote."""
         with self._lock:
@@ -168,6 +196,14 @@ class Runtime:
 
                 self._options = RoundOptions(every=in_thread)
             return self._options
+
+    def take_announced(self) -> bool:
+        """Return whether this process has stored notifications since the last call."""
+        with self._lock:
+            announced = self._options is not None and self._options.writer.announced
+            if self._options is not None:
+                self._options.writer.announced = False
+            return announced
 
     def cloud(self, stack: StackState) -> Cloud:
         """Return the stack's cloud, opened again after Pulumi has changed the stack."""

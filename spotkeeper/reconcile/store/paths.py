@@ -18,6 +18,7 @@ DRAIN = "stack/drain"
 ACTIVE = "active/"
 STATIC = "static/"
 MARKET = "market/"
+NOTIFICATIONS = "notifications/"
 QUARANTINE = "quarantine/"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -110,6 +111,10 @@ def ledger(job: str) -> str:
 def entry(job: str, at: float, entry_id: str) -> str:
     """Return the path of a ledger entry. Its time is zero-padded milliseconds, so that names sort by time."""
     return ledger(job) + f"{max(0, round(at * 1000)):016d}.{_NOT_PLAIN.sub('-', entry_id)[:200]}"
+
+
+def notification(notification_id: str) -> str:
+    return NOTIFICATIONS + _NOT_PLAIN.sub("-", notification_id)[:200]
 
 
 def log(job: str, node: int, gen: int) -> str:

@@ -23,6 +23,7 @@ from spotkeeper.contract.job import JobRequest, JobSpec, spec_json
 from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.market import MarketHour, Network, Observation, Prices
 from spotkeeper.contract.names import JOB_ID
+from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store import paths
@@ -49,6 +50,7 @@ MANY = "many-"  # begins the name of an object with several entries of the ledge
 MARKET_TRIES = 5
 HOURS_KEPT = 90 * 24  # of the market's history
 QUARANTINE_KEPT = 200
+NOTIFICATIONS_READ = 500
 
 log = logging.getLogger(__name__)
 
@@ -241,14 +243,46 @@ class Store:
         if len(entries) == 1:
             self.append_ledger(job, entries[0])
         elif entries:  # one object for all entries of one write of the record
-            said = "\n".join(f"{entry.at}.{entry.id}" for entry in entries)
-            name = f"{MANY}{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-            self._create(paths.entry(job, entries[0].at, name), encode_many(entries))
+            self._create(_ledger_path(job, entries), encode_many(entries))
+
+    def appended(self, job: str, entries: Sequence[Entry]) -> bool:
+        """Return whether :meth:`append_all` has written exactly these entries."""
+        return bool(entries) and self._objects.get(_ledger_path(job, entries)) is not None
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
         """Return a job's entries, by time, then id."""
         found = {(entry.at, entry.id): entry for entry in self._read_all(paths.ledger(job), Entry)}
         return tuple(entry for _, entry in sorted(found.items()))
+
+    # -- notifications/<id>: messages that are not yet sent to every channel
+
+    def put_notification(self, outgoing: Outgoing) -> bool:
+        """Store a notification to send, create-only."""
+        path = paths.notification(outgoing.notification.id)
+        return self._create(path, msgspec.json.encode(outgoing)) is not None
+
+    def list_notifications(self) -> tuple[Versioned[Outgoing], ...]:
+        """Return the notifications to send, oldest first; at most 500, and later calls return the others."""
+        keys = self._objects.list(paths.NOTIFICATIONS)[:NOTIFICATIONS_READ]
+        found = []
+        for path, blob in zip(keys, self._objects.get_many(keys), strict=True):
+            if blob is None:  # sent since the listing
+                continue
+            try:
+                found.append(Versioned(decode(blob.data, Outgoing, path), blob.tag))
+            except CorruptError as error:
+                log.warning("skipped %s", error)
+                self._set_aside(path, blob)
+                self._objects.delete(path)
+        return tuple(sorted(found, key=lambda each: each.value.notification.at))
+
+    def cas_notification(self, outgoing: Outgoing, token: str) -> str | None:
+        """Replace a notification that was read with ``token``. Returns the new token; None if another was first."""
+        path = paths.notification(outgoing.notification.id)
+        return self._replace(path, msgspec.json.encode(outgoing), token, own=False)
+
+    def delete_notification(self, outgoing: Outgoing) -> None:
+        self._objects.delete(paths.notification(outgoing.notification.id))
 
     # -- documents written by others
 
@@ -510,6 +544,13 @@ class Store:
 
     def _replace_versioned(self, path: str, document: Nonced, token: str) -> str | None:
         return self._replace(path, encode_versioned(_checked(document, path)), token)
+
+
+def _ledger_path(job: str, entries: Sequence[Entry]) -> str:
+    if len(entries) == 1:
+        return paths.entry(job, entries[0].at, entries[0].id)
+    said = "\n".join(f"{entry.at}.{entry.id}" for entry in entries)
+    return paths.entry(job, entries[0].at, f"{MANY}{hashlib.sha256(said.encode()).hexdigest()[:16]}")
 
 
 def _versioned(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: type[T], path: str) -> Versioned[T]:

@@ -33,6 +33,7 @@ _TEXTS: dict[Event, str] = {
     Event.REFUSED: "{who}: the cloud refused {machine}",
     Event.GENERATION: "generation {gen} trains",
     Event.FIRST: "generation {gen}: its first step is reported",
+    Event.CHECKPOINT: "the job's first checkpoint is durable",
     Event.STOP: "all nodes save and stop",
     Event.STOPPED: "generation {gen}: its processes have stopped",
     Event.MOUNTED: "{who}: its disk is mounted",
@@ -62,6 +63,7 @@ _TEXTS: dict[Event, str] = {
     Event.RESUME: "the job resumes",
     Event.SHELL: "{who}: a shell was opened",
     Event.REQUEST: "request",
+    Event.UNDELIVERED: "a notification was not delivered for hours, and is given up",
     Event.END: "job ended",
     Event.DONE: "all machines of the job are deleted",
 }

@@ -389,6 +389,20 @@ JOB_CASES = [
         GOOD + "pools: [xyz]\n",
         'job.yaml:3: pools[0]: "xyz": the stack prod has no such pool (it has workers, always, gpus)',
     ),
+    (
+        GOOD + "notify: {ml-taem: [failed]}\n",
+        "job.yaml:3: notify.ml-taem: the stack prod has no such channel (did you mean ml-team?)",
+    ),
+    (GOOD + "notify: {ops: []}\n", "job.yaml:3: notify.ops: the stack prod has no such channel (it has ml-team)"),
+    (
+        GOOD + "notify: {'https://hooks.slack.com/services/T/B/x': [failed]}\n",
+        "job.yaml:3: notify: contains an address: name a channel, to which the stack file gives an address",
+    ),
+    (
+        GOOD + "notify: {ml-team: [fail]}\n",
+        'job.yaml:3: notify.ml-team[0]: "fail": not one of started, first-checkpoint, on-demand, hold, resumed, '
+        "over-budget, finished, failed (did you mean failed?)",
+    ),
     (GOOD + "pools: [workers, workers]\n", 'job.yaml:3: pools[1]: "workers": is named twice'),
     (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: is more machines than pool workers may have (4)"),
     (

@@ -496,6 +496,13 @@ def test_the_functions_environment(example: Declaration) -> None:
         "SPOTKEEPER_STACK": NAME,
         "SPOTKEEPER_BUCKET": f"s3://sk-123456789012-{NAME}",
         "SPOTKEEPER_INVOKERS": "arn:aws:iam::123456789012:role/operators",
+        "SPOTKEEPER_CHANNELS": json.dumps(
+            {
+                "ml-team": "aws-secret://arn:aws:secretsmanager:us-east-1:123456789012:secret:slack-ml-team",
+                "ops": "aws-parameter://arn:aws:ssm:us-east-1:123456789012:parameter/spotkeeper/teams-ops",
+            },
+            separators=(",", ":"),
+        ),
     }
 
 

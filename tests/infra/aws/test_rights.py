@@ -77,7 +77,8 @@ def test_the_functions_rights_equal_its_adapters_calls(function: str) -> None:
     own = {action for action in actions_of(function) if action.partition(":")[0] in ("ec2", "iam")}
     assert own == set(iam.ACTIONS)
     assert set(READ_RIGHTS) == set(iam.READS)
-    assert {action.partition(":")[0] for action in actions_of(function)} == {"ec2", "iam", "logs", "s3", "sqs"}
+    services = {action.partition(":")[0] for action in actions_of(function)}
+    assert services == {"ec2", "iam", "logs", "s3", "secretsmanager", "sqs", "ssm"}
     assert not any("*" in action for action in actions_of(function))
 
 
@@ -287,6 +288,16 @@ def test_jobs_may_read_only_the_named_secrets(settings: Settings) -> None:
     for whole in ("x-Ab12Cd", "hub-token-Ab12Cd"):  # a name may end as if AWS's six characters were there
         assert may(by_arn, "secretsmanager:GetSecretValue", f"{secret}{whole}")
     assert not may(by_arn, "secretsmanager:GetSecretValue", f"{secret}hub-tokens-Ab12Cd")
+
+
+def test_the_function_reads_the_addresses_of_channels_and_no_other_secret(settings: Settings, function: str) -> None:
+    secret, parameter = "arn:aws:secretsmanager:us-east-1:123456789012:secret:", "arn:aws:ssm:us-east-1:123456789012:"
+    assert may(function, "secretsmanager:GetSecretValue", f"{secret}slack-ml-team-Ab12Cd")
+    assert may(function, "ssm:GetParameter", f"{parameter}parameter/spotkeeper/teams-ops")
+    assert not may(function, "secretsmanager:GetSecretValue", f"{secret}huggingface-Ab12Cd")
+    assert not may(function, "ssm:GetParameter", f"{parameter}parameter/spotkeeper/teams-ops-2")
+    none = document(function_rights(replace(settings, channels=()), SUBNETS, GROUP))
+    assert not {action for action in actions_of(none) if action.startswith(("secretsmanager:", "ssm:"))}
 
 
 def test_a_submitter_cannot_write_programs_or_declared_documents(settings: Settings) -> None:

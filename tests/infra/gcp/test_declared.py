@@ -232,7 +232,8 @@ def test_the_functions_concurrency_equals_that_of_the_burst_tests(local: Declara
 def test_a_real_stack_sets_no_endpoints(example: Declaration) -> None:
     service = one(example, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
     assert sorted(service["environmentVariables"]) == [
-        *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_INVOKERS", "SPOTKEEPER_STACK", "THREADS")
+        *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_CHANNELS", "SPOTKEEPER_INVOKERS"),
+        *("SPOTKEEPER_STACK", "THREADS"),
     ]
     assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",kim@acme.dev,lee@acme.dev")
 

@@ -94,7 +94,8 @@ def test_a_networks_project_is_read_from_its_link() -> None:
 
 
 def test_jobs_read_the_secrets_that_the_stack_names_and_machines_read_none(shared: Declaration) -> None:
-    found = of(shared, "gcp:secretmanager/secretIamMember:SecretIamMember")
+    members = of(shared, "gcp:secretmanager/secretIamMember:SecretIamMember")
+    found = {name: member for name, member in members.items() if "jobs-read" in name}
     assert {member["secretId"] for member in found.values()} == {
         "projects/acme-train/secrets/wandb",
         "projects/acme-vault/secrets/hub",
@@ -103,6 +104,14 @@ def test_jobs_read_the_secrets_that_the_stack_names_and_machines_read_none(share
     assert {member["member"] for member in found.values()} == {
         "serviceAccount:trainer@acme-train.iam.gserviceaccount.com"
     }
+
+
+def test_the_function_reads_the_secrets_with_addresses_of_channels_and_no_others(shared: Declaration) -> None:
+    members = of(shared, "gcp:secretmanager/secretIamMember:SecretIamMember")
+    (found,) = [member for name, member in members.items() if "jobs-read" not in name]
+    assert found["secretId"] == "projects/acme-train/secrets/slack-ml-team"
+    assert found["role"] == "roles/secretmanager.secretAccessor"
+    assert found["member"].startswith("serviceAccount:sk-demo-fn@")
 
 
 def test_a_plan_shows_another_stacks_outputs_as_unknown() -> None:

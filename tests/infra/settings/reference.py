@@ -59,8 +59,9 @@ def _some(union: inspect.UnionType) -> list[Any]:
 
 def _words(kind: Any) -> str:
     match kind:
-        case inspect.LiteralType():
-            return ", ".join(map(str, kind.values))
+        case inspect.LiteralType() | inspect.EnumType():
+            values = kind.values if isinstance(kind, inspect.LiteralType) else (one.value for one in kind.cls)
+            return ", ".join(sorted(map(str, values)))
         case inspect.BoolType():
             return "true, false"
         case inspect.IntType() | inspect.FloatType():

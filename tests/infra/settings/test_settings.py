@@ -416,3 +416,10 @@ def test_machines_with_only_hyperdisk_get_hyperdisk(kind: str) -> None:
     assert {made.disk.type, made.boot_disk.type} == {"hyperdisk-balanced"}
     other = read(pool(machine={"type": "c3-standard-8"})).pools[1]
     assert {other.disk.type, other.boot_disk.type} == {"pd-balanced"}
+
+
+def test_literal_addresses_of_channels_must_fit_into_the_functions_environment() -> None:
+    channels = [{"name": f"c{n}", "kind": "webhook", "address": f"https://a.test/{'x' * 1000}"} for n in range(3)]
+    with pytest.raises(SpecError, match="at most 2500 fit: put long ones into the secret store"):
+        stackfiles.read("gcp", {"channels": channels})
+    assert len(stackfiles.read("gcp", {"channels": channels[:2]}).addresses()) <= 2500

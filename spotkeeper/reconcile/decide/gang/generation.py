@@ -206,6 +206,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         again=done.again,
         step_s=done.step_s,
         save_s=done.save_s,
+        holds=record.hold_count,
     )
 
 
