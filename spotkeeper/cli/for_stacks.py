@@ -40,6 +40,24 @@ def reconcile(
 
 
 @app.command(rich_help_panel=STACKS)
+def market(
+    pool: Annotated[str | None, Argument(metavar="POOL", help="Only this pool. Default: all spot pools.")] = None,
+    days: Annotated[float, Option("--days", metavar="DAYS", min=0.01, max=90.0, help="How far back to look.")] = 7.0,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show spot prices, served and refused requests, and interruptions of each pool and zone over time.
+
+    Prices are those that the cloud reported; all else is what the machines of this stack's jobs saw.
+
+    Examples: `spotkeeper market`, `spotkeeper market workers --days 30`
+    """
+    from spotkeeper.cli.stacks import market as viewing
+
+    viewing.run(pool, days, stack, as_json=as_json)
+
+
+@app.command(rich_help_panel=STACKS)
 def exporter(
     listen: Annotated[
         str, Option("--listen", metavar="ADDRESS:PORT", help="Where to serve /metrics; port 0: any free port.")

@@ -1,0 +1,151 @@
+"""The market of a stack over time: prices, served and refused requests, and interruptions of each pool and zone. Pure.
+
+The time is cut into equal parts, oldest first. Prices are those that the cloud reported. All else is what the machines
+of all jobs saw: a part in which no machine ran and none was requested is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import HOUR_S, Fate, MachineLife, Observation, Prices, lives
+from spotkeeper.contract.stack import Model, PoolState, StackState
+
+REFUSED = "capacity"  # the cause of a refusal that says something about the market; others concern the account
+
+
+class ZoneMarket(Struct, frozen=True):
+    """The market of one pool in one zone. Tuples have one value for each part of the time; None: unknown.
+
+    Attributes:
+        spot, on_demand: the price now, USD per machine-hour. ``reported``: the cloud reported ``spot``.
+        served, refused: requests for spot machines that the cloud served, and that it refused for lack of capacity.
+        availability: the share of these requests that it served, 0 to 1; None without a request.
+        interruptions: spot machines that the cloud took. ``hours``: how long spot machines ran.
+        last_interruption: virtual unix seconds.
+        prices: mean spot price, USD per machine-hour.
+        available: as ``availability``; 1 if machines ran and none was requested.
+        interrupted: spot machines that the cloud took.
+    """
+
+    pool: str
+    zone: str
+    spot: float | None
+    on_demand: float | None
+    reported: bool
+    served: int
+    refused: int
+    availability: float | None
+    interruptions: int
+    hours: float
+    last_interruption: float | None
+    prices: tuple[float | None, ...]
+    available: tuple[float | None, ...]
+    interrupted: tuple[int, ...]
+
+    @property
+    def per_100_hours(self) -> float | None:
+        """Interruptions in 100 machine-hours; None if machines ran for less than an hour."""
+        return 100.0 * self.interruptions / self.hours if self.hours >= 1.0 else None
+
+
+class MarketView(Struct, frozen=True):
+    """The market of a stack from ``since`` to ``until`` (virtual unix seconds), in parts of ``part_s`` seconds."""
+
+    stack: str
+    since: float
+    until: float
+    part_s: float
+    zones: tuple[ZoneMarket, ...]
+
+
+def market_view(
+    stack: StackState,
+    prices: Mapping[str, Prices],
+    observed: Mapping[str, Sequence[Observation]],
+    since: float,
+    until: float,
+    parts: int,
+) -> MarketView:
+    """Return the market between two times. ``observed``: by pool, in order of time, also from before ``since``."""
+    length = (until - since) / parts
+    edges = [since + length * number for number in range(parts + 1)]
+    zones = (
+        _zone(pool, zone, prices.get(pool.name), _Seen(observed.get(pool.name, ()), zone), edges)
+        for pool in stack.pools
+        if pool.kind == "spot"
+        for zone in pool.zones
+    )
+    return MarketView(stack.stack, since, until, length, tuple(zones))
+
+
+class _Seen:
+    """What a pool's spot machines saw in one zone: requests with their time, lives, and times of interruptions."""
+
+    def __init__(self, observed: Sequence[Observation], zone: str) -> None:
+        self.lives = [life for life in lives(observed) if life.zone == zone and life.model is Model.SPOT]
+        self.served = [life.began for life in self.lives if life.began is not None]
+        self.refused = [one.at for one in observed if one.zone == zone and _refusal(one)]
+        self.lost = [life.ended for life in self.lives if life.fate is not Fate.KEPT and life.ended is not None]
+
+    def hours(self, start: float, end: float) -> float:
+        return sum(_overlap(life, start, end) for life in self.lives) / HOUR_S
+
+    def availability(self, start: float, end: float) -> float | None:
+        served, refused = _count(self.served, start, end), _count(self.refused, start, end)
+        return served / (served + refused) if served + refused else None
+
+
+def _refusal(one: Observation) -> bool:
+    return one.event is Event.REFUSED and one.model is Model.SPOT and one.cause == REFUSED
+
+
+def _overlap(life: MachineLife, start: float, end: float) -> float:
+    if life.began is None:
+        return 0.0
+    return max(0.0, min(end, end if life.ended is None else life.ended) - max(start, life.began))
+
+
+def _count(times: Iterable[float], start: float, end: float) -> int:
+    return sum(start <= at < end for at in times)
+
+
+def _zone(pool: PoolState, zone: str, told: Prices | None, seen: _Seen, edges: Sequence[float]) -> ZoneMarket:
+    since, until = edges[0], edges[-1]
+    spans = list(pairwise(edges))
+    listed = pool.prices.get(zone)
+    now = None if told is None else told.now(until, zone)
+    lost = [at for at in seen.lost if since <= at <= until]
+    return ZoneMarket(
+        pool=pool.name,
+        zone=zone,
+        spot=now if now is not None else listed.spot if listed else None,
+        on_demand=listed.on_demand if listed else None,
+        reported=now is not None,
+        served=_count(seen.served, since, until),
+        refused=_count(seen.refused, since, until),
+        availability=seen.availability(since, until),
+        interruptions=len(lost),
+        hours=seen.hours(since, until),
+        last_interruption=max(lost, default=None),
+        prices=tuple(_mean(told, zone, start, end) for start, end in spans),
+        available=tuple(_available(seen, start, end) for start, end in spans),
+        interrupted=tuple(_count(lost, start, end) for start, end in spans),
+    )
+
+
+def _mean(told: Prices | None, zone: str, start: float, end: float) -> float | None:
+    """Return the mean price of a part, from the first price in it on."""
+    if told is None or (last := told.at(end, zone)) is None:
+        return None
+    first = min(run.start for run in told.runs if run.zone in ("", zone))
+    return told.mean(max(start, first), end, last, zone)
+
+
+def _available(seen: _Seen, start: float, end: float) -> float | None:
+    share = seen.availability(start, end)
+    return 1.0 if share is None and seen.hours(start, end) > 0 else share
