@@ -127,7 +127,7 @@ class News:
 
 
 def added(before: str, after: str) -> str:
-    """Return what a log got between two reads. ``after``, the later text, may lack the beginning of ``before``."""
+    """Return the text that a log gained between two reads. The later text, ``after``, can begin later."""
     if after.startswith(before):
         return after[len(before) :]
     tail = before[-2048:]

@@ -299,7 +299,7 @@ def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[J
 
 
 def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
-    """Return how many seconds the newest job of this name took to start on its slowest pool; default ``START_S``."""
+    """Estimate a start, seconds, by the newest job of this name and the slowest of these pools; default ``START_S``."""
     from spotkeeper.reconcile.select import market
 
     try:

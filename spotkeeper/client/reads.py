@@ -1,6 +1,6 @@
-"""Reads of the bucket for a program that looks again and again: conditional, and counted.
+"""Reads of the bucket for a program that reads the same objects again and again: conditional, and counted.
 
-An object that was read before is asked for by its tag, and the answer has no bytes while it is the same. An entry of a
+An object that was read before is requested by its tag, so it is not sent again while it is unchanged. An entry of a
 ledger never changes and is read once. :class:`Meter` adds up what the reads cost.
 """
 
@@ -24,7 +24,7 @@ WINDOW_S = 300.0  # real; the cost of an hour is told from so long
 
 
 class Spending(Struct, frozen=True):
-    """Reads within an hour at the present pace, and their cost."""
+    """Reads in an hour at the present pace, and their cost in USD."""
 
     reads: int
     usd: float
@@ -55,7 +55,7 @@ class Meter:
 
 
 class MeteredObjects:
-    """``Objects`` that reads only what changed, and counts. What writes passes through."""
+    """``Objects`` that reads only what changed, and counts these reads. Writes are neither changed nor counted."""
 
     def __init__(self, inner: Objects, meter: Meter) -> None:
         self._inner, self._meter, self._lock = inner, meter, threading.Lock()

@@ -4,7 +4,8 @@ The order is: ``active/<job>`` (with the time), ``spec.json``, ``source``, ``nam
 Nothing runs before ``rec`` exists. ``active`` comes first because ticks find jobs there: if a job still has no record a
 day after its submission began, a tick deletes its files. Before that, a submission that was interrupted after it wrote
 its name can be completed: the user submits the same content again. Each write creates an object and replaces none,
-because submitters may only create objects; but the name of an ended job is deleted, so that it can be used again.
+because submitters have the right to create objects only; but the name of an ended job is deleted, so that it can be
+used again.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _refuse_other(
 
 
 def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
-    """Return the names of fields that differ, without their values, which may be long or private."""
+    """Return the names of fields that differ, without their values, which can be long or private."""
     if theirs is None:
         return ["its job file is missing"]
     fields = [field for field in ours.__struct_fields__ if field != "source"]
@@ -182,10 +183,11 @@ def _ports_in_use(store: Store, job: str) -> Iterable[int]:
 
 
 def free_port_block(used: Iterable[int]) -> int:
-    """Return a random port block that no unfinished job of the stack uses, because jobs may share a host.
+    """Return a random port block that no unfinished job of the stack uses, because jobs can share a host.
 
-    The choice is random because a host may also run jobs of other stacks. Once all 199 blocks are taken, jobs share
-    blocks. Two such jobs have different ``run_id``s of torchrun, and a job whose port is busy restarts once.
+    The choice is random because a host can also run jobs of other stacks. Once all 199 blocks are taken, jobs share
+    blocks. They cannot join each other, since each has its own ``run_id`` of torchrun, and a job whose port is busy
+    restarts once.
     """
     taken = set(used)
     blocks = range(PORT_FIRST, PORT_END - PORT_BLOCK, PORT_BLOCK)

@@ -101,7 +101,7 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return ``folder``; instead of the default folder, ``SPOTKEEPER_FOLDER`` or an existing cloud's folder, if any."""
+    """Return ``folder``. If it is the default, ``SPOTKEEPER_FOLDER`` or an existing cloud's folder goes first."""
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 

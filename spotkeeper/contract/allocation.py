@@ -1,4 +1,4 @@
-"""``stack/allocation``: which attempt of which job may have which machine, for the whole stack. Pure.
+"""``stack/allocation``: the grants of the whole stack, which permit attempts of jobs to have a machine. Pure.
 
 A grant is written before the intent. It is released after the machine is gone, or after the static machine has reported
 that it dropped the attempt. By compare-and-swap only one writer succeeds, so two jobs never get the same machine.
@@ -17,7 +17,7 @@ from spotkeeper.contract.stack import Model, StackState
 
 
 class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
-    """An entry of the allocation: this attempt may have this machine.
+    """An entry of the allocation: permits this attempt to have a machine of this ``resource``.
 
     ``resource`` is ``slot:<pool>`` for a spot machine under the pool's limit,
     ``slot:<pool>/on-demand`` for an on-demand machine (which also counts under the

@@ -18,7 +18,7 @@ from spotkeeper.contract.stack import Model
 
 
 class VmStatus(str, Enum):
-    """The state of a listed machine. A PENDING machine may never run: without capacity it vanishes after seconds."""
+    """The state of a listed machine. A PENDING machine can fail to run: without capacity it vanishes after seconds."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -104,7 +104,7 @@ class InsertVm(Struct, frozen=True, tag=True):
 
 
 class DeleteVm(Struct, frozen=True, tag=True):
-    """Delete a machine by its unique id, since a newer machine may have the same name."""
+    """Delete a machine by its unique id, since a newer machine can have the same name."""
 
     name: str
     uid: str

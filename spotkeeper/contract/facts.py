@@ -131,7 +131,7 @@ class Hung(Struct, frozen=True):
 
 
 class WorkerState(str, Enum):
-    """The state of a worker in a job that seems hung. Of its workers' states a machine reports the first in this order.
+    """The state of a worker in a job that seems hung. A machine reports one: the first in this order that a worker has.
 
     BUSY: the worker is not hung, since the script announced a long step, or is at a place where no step is expected.
     ELSEWHERE: it waits for no peer, so its peers wait for it. SILENT: it handles no signal, so it hangs in code below
@@ -168,7 +168,7 @@ class StacksAnswer(Struct, frozen=True):
 
 
 class Sign(str, Enum):
-    """A sign of broken hardware that a crash may leave.
+    """A sign of broken hardware that a machine finds in its logs after a crash.
 
     All signs but NETWORK concern the machine that found them. NETWORK counts only if a single machine finds it, since
     every machine finds it when a peer dies.

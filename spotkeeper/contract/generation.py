@@ -117,7 +117,7 @@ class FactIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``jobs/<job>/progress``: the report of the first member, sent once or twice a minute."""
+    """``jobs/<job>/progress``: the report of the member with the lowest node, sent once or twice a minute."""
 
     gen: Count
     step: Count

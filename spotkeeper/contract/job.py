@@ -1,4 +1,4 @@
-"""The job file that a user writes, and the requests that a user may make of a running job."""
+"""The job file that a user writes, and the requests that a user can make of an unfinished job."""
 
 from __future__ import annotations
 
@@ -65,10 +65,12 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
     """When a job counts as hung. A hung job restarts after its stacks are logged, and this counts as a crash."""
 
-    factor: Annotated[float, Meta(ge=2, le=1e6, description="a step may take this many times its usual time")] = 30.0
+    factor: Annotated[
+        float, Meta(ge=2, le=1e6, description="a step counts as hung after this many times its usual time")
+    ] = 30.0
     floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes before a step can count as hung")] = 10.0
     idle_min: Annotated[
-        float, Meta(ge=1, le=1e6, description="minutes without CPU use that the script may spend outside its loops")
+        float, Meta(ge=1, le=1e6, description="minutes without CPU use, outside the loops, before a job counts as hung")
     ] = 60.0
 
 

@@ -56,7 +56,7 @@ SURPRISES = ("loss", "crash", "silence", "stall", "exit", "reboot", "disk", "hos
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One event. Readers use the first entry of each ``id``: after a crash of reconcile, a second GONE may follow."""
+    """One event. Readers use the first entry of each ``id``, since reconcile can write a GONE again after a crash."""
 
     at: float  # virtual unix seconds
     id: str  # deterministic per event, so that a repeated round writes it once

@@ -1,6 +1,6 @@
 """Documents of the market: prices that the cloud reports, and events of machines.
 
-Reconcile writes these plain values under ``market/``; the report also reads them. Any of these documents may be
+Reconcile writes these plain values under ``market/``; the report also reads them. Any of these documents can be
 missing, since safety does not depend on them.
 """
 
@@ -164,7 +164,7 @@ class Fate(str, Enum):
     """How the life of an admitted machine ended.
 
     =========== ==================================================================================
-    KEPT        it still runs, or the job released it (also because it was silent)
+    KEPT        it still runs, or the job released it (even if because the machine was silent)
     ANNOUNCED   it was lost or released while a preemption notice was in force
     UNANNOUNCED it was lost without a notice
     =========== ==================================================================================

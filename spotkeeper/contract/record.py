@@ -65,7 +65,7 @@ class Hold(str, Enum):
                                                             the job ends after ``hold_days``
     ======== ============================================== ===================================
 
-    Each resume may bring other files: a corrected script, another ``max_usd``.
+    Each resume can bring other files: a corrected script, another ``max_usd``.
     """
 
     PAUSE = "pause"
@@ -76,7 +76,7 @@ class Hold(str, Enum):
 
 
 class SlotState(str, Enum):
-    """INTENT (requested, may not exist yet) -> ADMITTED (is listed and said hello) -> MEMBER (in the generation)."""
+    """INTENT (decided, perhaps not made yet) -> ADMITTED (is listed and said hello) -> MEMBER (in the generation)."""
 
     INTENT = "intent"
     ADMITTED = "admitted"
@@ -107,7 +107,7 @@ class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Node(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A node's machines: ``cur`` trains or will train; ``next`` stands by without the node's disk."""
+    """A node's machines: ``cur`` trains or will train; ``next`` gets the node's disk only when it becomes ``cur``."""
 
     top: int = 0  # the highest attempt number used
     disk: int = 0  # number of the node's current disk

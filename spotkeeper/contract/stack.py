@@ -122,7 +122,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
         return next((pool for pool in self.pools if pool.name == name), None)
 
     def zones(self) -> tuple[str, ...]:
-        """Return every zone in which the stack may have machines or disks."""
+        """Return every zone of the stack's pools."""
         return tuple(sorted({zone for pool in self.pools for zone in pool.zones}))
 
 
@@ -130,7 +130,7 @@ class TickNote(Struct, frozen=True):
     """The result of the last ticks. The function writes it when the result changes, and every ``RENEWED_S`` seconds.
 
     Attributes:
-        succeeded: time of the last noted success; a later success may be unnoted for up to ``RENEWED_S``.
+        succeeded: time of the last noted success; the last success can be up to ``RENEWED_S`` later.
         failing: since when every tick has failed; None: the last tick succeeded.
         failed: time of the last noted failure.
         reason: why that tick failed.

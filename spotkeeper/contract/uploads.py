@@ -29,7 +29,7 @@ _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
 
 @dataclass(frozen=True)
 class LogPart:
-    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path``; a note has no path."""
+    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path`` ("": of no file)."""
 
     title: str
     text: bytes

@@ -217,7 +217,7 @@ def _failed(record: Record, entries: Sequence[Entry], reached: bool) -> str:
 
 
 def _moments(victim: Victim, entries: Sequence[Entry]) -> dict[DrillStep, float]:
-    """The first time of each phase in the ledger. Every later attempt of the node counts, as a replacement may fail."""
+    """The first time of each phase in the ledger. Every later attempt of the node counts, as a replacement can fail."""
     at: dict[DrillStep, float] = {}
     for entry in entries:
         own = entry.node == victim.node and entry.attempt is not None

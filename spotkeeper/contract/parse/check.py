@@ -2,7 +2,7 @@
 
 A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all
 validators. They read the job file and the source folder, never a cloud. ``check_run.py`` has the rules on the command,
-variables and secrets. A caution is about a value that is allowed but may surprise: ``submit`` prints the caution and
+variables and secrets. A caution is about a value that is allowed but can surprise: ``submit`` prints the caution and
 continues. Prices are list prices. A rule that needs an unknown value is skipped.
 """
 

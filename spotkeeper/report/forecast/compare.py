@@ -80,7 +80,7 @@ class MeasuredStep(Struct, frozen=True):
 
 
 class ForecastRow(Struct, frozen=True):
-    """The forecast for one shape. ``bought``: ``spot`` (what the job's policy buys) or ``on-demand`` (nothing else)."""
+    """The forecast for one shape. ``bought``: ``spot`` (by the job's policy) or ``on-demand`` (no spot)."""
 
     pool: str
     shape: GangShape
@@ -135,7 +135,7 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step that the machines of a shape spend on summing gradients.
 
-    The measured step may be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
+    The measured step can be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
     sums them during the arithmetic. Then the modelled time of every shape is multiplied by measured / modelled time.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
@@ -150,7 +150,7 @@ def _visible(step: MeasuredStep) -> float:
 def shapes(
     pools: Iterable[PoolState], own: GangShape, home: str, networks: Networks
 ) -> tuple[list[tuple[str, GangShape]], list[str]]:
-    """Choose the shapes to compare: the job's own in its pool ``home``, and enough machines of each pool.
+    """Choose the shapes to compare: the job's ``own`` in its pool, and of each pool enough machines for its processes.
 
     Returns the pools with their shapes, and a line for each pool that is too small.
     """
@@ -184,9 +184,9 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
     ]
     if _visible(step) < 1.0:
         lines.append(
-            f"gradients: their sum should take {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole step takes "
-            f"{step.seconds:.3f} s, perhaps since the job has fewer, or sums them during the arithmetic; so on every "
-            f"shape {percent(_visible(step))} of this time count"
+            f"gradients: their modelled sum takes {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole step "
+            f"takes {step.seconds:.3f} s; perhaps the job has fewer gradients, or sums them during the arithmetic, "
+            f"so only {percent(_visible(step))} of the model's time is counted on every shape"
         )
     if len({family(shape.machine_type) for shape in every}) > 1:
         lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown speeds count as equal")

@@ -1,6 +1,6 @@
 """Forecasts a job's cost and end: it replays, on recorded markets, the policy that buys machines. Pure.
 
-The job is replayed from many moments of each recorded region. Each region is a sample of what the job's market may be
+The job is replayed from many moments of each recorded region. Each region is a sample of what the job's market could be
 like, and all samples weigh the same; the job's own market, if recorded, weighs as much as all others together.
 """
 
@@ -60,7 +60,7 @@ class Outlook(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """The forecast of one job on one pool, beside on-demand machines only, whose cost is taken as certain."""
+    """The forecast of one job on one pool, and on its on-demand machines alone, whose cost and end are exact values."""
 
     job: str
     pool: str
@@ -159,7 +159,7 @@ def on_demand_only(task: Task) -> Outlook:
 
 
 def barred(task: Task) -> str:
-    """Why the job may not have all its machines on-demand; "" if it may."""
+    """Why the job is not allowed to have all its machines on-demand; "" if it is."""
     if task.shop.on_demand:
         return ""
     if task.spec.policy == "spot":
@@ -204,7 +204,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     else:
         yield f"on-demand: {barred(task)}, so no such machine is bought; the on-demand column is for comparison"
     yield "not included: disks and traffic"
-    yield f"range: made to contain {percent(PROMISED)} of outcomes, also in unknown markets (bench/market/forecast.py)"
+    yield f"range: set to contain {percent(PROMISED)} of outcomes, tested on other markets (bench/market/forecast.py)"
 
 
 # -- for people

@@ -31,7 +31,7 @@ TIMES = Times()
 class Shop:
     """The offers open to a job: one pool, its zones in order.
 
-    ``on_demand``: whether all the job's machines may be on-demand.
+    ``on_demand``: whether the job is allowed to have all its machines on-demand.
     """
 
     stack: StackState
@@ -159,7 +159,7 @@ class Chooser:
         return {zone: way for id_, zone in self.names.items() if id_ != home}
 
     def _work(self, tick: Tick) -> Work:
-        """The work that is left, and the slack, from which one tick is subtracted: a replay can react only at ticks."""
+        """The work that is left, and the slack. The slack is less by one tick, since a replay reacts only at ticks."""
         whole, left = self.terms.work_h, tick.left_h
         excess = tick.cost / self.terms.on_demand_price - tick.done_h
         if tick.time_left_h is None:

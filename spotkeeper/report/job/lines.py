@@ -63,7 +63,7 @@ def phase_word(view: JobView) -> str:
 
 
 def step_word(view: JobView) -> str:
-    """The job's step: ``1200``; ``586+`` if a succeeded job may have made more steps after its last report."""
+    """The job's step: ``1200``; ``586+`` if a succeeded job perhaps made more steps after its last report."""
     if view.step is None:
         return "-"
     return f"{view.step}+" if view.outcome is Outcome.SUCCEEDED and _stale(view) else str(view.step)
@@ -77,9 +77,9 @@ def state_word(view: JobView) -> str:
 
 
 def _stale(view: JobView) -> bool:
-    """Whether an ended job may have made more steps than its last report says, since reports come once a minute.
+    """Whether an ended job perhaps made more steps than its last report says, since reports come once a minute.
 
-    Only a report of the last step rules that out. Without one, the script may also have ended before its last step.
+    Only a report of the job's last step excludes this. Without it, the script perhaps ended before its last step.
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 
@@ -142,7 +142,7 @@ def hold_lines(view: JobView) -> list[str]:
         price = f"{usd(hold.usd_per_day)} a day" if hold.usd_per_day is not None else "price unknown"
         lines.append(f"its machines are deleted; {count(hold.disks, 'disk')} of {hold.disk_gb} GB in all: {price}")
     if hold.kind is Hold.SPEND:
-        lines.append("it may spend a little more than max_usd: costs are checked each minute, and saving takes time")
+        lines.append("it can spend a little more than max_usd: costs are checked each minute, and saving takes time")
     if hold.tries_in_s is not None:
         lines.append(f"it tries again by itself in {duration(hold.tries_in_s)}")
     disks = "its disks stay (keep_disks)" if hold.keep_disks else "its disks and their checkpoints are deleted"

@@ -6,9 +6,9 @@ ends the interruption. A machine requested meanwhile belongs to the recovery if 
 swap or a probe only if it was promoted.
 
 A preemption is the end of a spot machine that had joined: the cloud took the machine, or the job released it while a
-notice was in force.
-``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not count, nor does a
-machine that did not answer or never joined. Every displayed number of preemptions comes from this module.
+notice was in force. ``contract.market.fate`` decides this, and whether a notice came first. A withdrawn notice does not
+count, nor does a machine that did not answer or never joined. Every displayed number of preemptions comes from this
+module.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Machines: TypeAlias = Mapping[Key, Attempt]
 
 @dataclass
 class _Trouble:
-    """The events since the last generation that may be an interruption."""
+    """The events since the last generation, which perhaps are an interruption."""
 
     noticed: dict[int, float] = field(default_factory=dict)  # node -> time
     lost: dict[int, float] = field(default_factory=dict)  # without a notice
@@ -108,7 +108,7 @@ def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
 
 
 def _ended(one: Recovery, by: Entry, first: float | None) -> Recovery:
-    """Complete a recovery from the GENERATION entry that ended it; ``first``: when this generation first reported."""
+    """Complete a recovery from the GENERATION entry that ended it; ``first``: when its first step was reported."""
     start_s = None if first is None else max(0.0, first - by.at)
     return replace(one, save_s=by.save_s, start_s=start_s, steps_again=by.again)
 
@@ -140,7 +140,7 @@ def _note(trouble: _Trouble, entry: Entry) -> None:
 
 
 def _came(trouble: _Trouble, key: Key, machines: _Machines, end: float | None) -> bool:
-    """Whether this machine took part in the generation at ``end``, or, if ``end`` is None, may still take part.
+    """Whether this machine belongs to the recovery that ended at ``end``. None: it still lasts, and later hellos count.
 
     The machine of a swap boots beside a training machine, and a probe boots in another zone. Until such a machine is
     promoted, it has no part in the recovery from a crash or loss.

@@ -43,7 +43,7 @@ class BarKind(str, Enum):
 
 
 class Bar(Struct, frozen=True):
-    """A part of one machine's life. ``shared``: another machine of the node exists too; ``row``: which half is its."""
+    """A part of one machine's life. ``shared``: it shares its lane with another machine; ``row``: its half."""
 
     node: int
     attempt: int

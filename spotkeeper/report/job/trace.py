@@ -4,7 +4,7 @@
 part        from                                         to
 =========== ============================================ =====================================================
 NOTICE      the first preemption notice                  the order to stop; the job trains meanwhile
-SAVE        the order to stop (a surprise saves nothing) the usual duration of a save later, as last measured
+SAVE        the order to stop (a surprise saves nothing) as much later as the last measured save took
 STOP        the end of the save                          the end of the lowest member's processes
 ORDER       the request for a machine                    the cloud has created it; refused requests count
 BOOT        the machine's creation                       its agent's hello
@@ -195,7 +195,7 @@ class _Story:
         return entry.event is Event.MOUNTED and (entry.node, entry.attempt) == (machine.node, machine.attempt)
 
     def _start(self, again: float, first: Entry) -> Iterator[PartSpan]:
-        """Yield the parts of a generation's start. Without measured times, all of it is the first step."""
+        """Yield the parts of a generation's start. Without measured times, all of it counts as FIRST."""
         whole = max(0.0, first.at - again)
         first_s = whole if first.first_s is None else min(whole, first.first_s * self._scale)
         restore_s = min(whole - first_s, (first.restore_s or 0.0) * self._scale)

@@ -136,7 +136,7 @@ class JobView(Struct, frozen=True):
         return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
-        """Whether the job is over, or on a hold that ends the job without a resume, and no resume is requested yet."""
+        """Whether only a user's resume can continue the job (on hold, none requested), or nothing can (over)."""
         waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
         return self.over() or waits
 

@@ -13,9 +13,9 @@ NEVER_JOINED   the machine never said hello
 ============== ======================================================================================
 
 All parts but TRAINED are lost work. The member of a generation is, for each node, the machine that was admitted before
-and not lost; of two such machines the promoted one, or else the older one. A probe in another zone is a member only
-after the gang has moved there. A generation counts as trained from the decision to start it until the decision to stop
-it, because the ledger has only the times of decisions.
+the generation began and not lost. If a node has two such machines, its member is the promoted one, or else the older
+one. A probe in another zone is a member only after the gang has moved there. A generation counts as trained from the
+decision to start it until the decision to stop it, because the ledger has only the times of decisions.
 """
 
 from __future__ import annotations
@@ -194,8 +194,9 @@ def _trained(machine: Attempt, lives: Sequence[Life], worked: Sequence[Span]) ->
 
 
 def _idle(machine: Attempt, span: Span, stills: Sequence[Still], last: float, why: str) -> Iterable[Piece]:
-    """Divide a span in which a machine did not train into STANDING_STILL, STANDING_BY (before ``last``) and LEAVING.
+    """Divide a span in which a machine did not train into pieces.
 
+    They are STANDING_STILL while the job was stopped, otherwise STANDING_BY before ``last`` and LEAVING after it.
     ``last``: when the machine last trained, or its end if it never trained. ``why``: the cause of its end.
     """
     left: Sequence[Span] = [span]

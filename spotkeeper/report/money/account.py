@@ -1,8 +1,8 @@
 """The account of a job, and the totals of a stack: machines, their cost, and how the paid time was used. Pure.
 
-Node-hours are hours of the cloud's clock, money is USD. Lost work is paid time whose steps were not kept; ``goodput``
-is the share of paid time whose steps were kept. The money spent is the cost of lost work plus that of training. There
-are totals by job, by submitter and by calendar month (UTC).
+Node-hours are hours of the cloud's clock, money is USD. Lost work is all paid time without kept steps, boots and waits
+included; ``goodput`` is the share of paid time with kept steps. The money spent is the cost of lost work plus that of
+training. There are totals by job, by submitter and by calendar month (UTC).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AttemptLine(Struct, frozen=True):
 
 
 class LostHours(Struct, frozen=True):
-    """Paid time whose steps were not kept, summed by cause ("notice", "loss", "start" ...) and part."""
+    """Paid time without kept steps, summed by cause ("notice", "loss", "start" ...) and part."""
 
     cause: str
     part: WorkPart

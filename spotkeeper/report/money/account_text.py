@@ -173,7 +173,7 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:
 def _safe(value: object) -> object:
     """A cell's text on one line, quoted with ``'`` if a spreadsheet could take it for a formula.
 
-    A formula may also begin with blanks or a full-width sign (OWASP, "CSV Injection").
+    A formula can also begin with blanks or a full-width sign (OWASP, "CSV Injection").
     """
     if not isinstance(value, str):
         return value

@@ -1,7 +1,7 @@
 """Computes the cost of a job from its ledger and the prices that the cloud reported, and its cost on-demand.
 
 A machine is paid from its start to its end. The start is `started`, if the cloud reported it, else the INTENT, which
-may be too early; the end is `ended`, if the cloud reported it, else the GONE, which may be a minute late. A spot
+can be too early; the end is `ended`, if the cloud reported it, else the GONE, which can be a minute late. A spot
 machine costs the market price of each moment, if reported; if not, and for other models, it costs the price in its
 INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds the bill by seconds for
 each machine, since EC2 does not report when a requested machine began to run, and since time that a cloud waives counts
@@ -93,7 +93,7 @@ def _moment(entry: Entry) -> tuple[float, int, str]:
 
 
 def first_of_each(ledger: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Sort the entries by time and keep one for each id, since a repeated round may write an event again."""
+    """Sort the entries by time and keep one for each id, since a repeated round can write an event again."""
     out: dict[str, Entry] = {}
     for entry in sorted(ledger, key=_moment):
         out.setdefault(entry.id, entry)
@@ -232,7 +232,7 @@ def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dic
 
 
 def _list_price(machine: Attempt, stack: StackState | None) -> float | None:
-    """The on-demand price of a machine, USD an hour; None for a spot machine of a pool that the stack no longer has.
+    """The on-demand price of a machine, USD an hour; None for a spot machine whose pool the stack no longer has there.
 
     The price recorded with the request comes before the stack's present price, so that later changes of the stack do
     not change past savings.

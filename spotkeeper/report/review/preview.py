@@ -159,7 +159,7 @@ def read(text: bytes) -> Preview:
 
 
 def declared(text: bytes) -> tuple[tuple[Declared, ...], bool]:
-    """Return the resources after `up`, and whether they are all: without `--show-sames` unchanged ones are missing.
+    """Return the resources after `up`, and whether the list is complete: it needs `--show-sames` for unchanged ones.
 
     Raises:
         PreviewError: as :func:`read`.
@@ -298,7 +298,7 @@ def _exposed(step: _Step) -> str:
         return ""
     lifted = (old.protect and not new.protect) or (old.retainOnDelete and not new.retainOnDelete)
     forced = not old.inputs.get("forceDestroy") and bool(new.inputs.get("forceDestroy"))
-    return "its protection ends: the next change or a destroy may delete its data" if lifted or forced else ""
+    return "its protection ends: the next change or a destroy can delete its data" if lifted or forced else ""
 
 
 def _why(step: _Step) -> Iterator[str]:

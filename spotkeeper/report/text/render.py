@@ -179,7 +179,7 @@ def fitting(
 ) -> Fitting:
     """A table of rows given by column title; columns in ``right`` are aligned to the right.
 
-    ``columns``: by default the first row's titles; a table that may have no rows must pass them.
+    ``columns``: by default the first row's titles; a table that can be without rows must pass them.
     """
     rows = tuple(rows)
     columns = columns or tuple(rows[0] if rows else ())

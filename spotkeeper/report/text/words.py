@@ -1,7 +1,7 @@
 """Formats numbers for people, and untrusted text as Markdown that stays plain text. Pure.
 
-A pull request's comment quotes a branch that is not reviewed yet: a resource may be called ``](javascript:...)``, a
-message may close its table or mention many people by @. GitHub decodes entities and backslashes before it looks for
+A pull request's comment quotes a branch that is not reviewed yet: a resource can be called ``](javascript:...)``, a
+message can close its table or mention many people by @. GitHub decodes entities and backslashes before it looks for
 mentions, so only code spans and blocks are safe: all text from outside this project goes through ``code`` or ``block``.
 """
 

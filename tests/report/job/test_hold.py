@@ -50,7 +50,7 @@ def test_a_job_held_by_max_usd_names_both_remedies() -> None:
     lines = printed(status(job_view(record, None, (), STACK, now=HOUR))).splitlines()
     assert "on hold (max_usd: $5.00 is spent)" in lines[0]
     assert lines[-5:] == [
-        "it may spend a little more than max_usd: costs are checked each minute, and saving takes time",
+        "it can spend a little more than max_usd: costs are checked each minute, and saving takes time",
         "unless resumed, it ends in 1d00h: its disks and their checkpoints are deleted",
         "resume from the newest checkpoint, with max_usd to spend again:  spotkeeper resume first",
         "resume with another max_usd, or other files:  spotkeeper resume first JOB.YAML",
