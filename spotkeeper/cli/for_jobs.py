@@ -198,6 +198,9 @@ def report(
     as_csv: Annotated[
         bool, Option("--csv", help="One line per machine (with --all: per job, user and month).")
     ] = False,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the job's page, as in the dashboard, to one HTML file.")
+    ] = None,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
@@ -207,11 +210,12 @@ def report(
     what replaced the machine. Lost work is paid time that did not contribute to the result; goodput is the share of
     paid time that did.
 
-    Examples: `spotkeeper report first`, `spotkeeper report first --csv > machines.csv`, `spotkeeper report --all`
+    Examples: `spotkeeper report first`, `spotkeeper report first --csv > machines.csv`, `spotkeeper report --all`,
+    `spotkeeper report first --html first.html`
     """
     from spotkeeper.cli.jobs import report as reporting
 
-    reporting.run(job, stack, every=every, as_csv=as_csv, as_json=as_json)
+    reporting.run(job, stack, every=every, as_csv=as_csv, as_json=as_json, html=html)
 
 
 @app.command(rich_help_panel=JOBS)

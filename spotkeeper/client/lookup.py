@@ -17,7 +17,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target, silence
 from spotkeeper.contract.facts import HANG
 from spotkeeper.contract.generation import Progress
-from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, start_s
+from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, spec_json, start_s
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_ID, JOB_NAME
@@ -177,6 +177,14 @@ def deadline_of(store: Store, record: Record) -> float | None:
     with contextlib.suppress(ValueError):  # submit refuses a malformed one
         return deadline_at(spec.deadline, record.created)
     return None
+
+
+def job_yaml(store: Store, record: Record) -> str:
+    """Return a job's present file as YAML, without fields that have their default; "" if it is gone."""
+    import msgspec
+
+    spec = store.read_spec(record.job, record.spec_key())
+    return "" if spec is None else msgspec.yaml.encode(msgspec.json.decode(spec_json(spec))).decode()
 
 
 def prices_of(store: Store, stack: StackState | None) -> dict[str, Prices]:

@@ -6,25 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.stack import Model
 from spotkeeper.report.html.markup import escape
 from spotkeeper.report.html.style import DARK, LIGHT
-from spotkeeper.report.job.timeline import Bar, BarKind, Timeline
-from spotkeeper.report.text.words import duration, usd
+from spotkeeper.report.html.svg import KIND_COLOR, MODEL_COLOR, bar_text
+from spotkeeper.report.job.timeline import Bar, Timeline
+from spotkeeper.report.money.money import PricesByPool
 
 Options = dict[str, Any]
+DAY_S = 86400.0
 MS = 1000.0  # a time axis of ECharts counts milliseconds, and then finds round minutes, hours and days
 MOST_BARS = 4000  # ECharts draws custom series of more in pieces, badly (echarts #14144)
-MODEL_COLOR = {Model.SPOT: "spot", Model.ON_DEMAND: "demand", Model.STATIC: "static"}
-KIND_WORD = {
-    BarKind.BOOT: "boots",
-    BarKind.READY: "ready",
-    BarKind.TRAIN: "trains",
-    BarKind.SAVE: "saves, waits for the next generation",
-    BarKind.NOTICE: "trains with a preemption notice",
-    BarKind.LEAVE: "is deleted",
-    BarKind.REFUSED: "refused by the cloud",
-}
 # data: [lane, from, to, row, rows, style, color, text]; a lane with two machines at once is split
 _BAR = """(params, api) => {
   const from = api.coord([api.value(1), api.value(0)]), to = api.coord([api.value(2), api.value(0)]);
@@ -193,22 +184,10 @@ def timeline(view: Timeline, dark: bool) -> Options:
 
 
 def _bar(bar: Bar, lane: int, start: float, paint: dict[str, str]) -> list[Any]:
-    model = bar.model.value
-    text = (
-        f"node {bar.node}, attempt {bar.attempt}: {KIND_WORD[bar.kind]} for {duration(bar.end - bar.start)}<br>"
-        f"{model} in {escape(bar.zone)}, {escape(usd(bar.price))}/h"
-    )
-    color = {BarKind.SAVE: "save", BarKind.NOTICE: "notice", BarKind.LEAVE: "dim"}.get(bar.kind, MODEL_COLOR[bar.model])
-    return [
-        lane,
-        (bar.start - start) * MS,
-        (bar.end - start) * MS,
-        bar.row,
-        1 + bar.shared,
-        bar.kind.value,
-        paint[color],
-        text,
-    ]
+    text = escape(bar_text(bar)).replace("; ", "<br>", 1)
+    color = paint[KIND_COLOR.get(bar.kind, MODEL_COLOR[bar.model])]
+    times = (bar.start - start) * MS, (bar.end - start) * MS
+    return [lane, *times, bar.row, 1 + bar.shared, bar.kind.value, color, text]
 
 
 def timeline_rows(view: Timeline) -> list[tuple[str, ...]]:
@@ -284,3 +263,37 @@ def lines(
         "dataZoom": [{"type": "inside", "zoomOnMouseWheel": "ctrl", "moveOnMouseWheel": False}],
         "series": drawn,
     }
+
+
+_HUES = ("spot", "demand", "static", "save", "good", "bad", "notice", "dim")
+Series = list[tuple[str, list[tuple[float, float]]]]
+
+
+def price_series(prices: PricesByPool, now: float, days: float) -> Series:
+    """The reported spot prices by pool and zone: (days before now, as a negative number; USD per hour)."""
+    out: Series = []
+    for pool, told in sorted(prices.items()):
+        for zone in sorted({run.zone for run in told.runs}):
+            runs = [run for run in told.runs if run.zone == zone]
+            points = [((run.start - now) / DAY_S, run.usd) for run in runs if run.start <= now]
+            old = [point for point in points if point[0] < -days]
+            kept = [point for point in points if point[0] >= -days]
+            kept = [(-days, old[-1][1]), *kept] if old else kept
+            if kept:
+                out.append((f"{pool} {zone}".strip(), [*kept, (0.0, kept[-1][1])]))
+    return out
+
+
+def prices(series: Series, dark: bool) -> Options:
+    """Spot prices as steps over the last days."""
+    drawn = [(name, _HUES[at % len(_HUES)], points) for at, (name, points) in enumerate(series)]
+    options = lines("Spot prices", drawn, dark, unit="$")
+    for one in options["series"]:
+        one["step"] = "end"
+        one["lineStyle"]["type"] = "solid"
+        del one["sampling"]
+    options["xAxis"] = {**options["xAxis"], "max": 0, "name": "days ago", "nameLocation": "middle", "nameGap": 24}
+    options["xAxis"]["axisLabel"] = {**options["xAxis"]["axisLabel"], ":formatter": "v => -v"}
+    options["legend"] = {**options["legend"], "show": True, "type": "scroll", "right": 32}
+    options["grid"] = {**options["grid"], "top": 34, "bottom": 22}
+    return options

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from spotkeeper.client import lookup
+from spotkeeper.client import lookup, market
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.reads import Meter, MeteredObjects
 from spotkeeper.client.target import Target
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.ledger import Entry
-from spotkeeper.contract.market import Prices
+from spotkeeper.contract.market import Observation, Prices
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.documents import CorruptError
@@ -29,6 +29,7 @@ from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import CLOUD, JobView, Site
 
 OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the next
+MARKET_S = 600.0  # real; what happened to machines in 90 days is many objects
 SAMPLES = 240  # of the loss and the throughput, for the small charts of the list
 READS = 16
 
@@ -45,6 +46,7 @@ class Viewer:
     rows: frozenset[str] = frozenset()  # jobs whose rows are on the screen
     ended: bool = False  # whether it lists ended jobs
     lists: bool = True  # whether it lists jobs at all
+    market: bool = False  # whether it shows what the pools have seen of their market
 
 
 @dataclass
@@ -77,11 +79,12 @@ class JobFeed:
         self.allocation = Allocation()
         self.prices: dict[str, Prices] = {}
         self.site: Site = CLOUD
+        self.observed: dict[str, tuple[Observation, ...]] = {}  # by pool, of 90 days
         self.trouble = ""  # why the last round failed
         self._clock = clock
         self._viewers: list[Viewer] = []
         self._wake = asyncio.Event()
-        self._slow_at = self._list_at = float("-inf")
+        self._slow_at = self._list_at = self._market_at = float("-inf")
         self._ids: tuple[str, ...] = ()
         self._ended: tuple[str, ...] = ()
 
@@ -140,6 +143,9 @@ class JobFeed:
         if at - self._slow_at >= OTHER_S or self.stack is None:
             self._read_stack()
             self._slow_at = at
+        if any(viewer.market for viewer in viewers) and at - self._market_at >= MARKET_S and self.stack is not None:
+            self.observed = market.observations(self.store, self.stack, self.now())
+            self._market_at = at
         if any(viewer.lists for viewer in viewers) and at - self._list_at >= ROW_S:
             self._ids = self.store.active_jobs()
             self._list_at = at

@@ -87,7 +87,7 @@ class Page:
             ui.element("div").classes("grow")
             self._reads = html("", classes="dim small")
             ui.button("Theme", on_click=self._other_theme).props("flat dense no-caps color=inherit").classes("small")
-        self.main = ui.element("main").classes("sk wide")
+        self.main = ui.element("div").classes("sk wide")
         with self.main:
             self._trouble = html()
         ui.on("look", self._look)
@@ -99,6 +99,7 @@ class Page:
             await self.client.connected()
         except TimeoutError:
             return False
+        self.viewer.hidden = False  # until the browser tells otherwise
         self.feed.add(self.viewer)
         self.client.run_javascript("spotkeeperLook()")
         return True

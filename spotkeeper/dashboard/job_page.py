@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from nicegui import Client, run, ui
 
-from spotkeeper.client import logs
+from spotkeeper.client import logs, lookup
 from spotkeeper.client.errors import CliError
 from spotkeeper.contract.record import Record
 from spotkeeper.dashboard import charts
 from spotkeeper.dashboard.actions import Action, Commands
+from spotkeeper.dashboard.chart import Chart
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.html import job as parts
+from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import el, join, table
 from spotkeeper.report.job.timeline import Timeline, timeline
 from spotkeeper.report.money.account import account
@@ -28,51 +27,6 @@ from spotkeeper.report.money.money import over_time
 LOG_BYTES = 400_000  # of a log that a page shows
 LOG_EVERY = 5  # updates of the page from one read of its log to the next
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
-KEYS = (
-    ("spot", "spot"),
-    ("demand", "on-demand"),
-    ("static", "static"),
-    ("save", "saves and waits"),
-    ("notice", "notice"),
-)
-
-
-class Chart:
-    """A chart with its title, a key, and the download of its data. PNG is in the chart's own corner."""
-
-    def __init__(self, title: str, key: str = "", height: int = 240) -> None:
-        with ui.element("section").classes("card"):
-            with ui.row().classes("items-center w-full no-wrap"):
-                html(el("h2", title), classes="col")
-                ui.button("Data (CSV)", on_click=self._download).props("flat dense no-caps size=sm")
-            if key:
-                html(key)
-            self._chart = ui.echart({"series": []}).classes("chart").style(f"height:{height}px")
-            self._chart.props(f'role=img aria-label="{title}"')
-            self._none = html(classes="dim")
-        self._title, self._rows = title, (("",), [])  # type: tuple[str, tuple[Sequence[str], Sequence[Sequence[str]]]]
-        self._shown: object = None
-
-    def show(self, options: charts.Options, head: Sequence[str], rows: Sequence[Sequence[str]], none: str = "") -> None:
-        """Draw other data; the same data is not sent again, and the user's zoom stays."""
-        self._rows = head, rows
-        self._chart.set_visibility(bool(rows))
-        put(self._none, "" if rows else el("p", none))
-        if options == self._shown:
-            return
-        self._shown = options
-        self._chart.options.clear()
-        self._chart.options.update(options)
-        self._chart.update()
-
-    def height(self, pixels: int) -> None:
-        self._chart.style(f"height:{pixels}px")
-
-    def _download(self) -> None:
-        head, rows = self._rows
-        text = io.StringIO()
-        csv.writer(text).writerows([head, *rows])
-        ui.download.content(text.getvalue(), f"{self._title.lower().replace(' ', '-')}.csv", "text/csv")
 
 
 class JobPage(Page):
@@ -91,14 +45,7 @@ class JobPage(Page):
             with card():
                 self._figures = html()
                 self._sums = html()
-            key = join(
-                el("span", el("i", style=f"background:var(--{color})"), word, class_="nobreak") for color, word in KEYS
-            )
-            more = el(
-                "span",
-                "hatched: boots; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation",
-            )
-            self._timeline = Chart("Timeline", el("div", key, more, class_="keys"))
+            self._timeline = Chart("Timeline", svg.key())
             with card("Machines now"):
                 self._now = html()
             with ui.element("div").classes("tiles"):
@@ -108,7 +55,7 @@ class JobPage(Page):
             with card():
                 with ui.tabs().props("dense no-caps align=left inline-label outside-arrows") as tabs:
                     made = [ui.tab(name) for name in TABS]
-                with ui.tab_panels(tabs, value=made[0]).classes("w-full").props("keep-alive") as panels:
+                with ui.tab_panels(tabs, value=made[0], animated=False).classes("w-full").props("keep-alive") as panels:
                     panels.style("background:transparent;color:inherit")
                     fills: list[ui.html] = []
                     for tab in made:
@@ -241,17 +188,12 @@ class JobPage(Page):
             return [("", str(error), "", "", "")]
 
     def _job_file(self, record: Record) -> str:
-        from msgspec import yaml
-
         try:
-            spec = self.feed.store.read_spec(record.job, record.spec_key())
+            text = lookup.job_yaml(self.feed.store, record)
         except StoreError as error:
             return el("p", str(error))
-        if spec is None:
+        if not text:
             return el("p", "The job file is gone.")
-        from spotkeeper.contract.job import spec_json
-
-        text = yaml.encode(msgspec.json.decode(spec_json(spec))).decode()
         return el("pre", text, class_="log", tabindex="0", aria_label="Job file")
 
     # -- actions

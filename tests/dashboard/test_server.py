@@ -12,7 +12,7 @@ from spotkeeper.client.errors import CliError
 from spotkeeper.dashboard import server
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import a_job
-from tests.dashboard.conftest import serving
+from tests.dashboard.served import serving
 
 Bucket = tuple[Store, dict[str, str]]
 

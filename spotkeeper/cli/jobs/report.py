@@ -1,6 +1,8 @@
-"""``report``: the account of a job, or the totals of a stack, as tables, JSON or CSV."""
+"""``report``: the account of a job, or the totals of a stack, as tables, JSON or CSV; a job's page as an HTML file."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from spotkeeper.cli.output import emit, note, say
 from spotkeeper.client import find_target, lookup
@@ -13,11 +15,14 @@ from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account, account, totals
 
 
-def run(job: str | None, stack: str | None, *, every: bool, as_csv: bool, as_json: bool) -> None:
-    """Print the account of a job or the totals of the stack.
+def run(
+    job: str | None, stack: str | None, *, every: bool, as_csv: bool, as_json: bool, html: Path | None = None
+) -> None:
+    """Print the account of a job or the totals of the stack. ``html``: write the job's page to this file instead.
 
     Raises:
-        CliError: both or neither of a job and ``--all``; both CSV and JSON; no such job or stack.
+        CliError: both or neither of a job and ``--all``; both CSV and JSON; no such job or stack; ``html`` without a
+            job, or it cannot be written.
     """
     if (job is None) is not every:
         raise CliError("name one job, or pass --all", Exit.USAGE, "spotkeeper report JOB, or spotkeeper report --all")
@@ -27,9 +32,15 @@ def run(job: str | None, stack: str | None, *, every: bool, as_csv: bool, as_jso
     store = target.store()
     state = target.state(store)
     if job is None:
+        if html is not None:
+            raise CliError("--html needs one job", Exit.USAGE, "spotkeeper report JOB --html FILE")
         _all(target, store, state, as_csv=as_csv, as_json=as_json)
         return
-    view, found = account_of(target, store, lookup.find_job(store, job), state)
+    record = lookup.find_job(store, job)
+    if html is not None:
+        write(target, store, record, state, html)
+        return
+    view, found = account_of(target, store, record, state)
     from spotkeeper.report.money import account_text
 
     emit(found, as_json, account_text.attempts_csv(found) if as_csv else account_text.report(view, found))
@@ -40,6 +51,21 @@ def account_of(target: Target, store: Store, record: Record, state: StackState |
     view = lookup.view_of(store, record, state, now, target.site(), lookup.deadline_of(store, record))
     ledger = (*store.list_ledger(record.job), *record.outbox)
     return view, account(view, ledger, now, lookup.prices_of(store, state))
+
+
+def write(target: Target, store: Store, record: Record, state: StackState, file: Path) -> None:
+    from spotkeeper.report.html.page import job_file
+
+    now, ledger, prices = target.clock.now(), lookup.ledger_of(store, record), lookup.prices_of(store, state)
+    deadline = lookup.deadline_of(store, record)
+    view = lookup.view_of(store, record, state, now, target.site(), deadline, ledger, prices)
+    found = account(view, ledger, now, prices)
+    text = job_file(view, found, ledger, state, now, prices, lookup.job_yaml(store, record))
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}", Exit.FAILED) from None
+    say(f"{record.name} ({record.job}): wrote {file}")
 
 
 def _all(target: Target, store: Store, state: StackState, *, as_csv: bool, as_json: bool) -> None:

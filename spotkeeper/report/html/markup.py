@@ -16,6 +16,7 @@ class Markup(str):
 
 
 Child = str | None
+Attribute = str | float | bool | None
 
 
 def plain(text: str) -> str:
@@ -27,7 +28,7 @@ def escape(text: str) -> Markup:
     return text if isinstance(text, Markup) else Markup(html.escape(plain(text)))
 
 
-def el(name: str, *children: Child, **attributes: str | float | bool | None) -> Markup:
+def el(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an element. ``class_`` is the attribute ``class``; other underscores become hyphens; None: left out."""
     given = []
     for key, value in attributes.items():

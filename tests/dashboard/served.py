@@ -1,0 +1,44 @@
+"""The dashboard's command as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running dashboard."""
+
+    url: str
+    port: int
+    file: Path
+
+    @property
+    def root(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def serving(environment: dict[str, str], home: Path, *options: str) -> Iterator[Served]:
+    """Run ``spotkeeper dashboard`` with these variables until the block ends."""
+    command = [sys.executable, "-m", "spotkeeper.cli.main", "dashboard", "--no-browser", "--json", *options]
+    given = {**os.environ, "XDG_STATE_HOME": str(home), **environment}
+    with (home / "dashboard.log").open("w") as log:
+        process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, (home / "dashboard.log").read_text()
+            told = json.loads(line)
+            yield Served(told["url"], told["port"], Path(told["file"]))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)

@@ -1,0 +1,128 @@
+"""What is read, and how often: by what the open pages show, and nothing while none is visible."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.client.target import Target
+from spotkeeper.clock import Clock
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.dashboard.feed import JobFeed, Viewer
+from spotkeeper.reconcile.store.store import Store
+from tests.cli.records import JOB, a_job
+
+Bucket = tuple[Store, dict[str, str]]
+OTHER = "bbbbbbbb"
+
+
+class Ticks:
+    at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def ticks() -> Ticks:
+    return Ticks()
+
+
+@pytest.fixture
+def feed(bucket: Bucket, ticks: Ticks) -> JobFeed:
+    store, environment = bucket
+    a_job(store)
+    a_job(store, job=OTHER, name="second")
+    store.append_ledger(JOB, Entry(at=0.0, id="submitted", event=Event.SUBMITTED, by="ada"))
+    return JobFeed(Target("prod", environment["SPOTKEEPER_BUCKET"], Clock(0.0, 0.0, 1.0)), ticks)
+
+
+def rounds(feed: JobFeed, ticks: Ticks, seconds: int) -> dict[str, int]:
+    """How often each job was read within so many seconds, a round each second."""
+    counts: dict[str, int] = {}
+    for _ in range(seconds):
+        before = {job: known.read_at for job, known in feed.jobs.items()}
+        feed.round()
+        for job, known in feed.jobs.items():
+            counts[job] = counts.get(job, 0) + (before.get(job) != known.read_at)
+        ticks.at += 1.0
+    return counts
+
+
+def test_the_open_job_is_read_every_2_s_a_row_every_10_and_others_once_a_minute(feed: JobFeed, ticks: Ticks) -> None:
+    feed.add(Viewer(lambda: None))
+    assert rounds(feed, ticks, 60) == {JOB: 1, OTHER: 1}
+    feed.add(Viewer(lambda: None, rows=frozenset({OTHER})))
+    assert rounds(feed, ticks, 60) == {JOB: 1, OTHER: 6}
+    feed.add(Viewer(lambda: None, job=JOB))
+    assert rounds(feed, ticks, 60) == {JOB: 30, OTHER: 6}
+
+
+def test_nothing_is_read_for_hidden_pages(feed: JobFeed, ticks: Ticks) -> None:
+    viewer = Viewer(lambda: None, job=JOB, hidden=True)
+    feed.add(viewer)
+    assert feed.looking() == []
+
+    async def watched() -> int:
+        task = asyncio.create_task(feed.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        reads = feed.meter.hour().reads
+        viewer.hidden = False
+        shown = asyncio.Event()
+        viewer.show = shown.set
+        feed.wake()
+        await asyncio.wait_for(shown.wait(), 20)
+        task.cancel()
+        return reads
+
+    assert asyncio.run(watched()) == 0
+    assert JOB in feed.jobs
+
+
+def test_a_ledger_is_listed_again_only_after_its_record_changed(feed: JobFeed, ticks: Ticks, bucket: Bucket) -> None:
+    store = bucket[0]
+    feed.add(Viewer(lambda: None, job=JOB, lists=False))
+    feed.round()
+    listed = feed.jobs[JOB].listed_at
+    store.append_ledger(JOB, Entry(at=5.0, id="crash", event=Event.CRASH))
+    store.put_progress(JOB, Progress(gen=2, step=7, at=0.0, loss=1.5, samples_per_s=3.0))
+    ticks.at += 2
+    feed.round()
+    known = feed.jobs[JOB]
+    assert (known.listed_at, known.view.step, known.view.user) == (listed, 7, "ada")
+    read = store.read_record(JOB)
+    assert read is not None
+    assert store.cas_record(replace(read.value, ver=1, nonce="m"), read.token)
+    ticks.at += 2
+    feed.round()
+    assert feed.jobs[JOB].listed_at == ticks.at
+    assert Event.CRASH in {entry.event for entry in feed.jobs[JOB].ledger}
+    assert list(known.samples) == [(7, 1.5, 3.0)]
+
+
+def test_a_bucket_that_fails_is_said_and_tried_again(feed: JobFeed, bucket: Bucket) -> None:
+    store = bucket[0]
+    stack = store.get("stack/pools.json")
+    assert stack is not None
+    store.delete("stack/pools.json")
+    feed.add(Viewer(lambda: None))
+    feed.round()
+    assert "contains no stack" in feed.trouble
+    store.put("stack/pools.json", stack)
+    feed.round()
+    assert feed.trouble == "" and set(feed.jobs) == {JOB, OTHER}
+
+
+def test_an_unreadable_job_is_told_beside_the_others(feed: JobFeed, bucket: Bucket) -> None:
+    bucket[0].put(f"jobs/{OTHER}/rec", b"{")
+    feed.add(Viewer(lambda: None))
+    feed.round()
+    assert set(feed.jobs) == {JOB} and OTHER in feed.unreadable
+
+
+def test_a_job_is_found_by_name_and_id(feed: JobFeed) -> None:
+    assert feed.find("second") == OTHER and feed.find(JOB) == JOB and feed.find("third") == ""

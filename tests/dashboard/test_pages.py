@@ -1,0 +1,206 @@
+"""The pages without a browser: what a simulated user sees and does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from nicegui import background_tasks, ui
+from nicegui.testing import User
+from nicegui.testing.user_simulation import user_simulation
+
+from spotkeeper.cli.jobs.dashboard import commands
+from spotkeeper.client.errors import CliError
+from spotkeeper.client.target import Target
+from spotkeeper.clock import Clock
+from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobSpec, RequestKind
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Hold, Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.dashboard import feed as feeding
+from spotkeeper.dashboard import pages
+from spotkeeper.dashboard.feed import JobFeed
+from spotkeeper.reconcile.store.store import Store
+from tests.cli.records import JOB, a_job
+
+Bucket = tuple[Store, dict[str, str]]
+Story = Callable[[User], Awaitable[None]]
+WHERE = {"pool": "workers", "zone": "us-central1-a", "model": Model.SPOT, "price": 1.0}
+LEDGER = (
+    Entry(at=0.0, id="submitted", event=Event.SUBMITTED, by="ada"),
+    Entry(at=0.0, id="i1", event=Event.INTENT, node=0, attempt=1, cause="start", **WHERE),
+    Entry(at=60.0, id="a1", event=Event.ADMITTED, node=0, attempt=1, started=0.0),
+    Entry(at=60.0, id="g1", event=Event.GENERATION, gen=1),
+)
+
+
+@pytest.fixture
+def play(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a story of a user with the pages of this bucket."""
+    store, environment = bucket
+    monkeypatch.setattr(feeding, "OPEN_S", 0.05)
+    monkeypatch.setattr(feeding, "ROW_S", 0.05)
+    target = Target("prod", environment["SPOTKEEPER_BUCKET"], Clock.from_env(), function_url="http://127.0.0.1:9")
+    monkeypatch.setenv("SPOTKEEPER_TOKEN", "none")
+
+    @asynccontextmanager
+    async def simulated(read_only: bool) -> AsyncIterator[User]:
+        async with user_simulation() as user:
+            feed = JobFeed(target)
+            pages.register(feed, commands(target, store, read_only=read_only))
+            task = background_tasks.create(feed.run())
+            try:
+                yield user
+            finally:
+                task.cancel()
+
+    def run(story: Story, *, read_only: bool = False) -> None:
+        async def whole() -> None:
+            async with simulated(read_only) as user:
+                await story(user)
+
+        asyncio.run(whole())
+
+    return run
+
+
+def seeded(store: Store) -> None:
+    a_job(store)
+    for entry in LEDGER:
+        store.append_ledger(JOB, entry)
+    store.put_spec(JOB, JobSpec(name="first", command=("train.py",)))
+    store.put_progress(JOB, Progress(gen=2, step=120, at=70.0, loss=2.5, total_steps=400))
+
+
+async def until(look: Callable[[], object]) -> None:
+    """Wait for something that a round of reads or a background task brings."""
+    async with asyncio.timeout(20):
+        while not look():
+            await asyncio.sleep(0.02)
+
+
+def text(user: User) -> str:
+    """All markup on the page."""
+    with user:
+        return " ".join(element.content for element in _all(user))
+
+
+def _all(user: User) -> list[ui.html]:
+    client = user.current_layout.client
+    return [element for element in client.elements.values() if isinstance(element, ui.html)]
+
+
+def test_the_list_shows_filters_and_searches_jobs(bucket: Bucket, play: Callable[..., None]) -> None:
+    seeded(bucket[0])
+    a_job(bucket[0], job="bbbbbbbb", name="second", phase=Phase.HOLD, hold=Hold.PAUSE, reason="paused by ada")
+
+    async def story(user: User) -> None:
+        await user.open("/")
+        await until(lambda: "first" in text(user) and "second" in text(user))
+        assert "step 120 of 400" in text(user) and "30 %" in text(user) and "2.5000" in text(user)
+        user.find("Search").type("ada first")
+        await until(lambda: "second" not in text(user))
+        assert "/jobs/abcdefgh" in text(user)
+        user.find("Search").clear()
+        await until(lambda: "second" in text(user))
+
+    play(story)
+
+
+def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
+    seeded(bucket[0])
+
+    async def story(user: User) -> None:
+        await user.open("/jobs/first")
+        await until(lambda: "Every machine and what it cost" in text(user))
+        assert "sk-prod-abcdefgh-n0000-a1" in text(user) and "submitted by ada" in text(user)
+        for name, shown in (
+            ("Checkpoints", "No checkpoint is known"),
+            ("Job file", "- train.py"),
+            ("Logs", "nothing was"),
+        ):
+            user.find(kind=ui.tab, content=name).click()
+            await until(lambda shown=shown: shown in text(user))
+
+    play(story)
+
+
+def test_a_job_that_does_not_exist(bucket: Bucket, play: Callable[..., None]) -> None:
+    async def story(user: User) -> None:
+        await user.open("/jobs/nobody")
+        await until(lambda: "nobody: no such job" in text(user))
+
+    play(story)
+
+
+def test_the_page_of_the_stack(bucket: Bucket, play: Callable[..., None]) -> None:
+    seeded(bucket[0])
+
+    async def story(user: User) -> None:
+        await user.open("/stack")
+        await until(lambda: "workers" in text(user))
+        assert "us-central1-c" in text(user) and "Costs an hour now" in text(user)
+
+    play(story)
+
+
+def test_pause_asks_and_is_the_commands_own_request(bucket: Bucket, play: Callable[..., None]) -> None:
+    store = bucket[0]
+    seeded(store)
+
+    async def story(user: User) -> None:
+        await user.open("/jobs/first")
+        await until(lambda: "machine" in text(user))
+        await user.should_see("Pause")
+        user.find("Pause").click()
+        await user.should_see("A checkpoint is saved, then the machines are deleted.")
+        user.find("No").click()
+        assert store.list_requests(JOB) == ()
+        user.find("Pause").click()
+        await user.should_see("Yes")
+        user.find("Yes").click()
+        await until(lambda: store.list_requests(JOB))
+        assert [request.kind for request in store.list_requests(JOB)] == [RequestKind.PAUSE]
+        await user.should_see("requested: pause", retries=100)
+
+    play(story)
+
+
+def test_a_read_only_page_offers_no_action(bucket: Bucket, play: Callable[..., None]) -> None:
+    seeded(bucket[0])
+
+    async def story(user: User) -> None:
+        await user.open("/jobs/first")
+        await until(lambda: "Every machine and what it cost" in text(user))
+        await user.should_not_see("Cancel")
+
+    play(story, read_only=True)
+
+
+def test_the_server_refuses_actions_if_read_only(bucket: Bucket) -> None:
+    """Whatever a page was made to send."""
+    store, environment = bucket
+    seeded(store)
+    read = store.read_record(JOB)
+    assert read is not None
+    target = Target("prod", environment["SPOTKEEPER_BUCKET"], Clock())
+    offered = commands(target, store, read_only=True)
+    for name in offered.actions:
+        with pytest.raises(CliError, match="read-only"):
+            offered.run(name, read.value, "1")
+    assert store.list_requests(JOB) == ()
+
+
+@pytest.mark.parametrize(("name", "value"), [("resize", "two"), ("resize", "0"), ("move", "mars-a"), ("nothing", "")])
+def test_a_wrong_value_is_refused_as_by_the_command(bucket: Bucket, name: str, value: str) -> None:
+    store, environment = bucket
+    seeded(store)
+    read = store.read_record(JOB)
+    assert read is not None
+    offered = commands(Target("prod", environment["SPOTKEEPER_BUCKET"], Clock()), store, read_only=False)
+    with pytest.raises(CliError):
+        offered.run(name, read.value, value)
+    assert store.list_requests(JOB) == ()

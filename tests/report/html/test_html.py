@@ -1,0 +1,158 @@
+"""Pages show what `status` and `report` print, to the cent, and nothing that a job wrote becomes markup."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.report.html import job, jobs, svg
+from spotkeeper.report.html.markup import Markup, el, escape, table
+from spotkeeper.report.html.page import job_file
+from spotkeeper.report.html.style import DARK, LIGHT
+from spotkeeper.report.job.timeline import timeline
+from spotkeeper.report.job.view import JobView, NodeState, NodeView, job_view
+from spotkeeper.report.money.account import account
+from spotkeeper.report.money.money import over_time
+from spotkeeper.report.text.words import usd
+from tests.contract.samples import STACK
+from tests.report.ledgers import HOUR, NOTICED, a_record, entry
+
+NOW = 2 * HOUR + 31
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;\x1b[31m\u202e"
+
+
+class Tags(HTMLParser):
+    """All elements of a document with their attributes, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data} "
+
+
+def parsed(document: str) -> Tags:
+    tags = Tags()
+    tags.feed(document)
+    return tags
+
+
+def a_view(**over: object) -> JobView:
+    view = job_view(a_record(phase=Phase.DONE), None, NOTICED, STACK, NOW)
+    return msgspec.structs.replace(view, **over)
+
+
+def test_text_and_attributes_are_escaped() -> None:
+    said = el("a", EVIL, title=EVIL, href="/x", aria_label="two", hidden=True, id=None)
+    (tag, attributes), *more = parsed(said).found
+    assert (tag, more) == ("a", [])
+    clean = EVIL.replace("\x1b", "").replace("\u202e", "")
+    assert attributes == {"title": clean, "href": "/x", "aria-label": "two", "hidden": None}
+    assert html.unescape(escape(EVIL)) == clean and escape(Markup("<b>")) == "<b>"
+
+
+def test_a_table_names_each_cell_for_narrow_screens_and_itself_for_screen_readers() -> None:
+    made = parsed(table(("a", "b"), [("1", None)], "What it is", (1,)))
+    cells = [attributes for tag, attributes in made.found if tag == "td"]
+    assert cells[0]["data-label"] == "a" and cells[1]["class"] == "none right"
+    assert "What it is" in made.text and [t for t, _ in made.found].count("th") == 2
+    assert table(("a",), [], "x", empty="Nothing.") == '<p class="dim">Nothing.</p>'
+
+
+def test_nothing_that_a_job_wrote_becomes_markup() -> None:
+    node = NodeView(0, NodeState.TRAINING, zone=EVIL, pool=EVIL, model=Model.SPOT, vm=EVIL, lag=EVIL)
+    lines = a_view().events
+    view = a_view(
+        name=EVIL,
+        user=EVIL,
+        reason=EVIL,
+        nodes=(node,),
+        warnings=(EVIL,),
+        failed=(EVIL,),
+        crash_log=(EVIL,),
+        phase=Phase.RUN,
+        outcome=None,
+        events=tuple(msgspec.structs.replace(line, text=EVIL, detail=EVIL) for line in lines),
+    )
+    ledger = (*NOTICED, entry(Event.LOSS, NOW - 1, 0, 2, cause=EVIL))
+    document = job_file(view, account(view, ledger, NOW), ledger, STACK, NOW, job_yaml=EVIL)
+    for made in (parsed(document), parsed(jobs.row(view, [(1, 2.0, 3.0)] * 4))):
+        names = {tag for tag, _ in made.found}
+        assert not names & {"script", "img", "iframe", "object", "link", "form"}
+        assert not [name for _, attributes in made.found for name in attributes if name.startswith("on")]
+        assert "\x1b" not in made.text and "\u202e" not in made.text
+
+
+def test_the_file_fetches_nothing_and_runs_nothing() -> None:
+    view = a_view()
+    document = job_file(view, account(view, NOTICED, NOW), NOTICED, STACK, NOW, job_yaml="name: first\n")
+    made = parsed(document)
+    addresses = [attributes[name] for _, attributes in made.found for name in ("src", "href") if name in attributes]
+    assert addresses == [] and "url(http" not in document and "@import" not in document
+    policy = next(a["content"] for tag, a in made.found if tag == "meta" and "http-equiv" in a)
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    assert len(document) < 200_000
+
+
+def test_amounts_are_those_of_status_and_report() -> None:
+    view = a_view()
+    found = account(view, NOTICED, NOW)
+    figures = parsed(job.figures(view, found)).text
+    assert usd(view.money.spent) in figures and usd(view.money.on_demand_only) in figures
+    assert usd(view.money.saved) in figures
+    row = parsed(jobs.row(view)).text
+    assert usd(view.money.spent) in row
+    machines = parsed(job.all_machines(found)).text
+    assert all(usd(line.usd) in machines for line in found.attempts)
+    assert abs(sum(line.usd for line in found.attempts) - view.money.spent) < 1e-9
+    assert abs(over_time(NOTICED, STACK, NOW)[-1][1] - view.money.spent) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("", True), ("FIRST spot", True), ("us-central1-a ada", True), ("first aws", False), ("x", False)],
+)
+def test_a_search_matches_every_word(words: str, found: bool) -> None:
+    assert jobs.matches(a_view(user="ada"), words) is found
+
+
+def test_a_timeline_draws_every_bar_and_mark() -> None:
+    view = timeline(NOTICED, NOW)
+    drawn = svg.timeline(view)
+    assert drawn.count("<rect") >= len(view.bars)
+    for bar in view.bars:
+        assert html.escape(svg.bar_text(bar)) in drawn
+    assert "notice" in drawn and "promoted" in drawn
+
+
+def test_lines_have_round_marks() -> None:
+    drawn = parsed(svg.lines("Money", [("spent", "spot", [(0.0, 0.0), (3600.0, 318.8)])], unit="$", on_time=True))
+    assert re.findall(r"\$[\d.,]+", drawn.text) == ["$0", "$100", "$200", "$300", "$400"]
+    assert "Not enough points" in svg.lines("x", [("x", "spot", [(0.0, 1.0)])])
+    assert "Not enough points" in svg.lines("x", [("x", "spot", [(0.0, float("nan")), (1.0, float("inf"))])])
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["ink", "dim", "link", "good", "warn", "bad"])
+def test_text_has_enough_contrast(theme: dict[str, str], name: str) -> None:
+    for ground in (theme["card"], theme["ground"]):
+        light, dark = sorted((_luminance(theme[name]), _luminance(ground)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5

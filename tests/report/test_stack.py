@@ -1,0 +1,76 @@
+"""The view of a stack: limits, prices, interruptions and what an hour costs now."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import Observation, PriceRun, Prices
+from spotkeeper.contract.record import Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.report.job.view import job_view
+from spotkeeper.report.stack import StackView, stack_view
+from tests.contract.samples import STACK, ZONES
+from tests.report.ledgers import HOUR, NOTICED, a_record
+
+A, B, C = ZONES
+NOW = HOUR + 30
+GRANTS = (
+    Grant("abcdefgh", 0, 1, "slot:workers"),
+    Grant("abcdefgh", 1, 1, "slot:workers/on-demand"),
+    Grant("abcdefgh", 2, 1, "machine:sk-prod-always-s0"),
+)
+PRICES = {"workers": Prices("workers", NOW, NOW, (PriceRun(0.0, 0.5),))}
+
+
+def life(machine: str, zone: str, *story: tuple[Event, float, str], model: Model = Model.SPOT) -> list[Observation]:
+    return [Observation(machine, event, at, zone, model, cause) for event, at, cause in story]
+
+
+OBSERVED = {
+    "workers": (
+        *life("a", A, (Event.ADMITTED, 0.0, ""), (Event.LOSS, 2 * HOUR, "loss")),
+        *life("b", A, (Event.ADMITTED, 0.0, ""), (Event.GONE, 2 * HOUR, "")),
+        *life("c", A, (Event.REFUSED, 5.0, "capacity")),
+        *life("d", B, (Event.ADMITTED, 0.0, ""), (Event.LOSS, HOUR, "loss"), model=Model.ON_DEMAND),
+    )
+}
+
+
+def a_stack(**over: object) -> StackView:
+    view = job_view(a_record(), None, NOTICED[:6], STACK, NOW)
+    held = replace(view, name="held", phase=Phase.HOLD, reason="spent its max_usd", nodes=())
+    given = {"prices": PRICES, "observed": OBSERVED, **over}
+    state = replace(STACK, max_usd_hour=10.0)
+    return stack_view(state, Allocation(1, "n", GRANTS), [(view, NOTICED[:6]), (held, ())], NOW, **given)
+
+
+def test_pools_show_their_limits_and_what_is_used() -> None:
+    view = a_stack()
+    pools = {pool.name: (pool.used, pool.used_on_demand, pool.max_machines, pool.max_on_demand) for pool in view.pools}
+    assert pools == {"workers": (2, 1, 4, 2), "always": (1, 0, 1, 0), "gpus": (0, 0, 2, 0)}
+    assert (view.machines, view.max_machines, view.max_usd_hour) == (2, 5, 10.0)
+
+
+def test_zones_show_prices_and_what_happened_there() -> None:
+    zones = {zone.zone: zone for zone in a_stack().pools[0].zones}
+    assert (zones[A].spot, zones[A].on_demand, zones[A].reported) == (0.5, 3.0, True)
+    assert (zones[A].served, zones[A].refused, zones[A].interruptions, zones[A].hours) == (2, 1, 1, 4.0)
+    assert zones[A].availability == 2 / 3
+    assert (zones[B].served, zones[B].interruptions, zones[C].availability) == (0, 0, None)
+    listed = a_stack(prices={}).pools[0].zones[0]
+    assert (listed.spot, listed.reported) == (1.0, False)
+
+
+def test_an_hour_costs_all_machines_at_present_prices() -> None:
+    """A spot machine that trains and its replacement that boots, and the static machine, which always runs."""
+    assert a_stack().usd_hour == 3.0 + 2 * 0.5
+    assert a_stack(prices={}).usd_hour == 3.0 + 2 * 1.0
+    assert a_stack().listed_usd_hour == 1.0 + 3.0
+
+
+def test_jobs_on_hold_are_named_with_their_reason() -> None:
+    view = a_stack()
+    assert [(job.name, job.reason) for job in view.held] == [("held", "spent its max_usd")]
+    assert (view.jobs, view.training) == (2, 1)
