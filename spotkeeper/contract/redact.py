@@ -19,6 +19,7 @@ _SECRET = re.compile(
     r"|(?:AKIA|ASIA)[A-Z0-9]{8,}|\bhf_[A-Za-z0-9]{8,}|\bgh[pousr]_[A-Za-z0-9]{8,}|\bgithub_pat_[A-Za-z0-9_]{8,}"
     r"|\bsk-(?:proj-|ant-)?[A-Za-z0-9_]{20,}|\bxox[abprs]-[-A-Za-z0-9]{8,}|\bwandb_[A-Za-z0-9]{20,}"
     r"|-----BEGIN [^-]+-----[\s\S]*?(?:-----END [^-]+-----|\Z)"
+    r"|(?<=://hooks\.slack\.com/)[^\s\"']+|(?<=/api/webhooks/)[^\s\"']+"  # Slack's and Discord's webhooks
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"  # user:password of an address
     r"|(?i:(?<=x-goog-signature=)|(?<=x-amz-signature=)|(?<=x-amz-security-token=)|(?<=x-amz-credential=)"
     r"|(?<=[?&]sig=)|(?<=[?&]token=))[^&\s]+"

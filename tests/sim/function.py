@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from spotkeeper.contract.generation import Sync, SyncReply
+from spotkeeper.contract.notification import ChannelState, Notification
 from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.controller.reconcile_job import GATHER_S, RoundOptions
 from spotkeeper.reconcile.service.auth import Caller
@@ -89,10 +90,18 @@ class Process:
         settings = FunctionSettings(stack=world.stack.stack, bucket="", clock=world.engine)  # type: ignore[arg-type]
         runtime = Runtime(settings, store, cloud)  # type: ignore[arg-type]
         runtime._verifier = _Believes()  # type: ignore[assignment]
+        runtime._send = self.send
         runtime.monotonic = lambda: 0.0  # a request takes no real time: how fast this machine is changes no story
         every = self.every if world.beats else None
         runtime._options = RoundOptions(sleep=function.sleep, parallel=1, settle_s=world.settle_s, every=every)
+        self._tap = tap
         self.app = HttpApp(runtime)
+
+    def send(self, channel: ChannelState, notification: Notification) -> None:
+        """A channel receives it; then the process may die before it can note that."""
+        self._tap("send", True)
+        self.function.world.received.append((channel.name, notification))
+        self._tap("send", False)
 
     def every(self, seconds: float, work: Callable[[], object]) -> Callable[[], None]:
         """As ``lease.in_thread``: a thread of this process, which dies and freezes with it."""

@@ -51,6 +51,7 @@ EFFECTS = frozenset(
         "put_static_hello",
         "put_tomb",
         "quarantine",
+        "send",
         "set_active",
         "take_lease",
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from spotkeeper.contract.generation import Generation, Role
 from spotkeeper.contract.job import JobRequest, JobSpec, Nodes, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.notification import Notification
 from spotkeeper.contract.record import Node, Phase, Record, SlotState
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.reconcile.decide import Times
@@ -120,6 +121,7 @@ class World:
         self.meter.settle = self._settle
         self.checks = Checks(self)
         self.violations: list[str] = []
+        self.received: list[tuple[str, Notification]] = []  # (channel, what it was sent)
         self.version = 0  # of everything that a round can see
         self.store = SimStore(stack, self)
         self.cloud = _kind(stack)(self, random.Random(seed + 1), delays or Delays())  # noqa: S311

@@ -52,6 +52,26 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
+def test_channels_are_listed_without_their_addresses(cli: Cli, checkout: Path) -> None:
+    secret, literal = "gcp-secret://projects/acme-train/secrets/slack/versions/latest", "https://hooks.acme.dev/key-123"
+    with (checkout / "infra/stacks/Pulumi.dev.yaml").open("a") as file:
+        file.write("  spotkeeper:channels:\n")
+        file.write(f"    - {{name: team, kind: slack, address: '{secret}', events: [failed]}}\n")
+        file.write(f"    - {{name: quiet, kind: webhook, address: '{literal}', events: []}}\n")
+    done = cli("check", "dev")
+    assert "  channel team (slack, its address is a secret): failed\n" in done.out
+    assert "  channel quiet (webhook, its address is in the stack file): no events\n" in done.out
+    as_json = cli("check", "dev", "--json")
+    assert json.loads(as_json.out)["channels"][0] == {
+        "name": "team",
+        "kind": "slack",
+        "events": ["failed"],
+        "secret": True,
+    }
+    for said in (done, as_json):
+        assert "key-123" not in said.out and "secrets/slack" not in said.out
+
+
 def test_a_valid_stack_is_summarised_with_the_cost_of_its_pools(cli: Cli, checkout: Path) -> None:
     done = cli("check", "dev")
     assert (done.code, done.err) == (0, "")

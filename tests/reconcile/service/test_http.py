@@ -573,6 +573,11 @@ class TestLogs:
     def test_passwords_in_urls_are_removed(self) -> None:
         assert "hunter2" not in redact("http://bob:hunter2@host/x")
 
+    def test_keys_in_addresses_of_webhooks_are_removed(self) -> None:
+        assert redact("https://hooks.slack.com/services/T0/B0/key") == "https://hooks.slack.com/[removed]"
+        assert redact("https://discord.com/api/webhooks/1/key") == "https://discord.com/api/webhooks/[removed]"
+        assert redact("https://a.logic.azure.com/w?sp=1&sig=key") == "https://a.logic.azure.com/w?sp=1&sig=[removed]"
+
     @pytest.mark.parametrize("text", ["a\nb", "a\r\n{}", "\x1b[31mred", "a\u2028b", "a\0b"])
     def test_a_log_line_is_one_ascii_line(self, text: str) -> None:
         line = self.line(text)
