@@ -149,6 +149,29 @@ def logs(
 
 
 @app.command(rich_help_panel=JOBS)
+def metrics(
+    job: Job,
+    as_csv: Annotated[bool, Option("--csv", help="One line per point: metric, step, time and value.")] = False,
+    tensorboard: Annotated[
+        Path | None, Option(metavar="DIR", help="Write an event file for TensorBoard to DIR/NAME.")
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show the metrics that a job's script reports with `run.report(loss=..., accuracy=...)`.
+
+    Each metric is one curve over all generations: steps that were lost and trained again appear once. A curve has at
+    most 4,000 points; in a longer run the extremes of each part stay. The newest points are at most a minute old.
+
+    Examples: `spotkeeper metrics first`, `spotkeeper metrics first --csv > metrics.csv`,
+    `spotkeeper metrics first --tensorboard runs`
+    """
+    from spotkeeper.cli.jobs import metrics as showing
+
+    showing.run(job, stack, tensorboard, as_csv=as_csv, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
 def download(
     job: Job,
     folder: Annotated[Path | None, Argument(metavar="DIR", help="Target folder. Default: ./JOB-output.")] = None,

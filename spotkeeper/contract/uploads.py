@@ -4,6 +4,7 @@
 
     jobs/<job>/logs/<node>/<gen>.log                 ends of several files, each below a line that says what it is:
         --- node 2 (sk-prod-abcdefgh-n0002-a1) stdout: bytes 1300000 to 1365000 of /run/spotkeeper/.../stdout.log
+    jobs/<job>/logs/metrics/<gen>                    a generation's metrics (``contract/metrics.py``)
     jobs/<job>/out/<node>.json                       :class:`Output`, written last by the node's agent
     jobs/<job>/out/<node>/<name>                     the files of this output
     jobs/<job>/ckpt/<gen>-<step>/<node>/<file>       a file of the checkpoint on its disk, except COMMIT

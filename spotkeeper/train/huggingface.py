@@ -136,8 +136,8 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
             self._ticks.tick()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if self.run is not None and logs and "loss" in logs:
-            self.run.report(loss=logs["loss"])
+        if self.run is not None and logs:
+            self.run.report_at(state.global_step, dict(logs))
 
 
 class _TrainerState:

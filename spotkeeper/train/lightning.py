@@ -89,7 +89,19 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         assert self._state is not None
         self.run = attach(trainer.strategy.model, list(trainer.optimizers), lightning=self._state)
         self._state.attached()
+        self._report_logged(trainer._logger_connector)
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def _report_logged(self, connector: Any) -> None:
+        """Report what the script logs by ``self.log``, when Lightning passes it to its loggers, if there are any."""
+        log_metrics, run = connector.log_metrics, self.run
+        assert run is not None
+
+        def log(metrics: dict[str, Any], step: int | None = None) -> None:
+            run.report_at(run.steps_done, {name: value for name, value in metrics.items() if name != "step"})
+            log_metrics(metrics, step)
+
+        connector.log_metrics = log
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._own_sigterm(trainer)

@@ -295,10 +295,10 @@ def record(argv: list[str]) -> None:
     def steps(self: Run, loader: Iterable[Any], *positional: Any, **how: Any) -> Iterator[Any]:
         return probe.steps(self, plain_steps(self, loader, *positional, **how), loader, sys._getframe(1))
 
-    def report(self: Run, *, loss: Any = None) -> None:
-        if loss is not None:
+    def report(self: Run, **values: Any) -> None:
+        if (loss := values.get("loss")) is not None:
             probe.loss(self, loss)
-        plain_report(self, loss=loss)
+        plain_report(self, **values)
 
     Run.steps, Run.report = steps, report  # type: ignore[method-assign]
     boundary.EVERY_S = 0.0  # a stop falls on the same step in every run

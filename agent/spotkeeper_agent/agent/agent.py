@@ -31,6 +31,7 @@ from spotkeeper_agent.core.events import (
     Helped,
     LauncherLost,
     LauncherUp,
+    MetricsThere,
     MirrorThere,
     Mounted,
     NoCopy,
@@ -105,6 +106,7 @@ class Agent:
             self._advance()
             self._report()
         self._components.uploader.flush(LAST_WORDS_S)
+        self._components.metrics.flush(LAST_WORDS_S)
         return self._exit
 
     def _begin(self) -> None:
@@ -195,6 +197,8 @@ class Agent:
             case Dropped(jobs):
                 self._log("disk.dropped", jobs=jobs)
                 parts.old_jobs.gone(jobs)
+            case MetricsThere():
+                parts.metrics.stored(event, self._super.child)
             case OutputThere():
                 self._membership.output_there(event)
             case Failed("output", error, _):
@@ -235,6 +239,7 @@ class Agent:
             self._fitness.go_on()
             self._hang.go_on()
             self._components.mirror.advance(self._machine, self._super.child, self._components.mounting)
+        self._membership.upload_metrics()
         self._super.tick()
         if self._components.upgrade.folder is not None and self._may_change():
             self._exit = 0

@@ -17,6 +17,7 @@ from spotkeeper_agent.host.disk import Disk
 from spotkeeper_agent.host.mounting import Mounting, OldJobs
 from spotkeeper_agent.job.launcher_client import Launcher
 from spotkeeper_agent.job.logs import Uploader
+from spotkeeper_agent.job.metrics import Metrics
 from spotkeeper_agent.job.mirror import Mirroring
 from spotkeeper_agent.job.outputs import Outputs
 from spotkeeper_agent.job.prepare import JobSecrets, Preparation
@@ -35,6 +36,7 @@ class Components:
     preparation: Preparation
     supervisor: Supervisor
     output: Outputs
+    metrics: Metrics
     mirror: Mirroring
     upgrade: Upgrade
     identity_server: IdentityServer | None
@@ -59,6 +61,7 @@ class Components:
             preparation=Preparation(settings, bucket, launcher, helper),
             supervisor=Supervisor(settings.run, templates_path(), launcher, log),
             output=Outputs(bucket, output_helper, settings.mount, settings.state / "out", clock, log),
+            metrics=Metrics(bucket, output_helper, clock, log),
             mirror=Mirroring(bucket, mirror_helper, clock, log),
             upgrade=Upgrade(Bundles(settings.state / "bundle", own_folder()), bucket, helper, launcher, log),
             identity_server=identity_server,

@@ -214,6 +214,9 @@ class Membership:
         if left:
             self._machine.log("job.left", gen=gen, count=left)
         last = reporter.progress(child.control, now, last=True) if reporter else None
+        if reporter is not None and reporter.lowest:
+            self._components.metrics.ended(child)
+            self.upload_metrics()
         life = report.Reporter(gen, True).progress(child.control, now, last=True)
         ending = self._super.ended(gen, code)
         if ending is None:
@@ -244,6 +247,11 @@ class Membership:
                 self._ended(ending.code)
             return
         output.go_on()
+
+    def upload_metrics(self) -> None:
+        """Upload the metrics of the generation that runs here, or has ended, if this node is the lowest member."""
+        lowest = self._reporter is not None and self._reporter.lowest
+        self._components.metrics.advance(self._super.child if lowest else None)
 
     def _ended(self, code: int, words: str = "") -> None:
         """Report and store a generation's end, after its upload. ``words``: text to add to the generation's log."""
@@ -305,6 +313,7 @@ class Membership:
             beneath.remove(machine.settings.run, machine.job)
             parts.output.drop()
             parts.output.forget(machine.job)
+            parts.metrics.forget_job()
             parts.mirror.forget_job()
         machine.doc = None
         self._reporter = self.unreported = None

@@ -127,6 +127,14 @@ class OutputThere:
 
 
 @dataclass(frozen=True)
+class MetricsThere:
+    """A generation's metrics are in the bucket. ``number``: of the file; 0: the generation's last file."""
+
+    gen: int
+    number: int
+
+
+@dataclass(frozen=True)
 class MirrorThere:
     """This node's part of a checkpoint is in the bucket. ``complete``: all other nodes' parts are there too."""
 
@@ -181,7 +189,18 @@ class Terminated:
 
 
 Helped = Union[
-    SourceReady, SourcesGone, Mounted, Unmounted, Dropped, OutputThere, MirrorThere, Unfit, Fetched, NoCopy, Failed
+    SourceReady,
+    SourcesGone,
+    Mounted,
+    Unmounted,
+    Dropped,
+    OutputThere,
+    MetricsThere,
+    MirrorThere,
+    Unfit,
+    Fetched,
+    NoCopy,
+    Failed,
 ]
 Event = Union[
     BundleReady, SecretsRead, Observed, Answered, LauncherUp, LauncherLost, ChildEnded, Helped, WorkEnded, Terminated

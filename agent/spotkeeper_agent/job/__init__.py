@@ -3,8 +3,8 @@
 ``prepare.py`` source, secrets, saver, launcher · ``source.py`` the job's files · ``launch_spec.py`` torchrun's
 arguments and the job's environment · ``supervisor.py`` starts and stops one generation · ``launcher_client.py``,
 ``jobhost.py`` clients of the launcher and of the jobs' unit · ``progress.py`` reports from the control file ·
-``failures.py`` how workers ended · ``logs.py``, ``outputs.py``, ``mirror.py``, ``mirror_transfer.py`` copies to the
-bucket.
+``failures.py`` how workers ended · ``logs.py``, ``metrics.py``, ``outputs.py``, ``mirror.py``, ``mirror_transfer.py``
+copies to the bucket.
 
 **Environment of the job's processes**, besides torchrun's own (``launch_spec.environment``):
 
@@ -29,8 +29,8 @@ bucket.
     mnt/sk-data/<job>/.fetch/           a checkpoint that is being fetched from the bucket
     mnt/sk-data/<job>/env/              the job's own Python environment
     mnt/sk-data/<job>/out/              the job's output; var/lib/spotkeeper/out/<job> without a disk
-    run/spotkeeper/<job>/<gen>/         ctl, result.json, exit.<local rank>, error.<local rank>, pid.<local rank>,
-                                        stacks.log, untimed.<local rank>, torchrun's logs
+    run/spotkeeper/<job>/<gen>/         ctl, result.json, metrics.json, exit.<local rank>, error.<local rank>,
+                                        pid.<local rank>, stacks.log, untimed.<local rank>, torchrun's logs
     run/spotkeeper/node/                sockets, locks and logs of launcher and saver
     var/lib/spotkeeper/{bundle,src/<sha256>,spool}
 

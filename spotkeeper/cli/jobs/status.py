@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from spotkeeper.cli.output import emit, emit_line, note, result_console, say
 from spotkeeper.cli.stack import note_upkeep
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.client.target import Target
 from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.metrics import SHOWN, MetricView, joined, metric_views
 from spotkeeper.report.job.view import JobView
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0  # real
 EVENTS = 8
+METRICS_S = 15.0  # real; metrics are uploaded once a minute
+GENERATIONS = 16  # newest generations whose metrics are shown
 
 
 # -- status
@@ -45,7 +51,7 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) ->
     if job is not None:
         record = lookup.find_job(store, job)
         view = lookup.view_of(store, record, state, now, site, lookup.deadline_of(store, record))
-        view = replace(view, output=summary(store, record))
+        view = replace(view, output=summary(store, record), metrics=Sparklines(store, record.job).read())
         emit(view, as_json, render.status(view))
         return
     found = lookup.all_jobs(store, finished)
@@ -59,6 +65,22 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) ->
     text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
     table = render.job_table(views) if views else "" if found.unreadable else text
     emit([*views, *found.unreadable], as_json, table)
+
+
+class Sparklines:
+    """The curves of a job's first metrics, read again at most every :data:`METRICS_S` seconds."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._reader = MetricsReader(store, job, GENERATIONS)
+        self._views: tuple[MetricView, ...] = ()
+        self._due = 0.0  # monotonic
+
+    def read(self) -> tuple[MetricView, ...]:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + METRICS_S
+            with contextlib.suppress(StoreError):  # the job can make its own metrics unreadable, but not its status
+                self._views = metric_views(joined(self._reader.read()), SHOWN)
+        return self._views
 
 
 def _readable_state(target: Target, store: Store) -> StackState | None:
@@ -85,10 +107,13 @@ def watch_job(job: str, stack: str | None, *, verbose: bool, as_json: bool) -> N
     state = target.state(store)
     record = lookup.find_job(store, job)
     deadline = lookup.deadline_of(store, record)
+    sparklines = Sparklines(store, record.job)
 
     def read() -> JobView:
         now = lookup.record_of(store, record.job)
-        return lookup.view_of(store, now, state, target.clock.now(), lookup.site_of(store, state, target), deadline)
+        site = lookup.site_of(store, state, target)
+        view = lookup.view_of(store, now, state, target.clock.now(), site, deadline)
+        return replace(view, metrics=sparklines.read())
 
     code = watch(read, as_json, verbose=verbose)
     if code is not Exit.OK:

@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.report.job.events import EventLine
+from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.view import JobView, NodeView, OutputView
 from spotkeeper.report.text.words import count, duration, loss_word, percent, saved, usd
 
@@ -117,6 +118,17 @@ def deadline_lines(view: JobView) -> list[str]:
     word = f"deadline in {duration(left)}" if left >= 0 else f"its deadline was {duration(-left)} ago"
     train = f", about {duration(view.left_s)} of training left" if view.left_s and not view.over() else ""
     return [word + train] if not view.over() or left < 0 else []
+
+
+def metric_lines(views: Iterable[MetricView]) -> list[str]:
+    """One line per metric: ``loss  ▇▆▄▃▂▁  0.2130``."""
+    views = tuple(views)
+    width = max((len(view.name) for view in views), default=0)
+    return [f"{view.name:<{width}}  {view.curve}  {value_word(view.last)}" for view in views]
+
+
+def value_word(value: float | None) -> str:
+    return "not a number" if value is None else loss_word(value)
 
 
 def undisturbed_line(view: JobView) -> str:

@@ -18,6 +18,7 @@ from spotkeeper.contract.record import Node, Outcome, Phase, Record, Slot, SlotS
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.report.job.events import EventLine, describe, event_lines
 from spotkeeper.report.job.hold import HoldView, hold_view
+from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.recovery import Preemptions, Recovery, preemptions, recoveries
 from spotkeeper.report.money.money import NO_PRICES, Money, PricesByPool, first_of_each, money
 
@@ -119,6 +120,7 @@ class JobView(Struct, frozen=True):
     crash_log: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()  # why the last failed generation failed, if ``crash_log`` does not show it
     output: OutputView | None = None  # only for `status JOB`
+    metrics: tuple[MetricView, ...] = ()  # only for `status JOB` and `watch`
     uploading_s: float | None = None  # since a machine began to upload its output
     size: int = 0  # number of nodes with a machine, once complete
     warnings: tuple[str, ...] = ()  # warnings of the newest generation that still apply

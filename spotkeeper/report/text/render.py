@@ -26,6 +26,7 @@ from spotkeeper.report.job.lines import (
     hold_lines,
     kept_lines,
     left_line,
+    metric_lines,
     money_line,
     node_word,
     on_its_clock,
@@ -65,6 +66,7 @@ def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableTy
         *(Text(line, style="red" if view.late() else "dim") for line in deadline_lines(view)),
         *([Text(view.site.no_tick, style="bold yellow")] if view.site.no_tick and not view.over() else []),
     ]
+    body += [Text(line, style="dim", no_wrap=True) for line in metric_lines(view.metrics)]
     if view.nodes:
         body += [Text(), nodes_fitting(view.nodes)]
     body += [Text(), event_table(lines, verbose=verbose)]
@@ -98,6 +100,7 @@ def status(view: JobView) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold"), *_progress(view), Text(money_line(view))]
     parts += [Text(line, style="red" if view.late() else "") for line in deadline_lines(view)]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
+    parts += [Text(line, style="dim", no_wrap=True) for line in metric_lines(view.metrics)]
     if view.nodes:
         parts.append(nodes_fitting(view.nodes))
         parts.append(reason_table(view.nodes))

@@ -7,6 +7,7 @@ mentions, so only code spans and blocks are safe: all text from outside this pro
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,33 @@ def percent(share: float) -> str:
 def loss_word(loss: float) -> str:
     """Format a training loss with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``."""
     return f"{loss:.4f}" if loss == 0.0 or abs(loss) >= 0.1 else f"{loss:.4g}"
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 40  # characters
+
+
+def sparkline(steps: Sequence[int], values: Sequence[float], width: int = SPARK_WIDTH) -> str:
+    """Draw a curve as block characters: the last value of each part of the steps; a space if that is no number."""
+    if not steps:
+        return ""
+    first, span = steps[0], steps[-1] - steps[0] + 1
+    width = min(width, span)
+    last = dict(zip(((step - first) * width // span for step in steps), values, strict=True))
+    numbers = [value for value in last.values() if math.isfinite(value)]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    out, value = "", values[0]
+    for part in range(width):
+        value = last.get(part, value)
+        out += _block(value, low, high)
+    return out
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return " "
+    share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0  # halves: no difference overflows
+    return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))]
 
 
 def count(number: int, noun: str) -> str:

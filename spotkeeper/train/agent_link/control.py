@@ -15,6 +15,7 @@ agent does not look for hangs. Standard library only.
   16  deadline       of the request, real unix seconds (0: none)
   24  request_number written last; a new number is a new request
   32  disk_ready     1 once the disk is mounted, if the node began without its disk
+  40  metrics_stored number of the newest ``metrics.json`` in the bucket (0: none)
   64  state          ``RunPhase``
   72  step           optimizer steps done
   80  step_at        end of the last step, real unix seconds
@@ -38,6 +39,7 @@ agent does not look for hangs. Standard library only.
 224  met_at         when all ranks of this generation had met, real unix seconds (0: not yet)
 232  restored_at    when the state was loaded, real unix seconds (0: not yet)
 240  restored_bytes size of the checkpoint this generation started from (0: none)
+ 248  metrics_file   number of the newest ``metrics.json`` in the run folder (0: none), written after the file
 ==== ============== =============================================================
 """
 
@@ -70,6 +72,7 @@ SIZE = 256
 MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
 NAME = "ctl"
 RESULT = "result.json"
+METRICS = "metrics.json"  # in the run folder, made by ``loop/metrics.py``
 UNTIMED = "untimed"  # name of a marker file in the run folder, before ".<local rank>"
 _RESULT_BYTES = 64 << 10
 NO_RESTART = 93  # exit code: "a restart cannot help"
@@ -284,6 +287,7 @@ class Control:
     deadline = SecondsWord(2)
     request_number = IntWord(3)
     disk_ready = IntWord(4)
+    metrics_stored = IntWord(5)
 
     # job -> agent
 
@@ -309,6 +313,7 @@ class Control:
     met_at = FloatWord(28)
     restored_at = FloatWord(29)
     restored_bytes = IntWord(30)
+    metrics_file = IntWord(31)
 
     def stepped(self, step: int, at: float | None = None) -> None:
         """Write the step, then its time, so that a reader of the new time sees the new step."""

@@ -11,6 +11,7 @@ from spotkeeper.train.core import gradorder, rng
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.data.feed import DataPosition, Feed
+from spotkeeper.train.loop.metrics import MetricHistory
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class EpochProgress:
 class RunPosition:
     """All state of a run that is not an attached object."""
 
-    def __init__(self, parts: Attached, gang: Gang, pace: SavePace, seed: int) -> None:
+    def __init__(self, parts: Attached, gang: Gang, pace: SavePace, seed: int, metrics: MetricHistory) -> None:
         self._parts = parts
+        self._metrics = metrics
         self._gang = gang
         self._pace = pace
         self._seed = seed
@@ -44,6 +46,11 @@ class RunPosition:
         if self.feed is None:
             return self.data
         return self.feed.after() if self.stepped else self.feed.position
+
+    @property
+    def current_step(self) -> int:
+        """The step to which the current code belongs: within a loop the batch's own, done or not; else the last one."""
+        return self.step if self.feed is None or self.stepped else self.step + 1
 
     @property
     def epoch(self) -> int:
@@ -71,6 +78,7 @@ class RunPosition:
         self.epochs = EpochProgress(**rest["epochs"])
         self.loader_state = found.local["loader"] if found.same_world else None
         self._pace.stalls.extend(rest["stalls"])
+        self._metrics.restore(found.local.get("metrics", {}), found.manifest.commit)
         if found.same_world:
             rng.restore(found.local["rng"])
         else:
@@ -101,4 +109,5 @@ class RunPosition:
         return model, rest
 
     def take_local(self) -> dict[str, object]:
-        return self._parts.take_local() | {"loader": {} if self.feed is None else self.feed.local()}
+        loader = {} if self.feed is None else self.feed.local()
+        return self._parts.take_local() | {"loader": loader, "metrics": self._metrics.take()}

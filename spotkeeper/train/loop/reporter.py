@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-import torch
+from typing import Any, Literal, NamedTuple
 
 from spotkeeper.train.agent_link.control import (
     NAME,
@@ -23,8 +21,7 @@ from spotkeeper.train.agent_link.control import (
 )
 from spotkeeper.train.checkpoint.writer import SavePace
 from spotkeeper.train.core.errors import say
-
-_REPORT_S = 0.5  # shortest time between two reads of a loss: a read waits for the GPU
+from spotkeeper.train.loop.metrics import MetricHistory
 
 
 def open_control(run: Path | None) -> Control:
@@ -72,15 +69,16 @@ class StepEstimate:
 class RunReporter:
     """Reports the progress of one process. ``tells``: whether this process reports for its node."""
 
-    def __init__(self, control: Control, run: Path | None, pace: SavePace, *, tells: bool) -> None:
+    def __init__(
+        self, control: Control, run: Path | None, pace: SavePace, metrics: MetricHistory, *, tells: bool
+    ) -> None:
         self._control = control
+        self._metrics = metrics
         self._run = run
         self._pace = pace
         self._tells = tells
         self._batches = 0  # batches since the last step
         self._trained = self._steps = 0  # batches and steps of the current loop
-        self._loss: float | torch.Tensor | None = None
-        self._loss_at = 0.0
         self.estimate = StepEstimate()
 
     def phase(self, phase: RunPhase) -> None:
@@ -131,6 +129,7 @@ class RunReporter:
         control.step_s = step_s
         control.samples_per_s = batches * batch / step_s if step_s else 0.0
         control.interval_s = self._pace.interval_s
+        self._metrics.poll(time.monotonic())
 
     def _total(self, step: int, left: BatchesLeft) -> int:
         """Estimate the run's total steps from the batches per step so far, as a script may accumulate gradients."""
@@ -142,18 +141,15 @@ class RunReporter:
         if self._tells:
             self._control.stall_s = self._pace.stall_s
 
-    def loss(self, loss: float | torch.Tensor | None) -> None:
-        """Report a loss; a tensor is read at most twice a second, because a read waits for the GPU."""
-        if loss is None or not self._tells:
-            return
-        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        if time.monotonic() - self._loss_at >= _REPORT_S:
-            self._show_loss()
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        """Report the script's metrics of a step."""
+        if self._tells:
+            self._metrics.report(step, values)
 
     def end(self, outcome: Literal["stopped", "done"], gen: int, step: int, commit: Commit | None) -> None:
         if not self._tells:
             return
-        self._show_loss()
+        self._metrics.write(wait=True)
         if self._run is not None:
             try:
                 write_result(self._run, RunResult(outcome, gen, step, commit))
@@ -169,8 +165,3 @@ class RunReporter:
         return (
             max(1.0, deadline - time.time()) if deadline and self._control.requested is AgentRequest.SAVE_STOP else None
         )
-
-    def _show_loss(self) -> None:
-        if self._loss is not None:
-            self._loss_at = time.monotonic()
-            self._control.loss = float(self._loss)

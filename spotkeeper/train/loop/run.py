@@ -41,6 +41,7 @@ from spotkeeper.train.data.feed import DataPosition, Feed, open_feed
 from spotkeeper.train.loop import diagnostics
 from spotkeeper.train.loop.boundary import Boundary
 from spotkeeper.train.loop.lag import remembered
+from spotkeeper.train.loop.metrics import MetricHistory
 from spotkeeper.train.loop.position import EpochProgress, RunPosition
 from spotkeeper.train.loop.rendezvous import measure_bandwidth, rendezvous
 from spotkeeper.train.loop.reporter import BatchesLeft, RunReporter, StepEstimate, open_control
@@ -122,7 +123,8 @@ class Run:
         self._control.state = RunPhase.RESTORING
         self._signals = StopSignals(self._control, gang.world, managed=settings.managed)
         pace = SavePace(settings.mean_life_s, settings.interval_s, since=time.monotonic())
-        self._position = RunPosition(parts, gang, pace, self._seed)
+        metrics = MetricHistory(self._control, None if gang.rank else settings.run, settings.gen or 0)
+        self._position = RunPosition(parts, gang, pace, self._seed, metrics)
         self._loops = 0  # calls of steps()
         self._calls = 0  # calls of epochs()
         self._more = False  # epochs() will yield another epoch
@@ -131,7 +133,7 @@ class Run:
         self._epochs: int | None = None  # length of the current loop, if given in epochs
         self._idle = True  # the current or last loop has yielded nothing
         self._advice = ""  # message for a failure after the loop
-        self._reporter = RunReporter(self._control, settings.run, pace, tells=not gang.local_rank)
+        self._reporter = RunReporter(self._control, settings.run, pace, metrics, tells=not gang.local_rank)
         self._info = rendezvous(gang, settings)
         self._reporter.bandwidth(measure_bandwidth(gang, settings.gen))
         self._reporter.met()
@@ -304,9 +306,24 @@ class Run:
         shares = self._gang.gather(float(share).hex().encode())
         return sum(float.fromhex(each.decode()) for each in shares) / self._gang.world
 
-    def report(self, *, loss: float | torch.Tensor | None = None) -> None:
-        """Report a loss for ``status`` and ``watch``. A tensor is read at most twice a second."""
-        self._reporter.loss(loss)
+    def report(self, **values: float | torch.Tensor | None) -> None:
+        """Report metrics of the current step, such as ``loss``; rank 0's values are kept (docs/metrics.md).
+
+        A report never waits for a GPU, and never fails: a value that cannot be kept is named in the log once.
+
+        Args:
+            values: numbers or tensors of one element, under at most 64 names of letters, digits and ``_ . / -``. Pass
+                names with other characters than Python allows as ``**{"val/loss": value}``. None is left out.
+
+        Example::
+
+            run.report(loss=loss, lr=scheduler.get_last_lr()[0], **{"val/accuracy": accuracy})
+        """
+        self.report_at(self._position.current_step, values)
+
+    def report_at(self, step: int, values: dict[str, Any]) -> None:
+        """Report metrics of a step that has been done, for a framework that logs when its own loop is further on."""
+        self._reporter.report(step, values)
 
     def save(self, *, wait: bool = True) -> Commit | None:
         """Save a checkpoint now. Collective: every rank calls it after the same step.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotkeeper.contract.metrics import read_metrics
+from spotkeeper.report.job.metrics import joined
+from spotkeeper.train.agent_link.control import METRICS
 from tests.train.gangs import Gang, Job
 
 HERE = Path(__file__).parent
@@ -48,6 +51,14 @@ def restarted_after_its_end(root: Path, script: str, case: Case) -> tuple[dict[s
             path.unlink()
         _run(gang, 2, "done")
         return _left(root), gang.log(0, 2)
+
+
+def curves(root: Path) -> dict[str, list[int]]:
+    """The steps of each metric that the two generations left behind, as if the first had reached the bucket late."""
+    runs = {gen: root / "node0" / f"run{gen}" / METRICS for gen in (1, 2)}
+    found = joined(read_metrics(file.read_bytes(), gen) for gen, file in runs.items() if gen == 2)
+    assert found == joined(read_metrics(file.read_bytes(), gen) for gen, file in runs.items())
+    return {name: curve.steps for name, curve in found.items()}
 
 
 def fails(root: Path, script: str, case: Case) -> str:

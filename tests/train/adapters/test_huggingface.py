@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.adapters.plain import Case, fails, left_alone, preempted, restarted_after_its_end
+from tests.train.adapters.plain import Case, curves, fails, left_alone, preempted, restarted_after_its_end
 
 pytest.importorskip("transformers", reason="transformers is not installed: `make adapters` runs these")
 
@@ -26,6 +26,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_preempted_run_equals_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
     assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_what_the_trainer_logs_is_one_curve(tmp_path: Path) -> None:
+    preempted(tmp_path, SCRIPT, Case(stop=13))
+    found = curves(tmp_path)
+    assert found["loss"] == found["learning_rate"] == list(range(2, 37, 2))
+    assert (found["eval_loss"], found["train_loss"]) == ([12, 24, 36], [36])
 
 
 def test_after_the_trainings_end_only_later_code_runs_again(tmp_path: Path) -> None:

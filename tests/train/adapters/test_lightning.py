@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.adapters.plain import Case, fails, left_alone, preempted, restarted_after_its_end
+from tests.train.adapters.plain import Case, curves, fails, left_alone, preempted, restarted_after_its_end
 
 pytest.importorskip("lightning", reason="Lightning is not installed: `make adapters` runs these")
 
@@ -33,6 +33,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_preempted_run_equals_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
     assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_what_the_script_logs_is_one_curve(tmp_path: Path) -> None:
+    preempted(tmp_path, SCRIPT, Case(stop=13))
+    found = curves(tmp_path)
+    assert found["loss"] == list(range(1, 37)), "each step, of which Lightning logs every 50th"
+    assert found["val"] == [12, 24, 36]
 
 
 def test_after_the_trainings_end_only_later_code_runs_again(tmp_path: Path) -> None:

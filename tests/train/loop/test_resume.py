@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from spotkeeper.train.agent_link.control import AgentRequest, Commit, ControlError, RunResult
+from spotkeeper.contract.metrics import read_metrics
+from spotkeeper.train.agent_link.control import METRICS, AgentRequest, Commit, ControlError, RunResult
 from spotkeeper.train.checkpoint import store
 from tests.train.gangs import Event, Gang, finals, run_to_end
 from tests.train.jobs import Job, skip_replay
@@ -83,6 +84,11 @@ def test_a_blank_master_gets_its_state_from_a_peer(tmp_path: Path, references: A
         assert [ended.code for ended in done] == [0, 0, 0]
         mine = RunResult("done", 2, 9, Commit(2, 9) if disk else None)
         assert [ended.result for ended in done] == [mine] + [RunResult("done", 2, 9, Commit(2, 9))] * 2
+        # Rank 0's metrics that no bucket has are in every node's checkpoint.
+        metrics = read_metrics((tmp_path / "node0/run2" / METRICS).read_bytes(), 2)
+        assert metrics.ancestors == ((1, stopped.step),)
+        assert list(metrics.metrics["loss"].steps) == list(range(1, 10))
+        assert not (tmp_path / "node1/run2" / METRICS).exists(), "rank 0 alone writes them"
         # With its disk it has the peer's copy durable as well, under the name it came with.
         assert store.complete(gang.disk(0)) == ([Commit(2, 9), stopped.commit] if disk else [])
     assert finals(job) == references["conv", 3]

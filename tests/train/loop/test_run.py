@@ -18,7 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spotkeeper
+from spotkeeper.contract.metrics import read_metrics
+from spotkeeper.report.job.metrics import joined
 from spotkeeper.train.agent_link.control import (
+    METRICS,
     NAME,
     AgentRequest,
     Commit,
@@ -484,6 +487,36 @@ def test_code_after_a_left_epoch_is_no_training(agent: Control) -> None:
             things.train(batch)
         break
     assert agent.state is RunPhase.FINISHING, "else an evaluation here counts as a step that hangs"
+
+
+def test_metrics_belong_to_the_step_of_their_batch_and_outlive_a_preemption(
+    agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    for gen in (5, 6):
+        monkeypatch.setenv("SPOTKEEPER_GEN", f"{gen}")
+        things = Things()
+        run = things.attach()
+        with contextlib.suppress(SystemExit):
+            for epoch in run.epochs(2):
+                for batch in run.steps(things.loader):
+                    run.report(before=float(run.steps_done))
+                    loss = things.train(batch)
+                    run.report(loss=loss, **{"train/after": float(run.steps_done)})
+                    if (gen, run.steps_done) == (5, 11):
+                        agent.request(AgentRequest.SAVE_STOP, time.time() + 30)
+                run.report(epoch=epoch)
+        agent.requested = AgentRequest.NONE
+        files.append(read_metrics((tmp_path / "run" / METRICS).read_bytes(), gen))
+    assert files[1].ancestors == ((5, 11),)
+    for found in (files[1:], files):  # the first file reached no bucket, or did
+        curves = joined(found)
+        assert curves["train/after"].steps == curves["loss"].steps == list(range(1, 17))
+        assert curves["train/after"].values == [float(step) for step in range(1, 17)]
+        assert curves["before"].values == [float(step) for step in range(16)]
+        assert (curves["epoch"].steps, curves["epoch"].values) == ([8], [0.0]), (
+            "a later report of the code after the loop"
+        )
 
 
 def test_an_unwritable_run_folder_does_not_turn_a_stop_into_a_crash(

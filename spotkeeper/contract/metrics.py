@@ -1,0 +1,107 @@
+"""A generation's metrics in the bucket, ``jobs/<job>/logs/metrics/<gen>``, and what a reader accepts of them.
+
+The training library writes this file (``spotkeeper/train/loop/metrics.py``) and the agent of the generation's lowest
+member uploads it. So a job can write anything here: readers bound and check it.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+from msgspec import Struct
+
+from spotkeeper.contract import codec
+
+BYTES = 9 << 20  # of an object: 64 metrics with 4,000 points each take 7 MB
+METRICS = 64
+POINTS = 4000
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
+_MOST_STEP = 1 << 40
+_MOST_S = 1e11
+
+
+class _Columns(Struct, frozen=True, forbid_unknown_fields=True):
+    """Arrays, little-endian: int64, float32, float64. ``seconds``: since ``began``."""
+
+    steps: bytes
+    seconds: bytes
+    values: bytes
+
+
+class _Metrics(Struct, frozen=True, forbid_unknown_fields=True):
+    gen: int
+    ancestors: tuple[tuple[int, int], ...]
+    began: float
+    metrics: dict[str, _Columns]
+
+
+@dataclass(frozen=True)
+class MetricPoints:
+    """The points of one metric; steps ascend. ``times``: real unix seconds."""
+
+    steps: Sequence[int]
+    times: Sequence[float]
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class GenerationMetrics:
+    """The metrics of one generation.
+
+    ``ancestors``: generation and step of each checkpoint from which a generation of this line resumed, oldest first.
+    The points of generation G that are after its step here were lost and trained again.
+    """
+
+    gen: int
+    ancestors: tuple[tuple[int, int], ...]
+    metrics: dict[str, MetricPoints]
+
+
+def folder_name(job: str) -> str:
+    return f"jobs/{job}/logs/metrics/"
+
+
+def object_name(job: str, gen: int) -> str:
+    return f"{folder_name(job)}{gen}"
+
+
+def read_metrics(data: bytes, gen: int) -> GenerationMetrics:
+    """Decode the object of generation ``gen``.
+
+    Raises:
+        ValueError: a job has written something else.
+    """
+    if len(data) > BYTES:
+        raise ValueError(f"more than {BYTES >> 20} MB")
+    try:
+        found = codec.decode(data, _Metrics)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no metrics: {error}") from None
+    if found.gen != gen or not 0.0 <= found.began < _MOST_S or len(found.metrics) > METRICS:
+        raise ValueError("no metrics of this generation")
+    if any(not (0 <= of < gen and 0 <= step < _MOST_STEP) for of, step in found.ancestors):
+        raise ValueError("its ancestors are invalid")
+    if any(one >= other for one, other in pairwise(found.ancestors)):
+        raise ValueError("its ancestors are not in order")
+    return GenerationMetrics(
+        gen, found.ancestors, {name: _points(name, found.began, found.metrics[name]) for name in sorted(found.metrics)}
+    )
+
+
+def _points(name: str, began: float, columns: _Columns) -> MetricPoints:
+    try:
+        steps, seconds, values = array("q", columns.steps), array("f", columns.seconds), array("d", columns.values)
+    except ValueError:
+        raise ValueError("a column is cut off") from None
+    if not _NAME.match(name) or not len(steps) == len(seconds) == len(values) <= POINTS:
+        raise ValueError("a metric's name or length is invalid")
+    if any(one >= other for one, other in pairwise(steps)) or any(not 0 <= step < _MOST_STEP for step in steps):
+        raise ValueError(f"the steps of {name} are invalid")
+    if any(not abs(offset) < _MOST_S for offset in seconds):
+        raise ValueError(f"the times of {name} are invalid")
+    return MetricPoints(steps, [began + offset for offset in seconds], values)

@@ -1,0 +1,92 @@
+"""A job's metrics as one curve each, joined from the files of its generations. Pure.
+
+Each generation's file names the checkpoints from which it and its ancestors resumed. Their points after these
+checkpoints were lost and trained again, so they are cut off. Points that an ancestor could not upload before it lost
+its machine were in the checkpoint, and are in the file of the generation that resumed from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from spotkeeper.contract.metrics import GenerationMetrics
+from spotkeeper.report.text.words import sparkline
+from spotkeeper.train.core.curve import Curve
+
+SHOWN = 6  # metrics that `status` and `watch` show
+
+
+class MetricView(Struct, frozen=True):
+    """One metric as `status` shows it. ``last``, ``low``, ``high``: None for NaN, and if no value is a number."""
+
+    name: str
+    step: int
+    points: int
+    last: float | None
+    low: float | None
+    high: float | None
+    curve: str  # as block characters
+
+
+class MetricColumns(Struct, frozen=True):
+    """The points of one metric, by ascending step. ``times``: real unix seconds; NaN is null in JSON."""
+
+    steps: list[int]
+    times: list[float]
+    values: list[float]
+
+
+class JobMetrics(Struct, frozen=True):
+    """The metrics of a job. ``resumed``: generation and step of each checkpoint from which a later one resumed."""
+
+    job: str
+    name: str
+    resumed: tuple[tuple[int, int], ...]
+    metrics: dict[str, MetricColumns]
+
+
+def joined(found: Iterable[GenerationMetrics]) -> dict[str, MetricColumns]:
+    """Join the files of a job's generations; those that are no ancestors of the newest one are ignored."""
+    by_gen = {one.gen: one for one in found}
+    if not by_gen:
+        return {}
+    newest = by_gen[max(by_gen)]
+    points: dict[str, dict[int, tuple[float, float]]] = {}
+    for gen, last in (*newest.ancestors, (newest.gen, None)):
+        for name, columns in by_gen[gen].metrics.items() if gen in by_gen else ():
+            of = points.setdefault(name, {})
+            for step, at, value in zip(columns.steps, columns.times, columns.values, strict=True):
+                if last is None or step <= last:
+                    of[step] = at, value
+    curves = {}
+    for name in sorted(points):
+        curve = curves[name] = Curve()
+        steps = sorted(points[name])
+        curve.add(steps, [points[name][step][0] for step in steps], [points[name][step][1] for step in steps])
+    return {name: MetricColumns(curve.steps, curve.times, curve.values) for name, curve in curves.items() if curve}
+
+
+def ancestors(found: Iterable[GenerationMetrics]) -> tuple[tuple[int, int], ...]:
+    """Return the checkpoints (generation, step) from which generations of the joined curves resumed, oldest first."""
+    return max(found, key=lambda one: one.gen, default=GenerationMetrics(0, (), {})).ancestors
+
+
+def job_metrics(job: str, name: str, found: Iterable[GenerationMetrics]) -> JobMetrics:
+    found = tuple(found)
+    return JobMetrics(job, name, ancestors(found), joined(found))
+
+
+def metric_views(curves: Mapping[str, MetricColumns], most: int | None = None) -> tuple[MetricView, ...]:
+    """Return the metrics for people, ``loss`` first, then by name."""
+    names = sorted(curves, key=lambda name: (name != "loss", name))[:most]
+    return tuple(_view(name, curves[name]) for name in names)
+
+
+def _view(name: str, curve: MetricColumns) -> MetricView:
+    numbers = [value for value in curve.values if math.isfinite(value)]
+    last = curve.values[-1] if math.isfinite(curve.values[-1]) else None
+    low, high = min(numbers, default=None), max(numbers, default=None)
+    return MetricView(name, curve.steps[-1], len(curve.steps), last, low, high, sparkline(curve.steps, curve.values))

@@ -1,0 +1,269 @@
+"""The history of the metrics that a script reports: collected on rank 0, written for the agent, saved in checkpoints.
+
+``report`` only puts values into a list. A few times a second the list is sorted into curves (``core/curve.py``). A
+value on a GPU is first copied to the CPU in the background and read once the copy is there, so no report waits for a
+device.
+
+Every few seconds the curves of this generation are written to ``metrics.json`` in the run folder, and the control file
+gets the number of that file. The agent uploads the newest file once a minute and answers with its number. The points of
+files that are not uploaded yet are in each checkpoint too, so a machine that is lost takes no points with it: the next
+generation begins with them. Each file also names the checkpoints from which this generation and its ancestors resumed,
+so that readers can join the generations' files to one curve.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import json
+import os
+import re
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotkeeper.train.agent_link.control import METRICS, Commit, Control
+from spotkeeper.train.core.curve import Curve
+from spotkeeper.train.core.errors import say
+
+NAMES = 64  # most metrics of a run
+CARRIED = 256  # most points of a metric that a checkpoint carries
+ANCESTORS = 4000  # most generations that a file names
+WRITE_S = 10.0  # shortest time between two files
+SORT_S = 0.5  # shortest time between two updates of the control file's loss
+_BATCH = 256  # reports that are sorted at once
+_UNSTORED = 8  # most groups of points that are not uploaded yet
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
+_PLAIN = frozenset({float})
+
+Curves = defaultdict[str, Curve]
+# A call of ``run.report``: step, real unix seconds, values by name, and those values that a device still computes.
+_Report = tuple[int, float, dict[str, Any], "dict[str, DeviceRead]"]
+
+
+class DeviceRead:
+    """A copy of a device's value to the CPU, which runs after the device's work so far. Nothing waits for it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        stream = torch.cuda.current_stream(tensor.device)
+        self._copy = tensor.to("cpu", non_blocking=True)  # into pinned memory
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def value(self) -> float:
+        """Return the value; wait for the device unless ``ready``."""
+        self._event.synchronize()
+        return float(self._copy.item())
+
+
+class MetricHistory:
+    """The metrics of one generation.
+
+    Args:
+        folder: the run folder; None: keep no history, only the last loss (other ranks than 0, and runs without agent).
+    """
+
+    def __init__(self, control: Control, folder: Path | None, gen: int) -> None:
+        self._control = control
+        self._path = None if folder is None else folder / METRICS
+        self._gen = gen
+        self._began = time.time()
+        self._epoch = self._began - time.monotonic()
+        self._reports: list[_Report] = []
+        self._names: set[str] = set()
+        self._told: set[str] = set()  # messages in the log
+        self._sort_at = 0.0  # monotonic
+        self._write_at = time.monotonic() + WRITE_S
+        self._curves = _curves()  # as in the last file
+        self._fresh = _curves()  # points that are in no file yet
+        self._unstored: list[tuple[int, Curves]] = []  # points of files that the agent has not uploaded yet
+        self._number = 0  # of the last file
+        self._ancestors: list[tuple[int, int]] = []  # checkpoints (generation, step) that led here, oldest first
+        if folder is not None:
+            atexit.register(self._at_exit, os.getpid())
+
+    # ------------------------------------------------------------ what the script reports
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        """Take values that belong to ``step``. A later report of the same step replaces them."""
+        reads: dict[str, DeviceRead] = {}
+        if not values.keys() <= self._names:
+            values = self._named(values)
+        if not _PLAIN.issuperset(map(type, values.values())):
+            values = self._read(values, reads)
+        now = time.monotonic()
+        self._reports.append((step, self._epoch + now, values, reads))
+        if now >= self._sort_at or len(self._reports) >= _BATCH:
+            self._sort_at = now + SORT_S
+            self._sort()
+            self.poll(now)
+
+    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values whose names are allowed, and remember these names."""
+        for name in sorted(values.keys() - self._names):
+            if not _NAME.match(name):
+                self._tell("name", f"{name!r:.120}: a metric's name has at most 100 letters, digits and _ . / -")
+            elif len(self._names) >= NAMES:
+                self._tell("many", f"{name}: a run has at most {NAMES} metrics; this and later ones are not kept")
+            else:
+                self._names.add(name)
+        return {name: value for name, value in values.items() if name in self._names}
+
+    def _read(self, values: dict[str, Any], reads: dict[str, DeviceRead]) -> dict[str, float]:
+        """Return all values as numbers, except those that a GPU holds, which go into ``reads``."""
+        found: dict[str, float] = {}
+        for name, value in values.items():
+            try:
+                if isinstance(value, torch.Tensor):
+                    if value.numel() != 1:
+                        raise ValueError(f"a tensor of shape {tuple(value.shape)}")
+                    if on_gpu(value):
+                        reads[name] = DeviceRead(value.detach())
+                        continue
+                    found[name] = float(value.detach().item())
+                elif value is not None:
+                    found[name] = float(value)
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+                self._tell(name, f"{name}: want a number or a tensor of one element: {error!s:.200}")
+        return found
+
+    def _tell(self, what: str, message: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            say(f"run.report: {message}")
+
+    # ------------------------------------------------------------ curves
+
+    def _sort(self, *, wait: bool = False) -> None:
+        """Move reports into curves, except the first whose values a device still computes and those after it."""
+        done = 0
+        for _, _, values, reads in self._reports:
+            if reads:
+                if not wait and not all(read.ready() for read in reads.values()):
+                    break
+                values |= {name: read.value() for name, read in reads.items()}
+            done += 1
+        reports = self._reports[:done]
+        del self._reports[:done]
+        for _, _, values, _ in reversed(reports):
+            if "loss" in values:
+                self._control.loss = values["loss"]
+                break
+        if self._path is not None and reports:
+            _add(self._fresh, reports)
+
+    def poll(self, now: float) -> None:
+        """Write the next file if it is due. ``now``: monotonic."""
+        if now >= self._write_at:
+            self._write_at = now + WRITE_S
+            self.write()
+
+    # ------------------------------------------------------------ files
+
+    def write(self, *, wait: bool = False) -> None:
+        """Write all points to the run folder. ``wait``: also the values that a device still computes."""
+        self._sort(wait=wait)
+        if self._path is None or not (self._fresh or (self._ancestors and not self._number)):
+            return
+        self._forget_stored()
+        self._number += 1
+        _join(self._curves, self._fresh)
+        self._unstored.append((self._number, self._fresh))
+        self._fresh = _curves()
+        if len(self._unstored) > _UNSTORED:
+            (_, older), (number, newer) = self._unstored[:2]
+            _join(older, newer)
+            self._unstored[:2] = [(number, older)]
+        temporary = self._path.with_suffix(f".tmp{os.getpid()}")
+        try:
+            temporary.write_text(self._encoded())
+            temporary.replace(self._path)
+        except OSError as error:
+            self._tell("file", f"{self._path}: {error}; the next file has the metrics too")
+        else:
+            self._control.metrics_file = self._number
+
+    def _encoded(self) -> str:
+        metrics = {name: _columns(curve, self._began) for name, curve in self._curves.items()}
+        return json.dumps({"gen": self._gen, "ancestors": self._ancestors, "began": self._began, "metrics": metrics})
+
+    def _forget_stored(self) -> None:
+        stored = self._control.metrics_stored
+        self._unstored = [(number, curves) for number, curves in self._unstored if number > stored]
+
+    def _at_exit(self, pid: int) -> None:
+        if os.getpid() == pid and self._path is not None and self._path.parent.is_dir():
+            self.write()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def take(self) -> dict[str, Any]:
+        """Return what a checkpoint carries: the points that are not uploaded yet. Waits for values on a device."""
+        if self._path is None:
+            return {}
+        self._sort(wait=True)
+        self._forget_stored()
+        carried = _curves(CARRIED)
+        for curves in (*(curves for _, curves in self._unstored), self._fresh):
+            _join(carried, curves)
+        points = {name: (curve.steps, curve.times, curve.values) for name, curve in carried.items()}
+        return {"ancestors": self._ancestors, "points": points}
+
+    def restore(self, state: Mapping[str, Any], commit: Commit) -> None:
+        """Begin with the points that the checkpoint ``commit`` carries."""
+        if self._path is None:
+            return
+        known = [(int(gen), int(step)) for gen, step in state.get("ancestors", ())]
+        self._ancestors = [*known, (commit.gen, commit.step)][-ANCESTORS:]
+        for name, columns in state.get("points", {}).items():
+            curve = Curve()
+            curve.add(*columns)
+            curve.cut(commit.step)
+            if curve:
+                self._names.add(name)
+                self._fresh[name] = curve
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_cuda)
+
+
+def _curves(most: int | None = None) -> Curves:
+    return defaultdict(Curve if most is None else lambda: Curve(most))
+
+
+def _join(curves: Curves, later: Curves) -> None:
+    for name, curve in later.items():
+        curves[name].join(curve)
+
+
+def _add(curves: Curves, reports: list[_Report]) -> None:
+    """Add reports to their metrics' curves. Of several reports of a step the last one counts."""
+    alike = len({tuple(values) for _, _, values, _ in reports}) == 1
+    ascend = all(one[0] < other[0] for one, other in pairwise(reports))
+    steps, times = [report[0] for report in reports], [report[1] for report in reports]
+    for name in reports[0][2] if alike else dict.fromkeys(name for _, _, values, _ in reports for name in values):
+        if alike and ascend:
+            curves[name].add(steps, times, [values[name] for _, _, values, _ in reports])
+        else:
+            last = {step: (step, at, values[name]) for step, at, values, _ in reports if name in values}
+            curves[name].add(*zip(*sorted(last.values()), strict=True))
+
+
+def _columns(curve: Curve, began: float) -> dict[str, str]:
+    """Return points as three arrays in base64: steps (int64), seconds since ``began`` (float32), values (float64)."""
+    columns: dict[str, array[Any]] = {
+        "steps": array("q", curve.steps),
+        "seconds": array("f", [at - began for at in curve.times]),
+        "values": array("d", curve.values),
+    }
+    return {word: base64.b64encode(column.tobytes()).decode() for word, column in columns.items()}
