@@ -34,6 +34,7 @@ def families(reading: StackReading) -> Iterator[Metric]:
     yield from _training(reading)
     yield from _money(reading)
     yield from _recoveries(reading.jobs)
+    yield from _hosts(reading.jobs)
 
 
 def state_of(one: JobReading) -> str:
@@ -223,6 +224,38 @@ def _recoveries(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
         again.add_metric(key, sum(recovery.steps_again or 0 for recovery in view.recoveries))
         crashes.add_metric(key, sum(entry.event is Event.CRASH for entry in one.ledger))
     yield from (lost, took, again, crashes)
+
+
+def _hosts(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
+    node = [*JOB, "node"]
+    hosts = {
+        "cpu": _gauge("node_cpu_usage_ratio", "Share of the machine's CPU time that was not idle, 0 to 1.", node),
+        "memory_bytes": _gauge("node_memory_bytes", "The machine's memory.", node),
+        "memory_used_bytes": _gauge("node_memory_used_bytes", "The machine's memory that is not available.", node),
+        "disk_bytes": _gauge("node_disk_bytes", "Size of the node's data disk.", node),
+        "disk_used_bytes": _gauge("node_disk_used_bytes", "Used space of the node's data disk.", node),
+    }
+    device = [*node, "device"]
+    devices = {
+        "busy": _gauge("device_usage_ratio", "Share of time in which the accelerator was busy, 0 to 1.", device),
+        "memory_bytes": _gauge("device_memory_bytes", "The accelerator's memory.", device),
+        "memory_used_bytes": _gauge("device_memory_used_bytes", "The accelerator's memory in use.", device),
+        "temperature_c": _gauge("device_temperature_celsius", "The accelerator's temperature.", device),
+        "power_w": _gauge("device_power_watts", "The accelerator's power draw.", device),
+        "ecc_errors": _gauge("device_ecc_errors", "Uncorrected memory errors since the driver was loaded.", device),
+    }
+    for one in jobs:
+        for number, usage in one.usage:
+            key = [*_key(one), str(number)]
+            for name, family in hosts.items():
+                if (value := getattr(usage, name)) is not None:
+                    family.add_metric(key, float(value))
+            for each in usage.devices:
+                for name, family in devices.items():
+                    if (value := getattr(each, name)) is not None:
+                        family.add_metric([*key, str(each.index)], float(value))
+    yield from hosts.values()
+    yield from devices.values()
 
 
 def cause_of(recovery: Recovery) -> str:

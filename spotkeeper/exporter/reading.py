@@ -1,7 +1,8 @@
 """Reads a stack's documents at a bounded pace: one list of unfinished jobs, and two conditional reads for each job.
 
 A job's ledger is listed only after its record or generation has changed, or every ten minutes, since a list costs as
-much as twelve reads. A job leaves an hour after all its machines are deleted.
+much as twelve reads. A job leaves an hour after all its machines are deleted. How busy machines are is read once a
+minute, as their agents write it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.client import lookup
 from spotkeeper.client.reads import Meter, MeteredObjects, Spending
@@ -23,6 +25,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.usage import HostUsage, NodeUsage, object_name, read_usage
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import JobView, Site, job_view
@@ -32,6 +35,9 @@ LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) ap
 LEAVES_S = 3600.0  # virtual; after its end a job stays so long
 MOST_JOBS = 1000  # the newest; so many jobs are about 40,000 time series
 MOST_ENDED = 64  # ended jobs that are read at the start
+USAGE_S = 55.0  # real; agents write once a minute
+MOST_NODES = 1000  # whose use is read, over all jobs
+FRESH_S = 300.0  # virtual; an older report is of a machine that has gone
 
 
 class JobReading(Struct, frozen=True):
@@ -40,6 +46,7 @@ class JobReading(Struct, frozen=True):
     ledger: tuple[Entry, ...]  # with the record's outbox
     view: JobView
     running: tuple[Attempt, ...]  # machines that are billed
+    usage: tuple[tuple[int, HostUsage], ...] = ()  # how busy the machines of some nodes are
 
 
 class StackReading(Struct, frozen=True):
@@ -77,6 +84,8 @@ class StackReader:
         self._known: dict[str, _Known] = {}
         self._done: dict[str, JobReading] = {}  # jobs that will not change
         self._jobs: set[str] | None = None  # None: nothing was read yet
+        self._usage: dict[tuple[str, int], NodeUsage] = {}  # by job and node
+        self._usage_at = float("-inf")
         self._lock = threading.Lock()
 
     def read(self) -> StackReading:
@@ -95,10 +104,11 @@ class StackReader:
         self._forget(jobs, active, now)
         jobs = [one for one in jobs if one.record.job in self._jobs]
         newest = sorted(jobs, key=lambda one: (one.record.created, one.record.job))[-MOST_JOBS:]
+        self._read_usage(newest, now)
         return StackReading(
             now=now,
             stack=stack,
-            jobs=tuple(newest),
+            jobs=tuple(self._with_usage(one) for one in newest),
             unreadable=sum(isinstance(one, CorruptError) for one in found),
             left_out=len(jobs) - len(newest),
             allocation=self._allocation(),
@@ -107,6 +117,24 @@ class StackReader:
             spending=self._meter.hour(),
             took_s=time.monotonic() - began,
             at=time.time(),
+        )
+
+    def _read_usage(self, jobs: Iterable[JobReading], now: float) -> None:
+        at = time.monotonic()
+        if at - self._usage_at < USAGE_S:
+            return
+        self._usage_at = at
+        members = [(one.record.job, node) for one in jobs for node in one.record.members if not one.view.over()]
+        wanted = members[:MOST_NODES]
+        with ThreadPoolExecutor(lookup.READS) as pool:
+            found = pool.map(lambda key: self._store.get(object_name(*key)), wanted)
+            told = {key: read_usage(data) for key, data in zip(wanted, found, strict=True) if data is not None}
+        self._usage = {key: one for key, one in told.items() if one is not None and now - one.at < FRESH_S}
+
+    def _with_usage(self, one: JobReading) -> JobReading:
+        job, nodes = one.record.job, one.record.members
+        return replace(
+            one, usage=tuple((node, self._usage[job, node].host) for node in nodes if (job, node) in self._usage)
         )
 
     def _allocation(self) -> Allocation | None:

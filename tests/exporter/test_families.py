@@ -6,12 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from spotkeeper.client.target import Target
+from spotkeeper.contract.usage import DeviceUsage, HostUsage, NodeUsage, object_name
 from spotkeeper.exporter import families as made
 from spotkeeper.exporter import reading as reads
 from spotkeeper.exporter.reading import StackReader, StackReading
@@ -137,5 +139,26 @@ def test_rules_and_dashboard_name_metrics_that_exist(reading: StackReading, targ
     used += [query["expr"] for panel in panels for query in panel["targets"]]
     told = set(re.findall(r"\bspotkeeper_[a-z_]+", "\n".join(used)))
     rare = {"spotkeeper_job_seconds_without_step", "spotkeeper_job_checkpoint_copy_age_seconds"}  # not of this stack
-    assert told - rare <= names(list(made.families(reading)))
-    assert rare <= {family.name for family in made.families(reading)}
+    families = list(made.families(reading))
+    assert told - {name for name in told if name in rare or "_node_" in name or "_device_" in name} <= names(families)
+    assert {name.removesuffix("_total") for name in told} <= {
+        part for family in families for part in (family.name, f"{family.name}_sum")
+    }
+
+
+def test_how_busy_machines_and_devices_are(
+    target: Target, store: Store, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = (DeviceUsage(1, 0.9, 100, 60, 61.0, 400.0, 3),)
+    host = HostUsage(4, 0.5, 1000, 600, devices=devices)
+    store.put(object_name(JOB, 0), msgspec.json.encode(NodeUsage(990.0, 1, host)))
+    store.put(object_name(JOB, 1), b'{"at": "now"}')
+    reader = StackReader(target)
+    reading = reader.read()
+    assert values(reading, "spotkeeper_node_cpu_usage_ratio", "job_name", "node") == {("first", "0"): 0.5}
+    assert values(reading, "spotkeeper_device_temperature_celsius", "node", "device") == {("0", "1"): 61.0}
+    assert values(reading, "spotkeeper_device_ecc_errors", "node", "device") == {("0", "1"): 3.0}
+    assert values(reading, "spotkeeper_node_disk_bytes", "node") == {}, "no data disk is mounted"
+    monkeypatch.setattr(reads, "USAGE_S", 0.0)
+    clock.at = 990.0 + reads.FRESH_S
+    assert values(reader.read(), "spotkeeper_node_cpu_usage_ratio", "node") == {}, "its machine has gone"

@@ -238,6 +238,7 @@ class Agent:
             self._notices.act()
             self._fitness.go_on()
             self._hang.go_on()
+            self._components.usage.advance()
             self._components.mirror.advance(self._machine, self._super.child, self._components.mounting)
         self._membership.upload_metrics()
         self._super.tick()

@@ -22,6 +22,7 @@ from spotkeeper_agent.job.mirror import Mirroring
 from spotkeeper_agent.job.outputs import Outputs
 from spotkeeper_agent.job.prepare import JobSecrets, Preparation
 from spotkeeper_agent.job.supervisor import Supervisor
+from spotkeeper_agent.job.usage import UsageReports
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Components:
     metrics: Metrics
     mirror: Mirroring
     upgrade: Upgrade
+    usage: UsageReports
     identity_server: IdentityServer | None
     secrets: JobSecrets
 
@@ -64,6 +66,7 @@ class Components:
             metrics=Metrics(bucket, output_helper, clock, log),
             mirror=Mirroring(bucket, mirror_helper, clock, log),
             upgrade=Upgrade(Bundles(settings.state / "bundle", own_folder()), bucket, helper, launcher, log),
+            usage=UsageReports(bucket, machine),
             identity_server=identity_server,
             secrets=JobSecrets(identity_server, helper, log),
         )

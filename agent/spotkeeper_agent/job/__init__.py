@@ -3,8 +3,8 @@
 ``prepare.py`` source, secrets, saver, launcher · ``source.py`` the job's files · ``launch_spec.py`` torchrun's
 arguments and the job's environment · ``supervisor.py`` starts and stops one generation · ``launcher_client.py``,
 ``jobhost.py`` clients of the launcher and of the jobs' unit · ``progress.py`` reports from the control file ·
-``failures.py`` how workers ended · ``logs.py``, ``metrics.py``, ``outputs.py``, ``mirror.py``, ``mirror_transfer.py``
-copies to the bucket.
+``failures.py`` how workers ended · ``usage.py`` how busy the machine is · ``logs.py``, ``metrics.py``, ``outputs.py``,
+``mirror.py``, ``mirror_transfer.py`` copies to the bucket.
 
 **Environment of the job's processes**, besides torchrun's own (``launch_spec.environment``):
 

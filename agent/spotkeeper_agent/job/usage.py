@@ -1,0 +1,70 @@
+"""Uploads once a minute how busy this machine is, while it is a member of its job (``contract/usage.py``).
+
+A process of its own reads the figures (``host/usage.py``), and a thread that lives as long waits for it and sends them.
+Whatever fails is left out until the next minute: no decision reads these figures.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from spotkeeper.contract import codec
+from spotkeeper.contract.usage import BYTES, HostUsage, NodeUsage, object_name
+from spotkeeper_agent.cloud.storage import Bucket, StorageError
+from spotkeeper_agent.core.state import MachineState
+from spotkeeper_agent.host import usage
+
+EVERY_S = 60.0  # virtual
+FLOOR_S = 10.0  # real
+READ_S = 20.0  # real; a driver may hang
+
+
+def read(mount: Path) -> bytes:
+    """Run the reading process; return what it printed.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it did not start, failed, or took too long.
+    """
+    command = [sys.executable, "-I", str(Path(usage.__file__)), str(mount)]
+    done = subprocess.run(command, capture_output=True, timeout=READ_S, check=True, stdin=subprocess.DEVNULL)
+    return done.stdout
+
+
+class UsageReports:
+    """One machine's reports, one at a time. Only the loop's thread may call :meth:`advance`."""
+
+    def __init__(self, bucket: Bucket, machine: MachineState, read: Callable[[Path], bytes] = read) -> None:
+        self._bucket, self._machine, self._read = bucket, machine, read
+        self._due = 0.0  # by the steady clock
+        self._thread: threading.Thread | None = None
+
+    def advance(self) -> None:
+        """Begin the next report if it is due."""
+        machine = self._machine
+        place, doc, now = machine.saved.assignment, machine.doc, machine.clock.steady()
+        if now < self._due or place is None or doc is None or machine.member_of(doc) is None:
+            return
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._due = now + max(EVERY_S, FLOOR_S / machine.clock.real_s(1.0))
+        name = object_name(place.job, place.node)
+        self._thread = threading.Thread(target=self._report, args=(name, place.attempt), name="usage", daemon=True)
+        self._thread.start()
+
+    def _report(self, name: str, attempt: int) -> None:
+        log = self._machine.log
+        try:
+            printed = self._read(self._machine.settings.mount)
+            host = codec.decode(printed[:BYTES], HostUsage)
+            told = NodeUsage(self._machine.clock.now(), attempt, host)
+            self._bucket.write(name, msgspec.json.encode(told))
+        except (OSError, subprocess.SubprocessError, msgspec.DecodeError, StorageError) as error:
+            log.once("usage", "usage.trouble", error=str(error)[:200])
+            return
+        log.over("usage", "usage.well")
