@@ -94,7 +94,7 @@ class JobProvider(ResourceProvider):
     serialize_as_secret_always = False
 
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Refuse a changed file while its job runs; a preview does too, if the user may read the bucket."""
+        """Refuse a changed file while its job runs; a preview does too, if the user can read the bucket."""
         failures = []
         if _olds.get("content") != news["content"] and (told := _refusal(news)):
             failures.append(CheckFailure("file", told))

@@ -152,7 +152,7 @@ class DiskGuard(Resource, module="spotkeeper", name="Places"):  # Pulumi's names
 def disks(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return, by disk name, the properties of static machines' disks that must not change.
 
-    On AWS ``type`` is always "", since there the type of a disk may change.
+    On AWS ``type`` is always "", since a disk can change its type there.
     """
     return {
         naming.static_disk(settings.stack, pool.name, index): {

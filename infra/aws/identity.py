@@ -114,9 +114,9 @@ class AwsIdentity(AwsRoles):
 class AwsShells(AwsRoles):
     """Shells through Session Manager for the users that ``ssh`` in the stack file lists.
 
-    These users assume a role that may start sessions only on the stack's machines and only with the stack's session
-    document. In a shell they are ``boot.SHELL_USER``, who has no sudo and no access to the machine's credentials. A log
-    group receives a session's output; CloudTrail records who started it.
+    These users assume a role with which they can start sessions only on the stack's machines, and only with the stack's
+    session document. In a shell they are ``boot.SHELL_USER``, who has no sudo and no access to the machine's
+    credentials. A log group receives a session's output; CloudTrail records who started it.
     """
 
     def __init__(self, settings: Settings, identity: AwsIdentity, opts: pulumi.ResourceOptions | None = None) -> None:

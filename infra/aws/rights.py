@@ -1,9 +1,9 @@
 """IAM policy statements with the rights of function, machines, schedule, submitters, jobs and shell users.
 
 They are data, so that tests and reviewers read what AWS gets. Most ARNs consist of names that are known in advance, so
-a policy can be declared before the resources that it names; only the network's ids must exist first. The function may
-end, attach or delete only resources with the stack's tag *and* a job's tag; resources that Pulumi declares have no
-job's tag.
+a policy can be declared before the resources that it names; only the network's ids must exist first. The function has
+the right to end, attach or delete only resources with the stack's tag *and* a job's tag; resources that Pulumi declares
+have no job's tag.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Arns:
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
     def secret(self, name: str) -> tuple[str, ...]:
-        """Return ARN patterns of a secret. AWS appends six characters to its name; a given ARN may have them or not."""
+        """Return ARN patterns of a secret. AWS appends six characters to its name; a given ARN has them or not."""
         if not name.startswith("arn:"):
             return (self._of("secretsmanager", f"secret:{name}-??????"),)
         return (name, f"{name}-??????")
@@ -149,7 +149,7 @@ def dead_letters(stack: str) -> str:
 
 
 def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
-    """Return the function's rights. ``subnets`` and ``group`` are ids of the network that its machines may join."""
+    """Return the function's rights. ``subnets``, ``group``: ids of its machines' subnets and security group."""
     launching = _launching(settings, subnets, group) if settings.dynamic() else ()
     return (
         *launching,
@@ -286,7 +286,7 @@ def _remembering(settings: Settings) -> tuple[Statement, ...]:
 
 
 def machine_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return a machine's rights: read its programs, write its job's results, call the function; no rights in EC2."""
+    """Return a machine's rights: read programs and sources, write all jobs' results, call the function; none in EC2."""
     arns = Arns(settings)
     prefixes = sorted({pattern.partition("/")[0] for pattern in MACHINE_READS + MACHINE_WRITES})
     rights = (
@@ -320,9 +320,8 @@ def _calling(arns: Arns) -> tuple[Statement, ...]:
 def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
 
-    A source may be overwritten: it is uploaded in parts, and rights to upload parts cannot demand a new object. So
-    agents verify a source by its hash.
-    Names may be deleted, so that a new job can take the name of an ended one.
+    Submitters can overwrite a source: it is uploaded in parts, and a right to upload parts cannot demand a new object.
+    So agents verify a source by its hash. Submitters can delete names, so that a new job can take an ended job's name.
     """
     arns = Arns(settings)
     return (
@@ -353,8 +352,8 @@ def job_rights(settings: Settings) -> tuple[Statement, ...]:
 def trust(service: str, account: str = "") -> Statement:
     """Return the statement that lets a service assume the role; with ``account``, only on behalf of that account.
 
-    The function identifies a machine by the session name with which EC2 assumed the machines' role. Nobody else may
-    assume this role, since another caller could choose the session name of any machine.
+    The function identifies a machine by the session name with which EC2 assumed the machines' role. No other principal
+    is trusted with this role, since it could choose the session name of any machine.
     """
     conditions: Conditions = {"StringEquals": {"aws:SourceAccount": account}} if account else {}
     return Statement("Be", ("sts:AssumeRole",), (), conditions, {"Service": f"{service}.amazonaws.com"})

@@ -71,7 +71,7 @@ class DrainProvider(ResourceProvider):
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
         """Refuse a change of cloud, stack name, project or region, which would leave machines and disks behind."""
         moved = [name for name in PLACE if name in _olds and name in news and _olds[name] != news[name]]
-        told = "may not change from {} to {}: jobs' machines and disks would stay. Run `pulumi destroy` first"
+        told = "cannot change from {} to {}: jobs' machines and disks would stay. Run `pulumi destroy` first"
         return CheckResult(news, [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved])
 
     def create(self, props: dict[str, Any]) -> CreateResult:
@@ -98,7 +98,7 @@ class DrainProvider(ResourceProvider):
 def _marked(props: Mapping[str, Any]) -> bool:
     """Return whether ``stack/drain`` still exists after an interrupted destroy; with it the function launches nothing.
 
-    A preview also calls this. If the previewing user may not read the bucket, the preview shows no change.
+    A preview also calls this. If the previewing user has no right to read the bucket, the preview shows no change.
     """
     try:
         return opened(props).marked()

@@ -41,7 +41,7 @@ class DrainCloud(Protocol):
     Attributes:
         stack, bucket: the stack's name and its bucket.
         pause_s: seconds between two listings; a new resource is listed within this time.
-        settle_s: seconds from the write of ``stack/drain`` in which a round that began before it may create resources.
+        settle_s: for how many seconds after the write of ``stack/drain`` an earlier round can still create resources.
     """
 
     @property

@@ -96,8 +96,8 @@ class ComputeEngine:
     def of(cls, props: Mapping[str, Any]) -> ComputeEngine:
         """Return the stack from a drain's properties.
 
-        ``SPOTKEEPER_COMPUTE_ENDPOINT`` replaces a one-machine cloud's address, whose port may have changed. It does not
-        replace Google's address: if the variable is still set by mistake, a real stack would look empty.
+        ``SPOTKEEPER_COMPUTE_ENDPOINT`` replaces a one-machine cloud's address, whose port can change between starts. It
+        does not replace Google's address: if the variable is still set by mistake, a real stack would look empty.
         """
         texts = {name: str(props[name]) for name in ("stack", "project", "bucket", "storage")}
         declared = str(props["compute"])

@@ -187,7 +187,7 @@ class GcpTriggers(Component):
         )
 
     def _preemption_route(self) -> gcp.pubsub.Subscription:
-        """Declare the push of preemption events from the audit log: a machine may vanish before it can report."""
+        """Declare the push of preemption events from the audit log, since a machine can vanish before it reports."""
         settings = self.settings
         topic, published = self._topic()
         self._pubsub = gcp.projects.ServiceIdentity(

@@ -123,8 +123,8 @@ def project_bindings(stack: str) -> tuple[Binding, ...]:
 def machines_of(stack: str) -> str:
     """Return a condition that is true for the stack's dynamic machines, node disks and snapshots, by their names.
 
-    These names contain ``-n`` and a node's number. Names of static machines and of their disks contain ``-n`` only if
-    the name of their pool contains it.
+    The condition tests for ``-n`` after the stack's prefix, because these names contain it before a node's number. So
+    static machines and their disks match too if the name of their pool contains ``-n``.
     """
     prefix = naming.machine_prefix(stack)
     kinds = ("instances", "disks", "snapshots")
@@ -218,7 +218,7 @@ class GcpIdentity(Component):
         )
 
     def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Let the function use the subnetwork, by a right on the subnetwork, which may be in another project."""
+        """Let the function use the subnetwork, by a right on the subnetwork itself, which can be in another project."""
         return gcp.compute.SubnetworkIAMMember(
             "function-uses-subnetwork",
             project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),
@@ -230,7 +230,7 @@ class GcpIdentity(Component):
         )
 
     def _reads(self, who: str, key: str, member: pulumi.Input[str], secret: str) -> gcp.secretmanager.SecretIamMember:
-        """Declare that the jobs' account, or the function's, may read a secret; the machines' account may not."""
+        """Let the jobs' account, or the function's, read a secret. The machines' account gets no such right."""
         return gcp.secretmanager.SecretIamMember(
             f"{who}-read-{key}",
             secret_id=secret if "/" in secret else f"projects/{self.settings.project}/secrets/{secret}",

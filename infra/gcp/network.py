@@ -116,7 +116,7 @@ class GcpNetwork(Component):
     # --- cards of GPUDirect -----------------------------------------------------------------
 
     def _gpu_cards(self) -> dict[str, list[Card]]:
-        """Declare the networks of GPUDirect cards. All pools share those of plain cards; each zone has one for RDMA."""
+        """Declare the networks of GPUDirect cards. All pools share the plain cards' networks; RDMA has one per zone."""
         pools = {pool.name: pool for pool in self.settings.pools if pool.machine.gpu_direct}
         fabrics = {name: FABRICS[pool.machine.gpu_direct or ""] for name, pool in pools.items()}
         ranges = free_ranges(self.settings.network.cidr)
@@ -182,7 +182,7 @@ def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:
 
 
 def project_of(link: str, otherwise: str) -> str:
-    """Return the project in a network's link, which may be another than the stack's; ``otherwise`` if it has none."""
+    """Return the project in a network's link, which is not always the stack's; ``otherwise`` if the link has none."""
     found = _PROJECT.search(link)
     return found[1] if found else otherwise
 

@@ -138,7 +138,7 @@ class GcpPools(Component):
         }
 
     def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:
-        """Return (card, whether it has a public address) for each network card; only the first may have one."""
+        """Return (card, whether it has a public address) for each network card; only the first can have one."""
         first = Card(self._network.subnetwork, nic_type(pool))
         further = [(card, False) for card in self._network.cards.get(pool.name, ())]
         return [(first, self.settings.network.public_ip), *further]
@@ -253,7 +253,7 @@ def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulum
 
 
 def group(pool: Pool) -> gcp.compute.ResourcePolicyGroupPlacementPolicyArgs:
-    """Return a pool's placement, without ``vm_count``, with which only a group of exactly this size could exist."""
+    """Return a pool's placement. It has no ``vm_count``, which would demand a group of exactly this size."""
     if pool.placement and pool.placement.strategy == "spread":
         return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(availability_domain_count=min(_DOMAINS, pool.size))
     return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(

@@ -1,7 +1,7 @@
 """The bucket with all of the stack's state, the rights to it, and the objects that Pulumi writes into it.
 
 Pulumi writes three objects: the agent's bundle, the function's source, and ``stack/pools.json`` (see ``pools.py``).
-Machines may read their programs, and may write logs, checkpoints and outputs, nothing else.
+Machines can read their programs and all jobs' sources, and write all jobs' logs, checkpoints and outputs, nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BucketAccess:
 
 
 def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
-    """Return a machine's rights: read its programs and its job's source, write logs, checkpoints and outputs."""
+    """Return a machine's rights: read its programs and all sources, write all logs, checkpoints and outputs."""
     objects = _objects(bucket)
     return (
         BucketAccess("bundles", "roles/storage.objectViewer", f'resource.name.startsWith("{objects}/bundles/")'),
@@ -45,8 +45,8 @@ def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
 def function_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return the function's rights in the bucket: it writes its own documents and only reads what Pulumi writes.
 
-    It may not write bundles, since it could then make machines run any code as root: it tells them which bundle to run.
-    It may list the bucket: in a list call the resource is the bucket itself, so no excluded prefix matches.
+    It cannot write bundles: it tells machines which bundle to run, so it could make them run any code as root. It can
+    list the bucket, since the resource of a list call is the bucket itself, which has none of the excluded prefixes.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")
@@ -61,7 +61,8 @@ def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
 
     The role ``objectCreator`` lacks the right to delete, which an overwrite needs, so submitters cannot change records.
-    In a condition ``{job}`` matches ``<job>`` and also ``<job>/ckpt``, so folders of other documents are excluded.
+    In a condition ``{job}`` matches ``<job>`` and also ``<job>/ckpt``, so the folders of other documents are excluded
+    by name.
     """
     objects = _objects(bucket)
     made = " || ".join(_below(objects, name, "!=") for name in ("requests/", "rec", "source/", "spec"))
@@ -90,9 +91,9 @@ def _objects(bucket: str) -> str:
 
 
 def _below(objects: str, name: str, sign: str) -> str:
-    """Return a condition on an object's name; ``name``: how names begin below the folder of a job.
+    """Return a condition on an object's path: whether it begins with ``jobs/<job>/<name>``.
 
-    With the ``sign`` ``!=`` it is true for objects whose names begin so, with ``==`` for all others.
+    The ``sign`` ``!=`` makes it true for these objects, the ``sign`` ``==`` for all others.
     """
     return f'resource.name.extract("{objects}/jobs/{{job}}/{name}") {sign} ""'
 

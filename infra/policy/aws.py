@@ -229,7 +229,8 @@ def buckets_are_tidied(every: Sequence[DeclaredResource]) -> Told:
 def _without(every: Sequence[DeclaredResource], types: tuple[str, ...], told: str) -> Told:
     """Yield each bucket that no resource of ``types`` names, with the message ``told``.
 
-    Before `up` such a resource may not know its bucket's name. So if there are as many of them as buckets, yield none.
+    Before `up` the bucket's name in such a resource can be unknown. So if the stack has at least as many of these
+    resources as buckets, no bucket is yielded.
     """
     buckets = [resource for resource in every if resource.type == BUCKET]
     if len(buckets) > sum(resource.type in types for resource in every):

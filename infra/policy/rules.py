@@ -47,9 +47,9 @@ ADVICE = frozenset({"disks-stay", "no-nat"})
 class Rule:
     """A rule. ``parts``: pairs of resource types and the check that each resource of these types must pass.
 
-    ``over_all``: checks that take all resources of the stack together. ``later``, an argument of both methods: the
-    errors that an input raises when a check reads it and its value is known only after `up`. Such an error ends the
-    check without a violation, and `up` repeats the check.
+    ``over_all``: checks that take all resources of the stack together. ``later``, an argument of :meth:`of_one` and
+    :meth:`of_all`: the errors that Pulumi raises when a check reads an input whose value is known only after `up`. Such
+    an error ends the check without a violation, and `up` repeats the check.
     """
 
     name: str

@@ -136,7 +136,7 @@ def _is_own(role: str, s: Settings) -> bool:
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
-    """Check that jobs do not run as one of Spotkeeper's roles, which may end other jobs' machines."""
+    """Check that jobs do not run as one of Spotkeeper's roles, which can end other jobs' machines."""
     if not s.job_identity:
         return
     if not _ROLE.match(s.job_identity):

@@ -117,7 +117,7 @@ def range_of(text: str) -> str | None:
 
 
 def bucket_name(s: Settings, *, is_one: Callable[[str], bool], characters: str) -> Iterator[Problem]:
-    """Check the bucket's name. ``characters``: what it may contain beside lower-case letters and digits, as text."""
+    """Check the bucket's name. ``characters``: as text, those it can have beside lower-case letters and digits."""
     name = s.bucket_name()
     if s.bucket.name is None and not STACK_NAME.match(s.stack):
         return  # another rule reports it

@@ -93,7 +93,7 @@ def _with_its_end(pool: Pool, s: Settings) -> Pool:
 
 
 def is_local(s: Settings) -> bool:
-    """Return whether the stack is in a one-machine cloud, where a project may have any name."""
+    """Return whether the stack is in a one-machine cloud, where a project can have any name."""
     return s.endpoints not in (Endpoints(), Endpoints(compute=COMPUTE, storage=STORAGE))
 
 
@@ -149,7 +149,7 @@ def people(s: Settings) -> Iterator[Problem]:
 
 
 def job_identity(s: Settings) -> Iterator[Problem]:
-    """Check that jobs do not run as one of Spotkeeper's accounts, which may power off other jobs' machines."""
+    """Check that jobs do not run as one of Spotkeeper's accounts, which can power off other jobs' machines."""
     if s.job_identity and not _ACCOUNT.match(s.job_identity):
         yield problem("job_identity", "want <name>@<project>.iam.gserviceaccount.com", s.job_identity)
     elif s.job_identity.partition("@")[0] in _own(s):

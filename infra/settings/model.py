@@ -103,11 +103,11 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 
     losses: Annotated[
         int,
-        Meta(ge=1, le=1000, description="losses in the window that start a fallback; plus one for each node"),
+        Meta(ge=1, le=1000, description="losses in the window, beyond one for each node, that start a fallback"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count, minutes")] = 60
     short_life_minutes: Annotated[
-        float, Meta(ge=0, le=1440, description="minutes: a spot machine that lives shorter counts as a short life")
+        float, Meta(ge=0, le=1440, description="minutes below which the life of a lost spot machine counts as short")
     ] = 10
     short_lives: Annotated[
         int, Meta(ge=1, le=100, description="consecutive short lives that start an on-demand fallback")

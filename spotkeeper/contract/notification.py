@@ -1,4 +1,4 @@
-"""Notifications: a stack's channels, the events that a channel may get, and the documents of messages to send.
+"""Notifications: a stack's channels, the events that a channel can get, and the documents of messages to send.
 
 The stack file declares channels and their addresses; a job file only names channels. So a job cannot make the function
 send requests to an address of its choice.
@@ -27,7 +27,7 @@ ChannelKind = Literal["slack", "teams", "discord", "webhook"]
 
 
 class NotifyEvent(str, Enum):
-    """What a channel can be told about a job."""
+    """The events of a job about which a channel can get notifications."""
 
     STARTED = "started"  # the first generation trains
     FIRST_CHECKPOINT = "first-checkpoint"  # the first checkpoint is durable
@@ -86,7 +86,7 @@ class Outgoing(Struct, frozen=True, omit_defaults=True):
 
 
 class AddressError(ValueError):
-    """An address of a channel is not allowed. The message never contains the address, which may be a secret."""
+    """An address of a channel is not allowed. The message never contains the address, which can be a secret."""
 
 
 def secret_of(address: str, scheme: str) -> str | None:

@@ -283,7 +283,7 @@ def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact
 def _progress(
     store: Store, stack: StackState, record: Record, where: SpeakerPlace | None, sync: Sync, now: float
 ) -> bool:
-    """Store the job's progress, if a member of the newest generation reports it. Returns whether it is announced.
+    """Store progress that a member of the newest generation reports. Returns whether a notification was stored.
 
     ``Progress.at`` is the function's time when this step was first reported; later reports of the same step keep it. So
     a gang that makes no step counts as silent, although its lowest member still sends reports. A gang that uploads its

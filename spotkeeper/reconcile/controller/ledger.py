@@ -5,7 +5,7 @@ ledger before the record is written again. So a crash before they are copied los
 changes nothing. What the entries say about offers is copied to ``market/`` in the same way.
 
 Notifications are stored before the entries that they are about: if the entries are in the ledger, the notifications
-were stored, and may be sent and deleted by now.
+were stored, and are perhaps sent and deleted by now.
 """
 
 from __future__ import annotations

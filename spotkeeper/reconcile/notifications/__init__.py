@@ -5,5 +5,5 @@ are pure. ``addresses.py`` reads addresses from the secret store, ``https.py`` s
 ``deliver.py`` sends what waits below ``notifications/``.
 
 A notification is stored before its ledger entry (``controller/ledger.py``) and deleted after it was sent. So a killed
-function loses none, and may send one twice, with the same id.
+function loses none, and can send one twice, with the same id.
 """

@@ -41,7 +41,8 @@ log = logging.getLogger("spotkeeper.reconcile")
 class Delivery:
     """One run over all notifications that wait.
 
-    ``sleep``: waits real seconds; ``waits``: whether to wait for claims that a killed process may have left.
+    ``sleep``: waits real seconds; ``waits``: whether to wait until recent claims expire, of which some can be of a
+    killed process.
     """
 
     store: Store
@@ -72,7 +73,7 @@ class Delivery:
         return self.sent
 
     def _may_be_left(self, outgoing: Outgoing) -> bool:
-        """Whether a process claimed it for the first time a moment ago: it sends it now, or was killed."""
+        """Whether a process has just made the first claim. This process sends the notification now, or was killed."""
         return outgoing.tries == 1 and outgoing.left is None and outgoing.not_before > self.clock.now()
 
     def _send_due(self, waiting: Sequence[Versioned[Outgoing]]) -> None:
@@ -144,7 +145,7 @@ class Delivery:
         return ""
 
     def _give_up(self, outgoing: Outgoing, failed: dict[str, str]) -> None:
-        """Note in the job's ledger that its notification was not delivered, then drop it."""
+        """Note in the job's ledger that the notification was not delivered, then delete the notification."""
         notification = outgoing.notification
         at = notification.at + GIVE_UP_S  # not the present time: a repeated write must create the same object
         for channel, why in failed.items():
