@@ -18,7 +18,6 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.exporter.reading import JobReading, StackReading
 from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import NodeState
-from spotkeeper.report.money.money import Attempt, PricesByPool
 
 JOB = ("job_name", "job_id")
 STATES = ("starting", "training", "recovering", "hold", "ending", "done")
@@ -92,31 +91,21 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
 
 
 def _pools(reading: StackReading) -> Iterator[Metric]:
-    stack = reading.stack
-    granted = _gauge("pool_machines", "Machines that jobs have or wait for, by pool.", ["pool", "model"])
+    used = _gauge("pool_machines", "Machines that jobs have or wait for, by pool.", ["pool", "model"])
     most = _gauge("pool_machines_max", "The most machines that the pool may have at once.", ["pool"])
-    counts: Counter[tuple[str, Model]] = Counter()
-    for grant in () if reading.allocation is None else reading.allocation.grants:
-        if grant.pool is not None:
-            counts[grant.pool, Model.ON_DEMAND if grant.on_demand else Model.SPOT] += 1
-        else:
-            owner = (pool.name for pool in stack.pools if any(one.name == grant.machine for one in pool.machines))
-            counts[next(owner, "?"), Model.STATIC] += 1
-    for pool in stack.pools:
-        for model in (Model.STATIC,) if pool.kind == "static" else (Model.SPOT, Model.ON_DEMAND):
-            granted.add_metric([pool.name, model.value], counts[pool.name, model])
-        most.add_metric([pool.name], pool.max_machines)
-    yield from (granted, most)
     price = _gauge("machine_price_usd_per_hour", "Price of a machine, US dollars an hour.", ["pool", "zone", "model"])
-    for pool in stack.pools:
-        told = reading.prices.get(pool.name)
-        for zone, listed in sorted(pool.prices.items()):
-            price.add_metric([pool.name, zone, Model.ON_DEMAND.value], listed.on_demand)
-            now = None if told is None else told.now(reading.now, zone)
-            spot = now if now is not None else listed.spot
-            if spot is not None and pool.kind == "spot":
-                price.add_metric([pool.name, zone, Model.SPOT.value], spot)
-    yield price
+    for pool in reading.view.pools:
+        if pool.kind == "static":
+            used.add_metric([pool.name, Model.STATIC.value], pool.used)
+        else:
+            used.add_metric([pool.name, Model.SPOT.value], pool.used - pool.used_on_demand)
+            used.add_metric([pool.name, Model.ON_DEMAND.value], pool.used_on_demand)
+        most.add_metric([pool.name], pool.max_machines)
+        for zone in pool.zones:
+            for model, usd in ((Model.ON_DEMAND, zone.on_demand), (Model.SPOT, zone.spot)):
+                if usd is not None:
+                    price.add_metric([pool.name, zone.zone, model.value], usd)
+    yield from (used, most, price)
 
 
 # -- jobs
@@ -176,26 +165,21 @@ def _training(reading: StackReading) -> Iterator[Metric]:
 def _money(reading: StackReading) -> Iterator[Metric]:
     spent = _gauge("job_spent_usd", "What the job's machines have cost, US dollars.", JOB)
     demand = _gauge("job_on_demand_usd", "What the same machine-hours would have cost on-demand, US dollars.", JOB)
-    rate = _gauge("job_usd_per_hour", "What the job's present machines cost, US dollars an hour.", JOB)
-    whole = 0.0
+    rate = _gauge("job_usd_per_hour", "What the job's dynamic machines cost now, US dollars an hour.", JOB)
     for one in reading.jobs:
         key, money = _key(one), one.view.money
         spent.add_metric(key, money.spent)
         demand.add_metric(key, money.on_demand_only)
-        hourly = sum(_price(machine, reading.now, reading.prices) for machine in one.running)
-        rate.add_metric(key, hourly)
-        whole += hourly
+        rate.add_metric(key, one.usd_hour)
     yield from (spent, demand, rate)
-    total = "What the machines of all jobs cost now, US dollars an hour."
-    yield GaugeMetricFamily("spotkeeper_usd_per_hour", total, value=whole)
-    if reading.stack.max_usd_hour is not None:
-        limit = "The stack's limit on the cost of machines, US dollars an hour."
-        yield GaugeMetricFamily("spotkeeper_max_usd_per_hour", limit, value=reading.stack.max_usd_hour)
-
-
-def _price(machine: Attempt, now: float, prices: PricesByPool) -> float:
-    told = prices.get(machine.pool) if machine.model is Model.SPOT else None
-    return (None if told is None else told.at(now, machine.zone)) or machine.price
+    view = reading.view
+    total = "What all machines cost now, US dollars an hour; static machines always run."
+    yield GaugeMetricFamily("spotkeeper_usd_per_hour", total, value=view.usd_hour)
+    listed = "What dynamic machines cost at list prices, which the stack's limit counts, US dollars an hour."
+    yield GaugeMetricFamily("spotkeeper_listed_usd_per_hour", listed, value=view.listed_usd_hour)
+    if view.max_usd_hour is not None:
+        limit = "The stack's limit on the cost of dynamic machines at list prices, US dollars an hour."
+        yield GaugeMetricFamily("spotkeeper_max_usd_per_hour", limit, value=view.max_usd_hour)
 
 
 def _recoveries(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:

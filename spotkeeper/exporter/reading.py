@@ -29,7 +29,7 @@ from spotkeeper.contract.usage import HostUsage, NodeUsage, object_name, read_us
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import JobView, Site, job_view
-from spotkeeper.report.money.money import Attempt, attempts
+from spotkeeper.report.stack import StackView, stack_view, usd_per_hour
 
 LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) appear after so long
 LEAVES_S = 3600.0  # virtual; after its end a job stays so long
@@ -45,7 +45,7 @@ class JobReading(Struct, frozen=True):
     progress: Progress | None
     ledger: tuple[Entry, ...]  # with the record's outbox
     view: JobView
-    running: tuple[Attempt, ...]  # machines that are billed
+    usd_hour: float  # what its dynamic machines cost now
     usage: tuple[tuple[int, HostUsage], ...] = ()  # how busy the machines of some nodes are
 
 
@@ -54,10 +54,10 @@ class StackReading(Struct, frozen=True):
 
     now: float
     stack: StackState
+    view: StackView
     jobs: tuple[JobReading, ...]
     unreadable: int
     left_out: int
-    allocation: Allocation | None  # None: unreadable
     prices: dict[str, Prices]
     site: Site
     spending: Spending
@@ -105,13 +105,14 @@ class StackReader:
         jobs = [one for one in jobs if one.record.job in self._jobs]
         newest = sorted(jobs, key=lambda one: (one.record.created, one.record.job))[-MOST_JOBS:]
         self._read_usage(newest, now)
+        known = [(one.view, one.ledger) for one in jobs if not one.view.over()]
         return StackReading(
             now=now,
             stack=stack,
+            view=stack_view(stack, self._allocation(), known, now, prices),
             jobs=tuple(self._with_usage(one) for one in newest),
             unreadable=sum(isinstance(one, CorruptError) for one in found),
             left_out=len(jobs) - len(newest),
-            allocation=self._allocation(),
             prices=prices,
             site=site,
             spending=self._meter.hour(),
@@ -137,11 +138,11 @@ class StackReader:
             one, usage=tuple((node, self._usage[job, node].host) for node in nodes if (job, node) in self._usage)
         )
 
-    def _allocation(self) -> Allocation | None:
+    def _allocation(self) -> Allocation:
         try:
             return self._store.read_allocation().value
-        except CorruptError:
-            return None
+        except CorruptError:  # the function's alarm says so
+            return Allocation()
 
     def _job(
         self, job: str, now: float, stack: StackState, prices: dict[str, Prices], site: Site
@@ -160,8 +161,7 @@ class StackReader:
         began = None if progress is None else (progress.gen, progress.begin_s)
         ledger = (*self._ledger(job, (read.token, began)), *record.outbox)
         view = job_view(record, progress, ledger, stack, now, prices=prices, site=site)
-        running = tuple(one for one in attempts(ledger) if one.end is None and not one.refused)
-        reading = JobReading(record, progress, ledger, view, running)
+        reading = JobReading(record, progress, ledger, view, usd_per_hour(ledger, now, prices))
         if record.phase is Phase.DONE and any(entry.event is Event.DONE for entry in ledger):
             with self._lock:
                 self._done[job] = reading

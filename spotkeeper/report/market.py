@@ -75,7 +75,7 @@ def market_view(
     length = (until - since) / parts
     edges = [since + length * number for number in range(parts + 1)]
     zones = (
-        _zone(pool, zone, prices.get(pool.name), _Seen(observed.get(pool.name, ()), zone), edges)
+        _zone(pool, zone, prices.get(pool.name), ZoneSeen(observed.get(pool.name, ()), zone), edges)
         for pool in stack.pools
         if pool.kind == "spot"
         for zone in pool.zones
@@ -83,21 +83,34 @@ def market_view(
     return MarketView(stack.stack, since, until, length, tuple(zones))
 
 
-class _Seen:
-    """What a pool's spot machines saw in one zone: requests with their time, lives, and times of interruptions."""
+class ZoneSeen:
+    """What a pool's spot machines saw in one zone. ``observed``: of the pool, in order of time."""
 
     def __init__(self, observed: Sequence[Observation], zone: str) -> None:
-        self.lives = [life for life in lives(observed) if life.zone == zone and life.model is Model.SPOT]
-        self.served = [life.began for life in self.lives if life.began is not None]
-        self.refused = [one.at for one in observed if one.zone == zone and _refusal(one)]
-        self.lost = [life.ended for life in self.lives if life.fate is not Fate.KEPT and life.ended is not None]
+        self._lives = [life for life in lives(observed) if life.zone == zone and life.model is Model.SPOT]
+        self._served = [life.began for life in self._lives if life.began is not None]
+        self._refused = [one.at for one in observed if one.zone == zone and _refusal(one)]
+        self._lost = [life.ended for life in self._lives if life.fate is not Fate.KEPT and life.ended is not None]
 
-    def hours(self, start: float, end: float) -> float:
-        return sum(_overlap(life, start, end) for life in self.lives) / HOUR_S
+    def served(self, start: float, end: float) -> int:
+        return _count(self._served, start, end)
+
+    def refused(self, start: float, end: float) -> int:
+        return _count(self._refused, start, end)
 
     def availability(self, start: float, end: float) -> float | None:
-        served, refused = _count(self.served, start, end), _count(self.refused, start, end)
+        """Return the share of requests that the cloud served; None without a request."""
+        served, refused = self.served(start, end), self.refused(start, end)
         return served / (served + refused) if served + refused else None
+
+    def interruptions(self, start: float, end: float) -> int:
+        return _count(self._lost, start, end)
+
+    def last_interruption(self, start: float, end: float) -> float | None:
+        return max((at for at in self._lost if start <= at <= end), default=None)
+
+    def hours(self, start: float, end: float) -> float:
+        return sum(_overlap(life, start, end) for life in self._lives) / HOUR_S
 
 
 def _refusal(one: Observation) -> bool:
@@ -114,27 +127,26 @@ def _count(times: Iterable[float], start: float, end: float) -> int:
     return sum(start <= at < end for at in times)
 
 
-def _zone(pool: PoolState, zone: str, told: Prices | None, seen: _Seen, edges: Sequence[float]) -> ZoneMarket:
+def _zone(pool: PoolState, zone: str, told: Prices | None, seen: ZoneSeen, edges: Sequence[float]) -> ZoneMarket:
     since, until = edges[0], edges[-1]
     spans = list(pairwise(edges))
     listed = pool.prices.get(zone)
     now = None if told is None else told.now(until, zone)
-    lost = [at for at in seen.lost if since <= at <= until]
     return ZoneMarket(
         pool=pool.name,
         zone=zone,
         spot=now if now is not None else listed.spot if listed else None,
         on_demand=listed.on_demand if listed else None,
         reported=now is not None,
-        served=_count(seen.served, since, until),
-        refused=_count(seen.refused, since, until),
+        served=seen.served(since, until),
+        refused=seen.refused(since, until),
         availability=seen.availability(since, until),
-        interruptions=len(lost),
+        interruptions=seen.interruptions(since, until),
         hours=seen.hours(since, until),
-        last_interruption=max(lost, default=None),
+        last_interruption=seen.last_interruption(since, until),
         prices=tuple(_mean(told, zone, start, end) for start, end in spans),
         available=tuple(_available(seen, start, end) for start, end in spans),
-        interrupted=tuple(_count(lost, start, end) for start, end in spans),
+        interrupted=tuple(seen.interruptions(start, end) for start, end in spans),
     )
 
 
@@ -146,6 +158,6 @@ def _mean(told: Prices | None, zone: str, start: float, end: float) -> float | N
     return told.mean(max(start, first), end, last, zone)
 
 
-def _available(seen: _Seen, start: float, end: float) -> float | None:
+def _available(seen: ZoneSeen, start: float, end: float) -> float | None:
     share = seen.availability(start, end)
     return 1.0 if share is None and seen.hours(start, end) > 0 else share

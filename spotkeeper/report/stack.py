@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from spotkeeper.contract.allocation import Allocation
-from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.contract.market import HOUR_S, NEVER_JOINED, Fate, Observation, Prices, lives
+from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.market import Observation, Prices
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import Model, PoolState, StackState
 from spotkeeper.report.job.view import JobView
+from spotkeeper.report.market import ZoneSeen
 from spotkeeper.report.money.money import NO_PRICES, PricesByPool, attempts
 
 
@@ -135,7 +136,7 @@ def stack_view(
         ),
         machines=sum(taken.values()),
         max_machines=stack.max_machines,
-        usd_hour=_always(stack) + sum(_rate(ledger, now, prices) for _, ledger in known),
+        usd_hour=_always(stack) + sum(usd_per_hour(ledger, now, prices) for _, ledger in known),
         listed_usd_hour=sum(_listed(pool, taken[pool.name] - dear[pool.name], dear[pool.name]) for pool in stack.pools),
         max_usd_hour=stack.max_usd_hour,
         jobs=len(views),
@@ -150,26 +151,20 @@ def _zones(
     told: Prices | None,
     observed: Sequence[Observation],
 ) -> Iterable[PoolZone]:
-    spot = [life for life in lives(observed) if life.model is Model.SPOT]
-    refused = Counter(
-        one.zone
-        for one in observed
-        if one.event is Event.REFUSED and one.model is Model.SPOT and one.cause != NEVER_JOINED
-    )
     for zone in pool.zones:
         price = pool.prices.get(zone)
         reported = told.now(now, zone) if told is not None and pool.kind == "spot" else None
-        mine = [life for life in spot if life.zone == zone]
+        seen = ZoneSeen(observed, zone)
         yield PoolZone(
             zone=zone,
             spot=None if pool.kind != "spot" else reported if reported is not None else price.spot if price else None,
             on_demand=price.on_demand if price else None,
             reported=reported is not None,
             machines=there.get((pool.name, zone), 0),
-            served=len(mine),
-            refused=refused[zone],
-            interruptions=sum(life.fate is not Fate.KEPT for life in mine),
-            hours=sum((life.ended or now) - life.began for life in mine if life.began is not None) / HOUR_S,
+            served=seen.served(0.0, now),
+            refused=seen.refused(0.0, now),
+            interruptions=seen.interruptions(0.0, now),
+            hours=seen.hours(0.0, now),
         )
 
 
@@ -183,8 +178,8 @@ def _always(stack: StackState) -> float:
     )
 
 
-def _rate(ledger: Sequence[Entry], now: float, prices: PricesByPool) -> float:
-    """What a job's dynamic machines cost an hour at ``now``."""
+def usd_per_hour(ledger: Sequence[Entry], now: float, prices: PricesByPool) -> float:
+    """Return what a job's dynamic machines cost an hour at ``now``."""
     total = 0.0
     for machine in attempts(ledger):
         if machine.end is not None or machine.refused or machine.model is Model.STATIC:

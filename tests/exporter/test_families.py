@@ -54,7 +54,8 @@ def test_a_jobs_training_and_money(reading: StackReading) -> None:
     assert values(reading, "spotkeeper_job_checkpoint_age_seconds", "job_name") == {key: 60.0}
     assert values(reading, "spotkeeper_job_spent_usd", "job_name")[key] == view.money.spent > 0
     assert values(reading, "spotkeeper_job_on_demand_usd", "job_name")[key] == view.money.on_demand_only
-    assert values(reading, "spotkeeper_usd_per_hour") == {(): 1.0 + 0.5}
+    assert values(reading, "spotkeeper_job_usd_per_hour", "job_name")[key] == 1.0 + 0.5
+    assert values(reading, "spotkeeper_usd_per_hour") == {(): 1.0 + 0.5 + 3.0}, "and a static machine"
     assert values(reading, "spotkeeper_max_usd_per_hour") == {(): 50.0}
     machines = values(reading, "spotkeeper_job_machines", "job_name", "model", "state")
     assert machines["first", "spot", "training"] == machines["first", "on-demand", "training"] == 1.0

@@ -104,6 +104,9 @@ def test_prometheus_scrapes_and_evaluates_the_rules(url: str, tmp_path: Path) ->
         prometheus.until('ALERTS{alertname="SpotkeeperJobOnHold", job_name="held"}')
         rules = prometheus.api("rules")["groups"]
         assert [rule["lastError"] for group in rules for rule in group["rules"] if rule.get("lastError")] == []
+        panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+        for query in (target["expr"] for panel in panels for target in panel["targets"]):
+            prometheus.api("query", query=query.replace("$job_name", ".*"))  # a wrong expression answers 400
         (scraped,) = prometheus.api("targets")["activeTargets"]
         assert (scraped["health"], scraped["lastError"]) == ("up", "")
     finally:

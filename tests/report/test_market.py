@@ -67,7 +67,7 @@ def test_only_spot_pools_have_a_market() -> None:
 
 def test_bars_have_one_character_for_each_part() -> None:
     assert bars([None, 1.0, 1.5, 2.0], 1.0, 2.0) == "·▁▅█"
-    assert bars([3.0, 3.0], 3.0, 3.0) == "▅▅", "a price that never changes"
+    assert bars([3.0, 3.0], 3.0, 3.0) == "▁▁", "a price that never changes"
 
 
 def test_the_tables_fit_and_say_where_a_price_comes_from() -> None:

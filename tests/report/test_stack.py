@@ -30,8 +30,8 @@ def life(machine: str, zone: str, *story: tuple[Event, float, str], model: Model
 
 OBSERVED = {
     "workers": (
-        *life("a", A, (Event.ADMITTED, 0.0, ""), (Event.LOSS, 2 * HOUR, "loss")),
-        *life("b", A, (Event.ADMITTED, 0.0, ""), (Event.GONE, 2 * HOUR, "")),
+        *life("a", A, (Event.ADMITTED, 0.0, ""), (Event.LOSS, HOUR, "loss")),
+        *life("b", A, (Event.ADMITTED, 0.0, ""), (Event.GONE, HOUR, "")),
         *life("c", A, (Event.REFUSED, 5.0, "capacity")),
         *life("d", B, (Event.ADMITTED, 0.0, ""), (Event.LOSS, HOUR, "loss"), model=Model.ON_DEMAND),
     )
@@ -56,7 +56,7 @@ def test_pools_show_their_limits_and_what_is_used() -> None:
 def test_zones_show_prices_and_what_happened_there() -> None:
     zones = {zone.zone: zone for zone in a_stack().pools[0].zones}
     assert (zones[A].spot, zones[A].on_demand, zones[A].reported) == (0.5, 3.0, True)
-    assert (zones[A].served, zones[A].refused, zones[A].interruptions, zones[A].hours) == (2, 1, 1, 4.0)
+    assert (zones[A].served, zones[A].refused, zones[A].interruptions, zones[A].hours) == (2, 1, 1, 2.0)
     assert zones[A].availability == 2 / 3
     assert (zones[B].served, zones[B].interruptions, zones[C].availability) == (0, 0, None)
     listed = a_stack(prices={}).pools[0].zones[0]

@@ -10,9 +10,8 @@ from rich.text import Text
 from spotkeeper.contract.stack import StackState
 from spotkeeper.report.market import MarketView, ZoneMarket
 from spotkeeper.report.text.render import fitting
-from spotkeeper.report.text.words import duration, percent, usd
+from spotkeeper.report.text.words import bar, duration, percent, usd
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 SPARE = ("last", "per 100 h", "low to high", "requests over time", "interrupted over time", "of on-demand")
 LAST_SPARE = "price over time"
@@ -70,12 +69,7 @@ def _range(prices: Iterable[float | None]) -> str:
 
 def bars(values: Iterable[float | None], low: float, high: float) -> str:
     """Draw each value as a block between ``low`` and ``high``, an unknown one as a dot."""
-    return "".join(UNKNOWN if value is None else BLOCKS[_height(value, low, high)] for value in values)
-
-
-def _height(value: float, low: float, high: float) -> int:
-    share = (value - low) / (high - low) if high > low else 0.5
-    return min(len(BLOCKS) - 1, max(0, round(share * (len(BLOCKS) - 1))))
+    return "".join(UNKNOWN if value is None else bar(value, low, high) for value in values)
 
 
 def _requests(available: Iterable[float | None]) -> Text:

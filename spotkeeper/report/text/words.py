@@ -60,11 +60,12 @@ def sparkline(steps: Sequence[int], values: Sequence[float], width: int = SPARK_
     out, value = "", values[0]
     for part in range(width):
         value = last.get(part, value)
-        out += _block(value, low, high)
+        out += bar(value, low, high)
     return out
 
 
-def _block(value: float, low: float, high: float) -> str:
+def bar(value: float, low: float, high: float) -> str:
+    """Draw a value between ``low`` and ``high`` as a block character; a space if it is no number."""
     if not math.isfinite(value):
         return " "
     share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0  # halves: no difference overflows
