@@ -1,8 +1,9 @@
 """The selection protocol, version 1, between a policy and the simulator that judges it: one JSON object per line.
 
-Times are hours; the unit of money is what an hour of the whole gang costs on-demand. Only ``hello`` and ``tick`` get an
-answer. A policy sees the job's progress, its machines, prices, the results of its own launches and probes, and each
-zone's hourly availability in the 48 h before the job, but not the future or the state of a zone that it did not try.
+A tick is one step of the simulator's time. Times are hours; the unit of money is what an hour of the whole gang costs
+on-demand. Only ``hello`` and ``tick`` get an answer. A policy sees the job's progress, its machines, prices, the
+results of its own launches and probes, and each zone's hourly availability in the 48 h before the job, but not the
+future or the state of a zone that it did not try.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ listing                all zones by one request; the answer     the region by on
                        has a warning for each zone that failed  one request, unless EC2 throttles
 a machine missing in   is gone                                  is looked up by id. It probably exists, because
 a listing                                                       terminated machines stay listed for an hour
-a new resource         is visible at once                       may be invisible for seconds
+a new resource         is visible at once                       can be invisible for seconds
 no capacity            HTTP 503, or the operation's error       HTTP 500, or a launched machine that never ran
                                                                 (``StateReason``)
 requests are sent by   own HTTP client, one deadline per answer the same; botocore only encodes, signs and decodes
@@ -31,7 +31,7 @@ estimates, kept a day  a zone's obtainability, uptime and       a zone's placeme
 events of losses       log sink and Pub/Sub push                EventBridge; the machine is looked up by id
 ====================== ======================================== =================================================
 
-A disk may contain data. So a second disk is made in its place only if the first one certainly failed, or is missing
+A disk can contain data. So a second disk is made in its place only if the first one certainly failed, or is missing
 long after it was made. ``infra/aws/rights.py`` grants exactly the IAM actions that the EC2 adapter needs. Both clouds
 run the same scenarios in ``tests/sim``; at each of their steps ``make ec2`` kills, freezes or misleads the function.
 """

@@ -48,7 +48,7 @@ LOOPBACK = "127.0.0.0/8"  # addresses in the one-machine cloud
 
 
 class ListError(Exception):
-    """A list is incomplete: what it lacks may still exist. ``throttled``: the cloud received too many requests."""
+    """A list is incomplete: what it lacks can still exist. ``throttled``: the cloud received too many requests."""
 
     def __init__(self, why: str, throttled: bool = False) -> None:
         super().__init__(why)

@@ -73,7 +73,7 @@ class Times(Struct, frozen=True):
     work_s: float = 0.0  # extra time for a boot's real work on a scaled clock
 
     def silence(self, members: int) -> float:
-        """Return how long a gang of this size may report no progress before a roll call, virtual seconds."""
+        """Return after how long without reported progress a gang of this size gets a roll call, virtual seconds."""
         return self.silence_s if members > 1 else self.lone_silence_s
 
     def roll(self, members: int) -> float:

@@ -21,7 +21,7 @@ MODELS = {"spot": Model.SPOT, "od": Model.ON_DEMAND}
 
 
 class Player:
-    """Answers any number of cases, one after the other. ``found``: the newest answer with its reasons."""
+    """Answers any number of cases (replayed jobs), one after the other. ``found``: the newest answer with its reasons."""
 
     def __init__(self, rule: Rule = RULE) -> None:
         self.rule = rule
@@ -39,7 +39,7 @@ class Player:
         pass
 
     def tick(self, tick: Tick) -> PolicyAnswer:
-        """Return what to try at this time of a case, in order of preference.
+        """Return what to try in this tick of the simulator, in order of preference.
 
         Raises:
             KeyError: the tick names a zone that the case does not have.

@@ -199,7 +199,7 @@ class LambdaApp(HttpApp):
         return self._invoker(request)
 
     def _listed(self, uid: str, stack: StackState) -> Speaker | None:
-        """Return the machine with this id from a listing, which is kept: more machines of the gang will ask soon."""
+        """Return the machine with this id from a listing, which is kept for requests of other machines."""
         with self._lock:
             found = self._known.get(uid)
             if found is not None or time.monotonic() - self._looked < LOOK_AGAIN_S:

@@ -78,7 +78,7 @@ class Fresh(Generic[T]):
             self._read[job] = at, value
 
     def forget(self, job: str | None = None) -> None:
-        """Drop the job's document, because this process may have changed it; with ``job`` None, drop all documents."""
+        """Drop the job's document, because this process perhaps changed it; with ``job`` None, drop all documents."""
         with self._lock:
             if job is None:
                 self._read.clear()
@@ -101,7 +101,7 @@ class Flights:
     ) -> T | None:
         """Do the work, or return None if another request is doing it already.
 
-        A request that gets None may have stored its report too late for the work under way to read it. So the work is
+        A request that gets None perhaps stored its report too late for the work under way to read it. So the work is
         then done again, unless ``covered(result)`` says that it has read every report. Once ``tired()`` is true, the
         work is not done again, and the caller must leave the rest to another round.
         """

@@ -294,7 +294,7 @@ def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | N
 
 
 def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot, ...]:
-    """Return the oldest snapshot of each name. Two may exist, as snapshots have no idempotency token."""
+    """Return the oldest snapshot of each name. Two can exist, as snapshots have no idempotency token."""
     first: dict[tuple[str, int, int], SnapshotIn] = {}
     for item in sorted(items, key=lambda one: one.age):
         owned = _owned(item.tags, stack)

@@ -18,7 +18,7 @@ MOST = 10  # the largest `keep` that a job file may set
 
 
 def step(draft: Draft) -> None:
-    """Record the copies that machines report, and the newest checkpoint on a disk, which may be newer than any copy."""
+    """Record the copies that machines report, and the newest checkpoint on a disk, which can be newer than any copy."""
     spec, newest = draft.snapshot.spec, draft.queries.newest_reported
     known = max(parse_commit(draft.record.told) or (0, 0), location.committed(draft) or (0, 0))
     if spec is not None and spec.checkpoint.mirror and newest and newest > known:
