@@ -21,7 +21,7 @@ MODELS = {"spot": Model.SPOT, "od": Model.ON_DEMAND}
 
 
 class Player:
-    """Answers any number of cases (replayed jobs), one after the other. ``found``: the newest answer with its reasons."""
+    """Answers for any number of cases (replayed jobs) in turn. ``found``: the newest answer with its reasons."""
 
     def __init__(self, rule: Rule = RULE) -> None:
         self.rule = rule
