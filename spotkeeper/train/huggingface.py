@@ -26,7 +26,7 @@ from transformers.trainer_utils import TrainOutput
 
 from spotkeeper.train.core import gradorder, rng
 from spotkeeper.train.core.errors import AttachError, CallError
-from spotkeeper.train.loop.external import Ticks, check_world
+from spotkeeper.train.loop.external import FrameworkLoop, check_world
 from spotkeeper.train.loop.run import Run, attach
 
 _STATE = "trainer_state.json"  # the file from which a trainer reads its place
@@ -36,12 +36,13 @@ _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_
 class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
     """Makes ``trainer.train()`` survive preemption: saves and restores the training, and stops it when asked to.
 
-    A script may call ``train()`` once. Its ``resume_from_checkpoint`` is used until the run has its own checkpoint.
-    When the run is told to stop, ``train`` ends the process with ``SystemExit(0)``, so the code after ``train`` runs
+    A script can call ``train()`` only once. Its ``resume_from_checkpoint`` is used until the run has a checkpoint.
+    After a stop request ``train`` saves and ends the process with ``SystemExit(0)``, so the code after ``train`` runs
     only once the training is complete.
 
     Raises:
-        CallError: a second ``train()``; a callback added to an existing trainer; or each process would train alone.
+        CallError: a second ``train()``; a callback added to an existing trainer; or a trainer that counts fewer
+            processes than were started, so that each would train alone.
         AttachError: the trainer uses DeepSpeed, FSDP or ``auto_find_batch_size``; or the checkpoint was saved by
             another number of processes.
     Example::
@@ -53,7 +54,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self) -> None:
         self.run: Run | None = None
         self._state: _TrainerState | None = None
-        self._ticks: Ticks | None = None
+        self._loop: FrameworkLoop | None = None
         self._stepped = 0  # the trainer's steps at the last save point
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -79,8 +80,8 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
         else:
             output = self._resume(trainer, train, restored, *args, **kw)
         self._state.output = tuple(output)
-        assert self._ticks is not None
-        self._ticks.end()
+        assert self._loop is not None
+        self._loop.end()
         return output
 
     def _check(self, trainer: Any) -> None:
@@ -113,7 +114,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
             trainer.model = trainer.call_model_init()
         trainer.model.load_state_dict(restored["model"])
         trainer.state = TrainerState(**restored["state"])
-        Ticks(self.run, batch=1, total=None).end()
+        FrameworkLoop(self.run, batch=1, total=None).end()
         self._state.arrive()
         return TrainOutput(*restored["output"])
 
@@ -125,15 +126,15 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
         self._state.fill()
         self._stepped = state.global_step
         batch = args.train_batch_size * args.gradient_accumulation_steps
-        self._ticks = Ticks(self.run, batch=batch, total=state.max_steps or None)
+        self._loop = FrameworkLoop(self.run, batch=batch, total=state.max_steps or None)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        assert self._ticks is not None and self._state is not None
+        assert self._loop is not None and self._state is not None
         self._state.arrive()
         if state.global_step != self._stepped:
             self._stepped = state.global_step
             self._state.order_known()
-            self._ticks.tick()
+            self._loop.after_step()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self.run is not None and logs:

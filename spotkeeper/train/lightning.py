@@ -26,7 +26,7 @@ from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.core.parts import Stateful
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.data.sampler import is_map_style, rebuild
-from spotkeeper.train.loop.external import Ticks, check_world
+from spotkeeper.train.loop.external import FrameworkLoop, check_world
 from spotkeeper.train.loop.run import Run, attach
 
 # One library in two distributions with unrelated classes: use the one that the script has imported.
@@ -50,12 +50,13 @@ class SavePoint(Enum):
 class SpotkeeperCallback(Callback):  # type: ignore[misc]
     """Makes ``trainer.fit()`` survive preemption: saves and restores the training, and stops it when asked to.
 
-    A script may call ``fit`` once. Its ``ckpt_path`` is used only until the run has its own checkpoint. When the run is
-    told to stop, ``fit`` ends the process with ``SystemExit(0)``, so the code after ``fit`` runs only once the training
-    is complete.
+    A script can call ``fit`` only once. Its ``ckpt_path`` is used only until the run has its own checkpoint. After a
+    stop request ``fit`` saves and ends the process with ``SystemExit(0)``, so the code after ``fit`` runs only once the
+    training is complete.
 
     Raises:
-        CallError: a second ``fit``, or each process would train alone.
+        CallError: a second ``fit``; or a trainer that counts fewer processes than were started, so that each would
+            train alone.
         AttachError: the strategy shards the model, or the job's number of nodes may change.
 
     Example::
@@ -66,7 +67,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.run: Run | None = None
-        self._ticks: Ticks | None = None
+        self._loop: FrameworkLoop | None = None
         self._state: _LightningState | None = None
         self._stepped = 0  # the trainer's steps at the last save point
         self._on_sigterm: Any = None
@@ -111,7 +112,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         self._save_point(trainer, SavePoint.BATCH)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._ticks is not None and not trainer.sanity_checking:
+        if self._loop is not None and not trainer.sanity_checking:
             self._save_point(trainer, SavePoint.VALIDATION)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -120,12 +121,12 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
             self.run.report(loss=loss)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._ticks is not None and self._state is not None:
+        if self._loop is not None and self._state is not None:
             self._state.point = SavePoint.END
-            self._ticks.end()
+            self._loop.end()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._ticks is None:  # an earlier generation did all steps
+        if self._loop is None:  # an earlier generation did all steps
             self._begin(trainer)
             self.on_train_end(trainer, pl_module)
 
@@ -133,15 +134,15 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         assert self.run is not None and self._state is not None
         self._stepped = trainer.global_step
         batch = self._state.batch * trainer.accumulate_grad_batches
-        self._ticks = Ticks(self.run, batch=batch, total=_total(trainer))
+        self._loop = FrameworkLoop(self.run, batch=batch, total=_total(trainer))
 
     def _save_point(self, trainer: Any, point: SavePoint) -> None:
-        assert self._ticks is not None and self._state is not None
+        assert self._loop is not None and self._state is not None
         self._state.arrive()
         if trainer.global_step != self._stepped:
             self._stepped = trainer.global_step
             self._state.point = point
-            self._ticks.tick()
+            self._loop.after_step()
 
     def _own_sigterm(self, trainer: Any) -> None:
         """Restore the former SIGTERM handler. (Lightning's waits for all ranks, even if only one got the signal.)"""

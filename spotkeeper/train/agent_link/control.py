@@ -2,7 +2,8 @@
 
 The agent writes its request and deadline; local rank 0 of the job writes its progress. Both write single aligned 8-byte
 words in place, so a reader never sees half a number. The job maps the file and the agent uses a descriptor, so that a
-job cannot kill its agent (``control_io.py``). Neither replaces the file, or the other would go on with the old file.
+job cannot kill its agent (``control_io.py``). Neither ever replaces the file: the other would not notice, and go on
+with the old file.
 
 Also here: ``result.json``, the outcome of a generation, and the marker files of *untimed sections*, during which the
 agent does not look for hangs. Standard library only.
@@ -29,7 +30,7 @@ agent does not look for hangs. Standard library only.
  144  total_steps    optimizer steps at the run's end (0: unknown)
  152  fault          ``Fault`` of the last save
  160  answered       highest request number whose save is durable
- 168  interval_s     seconds between saves, as chosen
+ 168  interval_s     seconds between saves: from the job file, or computed (``SavePace``)
  176  pid            of local rank 0
  184  first_step_at  end of this generation's first step, real unix seconds (0: not yet)
  192  restored       checkpoint this generation started from (generation, step)
@@ -81,7 +82,7 @@ _STEP_BITS = 40  # of a (generation, step) pair; 2^24 generations, 10^12 steps
 
 
 class AgentRequest(IntEnum):
-    """A request of the agent to the job. SAVE may come several times in a generation; the job exits after SAVE_STOP."""
+    """A request of the agent to the job. SAVE can come several times in a generation; the job exits after SAVE_STOP."""
 
     NONE = 0
     SAVE = 1  # save in the background, continue training
@@ -249,7 +250,7 @@ class Control:
         return "" if found == MAGIC else f"starts with {found.to_bytes(8, 'little')!r}"
 
     def trouble(self) -> str:
-        """Return how the job has damaged the agent's open file; "" if it has not."""
+        """Return how the job has damaged the file that the agent has open; "" if the file is intact."""
         if not isinstance(self._hold, int):
             return ""
         about = os.fstat(self._hold)
@@ -380,7 +381,7 @@ def _count(value: object) -> int:
 def untimed_section(run: Path | None, local_rank: int) -> Iterator[None]:
     """Turn off hang detection until the ``with`` block ends; of nested blocks, until the outermost one ends.
 
-    ``run``: the generation's run folder; None without an agent, so that there is no hang detection to turn off.
+    ``run``: the generation's run folder; None without an agent: no hang detection then exists.
     """
     if run is None:
         yield

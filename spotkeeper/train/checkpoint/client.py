@@ -50,8 +50,8 @@ class Client:
 
     Args:
         process: the saver, if this client started it.
-        limit: returns how many seconds the saver may make no progress before the client gives the saver up; None
-            stands for :data:`PATIENCE_S`, two minutes.
+        limit: a function that returns after how many seconds without progress the client gives the saver up; if it
+            returns None, after :data:`PATIENCE_S`, two minutes.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Client:
     def _forget(self) -> None:
         """Close the socket and the memory's descriptor in a fork of the trainer.
 
-        The saver notices the trainer's end only once no process has the socket open; a fork may outlive the trainer.
+        The saver notices the trainer's end only once no process has the socket open; a fork can outlive the trainer.
         """
         self._sock.close()
         if self._fd >= 0:
@@ -205,7 +205,7 @@ class Client:
         return self._map
 
     def stage(self, size: int) -> mmap.mmap:
-        """Return the staging memory for the next checkpoint. The former checkpoint is from now on valid on disk only.
+        """Return the staging memory for the next checkpoint. The memory's former checkpoint then exists on disk only.
 
         Raises:
             SaverError: a save is running (call ``wait`` first), or the saver is gone.
@@ -295,7 +295,7 @@ class Client:
         if not pulse.stopped(patience_s):
             return
         self._kill()
-        lost = self._lost(f"the saver has done nothing for {patience_s:.0f} s: is its disk hanging, or is it stopped?")
+        lost = self._lost(f"the saver has done nothing for {patience_s:.0f} s (a hanging disk, or a stopped process)")
         raise SaverSilentError(lost.fault, str(lost))
 
     def _patience_s(self) -> float:

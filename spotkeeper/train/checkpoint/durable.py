@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Headroom:
-    """The memory limit ``source``: ``bytes`` of its ``limit`` may still be taken."""
+    """One memory limit, of ``limit`` bytes. ``bytes``: how many of them are free, less a reserve."""
 
     source: str
     limit: int
@@ -96,7 +96,8 @@ def _groups() -> Iterator[tuple[Path, int]]:
 def _upwards(mount: Path, root: str, path: str) -> Iterator[Path]:
     """Yield the folder of control group ``path``, then the folders of its parent groups; the last one is ``mount``.
 
-    ``mount``: the folder of control group ``root``. A container may see only this folder; missing folders are left out.
+    ``mount``: the folder of control group ``root``. Folders that this process cannot see are left out; a container
+    often sees only ``mount``.
     """
     inner = path.removeprefix(root.rstrip("/")).strip("/")
     folder = mount / inner

@@ -110,7 +110,7 @@ class Sharded:
         return image, image.chunks(self._parts.named(model, rest))
 
     def _announce(self, image: Image, chunks: list[shards.Chunk], commit: Commit) -> list[_SaveIntent] | None:
-        """Announce sizes (step 1). Returns None if the state cannot be saved or is durable already."""
+        """Announce sizes (step 1). Returns all ranks' announcements; None if no save is possible or none is needed."""
         writes, known = self._writer.writes, self._writer.commit == commit
         can = self._writer.begin(commit) or not writes or known
         state, skeleton = (stretch.bytes for stretch in image.stretches)

@@ -228,7 +228,7 @@ class _LocalCopies:
         return manifest, memory
 
     def _put_aside(self, commit: Commit) -> None:
-        """Quarantine a copy with wrong hashes: its sizes are right, so no peer's good copy would be written over it."""
+        """Quarantine a copy with wrong hashes; otherwise it would count as present, because its sizes are right."""
         if self._client is not None and self._folder is not None:  # only one rank of a node; no saver writes now
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)

@@ -58,8 +58,8 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 class SavePace:
     """Measured times of one rank's steps and saves, and the interval between saves that follows from them, in seconds.
 
-    A *stall* is the time that a save stops the loop. ``stalls`` may come from an older generation. Without stalls, the
-    first save is due at once: it tests the disk and measures the stall from which the interval is computed.
+    A *stall* is the time that a save stops the loop. ``stalls`` can come from an older generation. As long as there are
+    none, and the job file sets no interval, a save is due at once: it tests the disk and measures the first stall.
     """
 
     mean_life_s: float

@@ -81,10 +81,10 @@ class DistributedGang:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """Destroy the group when the interpreter begins to end, because its gloo threads could later raise SIGABRT.
+        """Destroy the group when the interpreter begins to end, because gloo's threads could later raise SIGABRT.
 
-        The threads end with the last reference to the group, which this method drops. Python would drop it too late:
-        the run refers to the group, and the run and the optimizer, which has a hook of the run, refer to each other.
+        The threads end once nothing refers to the group, so this method drops the last reference. Python itself would
+        drop it too late, because the run, which holds it, and the optimizer refer to each other (by a hook).
         """
         group, self._group = self._group, None
         with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the script has already destroyed it

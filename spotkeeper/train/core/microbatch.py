@@ -81,7 +81,7 @@ def micro_batches(batch: int, micro: int, rank: int, world: int, costs: Sequence
     Args:
         batch: samples of the global batch.
         micro: samples of a micro-batch; the global batch's last micro-batch may be smaller.
-        costs: see ``MicroPlan``; () if all ranks count as equal.
+        costs: seconds per sample by rank, as for ``shares``; () if all ranks count as equal.
 
     Returns:
         Consecutive micro-batches, as many as ``shares`` says. If ``shares`` says 0, the rank gets a copy of another

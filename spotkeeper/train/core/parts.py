@@ -122,7 +122,7 @@ def _listed(state: Any) -> Any:
 
 
 def _arrays(state: Any, like: Any) -> Any:
-    """Undo ``_listed``: turn lists into arrays where ``like`` has arrays."""
+    """Turn lists back into arrays where ``like`` has arrays; the opposite of ``_listed``."""
     if isinstance(like, dict):
         return {name: _arrays(state[name], value) for name, value in like.items()}
     return type(like)(state) if not hasattr(like, "dtype") else _array(state, like.dtype)

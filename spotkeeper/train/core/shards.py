@@ -33,8 +33,8 @@ class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
     ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` counts the tensors that this
-    rank writes, and may differ between ranks: tied tensors are written once, in one slot, by a rank that has bytes of
-    them, but have a slot each on a rank whose part of them is empty.
+    rank writes. It can differ between ranks because of tied tensors: they share one slot on a rank that has bytes of
+    them, but each has its own slot on a rank whose part of them is empty.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """Turns signals into a request to save and stop, in the trainer and in its loader workers.
 
 Without an agent, SIGTERM (from another scheduler), SIGHUP and Ctrl-C request a stop. The handler only writes the
-request into the control file, as an agent would; it never saves. Ctrl-C in a terminal, ``kill`` in a shell and Slurm
+request into the control file, as an agent would; it never saves. Ctrl-C in a terminal, ``kill %1`` in a shell and Slurm
 signal every process of a job, loader workers too. The trainer may need more batches to reach the end of its step, so
 loader workers ignore these signals while the loop runs. They end soon after their trainer.
 """

@@ -19,7 +19,7 @@ from spotkeeper.train.data.sampler import is_map_style, rebuild
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The gang's place in the data: ``consumed`` in map-style data, ``epoch`` and ``number`` in other data."""
+    """The gang's place: ``consumed`` samples in map-style data, batch ``number`` of ``epoch`` in other data."""
 
     loop: int = 0  # number of the ``steps()`` call; earlier loops are over
     consumed: int = 0  # samples in this loop, by all ranks

@@ -200,7 +200,7 @@ def _check(loader: DataLoader[Any]) -> None:
 
 
 def _is(part: object, kind: type) -> bool:
-    """Whether ``part`` is exactly of this class, or of torchdata's of the same name, which StatefulDataLoader uses."""
+    """Whether ``part`` is exactly of this class, or of the class of that name that StatefulDataLoader uses."""
     own = type(part).__module__.startswith("torchdata.") and type(part).__name__ == kind.__name__
     return type(part) is kind or own
 

@@ -1,8 +1,7 @@
 """Drives a run from a framework's own loop, which calls this module after each optimizer step.
 
-``Run`` acts between two batches of ``run.steps()``. Here these batches have no data: each stands for one
-optimizer step of the framework (a *tick*). The framework itself keeps its place in the data. Uses only the public
-interface of ``Run``.
+``Run`` acts between two batches of ``run.steps()``. Here these batches have no data: each stands for one optimizer step
+of the framework. The framework itself keeps its place in the data. Uses only the public interface of ``Run``.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.loop.run import Run
 
 
-class Ticks:
-    """A run's loop, advanced one step at a time."""
+class FrameworkLoop:
+    """A run's loop that advances when the framework has done an optimizer step."""
 
     def __init__(self, run: Run, *, batch: int, total: int | None) -> None:
         """Begin the loop. Collective.
@@ -25,11 +24,11 @@ class Ticks:
             batch: samples of this rank per optimizer step.
             total: optimizer steps at the run's end, if known.
         """
-        self._clock = _TickLoader(batch) if total is None else _CountedTicks(batch, total)
-        self._steps = run.steps(self._clock, epochs=1)
+        self._loader = _StepLoader(batch) if total is None else _CountedStepLoader(batch, total)
+        self._steps = run.steps(self._loader, epochs=1)
         self._begun = next(self._steps, None) is not None  # False if an earlier generation did all steps
 
-    def tick(self) -> None:
+    def after_step(self) -> None:
         """Let the run act after an optimizer step of the framework, while no state is half changed. Collective.
 
         Raises:
@@ -40,13 +39,13 @@ class Ticks:
 
     def end(self) -> None:
         """End the run's loop once the framework's loop has ended, and save the last state. Collective."""
-        self._clock.over = True
+        self._loader.over = True
         if self._begun:
             next(self._steps, None)
         self._begun = False
 
 
-class _TickLoader:
+class _StepLoader:
     """Gives ``run.steps`` one batch without data for each optimizer step, so that the run acts after the step.
 
     It has a ``state_dict`` because a resumed run reads and skips the first batches of any loader without one.
@@ -67,7 +66,7 @@ class _TickLoader:
         """Do nothing: the framework's own state contains its place in the data."""
 
 
-class _CountedTicks(_TickLoader):
+class _CountedStepLoader(_StepLoader):
     def __init__(self, batch: int, total: int) -> None:
         super().__init__(batch)
         self._total = total

@@ -96,7 +96,7 @@ class Stopwatch:
 
 
 def _first_ready(module: nn.Module) -> nn.Parameter | None:
-    """Return a parameter whose gradient comes early in backward: usually the one declared last."""
+    """Return a parameter whose hook runs early in backward, before DDP's: usually the one declared last."""
     trained = [param for param in module.parameters() if param.requires_grad]
     return trained[-1] if trained else None
 

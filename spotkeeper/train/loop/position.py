@@ -64,7 +64,7 @@ class RunPosition:
             self._order = gradorder.Recorder(ddp)
 
     def load(self, found: ResumePoint) -> None:
-        """Restore DDP's buckets, the state, then the random state: each restore may change what a later one sets."""
+        """Restore DDP's buckets, then the state, then the random state: each can change what the next one restores."""
         rest = found.rest
         ddp = self._parts.ddp
         if ddp is not None and rest["order"]:

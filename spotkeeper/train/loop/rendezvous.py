@@ -77,7 +77,7 @@ def measure_bandwidth(gang: Gang, gen: int | None) -> float:
     """Return the bandwidth between the gang's machines in Gbit/s; 0.0 if not measured. Collective, equal on every rank.
 
     In an all-reduce, each of n machines sends 2 (n - 1) / n of the payload to the next (Patarasu and Yuan, 2009). The
-    measured time includes the sums within each machine, so the true bandwidth may be higher, but is not lower. The test
+    measured time includes the sums within each machine, so the true bandwidth is at least the returned one. The test
     draws no random number and changes no state of the script.
 
     Args:

@@ -69,8 +69,8 @@ def attach(
     Args:
         model: the module that is trained: in DistributedDataParallel, sharded by ``fully_shard``, compiled, or plain.
         optimizer: one optimizer, or a list or dict of several in a fixed order. The run counts the first one's steps.
-        scheduler, scaler, ema, **parts: objects with ``state_dict`` and ``load_state_dict``, the same on all ranks (the
-            scaler has a state on each rank); random generators of torch, NumPy and Python; dicts, lists and dataclasses
+        scheduler, scaler, ema, **parts: objects with ``state_dict`` and ``load_state_dict``, whose state is the same on
+            all ranks (except the scaler's); random generators of torch, NumPy and Python; dicts, lists and dataclasses
             of numbers. Each rank keeps its own generators and numbers.
         checkpoint_dir: checkpoint folder of a run outside Spotkeeper. Default ``.spotkeeper/ckpt/<script>``. In a
             Spotkeeper job the agent sets the folder.

@@ -279,7 +279,7 @@ def test_a_stopped_saver_is_given_up(
         ask(client)
     assert silent.value.fault is Fault.SAVER_LOST
     assert str(silent.value) == (
-        "the saver has done nothing for 0 s: is its disk hanging, or is it stopped? while it wrote 1-1"
+        "the saver has done nothing for 0 s (a hanging disk, or a stopped process) while it wrote 1-1"
     )
     assert (client.pid, client.pending) == (0, None) and not Path(f"/proc/{pid}").exists(), "killed"
     client.close()
