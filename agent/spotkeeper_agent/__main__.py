@@ -63,7 +63,7 @@ def _exit_on_lost_thread(log: Log, died: threading.ExceptHookArgs) -> None:
 
 
 def _instance(metadata: Metadata, log: Log) -> Instance:
-    """Query the metadata server until it answers: it may start after the agent."""
+    """Query the metadata server until it answers, because it can start after the agent."""
     clock = settings.clock()
     while True:
         try:

@@ -81,7 +81,7 @@ class ReplyHandler:
         self._repeat_at = 0.0  # steady
 
     def answered(self, reply: SyncReply, asked: tuple[str, ...]) -> None:
-        """Process a reply. ``asked``: the jobs of which the request asked whether they are over."""
+        """Process a reply. ``asked``: the old jobs about which the request asked whether they are over."""
         self._lease.renew(self._machine.clock.steady(), reply.lease_minutes)
         if reply.role is not Role.UNKNOWN:
             self._boot_watch.disarm()

@@ -44,8 +44,8 @@ _OVER = (RunPhase.STOPPING, RunPhase.STOPPED)  # the run is ending, and a stop h
 class Watch:
     """Watches one generation for a hang. ``now`` is always monotonic real seconds.
 
-    The control file tells when the last step ended, by a clock that may be set. So this time only shows that another
-    step has ended, and ``now`` measures for how long a step runs.
+    The control file has the wall-clock time at which the last step ended. As the wall clock can be set, a change of
+    this time only shows that another step has ended; ``now`` measures for how long a step runs.
     """
 
     limits: HangRun
@@ -69,11 +69,11 @@ class Watch:
         return self._idle(folder, now)
 
     def step_limit_s(self, step_s: float) -> float:
-        """Return the real seconds that a step may take."""
+        """Return the real seconds after which a step counts as a hang."""
         return max(self._real(self.limits.floor_s, FLOOR_S), self.limits.factor * step_s)
 
     def may_work(self, now: float) -> bool:
-        """Whether a worker may still count as working: the generation has stood still for less than the idle limit."""
+        """Whether a busy worker still counts as working: the generation stands still for less than the idle limit."""
         return self.since is None or now - self.since <= self.idle_limit_s
 
     @property
@@ -113,7 +113,7 @@ def processor_s(folder: Path) -> float:
 
 
 class _WorkerPlace(Struct, frozen=True):
-    """The two fields of a ``stacks.WorkerPlace`` that this module reads. The job's Python writes a file of them."""
+    """The two fields of a ``stacks.WorkerPlace`` that this module reads, from the file ``stacks.json``."""
 
     local_rank: int
     where: stacks.Where
@@ -233,7 +233,7 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether a step has taken half its limit. The agent then sends stacks if asked, but reports no hang."""
+        """Whether a step has taken half its limit. The agent then answers roll calls, but reports no hang."""
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

@@ -140,7 +140,7 @@ class Membership:
         memory.trim()
 
     def _not_started(self, gen: int, why: str) -> None:
-        """Report a start that failed as a crash, so that the job's crash budget limits how often starts fail."""
+        """Report a start that failed as a crash, so that the job's crash budget ends repeated tries."""
         self._machine.log("job.start.failed", gen=gen, error=why)
         self._follow_log(gen, f"spotkeeper: {why}")
         self.lost(gen, 1)
@@ -170,7 +170,7 @@ class Membership:
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
-        """Adopt a generation that the launcher runs but the state file lacks, since the disk was full at its start."""
+        """Adopt a generation that the launcher runs but the state file lacks (the disk was full at its start)."""
         assignment, run = self._machine.saved.assignment, self._machine.saved.run
         if gen is None or code is not None or assignment is None or run is None:
             return

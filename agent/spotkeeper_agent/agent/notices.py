@@ -32,7 +32,7 @@ class NoticeHandler:
         self._report(change)
 
     def _report(self, change: Change) -> None:
-        """First report a new notice, then a withdrawal: without a notice the function would cancel the replacement."""
+        """Report a new notice before the old one's withdrawal: without a notice the replacement would be cancelled."""
         machine = self._machine
         if change.given is not None:
             self.give(change.given)
@@ -51,8 +51,8 @@ class NoticeHandler:
     def act(self) -> None:
         """Request a save at once, and later a save-and-stop, just in time to end with a reserve before the deadline.
 
-        If the time does not suffice for save and save-and-stop, only the save-and-stop is requested: even after the
-        deadline, if the machine still runs. Usually the function stops the job earlier, when the replacement is ready.
+        If the time does not suffice for both, only the save-and-stop is requested. If the machine still runs after the
+        deadline, it is requested then. Usually the function stops the job earlier, when the replacement is ready.
         """
         clock = self._machine.clock
         self._report(notices.prolong(self._machine.saved.notice, clock.now()))

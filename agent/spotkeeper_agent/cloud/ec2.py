@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from spotkeeper.clock import Clock, from_rfc3339
 from spotkeeper.contract import codec
 from spotkeeper_agent.cloud.metadata import ANSWER_S, EC2_ENDPOINT, EXPIRY_MARGIN_S, FIRST, HANG_S, HOST, MetadataError
-from spotkeeper_agent.cloud.notice import Cause, Instance, Sign, scheduled
+from spotkeeper_agent.cloud.notice import Cause, CloudWarning, Instance, scheduled
 from spotkeeper_agent.cloud.sigv4 import Credentials, Scope, sign
 
 if TYPE_CHECKING:
@@ -189,13 +189,13 @@ class Ec2:
         self._imds = Imds(clock, endpoint)
         self.url = self._imds.url
         self._lock = threading.Lock()
-        self._about: tuple[Instance, str] | None = None  # instance without its sign; region
+        self._about: tuple[Instance, str] | None = None  # instance without its warning; region
         self._began: float | None = None  # steady; when the tags were first requested
         self._keys: tuple[Credentials, float] | None = None  # keys, and their expiry by the wall clock
         self._asked: dict[str, tuple[float, str | None]] = {}  # by path: when it was requested (steady), and its text
 
     def instance(self) -> Instance:
-        return replace(self._describe()[0], sign=self._sign())
+        return replace(self._describe()[0], warning=self._warning())
 
     def wait(self, mark: str) -> tuple[Instance, str]:
         end = self._clock.steady() + HANG_S
@@ -221,7 +221,7 @@ class Ec2:
 
     def loose(self) -> str:
         open_to_all = self._imds.answers_without_token("meta-data/instance-id")
-        return "its metadata service also answers requests without a token (version 1)" if open_to_all else ""
+        return "the metadata service also answers requests without a token (version 1)" if open_to_all else ""
 
     def storage(self, root: str, bucket: str) -> S3:
         from spotkeeper_agent.cloud.s3 import S3
@@ -290,13 +290,13 @@ class Ec2:
             raise MetadataError("meta-data/tags/instance: no tag `sk-stack` yet; is `InstanceMetadataTags` enabled?")
         return {name: self._imds.get(f"meta-data/tags/instance/{name}") or "" for name in names}
 
-    def _sign(self) -> Sign | None:
+    def _warning(self) -> CloudWarning | None:
         now = self._clock.now()
         if text := self._poll(ACTION, 0.0):
             return _action(text, now)
-        if (text := self._poll(MAINTENANCE, MAINTENANCE_EVERY_S)) and (sign := _maintenance(text, now)):
-            return sign
-        return Sign(Cause.REBALANCE) if self._poll(REBALANCE, REBALANCE_EVERY_S) else None
+        if (text := self._poll(MAINTENANCE, MAINTENANCE_EVERY_S)) and (warning := _maintenance(text, now)):
+            return warning
+        return CloudWarning(Cause.REBALANCE) if self._poll(REBALANCE, REBALANCE_EVERY_S) else None
 
     def _poll(self, path: str, every_s: float) -> str | None:
         """Return the text at a path, from a request that is at most ``every_s`` seconds old."""
@@ -309,14 +309,14 @@ class Ec2:
         return found
 
 
-def _action(text: str, now: float) -> Sign:
+def _action(text: str, now: float) -> CloudWarning:
     action = _decode(ACTION, text, _Action)
     at = _iso(ACTION, action.time)
-    return Sign(Cause.PREEMPTED, min(at, now + HIBERNATE_S) if action.action == "hibernate" else at)
+    return CloudWarning(Cause.PREEMPTED, min(at, now + HIBERNATE_S) if action.action == "hibernate" else at)
 
 
-def _maintenance(text: str, now: float) -> Sign | None:
-    """Return the earliest active event as a :class:`Sign`. All kinds count: even a reboot interrupts training."""
+def _maintenance(text: str, now: float) -> CloudWarning | None:
+    """Return the earliest active event as a warning. All kinds count: even a reboot interrupts training."""
     events = _decode(MAINTENANCE, text, tuple[_Event, ...])
     try:
         starts = [_http_date(event.not_before) for event in events if event.state == "active"]

@@ -18,7 +18,7 @@ from msgspec import Struct
 from spotkeeper.clock import Clock, from_rfc3339
 from spotkeeper.contract import codec
 from spotkeeper_agent.cloud.metadata import ANSWER_S, CONNECT_S, EXPIRY_MARGIN_S, GCE_HOST, HANG_S, HOST, MetadataError
-from spotkeeper_agent.cloud.notice import Cause, Instance, Sign, scheduled
+from spotkeeper_agent.cloud.notice import Cause, CloudWarning, Instance, scheduled
 
 if TYPE_CHECKING:
     from spotkeeper_agent.cloud.gcs import Gcs
@@ -151,11 +151,11 @@ class Gce:
             name=tree.name,
             zone=tree.zone.rpartition("/")[2],
             attributes=tree.attributes,
-            sign=sign_of(tree.preempted, tree.maintenance_event, bytes(tree.upcoming_maintenance), now, ends),
+            warning=warning_of(tree.preempted, tree.maintenance_event, bytes(tree.upcoming_maintenance), now, ends),
         )
 
     def _ends(self, tree: _Tree, now: float) -> float | None:
-        """Return when maintenance ends this machine: an hour after the warning; None without a warning of an hour."""
+        """Return when maintenance ends this machine: an hour after the warning; None if a warning gives it no hour."""
         with self._lock:
             if not _ending(tree.maintenance_event):
                 self._calm, self._turned = True, None
@@ -195,7 +195,9 @@ class _Claims(Struct, frozen=True):
     exp: float = 0.0
 
 
-def sign_of(preempted: str, event: str, upcoming: bytes, now: float, ends: float | None = None) -> Sign | None:
+def warning_of(
+    preempted: str, event: str, upcoming: bytes, now: float, ends: float | None = None
+) -> CloudWarning | None:
     """Return the warning in these metadata values, if any. A live migration is no warning: the machine continues.
 
     Args:
@@ -203,13 +205,13 @@ def sign_of(preempted: str, event: str, upcoming: bytes, now: float, ends: float
         ends: the time at which maintenance ends the machine, if no window is announced.
     """
     if preempted.upper() == "TRUE":
-        return Sign(Cause.PREEMPTED)
+        return CloudWarning(Cause.PREEMPTED)
     start = _window(upcoming)
     if not _ending(event):
         return None if start is None else scheduled(start, now)
     # A window that has begun does not show when the machine ends; one next week belongs to another maintenance.
     announced = start is not None and now < start <= now + NEXT_S
-    return Sign(Cause.MAINTENANCE, start if announced else ends)
+    return CloudWarning(Cause.MAINTENANCE, start if announced else ends)
 
 
 def _window(upcoming: bytes) -> float | None:

@@ -1,7 +1,7 @@
 """An AWS role as the jobs' identity: keys from ``sts:AssumeRole``, served as a container's credentials.
 
-The machine's own role may only assume the jobs' role. Keys last an hour, because AWS allows no more
-when one role assumes another. AWS's libraries renew the keys before they expire.
+The machine's own role is allowed to do only one thing with the jobs' role: assume it. Keys last an hour, because AWS
+allows no more when one role assumes another. AWS's libraries renew the keys before they expire.
 """
 
 from __future__ import annotations

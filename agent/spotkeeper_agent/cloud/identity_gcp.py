@@ -1,7 +1,7 @@
 """A service account as the jobs' identity: tokens by impersonation, served as by a metadata server.
 
-The machine's own account may do only one thing with the service account: request its tokens from IAM Credentials
-(``infra/gcp/identity.py``).
+The machine's own account is allowed to do only one thing with the service account: request its tokens from IAM
+Credentials (``infra/gcp/identity.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns the cloud's warnings into one notice with one deadline. Pure: no I/O, no clock.
 
-The metadata clients describe a warning as a :class:`Sign`, which is the same in both clouds; a shutdown arrives as
-SIGTERM. Warning and shutdown become a :class:`Notice`. A warning may be withdrawn.
+The metadata clients turn a warning into a :class:`CloudWarning`, which is the same in both clouds; a shutdown arrives
+as SIGTERM. Warning and shutdown become a :class:`Notice`. The cloud can withdraw a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cause(str, Enum):
 _SURER = tuple(Cause)
 
 
-class Sign(Struct, frozen=True):
+class CloudWarning(Struct, frozen=True):
     """A warning by the cloud. ``deadline``: the machine's end in unix seconds; None if the cloud does not tell it."""
 
     cause: Cause
@@ -43,7 +43,7 @@ class Instance(Struct, frozen=True):
     name: str
     zone: str
     attributes: dict[str, str] = {}
-    sign: Sign | None = None
+    warning: CloudWarning | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Notice:
 
     @property
     def urgent(self) -> bool:
-        """Whether the machine will end at the deadline. A machine that is only at risk may run on for days."""
+        """Whether the machine will end at the deadline. A machine that is only at risk can run on for days."""
         return self.cause is not Cause.REBALANCE
 
 
@@ -72,15 +72,15 @@ class Change:
 def observe(known: Notice | None, instance: Instance, notice_s: float, now: float) -> Change:
     """Compare the known notice with the metadata server's current state.
 
-    ``notice_s``: seconds from a preemption's first sign to the machine's end, used if the cloud tells no deadline.
+    ``notice_s``: seconds from a preemption's first warning to the machine's end, used if the cloud tells no deadline.
     """
-    sign = instance.sign
+    warning = instance.warning
     if known is not None and known.cause is Cause.SHUTDOWN:
         return Change()  # a shutdown that has begun cannot be withdrawn
-    if sign is None:
+    if warning is None:
         return Change(withdrawn=known)
-    given = Notice(sign.cause, _deadline(sign, notice_s, now), now)
-    return Change(given) if known is None else _replace(known, given, exact=sign.deadline is not None)
+    given = Notice(warning.cause, _deadline(warning, notice_s, now), now)
+    return Change(given) if known is None else _replace(known, given, exact=warning.deadline is not None)
 
 
 def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
@@ -106,9 +106,9 @@ def prolong(known: Notice | None, now: float) -> Change:
     return Change(Notice(Cause.REBALANCE, int(now + REBALANCE_S), now), known)
 
 
-def scheduled(start: float, now: float) -> Sign | None:
-    """Return maintenance as a :class:`Sign`; None if ``start`` is over an hour ahead, or was over a day ago."""
-    return Sign(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
+def scheduled(start: float, now: float) -> CloudWarning | None:
+    """Return maintenance as a :class:`CloudWarning`; None if ``start`` is over an hour ahead, or was over a day ago."""
+    return CloudWarning(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
 
 
 def shutdown(known: Notice | None, left_s: float, now: float) -> Notice:
@@ -117,7 +117,7 @@ def shutdown(known: Notice | None, left_s: float, now: float) -> Notice:
     return Notice(Cause.SHUTDOWN, min(deadline, known.deadline) if known else deadline, now)
 
 
-def _deadline(sign: Sign, notice_s: float, now: float) -> int:
-    if sign.deadline is not None:
-        return int(sign.deadline)
-    return int(now + {Cause.PREEMPTED: notice_s, Cause.REBALANCE: REBALANCE_S}.get(sign.cause, MAINTENANCE_S))
+def _deadline(warning: CloudWarning, notice_s: float, now: float) -> int:
+    if warning.deadline is not None:
+        return int(warning.deadline)
+    return int(now + {Cause.PREEMPTED: notice_s, Cause.REBALANCE: REBALANCE_S}.get(warning.cause, MAINTENANCE_S))

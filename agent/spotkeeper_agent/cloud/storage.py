@@ -43,8 +43,8 @@ class Readable(Protocol):
 class FilePart:
     """A part of an open file (``size`` bytes from ``start``), hashed while it is read.
 
-    ``check`` is called with the size of each piece that was read. It may wait, and raises StorageError to end the
-    transfer. ``also`` is another digest that is updated with the same bytes.
+    ``check`` is called with the size of each piece that was read. It can wait to slow the transfer down, and raises
+    StorageError to end it. ``also`` is another digest that is updated with the same bytes.
     """
 
     def __init__(

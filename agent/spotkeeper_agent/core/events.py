@@ -35,7 +35,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Answered:
-    """The function answered. ``asked``: the jobs of which the request asked whether they are over."""
+    """The function answered. ``asked``: the old jobs about which the request asked whether they are over."""
 
     reply: SyncReply
     asked: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ MAX_TEXT = 4000  # characters per field: enough for a traceback
 
 
 class Log:
-    """Writes ``log("event", key=value)``; ``log.once`` writes trouble of a kind once, until :meth:`over` ends it."""
+    """Writes ``log("event", key=value)``; ``log.once`` writes a kind of trouble only once, until :meth:`over`."""
 
     def __init__(self, now: Callable[[], float] = time.time, write: Callable[[str], object] | None = None) -> None:
         self._now = now

@@ -131,7 +131,7 @@ def boot_id(run: Path) -> str:
 
 @dataclass(frozen=True)
 class JobPath:
-    """The folders from which a job's Python imports Spotkeeper. In a bundle both are the same folder."""
+    """The two folders from which a job's Python imports Spotkeeper. In a bundle they are one and the same."""
 
     agent: Path  # contains spotkeeper_agent (jobs use its launcher)
     library: Path  # contains spotkeeper

@@ -37,7 +37,7 @@ class Assignment(Struct, frozen=True):
     disk: int | None = None
 
     def same_life(self, other: Assignment | None) -> bool:
-        """Whether both are the same attempt. Their disks may differ, since a disk may be attached later."""
+        """Whether both are the same attempt. Their disks can differ, because a disk can be attached later."""
         return other is not None and (self.job, self.node, self.attempt) == (other.job, other.node, other.attempt)
 
 

@@ -55,7 +55,7 @@ class Mounting:
         self._absent_since: float | None = None  # monotonic
 
     def look(self, number: int, ckpt: Path, attached: bool) -> None:
-        """Mount the disk if its device exists. ``attached``: the device must exist; ``ckpt``: the job's checkpoints."""
+        """Mount the disk if its device exists; if ``attached``, report a missing one. ``ckpt``: checkpoint folder."""
         if self.number is not None:
             return
         if not self._disk.present():
@@ -177,7 +177,7 @@ def _jobs(mount: Path) -> tuple[str, ...]:
 class OldJobs:
     """The jobs with files on this static machine's disk, and when to ask the function which of them are over.
 
-    The function reports a job's end only to machines that serve the job; this machine may serve another job by then
+    The function reports a job's end only to machines that serve the job; this machine can serve another job by then
     (``core/__init__.py``). ``serving``: the job that this machine serves, which is never asked about.
     """
 

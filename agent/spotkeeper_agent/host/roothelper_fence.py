@@ -1,7 +1,7 @@
 """Fences the metadata server off from jobs and people; runs as root early in a boot.
 
 A BPF program runs at every ``connect`` on the machine. It refuses connections to the metadata server's addresses for
-the jobs' user and for all user ids above 999: people's ids, and ids that a job's container may use. The program reads
+the jobs' user and for all user ids above 999: people's ids, and ids that a job's container can use. The program reads
 the user id of the initial user namespace, so a process cannot evade it by another cgroup, by a unit that systemd starts
 for it, or by its own user namespace. Datagrams and port 53 pass, because the clouds' name servers have the same
 address. The program needs neither nft nor iptables. If it cannot be attached, the jobs' unit does not start: a job must

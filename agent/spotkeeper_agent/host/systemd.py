@@ -50,7 +50,7 @@ def has_units() -> bool:
     """Whether the agent runs as a systemd unit (``templates/boot``), beside the root helper and the jobs' unit.
 
     The agent's unit sets a variable for this. The agent does not look for the jobs' socket instead: if the socket was
-    missing under systemd, the agent would run jobs as its own user, which may use the metadata server.
+    missing under systemd, the agent would run jobs as its own user, which is allowed to use the metadata server.
     """
     return os.environ.get(UNITS) == "1"
 

@@ -17,7 +17,7 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_SAVER``         path of the machine's saver socket, which outlives generations
 ``SPOTKEEPER_OUTPUT``        folder for results; it is in the bucket before the job's end is reported
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
-``SPOTKEEPER_MAX_WORLD``     the most processes that the job may have; set if its number of nodes may change
+``SPOTKEEPER_MAX_WORLD``     the most processes that the job can have; set if its number of nodes may change
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
 ``SPOTKEEPER_KEEP``          checkpoints kept; ``SPOTKEEPER_SEED`` the seed
 ============================ ======================================================================================
@@ -43,7 +43,7 @@ During an upload the member reports ``Progress.uploading_s`` as a sign of life. 
 is written last; readers use the lists of the newest generation.
 
 **Copies of checkpoints** are uploaded in parts of 64 MiB, so an interrupted upload continues at its last part. The
-agent keeps the files open, so the checkpoint may be deleted during the upload. All nodes choose the same checkpoint
+agent keeps the files open, so the checkpoint can be deleted during the upload. All nodes choose the same checkpoint
 without communication: the newest one at each multiple of ``every_min`` on the clock. A copy is complete when each node
 that COMMIT names as a writer has a list in the bucket. One rename makes a fetched checkpoint visible as a whole.
 """

@@ -1,6 +1,6 @@
 """Reads from a generation's run folder how its workers ended: exit codes, first failure, signs of broken hardware.
 
-The job may write anything into that folder, so invalid content counts as missing.
+The job can write anything into that folder, so invalid content counts as missing.
 """
 
 from __future__ import annotations

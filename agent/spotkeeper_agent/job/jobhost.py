@@ -117,12 +117,12 @@ def share(path: Path) -> None:
 
 
 def home(state: Path, job: str) -> Path:
-    """Return the folder on the boot disk for the job's own files; without units, ``state``, for all jobs."""
+    """Return the folder on the boot disk for the job's own files. Without systemd units all jobs share ``state``."""
     return STATE / job if has_units() else state
 
 
 def begin(job: str) -> None:
-    """Have the jobs' unit serve this job ("": no job) and remove all that another job left; this may take seconds.
+    """Have the jobs' unit serve this job ("": no job) and remove all that another job left; this can take seconds.
 
     Raises:
         OSError: the unit does not answer.
@@ -180,7 +180,10 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill what a generation left behind except ``keep``, found by cgroup, or by mark or tag; return how many."""
+    """Kill all processes that a generation left behind except ``keep``; return their number.
+
+    They are found by their cgroup; without systemd units, by mark and tag (``launcher/process.py``).
+    """
     if not has_units():
         return process.sweep(folder, keep)
     try:

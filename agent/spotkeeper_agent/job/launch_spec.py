@@ -31,8 +31,9 @@ RENDEZVOUS_S = 60  # real; members start within one poll of each other, but a co
 class LaunchSpec:
     """This machine's part of a generation.
 
-    ``index``: the machine's position among the members, torchrun's node rank (``node`` may be higher); ``ckpt``: the
-    checkpoint folder, whose disk is mounted only later if ``late``; ``output``: the folder for the job's output.
+    ``index``: the machine's position among the members, which torchrun gets as its node rank; it is below ``node`` if a
+    lower node is not a member. ``ckpt``: the checkpoint folder, whose disk is mounted only later if ``late``.
+    ``output``: the folder for the job's output.
     """
 
     node: int

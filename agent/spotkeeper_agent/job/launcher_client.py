@@ -72,7 +72,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """The launcher that a job needs. ``env`` has all variables, as OpenMP reads its own when torch is imported."""
+    """The launcher that a job needs. ``env``: the job's variables; a zygote's import of torch reads some of them."""
 
     mode: str  # "zygote" or "exec"
     python: str
@@ -147,7 +147,7 @@ class Launcher:
 
     @property
     def building(self) -> bool:
-        """Whether the job's Python environment is being made, which may take minutes."""
+        """Whether the job's Python environment is being made, which can take minutes."""
         return (self.folder / pyenv.BUILDING).exists()
 
     @property

@@ -1,6 +1,6 @@
 """A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
 
-Only the end of a log is uploaded, because readers look there first and a job may print gigabytes. The machine keeps
+Only the end of a log is uploaded, because readers look there first and a job can print gigabytes. The machine keeps
 more of each log, but not all, since logs lie in ``/run``, in memory that job and agent need.
 """
 
@@ -80,7 +80,7 @@ def _local_rank(path: Path) -> int:
 
 
 def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:
-    """Return a sort key. The order: no failure, a failure that a peer caused, another failure; the earliest is last."""
+    """Return a sort key: ranks without a failure, then failures that a peer caused, then others; the earliest last."""
     rank = _local_rank(path)
     failure = failed.get(rank)
     return (False, False, 0, rank) if failure is None else (True, not failure.follows, -failure.at_ms, rank)
@@ -93,7 +93,7 @@ def _title(path: Path, who: str, ranks: int) -> str:
 
 
 def _printable(name: str) -> str:
-    """Return a file's name as text; a job may use names that are not UTF-8."""
+    """Return a file's name as text; a job can use names that are not UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

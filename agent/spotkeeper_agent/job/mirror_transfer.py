@@ -1,7 +1,7 @@
 """Copies one checkpoint to the bucket (:class:`CheckpointUpload`) or back (:class:`CheckpointDownload`).
 
 Both run in a helper thread. An upload sends part after part and creates the list of files last. It keeps the files
-open, so the checkpoint may be deleted during the upload. It runs at the lowest priority, is rate-limited, and stops at
+open, so the checkpoint can be deleted during the upload. It runs at the lowest priority, is rate-limited, and stops at
 the next piece once ``stop`` is set. Parts whose size and MD5 the bucket already has are not sent again, so a restarted
 agent continues an upload.
 
@@ -283,5 +283,5 @@ def _clear(folder: Path, home: Path) -> None:
 
 
 def _plain(name: str) -> bool:
-    """Whether a name is a plain file name. Any machine can write the bucket, so a list may contain other names."""
+    """Whether a name is a plain file name. Any machine can write the bucket, so a list can contain other names."""
     return name not in ("", ".", "..", COMMIT) and "/" not in name and "\0" not in name

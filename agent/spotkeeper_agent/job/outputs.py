@@ -111,7 +111,7 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _look(folder: Path, name: str) -> Found | str:
-    """Return the file with all links resolved, as uploads follow no link, or a line that says why it is left out."""
+    """Return the file with links resolved (uploads follow none), or a line that says why the file is left out."""
     shown = name.encode("utf-8", "backslashreplace").decode()
     if shown != name:
         return f"{shown}: its name is not UTF-8"

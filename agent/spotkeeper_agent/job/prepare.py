@@ -1,6 +1,7 @@
 """Prepares a job on this machine before it has to train: its files, its secrets, the saver and a warm launcher.
 
-A standby prepares before its hello, so training never waits for it. Only the loop's thread may call this module.
+A standby prepares before its hello, so training never waits for the preparation. Only the loop's thread may call this
+module.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Preparation:
     def end_saver(self, hurry: bool) -> bool:
         """End the saver; return True once it has ended. It first finishes a running save, unless ``hurry`` is set.
 
-        A saver that does not answer is signalled too: it may still be starting or ending.
+        A saver that does not answer is signalled too: it can still be starting or ending.
         """
         saver = saver_pid(self._set.node)
         if saver is None and self._saver is not None and self._saver.poll() is None:
@@ -194,7 +195,7 @@ class JobSecrets:
         return served | (self._values or {} if references else {})
 
     def retry(self) -> None:
-        """Let the next generation try to read the secrets again, since an operator may have granted access."""
+        """Let the next generation try to read the secrets again, in case an operator has granted access."""
         self.refused, self._failed = "", 0
 
     def forget_job(self) -> None:

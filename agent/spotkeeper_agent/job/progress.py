@@ -82,7 +82,7 @@ class Reporter:
         return found
 
     def late(self, control: Control, now: float) -> bool:
-        """Whether the running step has taken over three times a step's median, so that a fact may follow soon."""
+        """Whether a step takes over three times the median; the agent then polls faster, to report a stall soon."""
         return control.step_s > 0 and self._age(control, now) > max(LATE_MIN_S, LATE_FACTOR * control.step_s)
 
     def _age(self, control: Control, now: float) -> float:
@@ -123,5 +123,5 @@ def _between(start: float, end: float) -> float | None:
 
 
 def _amount(value: float) -> float | None:
-    """Return a measured value if it is plausible, otherwise None: the job may write anything."""
+    """Return a measured value if it is plausible, otherwise None: the job can write anything."""
     return value if 0.0 < value < MOST else None

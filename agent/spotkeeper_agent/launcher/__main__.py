@@ -84,7 +84,7 @@ def _import_all(folder: str, warm: list[str]) -> None:
 
 
 def _import(name: str) -> tuple[str, bool]:
-    """Import a module. Return why a zygote cannot keep the module ("" if it can), and whether the zygote may fork."""
+    """Import a module. Return why a zygote cannot keep it ("" if it can), and whether the zygote can still fork."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # the job meets the same error and shows it in its log

@@ -1,9 +1,9 @@
 """The jobs' unit: starts launchers and savers as the jobs' user on the agent's request.
 
-Under systemd the agent may not start, signal or see the job's processes. This process runs as the jobs' user, does
-these things for the agent, and outlives every agent. Each program gets a cgroup below the unit's. The launcher makes a
-cgroup per generation in its own, so that each generation can be killed alone. Agent and unit send one JSON object per
-line through a unix socket that systemd makes and only the agent may open:
+Under systemd the agent is not allowed to start, signal or see the job's processes. This process runs as the jobs' user,
+does these things for the agent, and outlives every agent. Each program gets a cgroup below the unit's. The launcher
+makes a cgroup per generation in its own, so that each generation can be killed alone. Agent and unit send one JSON
+object per line through a unix socket that systemd makes and only the agent may open:
 
     -> {"op": "begin", "job": "abcd2345"}                <- {"ok": true}, or no answer: repeat in a second
     -> {"op": "start", "name": "launcher", "argv": [...], "env": {...}, "log": "..."}
@@ -153,7 +153,7 @@ class Host:
         return path
 
     def _sweep(self, folder: Path, keep: set[int]) -> int:
-        """Kill what is left of a generation, found by cgroup, mark or tag; return how many processes and cgroups."""
+        """Kill the processes left of a generation, by cgroup, or by mark and tag; return how many, cgroups included."""
         if self.cgroup is None:
             return sweep(folder, {os.getpid(), *keep})
         launchers = {pid for pid in keep if parent_of(pid) in self._owners}  # a job may claim any other pid

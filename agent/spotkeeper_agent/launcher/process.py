@@ -123,7 +123,7 @@ def sweep(folder: Path, keep: set[int]) -> int:
 
     The mark is the environment variable ``MARK`` with which a process was executed. The tag is a resource limit that
     every descendant inherits (:func:`tag`), so a daemon that was executed with another environment still has the tag.
-    Killing the process group would not suffice, because a program may leave its group.
+    Killing the process group would not suffice, because a program can leave its group.
     """
     mark, number = f"{MARK}={folder}".encode(), str(_number(folder))
     killed = 0

@@ -81,7 +81,7 @@ def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
 def _digest_of(found: hashlib._Hash, path: Path) -> bytes:
     """Add a file's content to the hash and return its beginning.
 
-    The job may put anything into its source. So that reading ends, only regular files are read, and of a file larger
+    The job can put anything into its source. So that reading ends, only regular files are read, and of a file larger
     than any wheel only the beginning and the size count.
     """
     try:
@@ -162,7 +162,7 @@ def _make(run: Path, source: Path, file: str, place: Path, folder: str) -> bool:
     place.mkdir(parents=True, exist_ok=True)
     for other in place.iterdir():  # old or incomplete ones: only this machine's launcher uses an environment
         shutil.rmtree(other, ignore_errors=True)
-    print(f"environment: made from {file} in {target}", flush=True)
+    print(f"environment: installing {file} into {target}", flush=True)
     for command in _commands(source, file, target):
         print(f"environment: {' '.join(command)}", flush=True)
         if not _run(command, source, target, lambda: _disk(run) not in (None, place)):

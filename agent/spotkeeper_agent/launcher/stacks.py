@@ -106,7 +106,7 @@ def main(torchrun: int, run: Path) -> None:
         if place.where is Where.ELSEWHERE and works(pid, run / f"stacks.{rank}", answer):
             place = replace(place, where=Where.WORKS)
         places.append(place)
-        texts.append(f"local rank {rank} (pid {pid}): {told(place)}\n{users_part(answer)}")
+        texts.append(f"local rank {rank} (pid {pid}): {in_words(place)}\n{users_part(answer)}")
     for pid in [pid for pid in tree if pid not in workers][: MOST - len(workers)]:
         rank_of = next((workers[each] for each in above(pid, tree) if each in workers), None)
         if rank_of is not None and (answer := ask(pid, run / f"stacks.{rank_of}")):
@@ -127,7 +127,7 @@ def workers_of(run: Path) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def told(place: WorkerPlace) -> str:
+def in_words(place: WorkerPlace) -> str:
     """Describe a worker's state in words, such as ``waits for no peer, in train.py:41 in load``."""
     words = {
         Where.WAITS: "waits for its peers",
@@ -189,7 +189,7 @@ def _signal_a_thread(pid: int, number: int) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process has a handler for the signal, which ends a process without a handler."""
+    """Whether the process has a handler for the signal; without one, the signal would end the process."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):

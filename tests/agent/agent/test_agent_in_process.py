@@ -12,7 +12,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.train.agent_link.control import Control
 from spotkeeper_agent.agent.agent import Agent
 from spotkeeper_agent.cloud.gce import Gce
-from spotkeeper_agent.cloud.notice import Cause, Instance, Notice, Sign
+from spotkeeper_agent.cloud.notice import Cause, CloudWarning, Instance, Notice
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import Settings
 from spotkeeper_agent.core.state import Assignment, Saved
@@ -29,8 +29,8 @@ class KilledError(BaseException):
 PREEMPTED = Notice(Cause.PREEMPTED, 1120, 1000.0)
 
 
-def seen(sign: Sign | None = None) -> Instance:
-    return Instance("1", "n", "z", sign=sign)
+def seen(warning: CloudWarning | None = None) -> Instance:
+    return Instance("1", "n", "z", warning=warning)
 
 
 def an_agent(folder: Path) -> Agent:

@@ -13,7 +13,7 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.facts import Kind
 from spotkeeper_agent.agent.notices import LATE_S, NoticeHandler
 from spotkeeper_agent.cloud.gce import Gce
-from spotkeeper_agent.cloud.notice import REBALANCE_S, Cause, Instance, Notice, Sign
+from spotkeeper_agent.cloud.notice import REBALANCE_S, Cause, CloudWarning, Instance, Notice
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import Settings
 from spotkeeper_agent.core.state import MachineState, Saved
@@ -50,7 +50,7 @@ def said(me: MachineState) -> list[tuple[Kind, str]]:
 
 
 def seen(cause: Cause | None, deadline: float | None = None) -> Instance:
-    return Instance("17", "n", "z", sign=Sign(cause, deadline) if cause is not None else None)
+    return Instance("17", "n", "z", warning=CloudWarning(cause, deadline) if cause is not None else None)
 
 
 def handler_of(me: MachineState) -> NoticeHandler:

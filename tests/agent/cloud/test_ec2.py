@@ -16,7 +16,7 @@ from spotkeeper_agent.cloud import metadata
 from spotkeeper_agent.cloud.ec2 import ACTION, MAINTENANCE, POLL_FLOOR_S, REBALANCE, TTL_S, Ec2
 from spotkeeper_agent.cloud.gce import Gce
 from spotkeeper_agent.cloud.metadata import FIRST, MetadataError, Watcher
-from spotkeeper_agent.cloud.notice import Cause, Instance, Sign
+from spotkeeper_agent.cloud.notice import Cause, CloudWarning, Instance
 from spotkeeper_agent.core import settings
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.host.disk import Disk
@@ -199,28 +199,28 @@ def test_an_instance_without_a_role_is_an_error(imds: Imds, ec2: Ec2) -> None:
 
 
 def test_an_interruption_has_awss_deadline(imds: Imds, ec2: Ec2) -> None:
-    assert ec2.instance().sign is None
+    assert ec2.instance().warning is None
     at = float(int(time.time())) + 118
     for action in ("terminate", "stop"):
         imds.put_at(ACTION, {"action": action, "time": iso(at)})
-        assert ec2.instance().sign == Sign(Cause.PREEMPTED, at)
+        assert ec2.instance().warning == CloudWarning(Cause.PREEMPTED, at)
     imds.put_at(ACTION, {"action": "hibernate", "time": iso(at)})
-    sign = ec2.instance().sign
-    assert sign is not None and sign.deadline is not None and sign.deadline - time.time() <= 10
+    warning = ec2.instance().warning
+    assert warning is not None and warning.deadline is not None and warning.deadline - time.time() <= 10
     imds.take_away(ACTION)
-    assert ec2.instance().sign is None
+    assert ec2.instance().warning is None
 
 
 def test_the_surest_warning_counts(imds: Imds, later: Ec2) -> None:
     imds.put_at(REBALANCE, {"noticeTime": iso(time.time())})
-    assert later.instance().sign == Sign(Cause.REBALANCE)
+    assert later.instance().warning == CloudWarning(Cause.REBALANCE)
     pass_time(imds, 61)
     soon = float(int(imds.now())) + 600
     event = {"Code": "instance-retirement", "EventId": "e-1", "State": "active", "NotAfter": ""}
     imds.put_at(MAINTENANCE, [event | {"NotBefore": http_date(soon)}, event | {"NotBefore": http_date(soon + 60)}])
-    assert later.instance().sign == Sign(Cause.MAINTENANCE, soon)
+    assert later.instance().warning == CloudWarning(Cause.MAINTENANCE, soon)
     imds.put_at(ACTION, {"action": "terminate", "time": iso(soon)})
-    assert later.instance().sign == Sign(Cause.PREEMPTED, soon)
+    assert later.instance().warning == CloudWarning(Cause.PREEMPTED, soon)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_surest_warning_counts(imds: Imds, later: Ec2) -> None:
 def test_finished_events_cause_no_notice(imds: Imds, ec2: Ec2, state: str, in_s: float) -> None:
     event = {"Code": "system-reboot", "State": state, "NotBefore": http_date(time.time() + in_s)}
     imds.put_at(MAINTENANCE, [event])
-    assert ec2.instance().sign is None
+    assert ec2.instance().warning is None
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_a_failing_path_hides_no_interruption(imds: Imds, ec2: Ec2) -> None:
     ec2.instance()
     imds.statuses |= {MAINTENANCE: 500, REBALANCE: 500}
     imds.put_at(ACTION, {"action": "terminate", "time": iso(time.time() + 120)})
-    sign = ec2.instance().sign
-    assert sign is not None and sign.cause is Cause.PREEMPTED
+    warning = ec2.instance().warning
+    assert warning is not None and warning.cause is Cause.PREEMPTED
 
 
 def test_rare_events_are_polled_rarely(imds: Imds, later: Ec2) -> None:
@@ -259,11 +259,13 @@ def test_rare_events_are_polled_rarely(imds: Imds, later: Ec2) -> None:
 
 
 def test_a_watcher_posts_an_interruption_and_ignores_failures(imds: Imds) -> None:
-    seen: list[Sign | None] = []
+    seen: list[CloudWarning | None] = []
     said: list[str] = []
     clock = Clock(scale=1 / POLL_FLOOR_S)
     imds.statuses[ACTION] = 503
-    watcher = Watcher(Ec2(clock, imds.url), lambda instance: seen.append(instance.sign), clock, Log(write=said.append))
+    watcher = Watcher(
+        Ec2(clock, imds.url), lambda instance: seen.append(instance.warning), clock, Log(write=said.append)
+    )
     watcher.start()
     wait_until(lambda: said)
     asked = imds.asked[ACTION]
@@ -272,15 +274,15 @@ def test_a_watcher_posts_an_interruption_and_ignores_failures(imds: Imds) -> Non
     del imds.statuses[ACTION]
     wait_until(lambda: seen == [None])
     imds.put_at(ACTION, {"action": "terminate", "time": iso(2_000_000_000)})
-    wait_until(lambda: seen == [None, Sign(Cause.PREEMPTED, 2_000_000_000.0)])
+    wait_until(lambda: seen == [None, CloudWarning(Cause.PREEMPTED, 2_000_000_000.0)])
     imds.take_away(ACTION)
     wait_until(lambda: len(seen) == 3)
 
 
 def test_a_preemption_before_the_agents_start_is_reported_at_once(imds: Imds, ec2: Ec2) -> None:
     imds.put_at(ACTION, {"action": "terminate", "time": iso(2_000_000_000)})
-    sign = ec2.wait(FIRST)[0].sign
-    assert sign is not None and sign.cause is Cause.PREEMPTED
+    warning = ec2.wait(FIRST)[0].warning
+    assert warning is not None and warning.cause is Cause.PREEMPTED
 
 
 # ---------------------------------------------------------------- the data disk

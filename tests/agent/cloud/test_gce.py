@@ -27,9 +27,9 @@ from spotkeeper.local.access.auth import Principal, Tokens
 from spotkeeper.local.machines.metadata import GuestView as View
 from spotkeeper.local.machines.metadata import MetadataServer
 from spotkeeper_agent.cloud import gce
-from spotkeeper_agent.cloud.gce import Gce, sign_of
+from spotkeeper_agent.cloud.gce import Gce, warning_of
 from spotkeeper_agent.cloud.metadata import FIRST, MetadataError, Watcher
-from spotkeeper_agent.cloud.notice import Cause, Instance, Sign
+from spotkeeper_agent.cloud.notice import Cause, CloudWarning, Instance
 from spotkeeper_agent.core.log import Log
 from tests.agent.fakes import JOB, Fake, Machine, wait_until
 
@@ -100,7 +100,7 @@ def test_the_instance_is_described(one: Gce) -> None:
 def test_the_first_wait_returns_the_present_state_at_once(server: Server, one: Gce) -> None:
     server.set(preempted="TRUE")
     instance, _ = one.wait(FIRST)
-    assert instance.sign == Sign(Cause.PREEMPTED), "TRUE before the agent began"
+    assert instance.warning == CloudWarning(Cause.PREEMPTED), "TRUE before the agent began"
 
 
 def test_a_wait_ends_at_a_relevant_change(server: Server, one: Gce) -> None:
@@ -116,7 +116,7 @@ def test_a_wait_ends_at_a_relevant_change(server: Server, one: Gce) -> None:
     wait_until(lambda: server.asked > asked)
     server.set(maintenance_event="TERMINATE_ON_HOST_MAINTENANCE")
     waiter.join(10)
-    assert [instance.sign for instance in found] == [Sign(Cause.MAINTENANCE)]
+    assert [instance.warning for instance in found] == [CloudWarning(Cause.MAINTENANCE)]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_other_values_hide_no_preemption(server: Server, told: object, deadline:
     """Machines without it have ``"NONE"``: all that the server said of them could not be read."""
     one = Gce(Clock(time.time(), NOW, 1.0), server.host)
     server.set(upcoming_maintenance=told)
-    assert one.instance().sign == (None if deadline is None else Sign(Cause.MAINTENANCE, deadline))
+    assert one.instance().warning == (None if deadline is None else CloudWarning(Cause.MAINTENANCE, deadline))
     server.set(preempted="TRUE")
-    assert one.instance().sign == Sign(Cause.PREEMPTED)
+    assert one.instance().warning == CloudWarning(Cause.PREEMPTED)
 
 
 def test_a_wait_without_a_change_ends_after_a_while(one: Gce, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_metadata_errors_are_logged_once_and_cause_no_notice(
     server: Server, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     said: list[str] = []
-    seen: list[Sign | None] = []
+    seen: list[CloudWarning | None] = []
     clock = Clock(scale=5.0)
     with contextlib.ExitStack() as stack:
         host = server.host
@@ -169,7 +169,7 @@ def test_metadata_errors_are_logged_once_and_cause_no_notice(
             return wait(mark)
 
         monkeypatch.setattr(one, "wait", counted)
-        Watcher(one, lambda instance: seen.append(instance.sign), clock, Log(write=said.append)).start()
+        Watcher(one, lambda instance: seen.append(instance.warning), clock, Log(write=said.append)).start()
         wait_until(lambda: len(tries) > 3)
         assert len(said) == 1 and seen == []
         assert ("HTTP 503" if trouble == "503" else "ReadTimeout") in said[0]
@@ -178,41 +178,43 @@ def test_metadata_errors_are_logged_once_and_cause_no_notice(
         server.status = 200
         wait_until(lambda: seen == [None])
         server.set(preempted="TRUE")
-        wait_until(lambda: seen == [None, Sign(Cause.PREEMPTED)])
+        wait_until(lambda: seen == [None, CloudWarning(Cause.PREEMPTED)])
         server.set(preempted="FALSE")
-        wait_until(lambda: seen == [None, Sign(Cause.PREEMPTED), None])
+        wait_until(lambda: seen == [None, CloudWarning(Cause.PREEMPTED), None])
 
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
 
 @pytest.mark.parametrize(
-    ("preempted", "event", "window", "sign"),
+    ("preempted", "event", "window", "warning"),
     [
         ("FALSE", "NONE", "", None),
-        ("true", "TERMINATE_ON_HOST_MAINTENANCE", "", Sign(Cause.PREEMPTED)),
+        ("true", "TERMINATE_ON_HOST_MAINTENANCE", "", CloudWarning(Cause.PREEMPTED)),
         ("FALSE", "MIGRATE_ON_HOST_MAINTENANCE", "", None),
-        ("FALSE", "NONE", "2027-01-15T08:30:00+00:00", Sign(Cause.MAINTENANCE, NOW + 1800)),
-        ("FALSE", "NONE", "2027-01-15T00:30:00-08:00", Sign(Cause.MAINTENANCE, NOW + 1800)),
-        ("FALSE", "NONE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "NONE", "2027-01-15T08:30:00+00:00", CloudWarning(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "NONE", "2027-01-15T00:30:00-08:00", CloudWarning(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "NONE", "2027-01-15T08:30:00Z", CloudWarning(Cause.MAINTENANCE, NOW + 1800)),
         ("FALSE", "NONE", "2027-01-25T08:30:00Z", None),
         ("FALSE", "NONE", "soon", None),
-        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "", Sign(Cause.MAINTENANCE)),
-        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T08:30:00Z", Sign(Cause.MAINTENANCE, NOW + 1800)),
-        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T09:00:07Z", Sign(Cause.MAINTENANCE, NOW + 3607)),
-        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T07:30:00Z", Sign(Cause.MAINTENANCE)),
-        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-25T08:30:00Z", Sign(Cause.MAINTENANCE)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "", CloudWarning(Cause.MAINTENANCE)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T08:30:00Z", CloudWarning(Cause.MAINTENANCE, NOW + 1800)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T09:00:07Z", CloudWarning(Cause.MAINTENANCE, NOW + 3607)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-15T07:30:00Z", CloudWarning(Cause.MAINTENANCE)),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", "2027-01-25T08:30:00Z", CloudWarning(Cause.MAINTENANCE)),
     ],
 )
-def test_announced_maintenance_becomes_a_sign(preempted: str, event: str, window: str, sign: Sign | None) -> None:
-    assert sign_of(preempted, event, json.dumps({"windowStartTime": window}).encode(), NOW) == sign
+def test_announced_maintenance_becomes_a_warning(
+    preempted: str, event: str, window: str, warning: CloudWarning | None
+) -> None:
+    assert warning_of(preempted, event, json.dumps({"windowStartTime": window}).encode(), NOW) == warning
 
 
 @pytest.mark.parametrize("key", ["maintenanceStatus", "maintenance_status"])
 def test_maintenance_that_is_over_is_not_ahead(key: str) -> None:
-    for status, sign in (("PENDING", Sign(Cause.MAINTENANCE, NOW - 600)), ("COMPLETE", None)):
+    for status, warning in (("PENDING", CloudWarning(Cause.MAINTENANCE, NOW - 600)), ("COMPLETE", None)):
         told = {"windowStartTime": "2027-01-15T07:50:00Z", key: status}
-        assert sign_of("FALSE", "NONE", json.dumps(told).encode(), NOW) == sign
+        assert warning_of("FALSE", "NONE", json.dumps(told).encode(), NOW) == warning
 
 
 ENDING, CALM = "TERMINATE_ON_HOST_MAINTENANCE", "NONE"
@@ -226,22 +228,26 @@ def of_type(server: Server, machine: str, *, spot: bool = False) -> Gce:
 
 def test_a_machine_with_accelerators_is_told_an_hour_before(server: Server) -> None:
     one = of_type(server, "a3-highgpu-8g")
-    assert one.instance().sign is None
+    assert one.instance().warning is None
     server.set(maintenance_event=ENDING)
-    hour = Sign(Cause.MAINTENANCE, NOW + 3600)
-    assert [one.instance().sign, one.instance().sign] == [hour, hour], "from when it turned, however often it is read"
+    hour = CloudWarning(Cause.MAINTENANCE, NOW + 3600)
+    assert [one.instance().warning, one.instance().warning] == [hour, hour], (
+        "from when it turned, however often it is read"
+    )
     server.set(upcoming_maintenance={"windowStartTime": "2027-01-15T08:30:00Z"})
-    assert one.instance().sign == Sign(Cause.MAINTENANCE, NOW + 1800), "what is announced is surer"
+    assert one.instance().warning == CloudWarning(Cause.MAINTENANCE, NOW + 1800), "what is announced is surer"
     server.set(maintenance_event=CALM, upcoming_maintenance={})
-    assert one.instance().sign is None
+    assert one.instance().warning is None
     server.set(preempted="TRUE", maintenance_event=ENDING)
-    assert one.instance().sign == Sign(Cause.PREEMPTED)
+    assert one.instance().warning == CloudWarning(Cause.PREEMPTED)
 
 
 def test_an_unseen_change_of_maintenance_leaves_a_minute(server: Server) -> None:
     one = of_type(server, "g2-standard-4")
     server.set(maintenance_event=ENDING)
-    assert one.instance().sign == Sign(Cause.MAINTENANCE), "an agent that starts anew, an hour or a second before"
+    assert one.instance().warning == CloudWarning(Cause.MAINTENANCE), (
+        "an agent that starts anew, an hour or a second before"
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,9 +255,9 @@ def test_an_unseen_change_of_maintenance_leaves_a_minute(server: Server) -> None
 )
 def test_machines_without_accelerators_and_spot_get_a_minute(server: Server, machine: str, spot: bool) -> None:
     one = of_type(server, machine, spot=spot)
-    assert one.instance().sign is None
+    assert one.instance().warning is None
     server.set(maintenance_event=ENDING)
-    assert one.instance().sign == Sign(Cause.MAINTENANCE)
+    assert one.instance().warning == CloudWarning(Cause.MAINTENANCE)
 
 
 def test_two_tokens_prove_the_machines_identity(server: Server, one: Gce) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace as changed
 import pytest
 
 from spotkeeper_agent.cloud import notice
-from spotkeeper_agent.cloud.notice import Cause, Change, Instance, Notice, Sign
+from spotkeeper_agent.cloud.notice import Cause, Change, CloudWarning, Instance, Notice
 
 
-def seen(sign: Sign | None = None) -> Instance:
-    return Instance("1", "n", "z", sign=sign)
+def seen(warning: CloudWarning | None = None) -> Instance:
+    return Instance("1", "n", "z", warning=warning)
 
 
 PREEMPTED = Notice(Cause.PREEMPTED, 1120, 1000.0)
@@ -27,32 +27,34 @@ RISK = Notice(Cause.REBALANCE, 4600, 1000.0)
 
 
 @pytest.mark.parametrize(
-    ("known", "sign", "given", "withdrawn"),
+    ("known", "warning", "given", "withdrawn"),
     [
         (None, None, None, None),
-        (None, Sign(Cause.PREEMPTED), PREEMPTED, None),
-        (PREEMPTED, Sign(Cause.PREEMPTED), None, None),
+        (None, CloudWarning(Cause.PREEMPTED), PREEMPTED, None),
+        (PREEMPTED, CloudWarning(Cause.PREEMPTED), None, None),
         (PREEMPTED, None, None, PREEMPTED),
-        (None, Sign(Cause.MAINTENANCE), MAINTENANCE, None),
-        (NEAR, Sign(Cause.PREEMPTED), changed(PREEMPTED, deadline=1030), None),  # the nearer end, said once
-        (PREEMPTED, Sign(Cause.MAINTENANCE), None, None),
+        (None, CloudWarning(Cause.MAINTENANCE), MAINTENANCE, None),
+        (NEAR, CloudWarning(Cause.PREEMPTED), changed(PREEMPTED, deadline=1030), None),  # the nearer end, said once
+        (PREEMPTED, CloudWarning(Cause.MAINTENANCE), None, None),
         (Notice(Cause.SHUTDOWN, 1025, 1000.0), None, None, None),
         # EC2 says when: the same deadline is no news, another one is
-        (None, Sign(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), None),
-        (changed(PREEMPTED, deadline=1090), Sign(Cause.PREEMPTED, 1090.4), None, None),
-        (PREEMPTED, Sign(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), PREEMPTED),
-        (None, Sign(Cause.MAINTENANCE, 1030.0), NEAR, None),
+        (None, CloudWarning(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), None),
+        (changed(PREEMPTED, deadline=1090), CloudWarning(Cause.PREEMPTED, 1090.4), None, None),
+        (PREEMPTED, CloudWarning(Cause.PREEMPTED, 1090.4), changed(PREEMPTED, deadline=1090), PREEMPTED),
+        (None, CloudWarning(Cause.MAINTENANCE, 1030.0), NEAR, None),
         # nobody knows when a machine at risk ends; once it is known, that counts, and nothing else does
-        (None, Sign(Cause.REBALANCE), RISK, None),
-        (RISK, Sign(Cause.REBALANCE), None, None),
-        (RISK, Sign(Cause.PREEMPTED, 1120.0), PREEMPTED, RISK),
-        (PREEMPTED, Sign(Cause.REBALANCE), None, None),
-        (NEAR, Sign(Cause.REBALANCE), None, None),
+        (None, CloudWarning(Cause.REBALANCE), RISK, None),
+        (RISK, CloudWarning(Cause.REBALANCE), None, None),
+        (RISK, CloudWarning(Cause.PREEMPTED, 1120.0), PREEMPTED, RISK),
+        (PREEMPTED, CloudWarning(Cause.REBALANCE), None, None),
+        (NEAR, CloudWarning(Cause.REBALANCE), None, None),
         (RISK, None, None, RISK),
     ],
 )
-def test_notices(known: Notice | None, sign: Sign | None, given: Notice | None, withdrawn: Notice | None) -> None:
-    change = notice.observe(known, seen(sign), 120.0, 1000.0)
+def test_notices(
+    known: Notice | None, warning: CloudWarning | None, given: Notice | None, withdrawn: Notice | None
+) -> None:
+    change = notice.observe(known, seen(warning), 120.0, 1000.0)
     assert (change.given, change.withdrawn) == (given, withdrawn)
 
 
@@ -64,7 +66,7 @@ def test_a_rebalance_deadline_is_postponed() -> None:
 
 def test_maintenance_weeks_ahead_is_no_notice_yet() -> None:
     assert notice.scheduled(1000.0 + 2 * 86400, 1000.0) is None
-    assert notice.scheduled(4600.0, 1000.0) == Sign(Cause.MAINTENANCE, 4600.0)
+    assert notice.scheduled(4600.0, 1000.0) == CloudWarning(Cause.MAINTENANCE, 4600.0)
 
 
 def test_shutdown_never_gives_more_time_than_the_notice_before_it() -> None:
