@@ -4,7 +4,7 @@ Identity tokens are signed by one local key (RS256) whose public half anyone may
 because production code verifies them; only a verifier that is given this cloud's key set (``SPOTKEEPER_JWKS``)
 accepts them. Times in tokens are virtual.
 
-The ports are open to every process of this machine and to every page in a browser on it, and a call may run a program
+The ports are open to every process of this machine and to every page in a browser on it, and a call can run a program
 as the operator. So the server refuses every connection of another user of this machine (``server.OwnersOnly``), also at
 the metadata servers, which hand out tokens. A call of the API must carry a bearer token. A browser's call is refused
 even with a token. A call whose ``Host`` is not this machine is refused too, because a web page could make its own host

@@ -1,6 +1,6 @@
 """IAM: the stack's service accounts have the permissions that their declared roles, bindings and conditions give.
 
-Only accounts that the stack declares need bindings. The operator may do everything; what a machine may do is fixed in
+Only accounts that the stack declares need bindings. The operator has all permissions; those of a machine are fixed in
 ``bucket/bucket_api.py``. A binding takes effect ``Timing.grants_s`` virtual seconds after its declaration; on Google
 Cloud this takes minutes.
 """
@@ -123,7 +123,7 @@ class ProjectIam:
         return self._resources.get(ACCOUNT, email.partition("@")[0]) is not None
 
     def check(self, email: str, required: Iterable[RequiredPermission]) -> None:
-        """Raise ApiError (403), which names the first required permission that the account lacks."""
+        """Raise ApiError (403) if the account lacks a required permission; the error names the first missing one."""
         grants = self.grants(email)
         for one in required:
             if not any(_covers(grant, one) for grant in grants):

@@ -1,6 +1,6 @@
 """A table: which permissions each call of Compute Engine requires, and on which resources.
 
-A method without an entry is refused. A call may name a resource by its number; since conditions compare names, a
+A method without an entry is refused. A call can name a resource by its number. As conditions compare names, a
 binding with a condition gives no permission for such a call.
 
 Sources: "IAM permissions" of each method in https://cloud.google.com/compute/docs/reference/rest/v1, and "Required

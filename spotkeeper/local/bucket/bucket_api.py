@@ -207,7 +207,7 @@ class StorageApi:
             sent = _upload(request, await request.body())
             condition = request.query_params.get("ifGenerationMatch", "")
             if condition not in ("", "0"):
-                raise errors.not_built("the only condition of an upload can be ifGenerationMatch=0: the object is new")
+                raise errors.not_built("an upload supports only the condition ifGenerationMatch=0 (the object is new)")
             self._allow(request, sent.name, write=True)
             self._bucket(bucket)
             self._buckets.put(sent.name, sent.data, sent.kind, new=bool(condition))

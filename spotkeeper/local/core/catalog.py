@@ -1,7 +1,7 @@
 """Plain values: machine types with prices, zones, and the duration of each step of an operation.
 
-Durations are virtual seconds, close to the shortest that clients see at Compute Engine, so that a demo, whose
-clock is 30 times as fast as real time, hardly waits for operations.
+Durations are virtual seconds, close to the shortest that clients see at Compute Engine, so that a demo hardly waits for
+operations.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Markets are recorded for a gang of 16 VMs, more than a laptop can run; so recorded capacities are scaled down. A zone
 of the cloud replays the recorded zone of the same name; if no recorded zone has this name, then one that no other zone
-replays. The seed chooses the tick at which the replay begins. All zones of a region have the spot price of the region's
-first zone.
+replays. The seed chooses where in the recording the replay begins. All zones of a region have the spot price of the
+region's first zone. A *tick* is here one sample of the recording; samples are ``gap_s`` seconds apart.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Series:
-    """A recorded capacity or price: ``values[i]`` applies until tick ``ends[i]``. A tick lasts ``gap_s`` seconds."""
+    """A recorded capacity or price: ``values[i]`` applies until tick ``ends[i]``. A tick: ``Market.gap_s`` seconds."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
@@ -149,7 +149,7 @@ class Market:
     def preempted(self, zone: str, start: float, end: float) -> float | None:
         """Return the preempted share of a zone's spot machines within ``[start, end]``; None if it is not recorded.
 
-        Every fall of capacity by n counts as n preempted machines; the capacity at ``end`` is the number of survivors.
+        Every fall of capacity by n counts as n preempted machines, and the capacity at ``end`` counts as the survivors.
         """
         first, last = self._recorded(start), self._recorded(end)
         if last <= first:

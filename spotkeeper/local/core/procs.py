@@ -74,7 +74,7 @@ def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) 
     """SIGKILL all marked processes, their descendants and those of ``root``; return the number of killed processes.
 
     Children are found before their parents are killed, and the search repeats until it finds no process, so that no
-    fork escapes. The mark alone is not enough: a process may clear its environment, or hide it from all but root.
+    fork escapes. The mark alone is not enough: a process can clear its environment, or hide it from all but root.
     """
     kept = {os.getpid(), *spare}
     hit: set[int] = set()

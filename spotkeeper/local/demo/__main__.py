@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 class StopSignal:
     """Raises KeyboardInterrupt in the main thread, once, at Ctrl-C, SIGTERM, or a closed terminal.
 
-    A library may swallow the exception (some catch everything during an import), so each step calls :meth:`check`.
+    A library can swallow the exception (some catch everything during an import), so each step calls :meth:`check`.
     """
 
     def __init__(self) -> None:
