@@ -29,7 +29,7 @@ def reconcile(
     """Run one round for every unfinished job from this shell, as the stack's function does each minute.
 
     A round replaces lost machines, starts submitted jobs and deletes what ended jobs leave. Run this command when the
-    function is down, or to see what a round does. It may run at the same time as the function, since every decision is
+    function is down, or to see what a round does. It can run at the same time as the function, since every decision is
     a compare-and-swap. It uses your own cloud credentials. An ALARM on standard error needs a person's attention.
 
     Example: `spotkeeper reconcile --once`
@@ -232,10 +232,10 @@ def preflight(
 
 @app.command(rich_help_panel=STACKS)
 def policy(as_json: Json = False) -> None:
-    """Serve the policy that chooses machines on standard input and output, to evaluate it on other markets.
+    """Let another program evaluate the policy that chooses machines, on any market, over standard input and output.
 
-    It reads and writes one JSON object per line (protocol 1): for each tick of a recorded market it answers where the
-    job runs until the next tick. It calls no cloud. docs/selection.md describes all messages, with an example.
+    It reads and writes one JSON object per line (protocol 1): for each time step (`tick`) of a market it answers where
+    the job runs until the next one. It calls no cloud. docs/selection.md describes all messages, with an example.
 
     Example: `spotkeeper policy < questions.jsonl`, where the first line is `{"type":"hello","protocol":1}`
     """

@@ -341,7 +341,7 @@ def lines(checked: ScriptCheck) -> Iterator[str]:
     if not checked.repeats:
         yield f"two runs of {checked.steps} steps without any stop differ:"
     elif checked.same_bits:
-        yield f"bitwise equal: {where}; parameters, optimizer, parts, random state, batches and losses"
+        yield f"bitwise equal: {where}; all objects given to attach(), random state, batches and losses"
     else:
         yield f"NOT EQUAL: {where}"
     for kind in ("batches", "losses", "state"):

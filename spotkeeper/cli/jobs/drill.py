@@ -118,7 +118,7 @@ def _agree(victim: Victim) -> None:
 
 
 def targets_of(store: Store, record: Record, target: Target) -> Targets:
-    """Return the targets for the clock's speed. Lost work may be twice the job file's interval, if set."""
+    """Return the targets at the clock's speed. For lost work: twice the save interval, if the job file sets one."""
     from msgspec.structs import replace
 
     found = Targets().scaled(target.clock.scale)

@@ -182,8 +182,8 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     pools = dynamic(spec, stack)
     fits = [pool for pool in pools if pool.max_machines >= spec.size().max]
     if not fits:
-        count = f"no spot pool of {stack.stack} may have {spec.size().max} machines"
-        why = count if pools else "the job may use no spot pool whose prices are known"
+        count = f"no spot pool of {stack.stack} allows {spec.size().max} machines"
+        why = count if pools else "none of the spot pools that the job may use has a known price"
         raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "choose other `pools:` or fewer `nodes:` in the job file")
 
     def key(pool: PoolState) -> tuple[bool, float, bool, str]:

@@ -131,14 +131,14 @@ def follow(read: Callable[[], None], over: Callable[[], bool], wait: Callable[[f
 
 
 def _complete(store: Store, job: str) -> bool:
-    """Whether the log is complete: the job is over, or on hold after a failure without a request to resume."""
+    """Whether the log is complete: the job is over, or on hold after a failure and no resume is requested."""
     record = lookup.find_job(store, job)
     waits = record.hold_ends is not None and not lookup.resume_waits(store, record)
     return record.outcome is not None or waits
 
 
 def _note_where(target: Target, record: Record, title: str, part: LogPart) -> None:
-    """Tell where the rest of a log is if the bucket has only its end; say nothing if this machine has its file."""
+    """Print where the rest of a log is, or that it is lost; nothing if its file is on this machine (local cloud)."""
     found = _NODE.match(title)
     if found is None or (target.local is not None and Path(part.path).exists()):
         return

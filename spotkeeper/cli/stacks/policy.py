@@ -1,9 +1,9 @@
-"""``policy``: serves the policy that chooses machines on standard input and output, to evaluate it on other markets.
+"""``policy``: lets another program evaluate the policy that chooses machines, over standard input and output.
 
 It reads and writes one JSON object per line (``contract.policy``). An invalid line goes to standard error and does not
-end the command. An invalid ``tick`` gets the answer that is always safe: keep the launch that runs; if none runs, start
-on-demand. An invalid ``start`` ends the current case, so that ticks of the new case are not answered as ticks of the
-old one.
+end the command. An invalid ``tick`` gets the answer that is always safe: keep the machines that run; if none run, start
+on-demand ones. An invalid ``start`` ends the current case, so that ticks of the new case are not answered as ticks of
+the old one.
 """
 
 from __future__ import annotations

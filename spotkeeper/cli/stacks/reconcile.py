@@ -1,6 +1,6 @@
 """``reconcile --once``: runs one tick from this shell, with the user's identity. ``repair``: rebuilds the allocation.
 
-The tick is the function's own, with the same pace, time limit and leases. It may run at the same time as a tick of the
+The tick is the function's own, with the same pace, time limit and leases. It can run at the same time as a tick of the
 function, since every write is conditional and a job's lease allows one round at a time.
 """
 
