@@ -98,7 +98,7 @@ class Agent:
         self._inbox.put(Terminated())
 
     def run(self) -> int:
-        """Run until this machine leaves its job for good or the agent is stopped; return the exit code."""
+        """Run until the machine leaves its job for good, SIGTERM, or a newer agent is ready; return the exit code."""
         self._begin()
         while self._exit is None:
             for event in self._next_events():
@@ -246,7 +246,7 @@ class Agent:
             self._exit = 0
 
     def _may_change(self) -> bool:
-        """Whether a new agent may take over now: no work is running that the new agent would have to repeat."""
+        """Whether a new agent may take over now: no stop, teardown or near notice, and no work that it would repeat."""
         busy = any(map(self._components.helper.busy, ("mount", "unmount", "drop", "source", "sources")))
         notice = self._machine.saved.notice
         near = notice is not None and notice.deadline < self._clock.now() + NEAR_S

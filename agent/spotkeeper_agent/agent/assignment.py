@@ -1,9 +1,9 @@
 """Processes the function's replies: this machine's role, its job, the newest document.
 
 Replies are only recorded here; ``membership.py`` and ``teardown.py`` act on them. The document with the highest version
-counts, in whatever order replies arrive. If replies stop for longer than :class:`Lease` allows, or no job is assigned
-within the time of :class:`BootWatch`, the machine powers itself off. A shorter outage of the function stops no
-training.
+counts, in whatever order replies arrive. If replies stop for longer than :class:`Lease` allows, the job is saved and
+stopped; a shorter outage of the function stops no training. At that time, or if no job is assigned within the time of
+:class:`BootWatch`, a machine that is not static powers itself off.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ReplyHandler:
         self._repeat_at = 0.0  # steady
 
     def answered(self, reply: SyncReply, asked: tuple[str, ...]) -> None:
-        """Process a reply. ``asked``: the old jobs about which the request asked whether they are over."""
+        """Process a reply. ``asked``: the old jobs that the request listed (``Sync.old_jobs``)."""
         self._lease.renew(self._machine.clock.steady(), reply.lease_minutes)
         if reply.role is not Role.UNKNOWN:
             self._boot_watch.disarm()

@@ -202,7 +202,7 @@ class Membership:
     # ------------------------------------------------------------------ the end of a generation
 
     def lost(self, gen: int, code: int = KILLED) -> None:
-        """Report the end of a generation whose exit code is unknown."""
+        """Report the end of a generation that this agent has not seen running; ``code``: the exit code to report."""
         self._reported = gen
         self._machine.say(Kind.EXIT, str(code), gen=gen)
         self._machine.save(ended=gen)

@@ -89,7 +89,7 @@ class Imds:
         return answer.text
 
     def answers_without_token(self, path: str) -> bool:
-        """Whether version 1 is enabled.
+        """Whether version 1 of the service, which needs no token, is enabled.
 
         Raises:
             MetadataError: no answer.

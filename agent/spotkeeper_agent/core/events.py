@@ -35,7 +35,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Answered:
-    """The function answered. ``asked``: the old jobs about which the request asked whether they are over."""
+    """The function answered. ``asked``: the old jobs that the request listed (``Sync.old_jobs``)."""
 
     reply: SyncReply
     asked: tuple[str, ...] = ()

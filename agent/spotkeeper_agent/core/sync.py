@@ -133,7 +133,8 @@ class Outbox:
     def assigned(self, job: str | None) -> None:
         """Begin another job or attempt: forget which facts were delivered, and drop the previous job's waiting facts.
 
-        Notices and reprieves are about the machine and not about its job, so they stay, with 0 as their generation.
+        Facts that are not about the previous job stay: notices and reprieves, now with generation 0, and facts that
+        name their attempt (DROPPED).
         """
         with self._lock:
             if job != self._job:

@@ -156,9 +156,9 @@ class Launcher:
         return self.pid == 0 and (self._process is None or self._process.poll() is not None)
 
     def begin(self, kind: LauncherKind) -> None:
-        """Find or start a launcher of this kind. Posts :class:`LauncherUp`, and :class:`LauncherLost` at its end.
+        """Find or start a launcher of this kind. Posts :class:`LauncherUp` once it answers.
 
-        Call this method again only after :class:`LauncherLost`.
+        Posts :class:`LauncherLost` when it has ended or could not start; call this method again only after that.
         """
         threading.Thread(target=self._live, args=(kind,), name="launcher", daemon=True).start()
 

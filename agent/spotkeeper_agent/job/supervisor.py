@@ -76,7 +76,7 @@ class Child:
 
     @property
     def need_s(self) -> float:
-        """Real seconds that a stop needs, judged by the last save; the grace period if the script saves on SIGTERM."""
+        """Real seconds that a stop needs, judged by past saves; the grace period if only the script itself saves."""
         if self.signals and self.control.state is RunPhase.STARTING:
             return self.grace_s
         return min(NEED_MOST_S, 1.5 * self.control.save_s + 2 * self.control.step_s)
@@ -114,7 +114,7 @@ class Ending:
 
 
 class Supervisor:
-    """Runs at most one generation. Only the loop's thread may call the methods, which return at once."""
+    """Runs at most one generation. Only the loop's thread may call the methods. None waits longer than a sweep."""
 
     def __init__(self, run: Path, templates: Path, launcher: Launcher, log: Log) -> None:
         self._run = run
@@ -209,7 +209,7 @@ class Supervisor:
             self._launcher.kill(child.gen)
 
     def tick(self) -> None:
-        """Take the next step of a stop, if its time has come."""
+        """Take the next step of a stop when it is due, end a torchrun whose workers have ended, and log warnings."""
         child = self.child
         if child is None or child.stop is Stop.KILLED:
             return
@@ -300,8 +300,8 @@ class Supervisor:
         self._log("job.control", gen=child.gen, error=trouble)
         self._warn(
             child,
-            f"{trouble}. Only the agent and the library may write this file, but another program of this job did. "
-            "Training continues, but `status` may not show its progress, and a stop may come only as SIGTERM",
+            f"{trouble}. Only the agent and the library write this file; another program of this job has changed it. "
+            "Training continues, but `status` can lack its progress, and a stop can come as SIGTERM without a request",
         )
 
     def _warn(self, child: Child, words: str) -> None:

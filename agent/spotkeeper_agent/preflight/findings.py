@@ -80,7 +80,7 @@ class Machine:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a folder of the kernel; [] if the folder does not exist."""
+        """Return the sorted names in a folder of ``/proc``, ``/sys`` or ``/dev``; [] if it does not exist."""
         try:
             return sorted(entry.name for entry in (self.root / path).iterdir())
         except OSError:

@@ -135,7 +135,8 @@ def resume(job: str, file: Path | None, options: Options, overrides: Overrides, 
     """Request a job's resume, with its own files or with another job file.
 
     Raises:
-        CliError: no such job, it is not on hold, or the user declined to return to an older checkpoint.
+        CliError: no such job, the user declined to return to an older checkpoint, the function refused the request,
+            or (with a job file) as :func:`resume_with`.
     """
     if file is not None:
         _resume_file(job, file, options, go_back=go_back, overrides=overrides)

@@ -231,7 +231,7 @@ def agree_to_lose(target: Target, yes: str) -> None:
 
 
 def losers(target: Target) -> Iterator[str]:
-    """Yield a line for every job that is neither over nor cancelled."""
+    """Yield a line for every unfinished job without a request to cancel it, and for every unreadable record."""
     store = target.store()
     found = lookup.all_jobs(store, finished=False)
     for record in found.records:

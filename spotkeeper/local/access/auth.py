@@ -186,7 +186,7 @@ def _host(header: str) -> str:
 
 
 def _content_refusal(request: Request) -> ApiError | None:
-    """Return the 415 for a body that is neither JSON nor an upload; None if the body is allowed."""
+    """Return the 415 for a body that is neither JSON nor an upload or batch; None if the body is allowed."""
     # A browser lets a web page send some other types to any server; it asks the server first (preflight) about JSON.
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -103,7 +103,10 @@ class Market:
             ahead = int(calm_s // data.gap_seconds) + 1
             starts = _calm(capacities, len(starts), ahead, data.gang * CALM_SHARE)
             if not starts:
-                raise ValueError(f"market {name!r} is never calm for {calm_s:.0f} s in all zones ({', '.join(zones)})")
+                raise ValueError(
+                    f"market {name!r}: its zones {', '.join(zones)} never all keep half a gang's capacity "
+                    f"for {calm_s:.0f} s"
+                )
         first = {region_of(zone): zone for zone in reversed(zones)}  # a region's zones have one price
         return cls(
             capacities=capacities,

@@ -88,7 +88,7 @@ class LeftOver(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LocalCloud:
-    """A running cloud. ``folder`` is absolute."""
+    """A cloud in a folder, running or not. ``folder`` is absolute."""
 
     folder: Path
     config: Config

@@ -90,7 +90,7 @@ def read_config(folder: Path) -> Config | None:
     """Read the cloud's settings; return None if the folder has no cloud.
 
     Raises:
-        DamagedError: ``cloud.json`` is damaged, or it is missing although processes of its cloud still run.
+        DamagedError: ``cloud.json`` is damaged, or it is missing although the cloud's keeper still runs.
     """
     path = folder / CONFIG
     try:

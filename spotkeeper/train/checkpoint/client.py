@@ -166,7 +166,8 @@ class Client:
         """Announce a generation. Returns after the saver has finished the save of an older generation.
 
         Raises:
-            SaverError: FENCED if a newer generation has announced itself; SAVER_LOST if the saver is gone.
+            SaverError: FENCED if a newer generation has announced itself; SAVER_LOST if the saver is gone; another
+                fault if the saver cannot use the folder.
         """
         self._request({"op": "hello", "folder": str(folder.absolute()), "gen": gen, "keep": keep})
         answer = self._answer("hello", "fenced")
@@ -208,7 +209,7 @@ class Client:
         """Return the staging memory for the next checkpoint. The memory's former checkpoint then exists on disk only.
 
         Raises:
-            SaverError: a save is running (call ``wait`` first), or the saver is gone.
+            SaverError: a save is running (call ``wait`` first), NO_MEMORY, or the saver is gone.
         """
         if self._pending is not None:
             raise SaverError(Fault.WRITE_FAILED, f"{self._pending} is not durable yet")
@@ -383,7 +384,7 @@ class _Liveness:
         self._since = time.monotonic()
 
     def stopped(self, patience_s: float) -> bool:
-        """Whether the process has used no CPU time for ``patience_s`` seconds. False if the kernel counts none."""
+        """Whether the process has used no CPU time for ``patience_s`` seconds. False if the kernel shows no times."""
         with contextlib.suppress(OSError):
             seen = " ".join(path.read_text() for path in Path(f"/proc/{self._pid}/task").glob("*/schedstat"))
             if seen != self._seen or not seen:

@@ -63,7 +63,10 @@ class StateSource(Protocol):
 
 
 class SaveStrategy(Protocol):
-    """How one run saves and restores. All methods but ``warm`` and ``ready`` are collective."""
+    """How one run saves and restores.
+
+    All methods but ``warm`` and ``ready`` are collective; ``settle`` is so only for sharded state.
+    """
 
     def begin(
         self, folder: Path | None, hello: SaverState | None

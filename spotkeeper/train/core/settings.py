@@ -44,6 +44,8 @@ class RunSettings:
     def alone(self) -> None:
         """Check that this process has no other run of this generation, because both would save into the same folder.
 
+        Without an agent, and in a notebook, an earlier run does not count once the script has looped over it.
+
         Raises:
             CallError: this process has another run.
         """

@@ -155,7 +155,8 @@ def rebuild(
 
     Args:
         loader: map-style, with a batch size or without automatic batching.
-        batch: samples of the run's global batch; None in a new run, which then takes batch size x number of ranks.
+        batch: samples of the run's global batch; None in a new run, for which ``plan`` or the loader's batch size
+            times the number of ranks decides.
         plan: how batches are cut, if the number of ranks may change.
 
     Returns:

@@ -250,7 +250,7 @@ class Boundary:
         raise SystemExit(0)
 
     def end_loop(self, *, more: bool) -> None:
-        """Save the state at a loop's end if it is not saved yet. ``more``: another epoch follows. Collective."""
+        """Save at a loop's end, unless this state is saved already. ``more``: another epoch follows. Collective."""
         self._lag.drain()
         self._agreement.drain()
         if not more:

@@ -234,7 +234,9 @@ def test_a_damaged_control_file_ends_neither_job_nor_agent(fake: Fake, machine: 
     fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert vm.log().count('"job.start"') == 1 and "job.kill" not in vm.log()
     if how != "removes all":  # nothing is written to a folder that is gone
-        fake.wait(lambda: b"another program of this job did" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))
+        fake.wait(
+            lambda: b"another program of this job has changed it" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b"")
+        )
 
 
 @pytest.mark.parametrize("left", ["nothing", "an older state"])
