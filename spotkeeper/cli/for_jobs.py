@@ -69,27 +69,16 @@ def submit(
 def status(
     job: Annotated[str | None, Argument(metavar="JOB", help="Name or id of a job. Default: all jobs.")] = None,
     finished: Annotated[bool, Option("--all", "-a", help="Include finished jobs.")] = False,
-    words: Annotated[
-        str,
-        Option("--filter", metavar="WORDS", help="Only jobs with these words in name, owner, state, zone or model."),
-    ] = "",
-    live: Annotated[bool, Option("--watch", "-w", help="Show the list, or the job, until Ctrl-C.")] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """List all unfinished jobs, or show one job with its machines (and the end of its log, if it crashed).
 
-    Examples: `spotkeeper status`, `spotkeeper status --filter "ada training"`,
-    `spotkeeper status first --json | jq .step`
+    Examples: `spotkeeper status`, `spotkeeper status first --json | jq .step`
     """
     from spotkeeper.cli.jobs import status as viewing
 
-    if live and job is not None:
-        viewing.watch_job(job, stack, verbose=False, as_json=as_json)
-    elif live:
-        viewing.watch_list(stack, finished=finished, words=words)
-    else:
-        viewing.run(job, stack, finished=finished, as_json=as_json, words=words)
+    viewing.run(job, stack, finished=finished, as_json=as_json)
 
 
 @app.command(rich_help_panel=JOBS)
@@ -136,27 +125,29 @@ def dashboard(
 def logs(
     job: Job,
     node: Annotated[
-        str, Option("--node", "-n", metavar="N|all", help="Number of the node, as `status` shows it, or all.")
-    ] = "0",
-    gen: Annotated[
-        int | None, Option("--gen", "-g", help="Generation (`status` shows the current one). Default: the newest.")
+        int | None, Option("--node", "-n", help="Only this node, as `status` shows it. Default: all nodes.")
+    ] = None,
+    gen: Annotated[int | None, Option("--generation", "-g", help="Only this generation. Default: all.")] = None,
+    since: Annotated[str | None, Option(metavar="SPAN", help="Only the last SPAN: 90m, 2h, 1d.")] = None,
+    grep: Annotated[
+        str | None, Option(metavar="RE", help="Only lines in which this regular expression occurs.")
     ] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Print new output until the job ends.")] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Print a node's log: the last 64 KB that each process wrote. A running process's log is updated every 15 s.
+    """Print a job's complete log: all that its processes printed, in order of time, also on machines that are gone.
 
-    Where older output is left out, the log names the file on the machine that still has that output: as long as the
-    machine exists, it keeps the last 64 MB of each process.
+    Each line begins with its time (UTC) and its node; `node 1.3` is local rank 3 of node 1. torchrun's own messages and
+    the stacks of a hung job are among the lines. New output appears within 10 s. What is missing is said where it is
+    missing: a node's output beyond 2 MB/s, and the oldest lines beyond the job file's `logs.keep_mb`. Values of the
+    job's `secrets` are stars. `--json` prints one document per line.
 
-    `--follow --json` prints one line for each piece of the log, in order; `--node all --json` prints a list.
-
-    Examples: `spotkeeper logs first --node 1 --follow`, `spotkeeper logs first --node all`
+    Examples: `spotkeeper logs first --follow`, `spotkeeper logs first --node 1 --since 2h --grep 'loss|Error'`
     """
     from spotkeeper.cli.jobs import logs as reading
 
-    reading.run(job, node, gen, stack, follow=follow, as_json=as_json)
+    reading.run(job, stack, node=node, gen=gen, since=since, grep=grep, follow=follow, as_json=as_json)
 
 
 @app.command(rich_help_panel=JOBS)

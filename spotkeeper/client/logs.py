@@ -12,10 +12,8 @@ from spotkeeper.contract.uploads import LogPart, split_log
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import last_crash
-from spotkeeper_agent.launcher.output import KEPT_BYTES
 from spotkeeper_agent.launcher.stacks import TEXT
 
-Log = tuple[int, int]  # node, generation
 MOST_NODES = 8  # most nodes whose logs are read for a hang
 MOST_LINES = 16
 LONGEST = 400  # characters of a line: some exceptions hold a tensor
@@ -41,7 +39,7 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
     gens = log_gens(store, record, node)
     if not gens:
         what = f"node {node} has no log" + (f" of generation {gen}" if gen is not None else "")
-        raise no_log(record, what, "logs of the other nodes: --node all" if len(record.nodes) > 1 else "")
+        raise no_log(record, what)
     if gen is not None and gen not in gens:
         remedy = f"generations with a log: {', '.join(map(str, gens))}"
         raise CliError(f"{record.name}: node {node} has no log of generation {gen}", Exit.MISSING, remedy)
@@ -79,68 +77,13 @@ def heading(store: Store, record: Record, gen: int) -> str:
     return f"generation {gen}, which failed:" if crash is not None and crash.gen == gen else f"generation {gen}:"
 
 
-# -- read
-
-
 def whole(data: bytes) -> str:
-    return News().of((0, 0), data)
-
-
-class News:
-    """A reader of logs that are stored again and again while they grow. It returns only what was not returned yet."""
-
-    def __init__(self) -> None:
-        self._ends: dict[tuple[Log, str], int] = {}  # bytes of each file that were returned
-        self._loose: dict[Log, str] = {}  # text outside any file
-        self._heading: tuple[Log, str] | None = None  # the file whose heading was returned last
-        self.gaps: dict[str, LogPart] = {}  # by heading: files of which a part was left out
-
-    def of(self, log: Log, data: bytes) -> str:
-        """Return the new text of a stored log. A log joins several files; a heading names each file above its text."""
-        out = ""
-        for part in split_log(data):
-            text = self._of_file(log, part) if part.path else self._of_loose(log, part)
-            if not text:
-                continue
-            if part.path and self._heading != (log, part.path):
-                text = f"--- {part.title}\n{text}"
-                self._heading = log, part.path
-            out += text if not out or out.endswith("\n") else f"\n{text}"
-        return out
-
-    def _of_file(self, log: Log, part: LogPart) -> str:
-        seen = self._ends.get((log, part.path), 0)
-        if part.end <= seen:
-            return ""
-        self._ends[log, part.path] = part.end
-        text = part.text[max(0, seen - part.start) :].decode("utf-8", "replace")
-        if part.start <= seen:
-            return text
-        self.gaps[part.title] = part
-        what = "the whole file" if part.end <= KEPT_BYTES else f"the file's last {KEPT_BYTES >> 20} MiB"
-        return f"... {size(part.start - seen)} left out here; the machine has {what}: {part.path}\n{text}"
-
-    def _of_loose(self, log: Log, part: LogPart) -> str:
-        text = part.text.decode("utf-8", "replace")
-        before, self._loose[log] = self._loose.get(log, ""), text
-        return added(before, text)
-
-
-def added(before: str, after: str) -> str:
-    """Return the text that a log gained between two reads. The later text, ``after``, can begin later."""
-    if after.startswith(before):
-        return after[len(before) :]
-    tail = before[-2048:]
-    at = after.find(tail)
-    return after[at + len(tail) :] if at >= 0 else f"... a part of the log is left out\n{after}"
-
-
-def size(count: int) -> str:
-    """Format a number of bytes: ``512 bytes``, ``17.2 KB``, ``1.2 MB``; a KB has 1,000 bytes."""
-    for unit, of in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if count >= of:
-            return f"{count / of:.1f} {unit}"
-    return f"{count} byte" + ("" if count == 1 else "s")
+    """Return the stored ends of a node's files as text. A heading names each file above its text."""
+    out = ""
+    for part in split_log(data):
+        head = f"--- {part.title}\n" if part.path else ""
+        out += ("\n" if out and not out.endswith("\n") else "") + head + part.text.decode("utf-8", "replace")
+    return out
 
 
 # -- why a generation failed

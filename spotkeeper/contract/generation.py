@@ -107,6 +107,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     mirror: MirrorRun | None = None  # None: no copies
     secrets: dict[str, str] = {}  # variable -> reference; the machine reads the value with the job's identity
     hang: HangRun | None = None  # None: the job never counts as hung
+    log_bytes: int | None = None  # that a node's log may take in the bucket; None: from an older function, no limit
 
 
 class FactIn(Struct, frozen=True, forbid_unknown_fields=True):

@@ -56,6 +56,14 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
 
+class Logs(Struct, frozen=True, forbid_unknown_fields=True):
+    """The job's complete log in the stack's bucket."""
+
+    keep_mb: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="MB kept, compressed; shared by the nodes; the oldest go first")
+    ] = 1024
+
+
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget, which failures of the user's code use up. Preemptions never count."""
 
@@ -94,6 +102,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     secrets: Annotated[dict[str, str], _about("variable -> gcp-secret://... or aws-secret://...")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
+    logs: Annotated[Logs, _about("the job's complete log in the stack's bucket")] = Logs()
     hang: Annotated[Hang | Literal["off"], _about("when the job counts as hung; off: never")] = Hang()
     policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
     deadline: Annotated[str | None, _about("a time (2026-12-24T18:00Z) or a span from submission (6h, 90m, 2d)")] = None

@@ -26,21 +26,16 @@ _SECRET = re.compile(
 )
 
 
-_known: set[str] = set()  # values that this process knows to be secret
-SHORTEST = 4  # characters; a shorter value would be part of many ordinary words
+_known: set[str] = set()
 
 
 def learn(values: Iterable[str]) -> None:
-    """Remove these values from now on, even if they do not look like secrets, and each line of a value by itself."""
-    for value in values:
-        _known.update(line for line in value.splitlines() if len(line) >= SHORTEST)
+    """Remove these values from now on, even if they do not look like secrets."""
+    _known.update(values)
 
 
-def hide(content: bytes) -> bytes:
-    """Replace the secrets in a job's output by as many stars, so that byte positions stay valid."""
-    for value in sorted(_known, key=len, reverse=True):
-        content = content.replace(value.encode(), b"*" * len(value.encode()))
-    return content
+def known() -> frozenset[str]:
+    return frozenset(_known)
 
 
 def redact(text: str) -> str:

@@ -1,7 +1,10 @@
-"""What machines upload beside reports: ends of logs, output files, copies of checkpoints. Does no I/O.
+"""What machines upload beside reports: logs, output files, copies of checkpoints. Does no I/O.
 
 ::
 
+    jobs/<job>/logs/<node>/<gen>/<unix ms>.gz        a chunk of the node's complete log: gzip members of lines
+        1764000000123 0e Traceback (most recent call last):          (``launcher/spool.py``)
+    jobs/<job>/logs/<node>/chunks.json               :class:`LogIndex`, for the node's next machine
     jobs/<job>/logs/<node>/<gen>.log                 ends of several files, each below a line that says what it is:
         --- node 2 (sk-prod-abcdefgh-n0002-a1) stdout: bytes 1300000 to 1365000 of /run/spotkeeper/.../stdout.log
     jobs/<job>/logs/metrics/<gen>                    a generation's metrics (``contract/metrics.py``)
@@ -12,7 +15,8 @@
     jobs/<job>/ckpt/<gen>-<step>/<node>.json         :class:`MirrorList`, written last and create-only
 
 The agent writes these objects, the command reads them. A list is written last, so every file that a list names is
-complete: a reader never gets half an upload, nor files of two generations together. With replicated state one node's
+complete: a reader never gets half an upload, nor files of two generations together. A log's newest chunk is replaced by
+a longer one every few seconds until it has ``CHUNK_BYTES``; then the next one begins. With replicated state one node's
 copy is a whole checkpoint; with sharded state the list names the nodes whose parts together make a whole checkpoint.
 """
 
@@ -21,10 +25,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 PART_BYTES = 64 << 20  # size of one object: the most that a lost machine's upload repeats and a reader has in memory
+CHUNK_BYTES = 4 << 20  # of a complete log, compressed
+CHUNK = re.compile(r"(\d+)/(\d{13})\.gz\Z")  # a chunk's name below its node's folder: generation, start
 _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
 
 
@@ -70,6 +77,33 @@ def split_log(data: bytes) -> tuple[LogPart, ...]:
         if data[at : at + 1] == b"\n" and not text.endswith(b"\n"):
             at += 1
     return tuple(out)
+
+
+class LogChunk(Struct, frozen=True, forbid_unknown_fields=True):
+    """A chunk of a node's complete log. ``at``: when it began, real unix ms; ``size``: 0 while it grows."""
+
+    gen: Annotated[int, Meta(ge=0)]
+    at: Annotated[int, Meta(ge=0)]
+    size: Annotated[int, Meta(ge=0)] = 0
+
+
+class LogIndex(Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's chunks, oldest first. ``deleted``: bytes of older ones that ``logs.keep_mb`` left no space for."""
+
+    chunks: tuple[LogChunk, ...] = ()
+    deleted: Annotated[int, Meta(ge=0)] = 0
+
+
+def log_folder(job: str, node: int) -> str:
+    return f"jobs/{job}/logs/{node}/"
+
+
+def log_index(job: str, node: int) -> str:
+    return f"{log_folder(job, node)}chunks.json"
+
+
+def chunk_name(job: str, node: int, gen: int, at: int) -> str:
+    return f"{log_folder(job, node)}{gen}/{at:013d}.gz"
 
 
 class OutputFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -58,6 +58,11 @@ class Fake:
             def do_GET(self) -> None:
                 fake.get(self)
 
+            def do_DELETE(self) -> None:
+                with fake.changed:
+                    gone = fake.objects.pop(unquote(urlsplit(self.path).path.rpartition("/")[2]), None)
+                _answer(self, 404 if gone is None else 204, b"")
+
             def do_POST(self) -> None:
                 fake.post(self, self.rfile.read(int(self.headers.get("Content-Length", "0"))))
 

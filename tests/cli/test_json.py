@@ -14,12 +14,14 @@ from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Model
+from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.drill import DrillView, PhaseView
 from spotkeeper.report.job.hold import HoldView
 from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import JobView, NodeView, Site
 from spotkeeper.report.money.account import Account, AttemptLine
+from spotkeeper_agent.launcher.spool import packed
 from tests.cli.conftest import Cli, Done
 from tests.cli.records import JOB, a_job
 
@@ -38,18 +40,17 @@ def ended(store: Store) -> Store:
     a_job(store, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, reason="all processes exited with 0")
     store.append_ledger(JOB, Entry(at=1.0, id="a", event=Event.SUBMITTED))
     store.append_ledger(JOB, Entry(at=2.0, id="b", event=Event.END, cause="succeeded", detail='"quoted"\n'))
-    store.put(f"jobs/{JOB}/logs/0/2.log", LOG)
+    store.put(chunk_name(JOB, 0, 2, 5000), packed(5.0, b"1e", LOG))
     return store
 
 
-def test_logs(cli: Cli, ended: Store) -> None:
-    assert document(cli("logs", "first", "--json")) == {"job": JOB, "node": 0, "gen": 2, "text": TEXT}
-
-
-def test_followed_logs_are_one_json_line_per_piece(cli: Cli, ended: Store) -> None:
-    done = cli("logs", "first", "--follow", "--json")
+@pytest.mark.parametrize("more", [(), ("--follow",)])
+def test_logs_are_one_document_per_line(cli: Cli, ended: Store, more: tuple[str, ...]) -> None:
+    done = cli("logs", "first", "--json", *more)
     assert (done.code, done.err) == (0, "")
-    assert [json.loads(line) for line in done.out.split("\n")[:-1]] == [{"job": JOB, "node": 0, "gen": 2, "text": TEXT}]
+    told = [json.loads(line) for line in done.out.split("\n")[:-1]]
+    assert "\n".join(one.pop("text") for one in told) == TEXT
+    assert told == [{"at": 5000, "node": 0, "gen": 2, "source": "stderr", "local_rank": 1}] * len(told)
 
 
 def test_watch(cli: Cli, ended: Store) -> None:
@@ -113,7 +114,7 @@ def test_repair(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None
     ("argv", "code"),
     [
         (("logs", "first", "--node", "9"), 3),
-        (("logs", "first", "--gen", "9"), 3),
+        (("logs", "first", "--generation", "9"), 3),
         (("logs", "first", "--node", "9", "--follow"), 3),
         (("watch", "nobody"), 3),
         (("render", "absent.yaml"), 2),

@@ -15,12 +15,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Served:
-    """A running dashboard; ``pid``: its process."""
+    """A running dashboard."""
 
     url: str
     port: int
     file: Path
-    pid: int
 
     @property
     def root(self) -> str:
@@ -39,7 +38,7 @@ def serving(environment: dict[str, str], home: Path, *options: str) -> Iterator[
             line = process.stdout.readline()
             assert line, (home / "dashboard.log").read_text()
             told = json.loads(line)
-            yield Served(told["url"], told["port"], Path(told["file"]), process.pid)
+            yield Served(told["url"], told["port"], Path(told["file"]))
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(30)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from spotkeeper.client.log_lines import NodeLines, in_order
 from spotkeeper.client.logs import log_data
 from spotkeeper.client.pack import pack
 from spotkeeper.contract.ledger import Event
@@ -71,7 +72,13 @@ def test_a_script_that_saves_on_sigterm_survives_a_notice_and_a_loss(stage: Stag
         (again,) = {int(step) for step in re.findall(r"going on after step (\d+)", said(run, 3))}
         assert again in stopped or (again > max(stopped) and again % 25 == 0), "from the newest that both have"
         record = run.over()
+        lines = list(in_order([NodeLines(stage.store, record.job, node) for node in (0, 1)]))
         weights = proof.weights_in(log_data(stage.store, record, 0)[1].decode(errors="replace"))
     assert record.outcome is Outcome.SUCCEEDED and record.gen == 3, run.story()
+    assert [line.at for line in lines] == sorted(line.at for line in lines)
+    for gen, phrase in ((1, "told to stop: saved step"), (3, "going on after step"), (3, weights)):
+        assert {line.node for line in lines if line.gen == gen and phrase in line.text} == {0, 1}, (
+            "on machines now gone"
+        )
     assert not run.ledger(Event.CRASH), run.story()
     assert weights == left_alone()

@@ -56,7 +56,7 @@ class Components:
         launcher = Launcher(settings.node, job_path(), post, log)
         return cls(
             helper=helper,
-            uploader=Uploader(bucket, clock, log),
+            uploader=Uploader(bucket, settings.state / "logs", clock, log),
             mounting=Mounting(Disk(settings.device, settings.mount, log), helper, machine.say, clock, log),
             old_jobs=OldJobs(),
             launcher=launcher,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from pathlib import Path
 
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import DocState, FactIn, Generation, JobRun, Member, Progress
@@ -17,13 +18,14 @@ from spotkeeper.train.agent_link.control import NO_RESTART, Commit
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.agent.components import Components
 from spotkeeper_agent.core.events import OutputThere
-from spotkeeper_agent.core.state import AgentState, MachineState
+from spotkeeper_agent.core.state import AgentState, Assignment, MachineState
 from spotkeeper_agent.host import memory
 from spotkeeper_agent.job import failures
 from spotkeeper_agent.job import progress as report
+from spotkeeper_agent.job.chunks import NodeRun, make_spool
 from spotkeeper_agent.job.launch_spec import LaunchSpec, RenderError
 from spotkeeper_agent.job.launcher_client import SAVER_SOCKET, LaunchError
-from spotkeeper_agent.job.logs import Task, object_name, whose
+from spotkeeper_agent.job.logs import Task, whose
 from spotkeeper_agent.job.outputs import FAILED
 from spotkeeper_agent.job.supervisor import Ending
 
@@ -125,6 +127,7 @@ class Membership:
             late=not member.disk,
             fabric=machine.settings.fabric,
             extra_env=secrets,
+            spool=self._spool(self._node_run(assignment, doc.gen)),
         )
         machine.save(started=doc.gen)  # before the start, so that an agent restarted now reports it as lost
         try:
@@ -138,6 +141,13 @@ class Membership:
         machine.become(AgentState.RUNNING)
         self._follow_log(doc.gen)
         memory.trim()
+
+    def _spool(self, run: NodeRun) -> Path | None:
+        try:
+            return make_spool(self._machine.settings.state / "logs", run)
+        except OSError as error:  # the disk is full: only the ends of logs are kept
+            self._machine.log("logs.spool", gen=run.gen, error=str(error))
+            return None
 
     def _not_started(self, gen: int, why: str) -> None:
         """Report a start that failed as a crash, so that the job's crash budget ends repeated tries."""
@@ -167,6 +177,7 @@ class Membership:
                 self.child_ended(gen, code, 0)
             return
         self._super.sweep()
+        self._follow_log(saved.started)
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
@@ -301,9 +312,11 @@ class Membership:
         if assignment is not None:
             folder = self._super.folder(assignment.job, gen)
             who = whose(assignment.node, self._machine.settings.name)
-            self._components.uploader.follow(
-                Task(object_name(assignment.job, assignment.node, gen), folder, extra, who)
-            )
+            self._components.uploader.follow(Task(self._node_run(assignment, gen), folder, extra, who))
+
+    def _node_run(self, assignment: Assignment, gen: int) -> NodeRun:
+        run = self._machine.saved.run
+        return NodeRun(assignment.job, assignment.node, gen, run.log_bytes if run is not None else None)
 
     def forget_job(self) -> None:
         """Forget the previous job or attempt before this machine serves another one."""

@@ -63,6 +63,11 @@ class Gcs:
             raise StorageError(f"{name}: HTTP {answer.status_code}")
         return answer.status_code == 200
 
+    def delete(self, name: str) -> None:
+        answer = self._ask("DELETE", name, self._url(name))
+        if answer.status_code not in (200, 204, 404):
+            raise StorageError(f"{name}: HTTP {answer.status_code}")
+
     def _post(self, name: str, content: Readable | bytes, kind: str, **condition: str) -> requests.Response:
         url = f"{self._root}/upload/storage/v1/b/{self._bucket}/o"
         query = {"uploadType": "media", "name": name} | condition

@@ -19,7 +19,16 @@ import requests
 
 from spotkeeper_agent.cloud.metadata import MetadataError
 from spotkeeper_agent.cloud.sigv4 import Credentials, Scope, sign
-from spotkeeper_agent.cloud.storage import ANSWER_S, CHUNK, CONNECT_S, MissingError, Readable, StorageError, Stored
+from spotkeeper_agent.cloud.storage import (
+    ANSWER_S,
+    CHUNK,
+    CONNECT_S,
+    HashedPart,
+    MissingError,
+    Readable,
+    StorageError,
+    Stored,
+)
 
 PART_BYTES = 8 << 20  # S3's minimum is 5 MiB, except for the last part
 MOST_PARTS = 10_000
@@ -70,6 +79,9 @@ class S3:
 
     def send(self, name: str, content: Readable) -> Stored:
         size = len(content)
+        if isinstance(content, HashedPart) and size:
+            _check(name, self._ask("PUT", name, body=content, headers={"Content-Type": BYTES}))
+            return Stored(size, content.md5.hexdigest())
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         first = _read(content, part_bytes)
         if len(first) < min(size, part_bytes):
@@ -100,6 +112,11 @@ class S3:
             return False
         _check(name, answer)  # 409, two writes at once, is an error too: a retry settles it
         return True
+
+    def delete(self, name: str) -> None:
+        answer = self._ask("DELETE", name)
+        if answer.status_code not in (204, 404):
+            _check(name, answer)
 
     def _begin(self, name: str) -> str:
         answer = self._ask("POST", name, "uploads=", headers={"Content-Type": BYTES})
@@ -155,12 +172,15 @@ class S3:
         name: str,
         query: str = "",
         *,
-        body: bytes = b"",
+        body: bytes | HashedPart = b"",
         headers: dict[str, str] | None = None,
         stream: bool = False,
     ) -> requests.Response:
         url = f"{self._root}/{quote(name, safe='/~')}" + (f"?{query}" if query else "")
-        digest = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
+        if isinstance(body, HashedPart):
+            digest = body.sha256
+        else:
+            digest = hashlib.sha256(body).hexdigest() if body else EMPTY_SHA256
         try:
             signed = sign(self._credentials(), self._scope, method, url, headers or {}, digest, self._now())
             return requests.request(

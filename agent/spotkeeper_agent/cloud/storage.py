@@ -78,6 +78,16 @@ class FilePart:
         return self.md5.hexdigest()
 
 
+class HashedPart(FilePart):
+    """A part that is read twice: first for its SHA-256, so that it needs no memory while it is sent in one request."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        super().__init__(file, 0, size, lambda _: None)
+        whole = hashlib.sha256()
+        FilePart(file, 0, size, lambda _: None, whole).read_through()
+        self.sha256 = whole.hexdigest()
+
+
 class Bucket(Protocol):
     """One bucket. Safe to use from several threads; calls block."""
 
@@ -115,4 +125,11 @@ class Bucket(Protocol):
 
         Raises:
             StorageError: the store does not answer.
+        """
+
+    def delete(self, name: str) -> None:
+        """Delete an object. A missing object is no error.
+
+        Raises:
+            StorageError: the store does not answer, or refuses.
         """

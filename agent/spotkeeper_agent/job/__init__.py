@@ -3,8 +3,8 @@
 ``prepare.py`` source, secrets, saver, launcher · ``source.py`` the job's files · ``launch_spec.py`` torchrun's
 arguments and the job's environment · ``supervisor.py`` starts and stops one generation · ``launcher_client.py``,
 ``jobhost.py`` clients of the launcher and of the jobs' unit · ``progress.py`` reports from the control file ·
-``failures.py`` how workers ended · ``usage.py`` how busy the machine is · ``logs.py``, ``metrics.py``, ``outputs.py``,
-``mirror.py``, ``mirror_transfer.py`` copies to the bucket.
+``failures.py`` how workers ended · ``usage.py`` how busy the machine is · ``logs.py``, ``chunks.py``, ``metrics.py``,
+``outputs.py``, ``mirror.py``, ``mirror_transfer.py`` copies to the bucket.
 
 **Environment of the job's processes**, besides torchrun's own (``launch_spec.environment``):
 
@@ -16,6 +16,8 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_CKPT_LATE``     the same, if the disk is mounted later: this machine first gets the state from a peer
 ``SPOTKEEPER_SAVER``         path of the machine's saver socket, which outlives generations
 ``SPOTKEEPER_OUTPUT``        folder for results; it is in the bucket before the job's end is reported
+``SPOTKEEPER_SPOOL``         folder for the processes' whole output (``launcher/spool.py``)
+``SPOTKEEPER_SECRETS``       names of the variables with secrets, which the log must not show
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
 ``SPOTKEEPER_MAX_WORLD``     the most processes that the job can have; set if its number of nodes may change
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
@@ -33,8 +35,10 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
                                         pid.<local rank>, stacks.log, untimed.<local rank>, torchrun's logs
     run/spotkeeper/node/                sockets, locks and logs of launcher and saver
     var/lib/spotkeeper/{bundle,src/<sha256>,spool}
+    var/lib/spotkeeper/logs/<job>/<node>-<gen>/         a generation's log on its way into the bucket (``chunks.py``)
 
-The bucket has the last 64 KB of each log, below a line that names the log (``contract/uploads.py``).
+**Logs** go to the boot disk and not to the data disk, which is attached late, moves to another machine, and must be
+free for unmounting. A static machine deletes them once they are in the bucket; the next job finds none.
 
 **Output.** Once all processes of a member have ended with 0, the agent uploads ``SPOTKEEPER_OUTPUT`` and only then
 reports EXIT 0. So a job becomes DONE, and its disks are deleted, only when all output is in the bucket. A newer

@@ -22,7 +22,7 @@ from spotkeeper.contract import codec
 from spotkeeper.contract.generation import Generation, JobRun
 from spotkeeper_agent.core.settings import job_path
 from spotkeeper_agent.job.launcher_client import LauncherKind, Requirements
-from spotkeeper_agent.launcher import pyenv
+from spotkeeper_agent.launcher import pyenv, spool
 
 RENDEZVOUS_S = 60  # real; members start within one poll of each other, but a cold launcher imports torch first
 
@@ -48,6 +48,7 @@ class LaunchSpec:
     extra_env: Mapping[str, str] = field(
         default_factory=dict, repr=False
     )  # the identity's variables and the job's secrets
+    spool: Path | None = None  # the folder for the processes' whole output
 
 
 def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
@@ -112,6 +113,8 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
         "SPOTKEEPER_REPLICATED": "1" if doc.replicated else "0",
         "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
     }
+    if spec.spool is not None:
+        ours |= {spool.FOLDER: str(spec.spool), spool.SECRETS: " ".join(run.secrets)}
     if spec.fabric:
         ours["SPOTKEEPER_FABRIC"] = spec.fabric
     ours["SPOTKEEPER_CKPT_LATE" if spec.late else "SPOTKEEPER_CKPT"] = str(spec.ckpt)

@@ -1,7 +1,8 @@
-"""A thread that uploads the end of a job's logs to ``jobs/<job>/logs/<node>/<gen>.log``.
+"""A thread that uploads a job's logs: all output as chunks (``chunks.py``), and the ends to ``<node>/<gen>.log``.
 
-Only the end of a log is uploaded, because readers look there first and a job can print gigabytes. The machine keeps
-more of each log, but not all, since logs lie in ``/run``, in memory that job and agent need.
+The ends of all files, sorted so that the probable cause of a crash comes last, let ``status`` tell why a generation
+failed. They are uploaded when it has ended and once a minute. On the machine the files are kept short: they lie in
+``/run``, which takes the memory that job and agent need.
 """
 
 from __future__ import annotations
@@ -10,39 +11,45 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.clock import Clock
 from spotkeeper.contract.facts import Failure
-from spotkeeper.contract.redact import hide
-from spotkeeper.contract.uploads import LogPart, join_log
+from spotkeeper.contract.redact import known
+from spotkeeper.contract.uploads import LogPart, join_log, log_folder
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.cloud.storage import Bucket, StorageError
 from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.job.chunks import LAUNCHER_LOG, LEFT_S, NodeLog, NodeRun, left
 from spotkeeper_agent.job.failures import failures, printed
 from spotkeeper_agent.launcher import output, stacks
+from spotkeeper_agent.launcher.spool import hide
 
 TAIL_BYTES = 64 << 10  # per file
 TOTAL_BYTES = 512 << 10  # per upload, shared evenly by its files
-EVERY_S = 15.0  # virtual; interval while the job prints
+EVERY_S = 7.0  # virtual; with the second in the output worker and the upload's own, a machine's last 10 s may be lost
 FLOOR_S = 1.0  # real
-LAUNCHER_LOG = "torchrun.log"
+ENDS_S = 60.0  # virtual; interval of the ends
 
 
 @dataclass(frozen=True)
 class Task:
-    """An upload. ``who``: this machine's name in the log; ``extra``: more text, such as the error of a failed start."""
+    """A generation's log. ``folder``: the run folder; ``who``: this machine's name in the log.
 
-    name: str
+    ``extra``: more text, such as the error of a failed start.
+    """
+
+    run: NodeRun
     folder: Path
     extra: str = ""
     who: str = "this machine"
 
-
-def object_name(job: str, node: int, gen: int) -> str:
-    return f"jobs/{job}/logs/{node}/{gen}.log"
+    @property
+    def name(self) -> str:
+        return f"{log_folder(self.run.job, self.run.node)}{self.run.gen}.log"
 
 
 def whose(node: int, machine: str) -> str:
@@ -103,7 +110,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
         text, start = beneath.tail(folder, str(path), limit)
     except OSError:
         return LogPart(title, b"")
-    text = hide(text)
+    text = hide(text, known())
     begins = text.find(b"\n", 0, -1) + 1 if start else 0
     text = text[begins:]
     if path.name == LAUNCHER_LOG:
@@ -124,27 +131,39 @@ def trim(folder: Path) -> None:
                 os.close(fd)
 
 
-class Uploader(threading.Thread):
-    """Uploads one task's logs whenever they change, until it gets another task."""
+@dataclass(frozen=True)
+class _Message:
+    """What to do from now on; ``ended``: generations with a folder here that have ended."""
 
-    def __init__(self, bucket: Bucket, clock: Clock, log: Log) -> None:
+    task: Task | None
+    ended: list[NodeRun]
+
+
+class Uploader(threading.Thread):
+    """Uploads one task's logs whenever they change, until it gets another task; then what earlier ones have left."""
+
+    def __init__(self, bucket: Bucket, logs: Path, clock: Clock, log: Log) -> None:
         super().__init__(name="logs", daemon=True)
         self._bucket = bucket
+        self._logs = logs
         self._clock = clock
         self._log = log
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
+        self._ended: list[NodeRun] = []  # generations that have left something on the disk
+        self._ends = b""  # the ends that were uploaded last
+        self._ends_at = 0.0
 
     def follow(self, task: Task) -> None:
-        """Upload the previous task a last time, and this task from now on."""
+        """Upload the previous task a last time, and this task from now on. No other generation runs here."""
         self._idle.clear()
-        self._tasks.put(task)
+        self._messages.put(_Message(task, [run for run in left(self._logs) if run != task.run]))
 
     def rest(self) -> None:
-        """Upload the current task a last time, then pause."""
+        """Upload the current task a last time, then pause. No generation runs here."""
         self._idle.clear()
-        self._tasks.put(None)
+        self._messages.put(_Message(None, left(self._logs)))
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the last upload has ended, at most ``timeout_s`` real seconds."""
@@ -152,22 +171,55 @@ class Uploader(threading.Thread):
 
     def run(self) -> None:
         task: Task | None = None
-        sent = b""
+        log: NodeLog | None = None
         while True:
             following = task
+            busy = following is not None or self._ended
             try:
-                task = self._tasks.get(timeout=max(FLOOR_S, self._clock.real_s(EVERY_S)) if following else None)
+                message = self._messages.get(timeout=max(FLOOR_S, self._clock.real_s(EVERY_S)) if busy else None)
             except queue.Empty:
-                assert following is not None
-                sent = self._upload(following, sent)
+                self._round(following, log)
                 continue
-            if following is not None and (task is None or task.name != following.name):
-                self._upload(following, sent)
-                sent = b""
+            task = message.task
+            if following is not None and (task is None or task.run != following.run):
+                self._round(following, log, last=True)
+                log, self._ends = None, b""
+            self._ended = message.ended
             if task is not None:
-                sent = self._upload(task, sent)
-            if self._tasks.empty():
+                log = log or NodeLog(self._bucket, self._logs, task.run)
+                log.note(task.extra)
+                self._ends_at = 0.0
+            self._round(task, log)
+            if self._messages.empty():
                 self._idle.set()
+
+    def _round(self, task: Task | None, log: NodeLog | None, *, last: bool = False) -> None:
+        if task is not None and log is not None:
+            now = self._clock.steady()
+            if last or now - self._ends_at >= ENDS_S or not self._ends:
+                self._ends, self._ends_at = self._upload(task, self._ends), now
+            self._send(log, task.folder, last=last)
+        self._ended = [run for run in self._ended if not self._finish(NodeLog(self._bucket, self._logs, run))]
+
+    def _finish(self, log: NodeLog) -> bool:
+        """Send what an ended generation has left here; give it up after a day. Return whether nothing is left."""
+        try:
+            done = self._send(log, None, last=True) or time.time() - log.folder.stat().st_mtime > LEFT_S
+        except OSError:
+            return False
+        if done:
+            log.forget()
+        return done
+
+    def _send(self, log: NodeLog, folder: Path | None, *, last: bool) -> bool:
+        try:
+            taken = log.collect(folder, last=last)
+            log.upload(last=last)
+        except (OSError, StorageError) as error:
+            self._log.once("chunks", "logs.chunks.trouble", error=str(error))
+            return False
+        self._log.over("chunks", "logs.chunks.well")
+        return taken
 
     def _upload(self, task: Task, sent: bytes) -> bytes:
         try:

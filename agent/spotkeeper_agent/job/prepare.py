@@ -28,6 +28,7 @@ from spotkeeper_agent.job.launch_spec import launcher_kind
 from spotkeeper_agent.job.launcher_client import Launcher, saver_pid, start_saver
 from spotkeeper_agent.job.source import fetch, forget_all
 from spotkeeper_agent.launcher import pyenv
+from spotkeeper_agent.launcher.spool import lines_of
 
 WARM_S = 60.0  # real; the hello waits at most this long for the launcher
 LAUNCH_RETRY_S = 2.0  # real
@@ -179,7 +180,7 @@ class JobSecrets:
         )
 
     def read(self, event: SecretsRead) -> None:
-        learn(event.values.values())
+        learn(lines_of(event.values.values()))
         self._values = dict(event.values)
 
     def failed(self, error: str) -> None:

@@ -31,11 +31,11 @@ from spotkeeper.train.agent_link.control import (
 from spotkeeper.train.checkpoint.store import scan
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.job.chunks import LAUNCHER_LOG
 from spotkeeper_agent.job.failures import exit_codes, first
 from spotkeeper_agent.job.jobhost import share, sweep
 from spotkeeper_agent.job.launch_spec import LaunchSpec, environment, torchrun_args
 from spotkeeper_agent.job.launcher_client import Launcher, LaunchError
-from spotkeeper_agent.job.logs import LAUNCHER_LOG
 
 TERM_S = 1.0  # real; SIGTERM comes this long before the deadline, or a fifth of the time left if that is less
 LINGER_S = 2.0  # real; after its workers ended, torchrun would wait minutes for peers that do not come

@@ -1,25 +1,33 @@
-"""Pipes a worker's output into its log file and keeps that file short while it grows.
+"""Pipes a worker's output into the node's complete log, and into its log file, which is kept short while it grows.
 
-The log files lie in memory (``/run``), beside files that job and agent must be able to write. A loop that prints a
-gigabyte a second would fill this memory before any periodic check. A small process per worker, the *output worker*,
-reads the pipe; if it is killed, its parent starts another one. Before the launcher ends these processes, it lets
-them read the pipe to its end. Standard library only; Linux only.
+The log files lie in memory (``/run``), beside files that job and agent must be able to write; the complete log goes to
+the spool on the boot disk (``spool.py``). A loop that prints a gigabyte a second would fill both before any periodic
+check. A small process per worker, the *output worker*, reads the pipe; if it is killed, its parent starts another one.
+Before the launcher ends these processes, it lets them read the pipe to its end. Standard library only; Linux only.
 """
 
 from __future__ import annotations
 
+import sys
+
+if not __package__:  # run as a file, as in ``host.py``
+    sys.path[:0] = [__file__.rsplit("/", 3)[0]]
+
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
 import stat
-import sys
 from pathlib import Path
 
-KEPT_BYTES = 64 << 20  # kept at the end of each file; until the next cut, up to twice as much
+from spotkeeper_agent.launcher.spool import Spool
+
+KEPT_BYTES = 4 << 20  # kept at the end of each file; until the next cut, up to twice as much
 NAME = "sk-output"  # the process's name in /proc/<pid>/comm
-_PIECE = 64 << 10  # the size of a pipe's buffer
+_PIPE = 256 << 10  # a pipe's size: what a worker can print while its output worker does something else
+_PIECE = 64 << 10
 _PR_SET_NAME = 15
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -48,6 +56,9 @@ def bound() -> None:
     if not files:
         return
     pipes = {fd: os.pipe() for fd in files}
+    for _, write in pipes.values():
+        with contextlib.suppress(OSError):  # the user's pipes have their most together: 64 KB serve too
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE)
     if _start([(read, fd) for fd, (read, _) in pipes.items()]):
         for fd, (_, write) in pipes.items():
             os.dup2(write, fd)
@@ -60,7 +71,7 @@ def _start(pairs: list[tuple[int, int]]) -> bool:
     """Start the output worker in a new interpreter. That takes 10 ms; two forks of a process with torch take 60 ms."""
     for read, _ in pairs:
         os.set_inheritable(read, True)
-    words = [str(KEPT_BYTES), *(f"{read}:{fd}" for read, fd in pairs)]
+    words = [str(KEPT_BYTES), *(f"{read}:{fd}:{'oe'[fd - 1]}" for read, fd in pairs)]
     try:
         child = os.posix_spawn(sys.executable, [sys.executable, "-BIS", __file__, *words], os.environ)
     except OSError:
@@ -78,44 +89,49 @@ def is_output_worker(pid: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Start the output worker. Arguments: ``KEPT_BYTES READ:FILE...``, where READ and FILE are descriptors.
+    """Start the output worker. Arguments: ``KEPT_BYTES READ:FILE:STREAM...``, where READ and FILE are descriptors.
 
     Returns at once, so the output worker becomes the launcher's child, and user code never waits for its end."""
     kept = int(words[0])
-    files = {int(read): int(fd) for read, _, fd in (word.partition(":") for word in words[1:])}
+    streams = [word.split(":") for word in words[1:]]
+    files = {int(read): (int(fd), stream.encode()) for read, fd, stream in streams}
     ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
     if os.fork() == 0:
         _supervise(files, kept)
 
 
-def _supervise(files: dict[int, int], kept: int) -> None:
-    """Have a child process copy the pipes to the log files; if the child is killed, start another. Never returns.
+def _supervise(files: dict[int, tuple[int, bytes]], kept: int) -> None:
+    """Have a child process copy the pipes; if the child is killed, start another. Never returns.
 
-    Between two children this process keeps the pipes open: a print into a pipe without a reader would crash the job.
-    Bytes that a killed child had read but not written, at most 64 KB, are lost.
+    ``files``: the log file and the stream of each pipe. Between two children this process keeps the pipes open: a print
+    into a pipe without a reader would crash the job. A killed child loses what it had read but not written: at most
+    64 KB of the file, and a second of the complete log, which says so.
     """
     try:
-        _close_all_but({*files, *files.values()})
+        _close_all_but({*files, *(fd for fd, _ in files.values())})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # these signals are meant for the workers
+        killed = False
         while True:
             child = os.fork()
             if child == 0:
-                _copy(files, kept)
+                _copy(files, kept, killed=killed)
             if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
                 break
+            killed = True
     finally:
         os._exit(0)
 
 
-def _copy(files: dict[int, int], kept: int) -> None:
-    """Copy each pipe to its log file until all writers have closed the pipes. Never returns."""
+def _copy(files: dict[int, tuple[int, bytes]], kept: int, *, killed: bool) -> None:
+    """Copy each pipe to its log file and to the spool until all writers have closed the pipes. Never returns."""
     try:
-        sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd in files.values()}
+        spool = Spool.of(os.environ, killed=killed)
+        sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd, _ in files.values()}
         holes = dict(sizes)  # each file's size when its space was last freed
         while files:
-            for read in select.select(list(files), [], [])[0]:
-                fd = files[read]
+            for read in select.select(list(files), [], [], spool.wait_s() if spool else None)[0]:
+                fd, stream = files[read]
                 piece = os.read(read, _PIECE)
                 if not piece:
                     del files[read]
@@ -125,6 +141,12 @@ def _copy(files: dict[int, int], kept: int) -> None:
                 if sizes[fd] - holes[fd] >= kept:
                     holes[fd] = sizes[fd]
                     keep_end(fd, sizes[fd], kept)
+                if spool is not None:
+                    spool.add(stream, piece)
+            if spool is not None:
+                spool.tick()
+        if spool is not None:
+            spool.end()
     finally:
         os._exit(0)
 

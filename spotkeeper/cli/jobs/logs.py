@@ -1,127 +1,138 @@
-"""``logs``: prints the log of one node or of all, once or while it grows."""
+"""``logs``: prints the complete log of a job, once or while it grows."""
 
 from __future__ import annotations
 
 import re
-import shlex
+import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
+from datetime import datetime, timezone
+from types import FrameType
 
-from msgspec import Struct
-
-from spotkeeper.cli.output import emit, emit_line, note, say
+from spotkeeper.cli.output import emit_line, note, say
 from spotkeeper.cli.stack import open_stack
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.logs import News, check_node, heading, log_data, log_gens, no_log
-from spotkeeper.client.target import Target
-from spotkeeper.contract.names import vm_name
+from spotkeeper.client.log_lines import LogLine, NodeLines, in_order
+from spotkeeper.client.logs import check_node, heading, no_log
+from spotkeeper.clock import Clock
+from spotkeeper.contract.job import span_s
 from spotkeeper.contract.record import Phase, Record
-from spotkeeper.contract.uploads import LogPart
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume
+from spotkeeper_agent.launcher.spool import size
 
-EVERY_S = 1.0  # real
-ALL = "all"
-_NODE = re.compile(r"node (\d+) \(([^)]+)\)")
-
-
-class LogText(Struct, frozen=True):
-    """A piece of a node's log, as ``--json`` prints it."""
-
-    job: str
-    node: int
-    gen: int
-    text: str
+EVERY_S = 2.0  # real
+GREP_S = 2.0  # real; for one line, which is at most 128 KB long
 
 
-def run(job: str, word: str, gen: int | None, stack: str | None, *, follow: bool, as_json: bool) -> None:
-    """Print the log of a node or of all nodes. ``word``: the node's number, or ``all``.
+class Pattern:
+    """A regular expression. A line that takes it longer than ``GREP_S`` ends the command: some would take years."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._found = re.compile(text).search
+        except re.error as error:
+            raise CliError(f"--grep {text}: no regular expression: {error}", Exit.USAGE) from None
+        self._text = text
+        signal.signal(signal.SIGALRM, self._too_long)
+
+    def _too_long(self, number: int, frame: FrameType | None) -> None:
+        said = f"--grep {self._text}: takes more than {GREP_S:g} s for one line"
+        raise CliError(said, Exit.USAGE, "a pattern without repetitions of repetitions")
+
+    def found(self, line: str) -> bool:
+        signal.setitimer(signal.ITIMER_REAL, GREP_S)
+        try:
+            return self._found(line) is not None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def run(
+    job: str,
+    stack: str | None,
+    *,
+    node: int | None = None,
+    gen: int | None = None,
+    since: str | None = None,
+    grep: str | None = None,
+    follow: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print the log of a node, or of all.
 
     Raises:
-        CliError: no such job or node; or no log yet, unless ``follow``.
+        CliError: no such job or node; no log yet, unless ``follow``; a bad ``since`` or ``grep``.
     """
-    node = wanted(word)
+    pattern = Pattern(grep) if grep is not None else None
     target, store = open_stack(stack)
     record = lookup.find_job(store, job)
-    nodes = _nodes(record, node)
-    news = News()
+    if node is not None:
+        check_node(record, node)
+    nodes = range(max(1, len(record.nodes))) if node is None else [node]
+    begins = _ms_before(since, target.clock)
+    logs = [NodeLines(store, record.job, each, gen, begins) for each in nodes]
+    headed: set[int] = set()  # generations whose heading is printed
+
+    def read() -> None:
+        for line in in_order(logs):
+            if pattern is not None and not pattern.found(line.text):
+                continue
+            if as_json:
+                emit_line(line)
+                continue
+            if line.gen not in headed:
+                headed.add(line.gen)
+                note(heading(store, record, line.gen))
+            say(shown(line, target.clock), log=True)
+
     if follow:
-        _follow(store, record, nodes, gen, news, as_json)
+        follow_until(read, lambda: _complete(store, record.job))
         record = lookup.find_job(store, record.job)
     else:
-        _once(store, record, nodes, gen, news, as_json, every=node is None)
+        _check_there(record, logs, node, gen)
+        read()
     if not as_json:
-        for title, part in news.gaps.items():
-            _note_where(target, record, title, part)
-    if follow or not as_json:
+        for log in logs:
+            if deleted := log.deleted():
+                note(f"node {log.node}: the oldest {size(deleted)} of its log are deleted (`logs.keep_mb`)")
         _note_hold(record)
 
 
-def wanted(word: str) -> int | None:
-    """Return the node that ``--node`` names; None for ``all``; CliError for any other word."""
-    if word == ALL:
-        return None
-    if not (word.isascii() and word.isdecimal() and len(word) < 10):
-        raise CliError(f"--node {word}: must be the number of a node, or {ALL}", Exit.USAGE)
-    return int(word)
+def shown(line: LogLine, clock: Clock) -> str:
+    """Return a line as text: its time in the stack's clock (UTC), its node, and where it is from if not rank 0."""
+    at = datetime.fromtimestamp(clock.now() - (time.time() - line.at / 1000) * clock.scale, timezone.utc)
+    rank = f".{line.local_rank}" if line.local_rank else ""
+    source = "" if line.source in ("stdout", "stderr") else f" {line.source}"
+    return f"{at:%Y-%m-%dT%H:%M:%SZ} node {line.node}{rank}{source}: {line.text}"
 
 
-def _nodes(record: Record, node: int | None) -> list[int]:
-    if node is None:
-        return list(range(max(1, len(record.nodes))))
-    check_node(record, node)
-    return [node]
+def _ms_before(since: str | None, clock: Clock) -> int:
+    """Return the real unix ms of a span before now."""
+    if since is None:
+        return 0
+    try:
+        return round((time.time() - clock.real_s(span_s(since))) * 1000)
+    except ValueError as error:
+        raise CliError(f"--since {since}: {error}", Exit.USAGE) from None
 
 
-def _once(
-    store: Store, record: Record, nodes: list[int], gen: int | None, news: News, as_json: bool, *, every: bool
+def _check_there(record: Record, logs: list[NodeLines], node: int | None, gen: int | None) -> None:
+    gens = sorted({chunk[0] for log in logs for chunk in log.chunks()})
+    whose = f"node {node}" if node is not None else "the job"
+    if gens and gen is not None and gen not in gens:
+        remedy = f"generations with a log: {', '.join(map(str, gens))}"
+        raise CliError(f"{record.name}: {whose} has no log of generation {gen}", Exit.MISSING, remedy)
+    if not gens:
+        several = node is not None and len(record.nodes) > 1
+        raise no_log(record, f"{whose} has no log", "all nodes' logs: without --node" if several else "")
+
+
+def follow_until(
+    read: Callable[[], None], over: Callable[[], bool], wait: Callable[[float], None] = time.sleep
 ) -> None:
-    if every:  # print one generation only: a node that left the gang has only older logs
-        gens = {node: log_gens(store, record, node) for node in nodes}
-        if not any(gens.values()):
-            raise no_log(record, "no node has a log")
-        newest = max((of[-1] for of in gens.values() if of), default=None) if gen is None else gen
-        nodes = [node for node in nodes if newest in gens[node]] or nodes[:1]
-        gen = newest
-    texts = []
-    for node in nodes:
-        found, data = log_data(store, record, node, gen)
-        texts.append(LogText(record.job, node, found, news.of((node, found), data)))
-    if as_json:
-        emit(texts if every else texts[0], as_json, "")
-    else:
-        say("\n".join(one.text.rstrip("\n") for one in texts), log=True)
-
-
-def _follow(store: Store, record: Record, nodes: list[int], gen: int | None, news: News, as_json: bool) -> None:
-    """Print new output until the log is complete; a node may have no log yet."""
-    headed: set[int] = set()  # generations whose heading is printed
-    ended = True  # whether the last printed line is complete
-
-    def read() -> None:
-        nonlocal ended
-        for node in nodes:
-            if not log_gens(store, record, node):
-                continue
-            found, data = log_data(store, record, node, gen)
-            text = news.of((node, found), data)
-            if as_json and text:
-                emit_line(LogText(record.job, node, found, text))
-            if as_json or not text:
-                continue
-            if found not in headed:
-                headed.add(found)
-                note(heading(store, record, found))
-            say("\n" + text if text.startswith("--- ") and not ended else text, end="", log=True)
-            ended = text.endswith("\n")
-
-    follow(read, lambda: _complete(store, record.job))
-
-
-def follow(read: Callable[[], None], over: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> None:
-    """Call ``read`` every second until ``over`` is true, and once more after that."""
+    """Call ``read`` again and again until ``over`` is true, and once more after that."""
     while True:
         last = over()
         read()
@@ -135,20 +146,6 @@ def _complete(store: Store, job: str) -> bool:
     record = lookup.find_job(store, job)
     waits = record.hold_ends is not None and not lookup.resume_waits(store, record)
     return record.outcome is not None or waits
-
-
-def _note_where(target: Target, record: Record, title: str, part: LogPart) -> None:
-    """Print where the rest of a log is, or that it is lost; nothing if its file is on this machine (local cloud)."""
-    found = _NODE.match(title)
-    if found is None or (target.local is not None and Path(part.path).exists()):
-        return
-    node, machine = int(found[1]), found[2]
-    slot = record.nodes[node].cur if node < len(record.nodes) else None
-    gone = slot is None or machine != (slot.machine or vm_name(target.stack, record.job, node, slot.attempt))
-    if slot is None or gone or target.local is not None:
-        note(f"the rest of the log is lost, since {machine} no longer belongs to the job")
-        return
-    note(f"the whole log: spotkeeper ssh {shlex.quote(record.name)} --node {node} -- cat {shlex.quote(part.path)}")
 
 
 def _note_hold(record: Record) -> None:

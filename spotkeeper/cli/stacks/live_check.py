@@ -29,13 +29,13 @@ from spotkeeper.cli.stack import open_stack
 from spotkeeper.cli.stacks import live
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.log_lines import NodeLines
 from spotkeeper.client.target import Target, notify
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.names import vm_name
 from spotkeeper.contract.record import Phase, Record, SlotState
 from spotkeeper.contract.stack import Model, PoolState, StackState
-from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 
 PROBE = Path(__file__).with_name("live_probe.py")
@@ -301,9 +301,9 @@ def _fenced(probe: Probe) -> str:
 
 
 def _said(probe: Probe) -> str | None:
-    data = probe.store.get(paths.log(probe.job, 0, probe.record().gen)) or b""
-    found = re.search(rb"live-check: (\{.*\})", data)
-    return found[1].decode() if found else None
+    lines = NodeLines(probe.store, probe.job, 0, probe.record().gen).read()
+    found = (re.search(r"live-check: (\{.*\})", line.text) for line in lines)
+    return next((each[1] for each in found if each), None)
 
 
 def _saves(probe: Probe) -> str:

@@ -206,6 +206,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
         hang=_hang(spec),
+        log_bytes=(spec.logs.keep_mb << 20) // size.max,
         mirror=MirrorRun(60.0 * mirror.every_min, 1e6 * mirror.mb_s) if mirror is not None else None,
     )
 

@@ -19,6 +19,7 @@ import pytest
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import DocState, JobRun, Role, SyncReply
 from spotkeeper.train.agent_link.control import Control, ControlError
+from tests.agent.chunks import complete_log
 from tests.agent.fakes import JOB, Fake, Machine, command_of, document, environ_of, source, wait_until
 from tests.agent.jobs import GANG, LAUNCHER, OBEDIENT, SPOILS
 
@@ -72,6 +73,8 @@ def test_hello_waits_for_a_warm_launcher_then_runs_saves_and_powers_off(fake: Fa
     assert vm.agent.wait(10) == 0
     assert vm.processes() == [], vm.processes()
     assert "hello from 0 of 1" in fake.objects[f"jobs/{JOB}/logs/0/1.log"].decode()
+    said = complete_log(fake.objects, JOB, 0, 1).splitlines()
+    assert [line for line in said if "hello from" in line] == ["0o hello from 0 of 1"]
 
 
 def test_a_new_generation_starts_warm_and_reports_the_disks_checkpoints(fake: Fake, machine: Make) -> None:
@@ -204,6 +207,7 @@ def test_a_restarted_agent_adopts_its_job_and_sends_unsent_facts(fake: Fake, mac
     notice = fake.wait_fact(vm.uid, Kind.NOTICE, 1)
     wait_until(lambda: '"job.adopt"' in vm.log())
     fake.wait(lambda: b"hello from 0" in fake.objects.get(f"jobs/{JOB}/logs/0/1.log", b""))  # its log goes on as well
+    fake.wait(lambda: complete_log(fake.objects, JOB, 0, 1).count("hello from 0") == 1)
     assert vm.boot == boot, "the same boot: no new member"
     assert [fact for fact in fake.kinds(vm.uid) if fact[0] == "notice"] == [("notice", 1, notice.value)]
     vm.serve(document(2, 1, (vm.member(),), DocState.SAVE_STOP, deadline=time.time() + 20), obedient(vm))

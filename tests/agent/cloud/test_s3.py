@@ -6,13 +6,14 @@ import hashlib
 import io
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from spotkeeper.clock import Clock
 from spotkeeper_agent.cloud import s3
 from spotkeeper_agent.cloud.ec2 import Ec2
-from spotkeeper_agent.cloud.storage import Bucket, MissingError, StorageError, Stored
+from spotkeeper_agent.cloud.storage import Bucket, HashedPart, MissingError, StorageError, Stored
 from tests.agent.cloud import aws
 from tests.agent.cloud.aws import MIN_PART, S3Server, keys_of
 from tests.agent.cloud.imds import Imds, instance
@@ -63,6 +64,20 @@ def test_written_objects_are_read_back(bucket: Bucket, s3_server: S3Server, name
     assert bucket.find(name) == Stored(5, md5(b"line\n"))
     assert bucket.send(name, Sized(SMALL)) == bucket.find(name) == Stored(len(SMALL), md5(SMALL))
     assert b"".join(bucket.read(name)) == SMALL
+    assert s3_server.refused == []
+
+
+def test_a_part_that_is_hashed_first_is_sent_in_pieces_and_deleted(
+    bucket: Bucket, s3_server: S3Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "chunk"
+    path.write_bytes(SMALL * 50_000)
+    with path.open("rb") as file:
+        assert bucket.send("logs/x", HashedPart(file, 300_000)) == Stored(300_000, md5((SMALL * 50_000)[:300_000]))
+    assert s3_server.content("logs/x") == (SMALL * 50_000)[:300_000]
+    for _ in range(2):
+        bucket.delete("logs/x")
+        assert bucket.find("logs/x") is None
     assert s3_server.refused == []
 
 

@@ -15,9 +15,11 @@ from spotkeeper.contract import uploads
 from spotkeeper.contract.redact import redact
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.job import failures, logs
+from spotkeeper_agent.job.chunks import LAUNCHER_LOG, NodeRun
 from spotkeeper_agent.launcher import output
 
 QUIET = Log(write=lambda _: None)
+RUN = NodeRun("abcdefgh", 0, 1)
 
 
 def test_an_undecodable_folder_name_does_not_stop_log_uploads(tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_uploaded_logs_are_bounded_ends(tmp_path: Path) -> None:
         home.mkdir(parents=True)
         (home / "stdout.log").write_bytes(b"o" * (1 << 20) + f"end {node}".encode())
         (home / "stderr.log").write_bytes(f"trouble {node}".encode())
-    (tmp_path / logs.LAUNCHER_LOG).write_bytes(b"torchrun says")
+    (tmp_path / LAUNCHER_LOG).write_bytes(b"torchrun says")
     text = logs.collect(tmp_path, "why").decode()
     assert len(text) < 3 * logs.TAIL_BYTES
     order = ["torchrun says", "local rank 0, stdout", "end 0", "end 1", "trouble 0", "trouble 1", "why"]
@@ -87,15 +89,15 @@ def test_a_job_that_prints_for_weeks_does_not_fill_the_machines_memory(
     monkeypatch.setattr(output, "KEPT_BYTES", 1 << 20)
     path = tmp_path / "logs/x/attempt_0/0/stdout.log"
     path.parent.mkdir(parents=True)
-    (tmp_path / logs.LAUNCHER_LOG).symlink_to(path)  # what is no log of ours is not touched
+    (tmp_path / LAUNCHER_LOG).symlink_to(path)  # what is no log of ours is not touched
     uploads: list[bytes] = []
     bucket: Any = SimpleNamespace(write=lambda _, content: uploads.append(content))
-    uploader = logs.Uploader(bucket, Clock(), QUIET)
+    uploader = logs.Uploader(bucket, tmp_path / "chunks", Clock(), QUIET)
     with path.open("wb") as job:
         for number in range(8):
             job.write(b"%07d\n" % number * (1 << 17))
             job.flush()
-            uploader._upload(logs.Task("log", tmp_path), b"")
+            uploader._upload(logs.Task(RUN, tmp_path), b"")
     assert path.stat().st_size == 8 << 20, "its writer goes on where it was"
     assert path.stat().st_blocks * 512 <= 3 << 20
     assert path.read_bytes().endswith(b"0000006\n" + b"0000007\n" * (1 << 17))
@@ -109,13 +111,13 @@ def test_invalid_exit_files_and_missing_folders_are_ignored(tmp_path: Path, monk
     (tmp_path / "exit.1").write_text("9" * 4000)
     assert all(0 <= code < 256 for code in failures.exit_codes(tmp_path)), "a longer number makes no fact"
     assert b"its last words" in logs.collect(tmp_path)
-    uploader = logs.Uploader(Any, Clock(), QUIET)  # type: ignore[arg-type]
+    uploader = logs.Uploader(Any, tmp_path / "chunks", Clock(), QUIET)  # type: ignore[arg-type]
 
     def gone(*_: object) -> bytes:
         raise FileNotFoundError("logs/x")
 
     monkeypatch.setattr(logs, "collect", gone)
-    assert uploader._upload(logs.Task("log", tmp_path), b"sent") == b"sent"
+    assert uploader._upload(logs.Task(RUN, tmp_path), b"sent") == b"sent"
 
 
 def test_a_failed_jobs_log_ends_with_the_first_failure(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_a_failed_jobs_log_ends_with_the_first_failure(tmp_path: Path) -> None:
         (home / "stderr.log").write_text(words)
     for at, node in enumerate((1, 0, 10)):  # 2 goes on
         (tmp_path / f"error.{node}").write_text(json.dumps({"at": at, "follows": node != 0}))
-    (tmp_path / logs.LAUNCHER_LOG).write_text(TORCHRUN)
+    (tmp_path / LAUNCHER_LOG).write_text(TORCHRUN)
     text = logs.collect(tmp_path).decode()
     assert text.endswith("ValueError: the data is wrong")
     assert "failed (exitcode: 1) local_rank: 0" in text
@@ -135,5 +137,5 @@ def test_a_failed_jobs_log_ends_with_the_first_failure(tmp_path: Path) -> None:
 
 def test_torchruns_own_errors_are_kept_whole(tmp_path: Path) -> None:
     trouble = 'Traceback (most recent call last):\n  File "x"\ntorch.distributed.DistNetworkError: EADDRINUSE'
-    (tmp_path / logs.LAUNCHER_LOG).write_text(trouble)
+    (tmp_path / LAUNCHER_LOG).write_text(trouble)
     assert trouble in logs.collect(tmp_path).decode()

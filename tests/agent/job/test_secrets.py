@@ -14,7 +14,8 @@ from spotkeeper.contract.generation import JobRun
 from spotkeeper_agent.cloud.identity import IdentityError, IdentityServer
 from spotkeeper_agent.core.events import Event, Failed, HelperThread, SecretsRead
 from spotkeeper_agent.core.log import Log
-from spotkeeper_agent.job.logs import LAUNCHER_LOG, collect
+from spotkeeper_agent.job.chunks import LAUNCHER_LOG
+from spotkeeper_agent.job.logs import collect
 from spotkeeper_agent.job.prepare import TRIES, JobSecrets
 from tests.agent.fakes import JOB, Fake, Machine, document, source, wait_until
 
@@ -99,11 +100,6 @@ def test_refused_secrets_are_reported_after_a_few_tries_and_retried_by_the_next_
     given.retry()
     given.prepare(REFERENCES)
     assert isinstance(helper.events[-1], SecretsRead)
-
-
-def test_short_secrets_do_not_redact_ordinary_log_text() -> None:
-    redact.learn(["", "1", "abc", "two\nlines of it"])
-    assert redact.hide(b"1 abc: lines of it, two") == b"1 abc: ***********, two"
 
 
 ASKS = """

@@ -13,7 +13,8 @@ from spotkeeper.contract.generation import JobRun, Member
 from spotkeeper.train.agent_link.control import NAME, Control, RunPhase, RunResult, write_result
 from spotkeeper_agent.core import settings
 from spotkeeper_agent.core.log import Log
-from spotkeeper_agent.job import launch_spec, logs, supervisor
+from spotkeeper_agent.job import launch_spec, supervisor
+from spotkeeper_agent.job.chunks import LAUNCHER_LOG
 from spotkeeper_agent.job.supervisor import Ending, Supervisor
 from tests.agent.fakes import document
 
@@ -95,7 +96,7 @@ def test_a_script_that_always_starts_over_is_warned_in_its_log(
     one.start(document(1, gen, (Member(0, 1, "1", "b", "127.0.0.1", 1),)), run, node)
     assert one.child is not None
     one.child.control.state = state
-    log, steady = one.child.folder / logs.LAUNCHER_LOG, time.monotonic
+    log, steady = one.child.folder / LAUNCHER_LOG, time.monotonic
     one.tick()
     assert not log.exists(), "it imports"
     monkeypatch.setattr(time, "monotonic", lambda: steady() + 20.0)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from spotkeeper_agent.core import settings
+from spotkeeper_agent.launcher import spool
+from tests.agent.chunks import unpacked
 from tests.agent.fakes import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -38,8 +40,10 @@ print("the last line", flush=True)
 
 def test_an_output_worker_that_is_killed_is_replaced_and_no_print_fails(tmp_path: Path) -> None:
     """Each print raised BrokenPipeError, and the job had crashed."""
-    log = tmp_path / "log"
-    env = os.environ | {"PYTHONPATH": f"{settings.job_path()}:{ROOT}"}
+    log, there = tmp_path / "log", tmp_path / "spool"
+    there.mkdir()
+    secret = {"TOKEN": "the last", spool.SECRETS: "TOKEN"}
+    env = os.environ | {"PYTHONPATH": f"{settings.job_path()}:{ROOT}", spool.FOLDER: str(there), **secret}
     with log.open("wb") as out:
         done = subprocess.run(
             [sys.executable, "-c", WORKER, str(log)],
@@ -54,6 +58,14 @@ def test_an_output_worker_that_is_killed_is_replaced_and_no_print_fails(tmp_path
     lines = log.read_text().splitlines()
     assert [line[:6] for line in lines] == ["line 0", "line 1", "line 2", "the la"]
     assert all(len(line) == len("line 0 ") + 100_000 for line in lines[:3])
+    wait_until(lambda: "0o ******** line" in spooled(there))
+    said = [line for line in spooled(there) if line.startswith("n ")]
+    assert said == ["n the output worker was killed: up to a second of output is missing here"] * 3
+
+
+def spooled(folder: Path) -> list[str]:
+    text = b"".join(unpacked(path.read_bytes()) for path in sorted(folder.glob("*.gz")))
+    return [line[14:] for line in text.decode().splitlines()]
 
 
 LOUD = """

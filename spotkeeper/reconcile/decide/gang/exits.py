@@ -227,13 +227,13 @@ def _verdict(draft: Draft, reported: Hung, answers: dict[int, StacksAnswer]) -> 
     since = f"no step after {reported.step} for {max(0.0, draft.now - reported.since):.0f} s"
     bad = sorted(index for index, answer in answers.items() if answer.word in _BAD)
     victims = [index for index, answer in answers.items() if answer.word is WorkerState.WAITS]
-    logs = f"Stacks: spotkeeper logs {record.name} --gen {record.gen} --node "
+    logs = f"Stacks: spotkeeper logs {record.name} --generation {record.gen}"
     if not bad:
         waits = "every node waits for the others" if len(victims) == len(answers) > 1 else "the job hangs"
         node = min(answers) if len(answers) == 1 else None
-        return node, (f"{waits}: {since}. {logs}{'all' if node is None else node}")
+        return node, (f"{waits}: {since}. {logs}{'' if node is None else f' --node {node}'}")
     who = f"node {bad[0]} hangs" if len(bad) == 1 else f"nodes {', '.join(map(str, bad[:8]))} hang"
     if len(bad) == 1 and answers[bad[0]].local_rank:
         who = f"local rank {answers[bad[0]].local_rank} of {who}"
     waits = ", and the others wait for it" if len(bad) == 1 and victims else ""
-    return bad[0], (f"{who}: {since}{waits}. {logs}{bad[0] if len(bad) == 1 else 'all'}")
+    return bad[0], (f"{who}: {since}{waits}. {logs}{f' --node {bad[0]}' if len(bad) == 1 else ''}")

@@ -1,0 +1,250 @@
+"""Spools a worker's whole output on disk: stamped lines without secrets, compressed, bounded in rate and size.
+
+The agent makes a spool folder on the boot disk for each generation (``SPOTKEEPER_SPOOL``), takes the files out of it,
+and uploads them (``job/chunks.py``). Each file is one gzip member of whole lines::
+
+    <unix ms> <local rank>o TEXT        a line of standard output; ``e``: of standard error
+    <unix ms> n TEXT                    a note of Spotkeeper's, such as how much output is missing here
+
+A file appears by rename, so the agent never meets half of one. The workers of a node share its rate: what they print
+beyond it is counted and dropped, as is everything while the folder or the disk is full. Printing never waits for the
+disk or the bucket. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+FOLDER, SECRETS = "SPOTKEEPER_SPOOL", "SPOTKEEPER_SECRETS"  # variables: the folder; names of the secrets' variables
+RATE = 2e6  # bytes per second that the log of a node takes, as printed
+BURST_S = 4.0  # a node may print so many seconds' bytes at once
+AGAIN_S = 1.0  # output is taken again once this much of the burst is free, so that pieces are not tiny
+FILE_BYTES = 256 << 10  # of a file's text; compressed it is hardly ever larger
+FLUSH_S = 1.0  # a file is written at latest so long after its first line
+IDLE_S = 4.0  # an unfinished line is written after so long without a new byte
+LINE_BYTES = 32 << 10  # a longer line is cut
+SPOOL_BYTES, SPOOL_FILES = 64 << 20, 4000  # in the folder
+FREE_BYTES, FREE_SHARE = 1 << 30, 0.05  # the spool leaves this much of its disk free, or this share if that is less
+SHORTEST = 4  # characters; a shorter value would be part of many ordinary words
+NOTE = b"n"
+RATE_FILE = "rate"
+
+
+def hide(content: bytes, secrets: Iterable[str]) -> bytes:
+    """Replace secrets by as many stars, so that byte positions stay valid."""
+    for value in sorted(secrets, key=len, reverse=True):
+        content = content.replace(value.encode(), b"*" * len(value.encode()))
+    return content
+
+
+def lines_of(values: Iterable[str]) -> set[str]:
+    """Return what to hide of secret values: each line by itself, since output is searched line by line."""
+    return {line for value in values for line in value.splitlines() if len(line) >= SHORTEST}
+
+
+def packed(at: float, source: bytes, text: bytes) -> bytes:
+    """Return lines as one gzip member. ``at``: unix seconds; ``text``: whole lines, the last without its end."""
+    gzip = zlib.compressobj(1, wbits=31)
+    return gzip.compress(stamped(at, source, text)) + gzip.flush()
+
+
+def stamped(at: float, source: bytes, text: bytes) -> bytes:
+    stamp = b"%013d %s " % (at * 1000, source)
+    return stamp + text.replace(b"\n", b"\n" + stamp) + b"\n"
+
+
+def size(count: int) -> str:
+    """Format a number of bytes: ``512 bytes``, ``17.2 KB``, ``1.2 MB``; a KB has 1,000 bytes."""
+    for unit, of in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if count >= of:
+            return f"{count / of:.1f} {unit}"
+    return f"{count} byte" + ("" if count == 1 else "s")
+
+
+def has_room(folder: Path | str) -> bool:
+    """Return whether the folder's disk has more free space than the logs must leave."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize > min(FREE_BYTES, FREE_SHARE * disk.f_blocks * disk.f_frsize)
+
+
+class Rate:
+    """The rate that all workers of a node share (the generic cell rate algorithm).
+
+    One number in a file says until when the bytes that were taken fill the rate. It is read and written without a lock,
+    which a job could hold for ever: two workers at the same instant may take a piece more. A job can only spoil its own
+    log with this file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / RATE_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+        self._full = False
+
+    def take(self, count: int) -> bool:
+        now = time.monotonic()
+        known = os.pread(self._file, 8, 0)
+        until = struct.unpack("d", known)[0] if len(known) == 8 else now
+        if not now < until < now + 2 * BURST_S:  # idle; or from before a reboot, or no number
+            until = now
+        self._full = until - now > BURST_S - (AGAIN_S if self._full else 0.0)
+        if self._full:
+            return False
+        os.pwrite(self._file, struct.pack("d", until + count / RATE), 0)
+        return True
+
+
+class Spool:
+    """One worker's lines on their way into the folder. ``killed``: this process replaces one that was killed."""
+
+    def __init__(self, folder: Path, rank: bytes, secrets: Iterable[str], *, killed: bool = False) -> None:
+        self._folder, self._rank = folder, rank
+        self._secrets = sorted(secrets, key=len, reverse=True)
+        self._back = max((len(value.encode()) for value in self._secrets), default=1) - 1
+        self._rate = Rate(folder)
+        self._unfinished: dict[bytes, bytes] = {}  # by stream: the beginning of a line
+        self._cut: set[bytes] = set()  # streams of which the beginning of a line was dropped
+        self._left_out: dict[str, list[int]] = {}  # by reason: bytes and lines since the last note
+        self._noted: dict[str, list[int]] = {}  # the same, noted in the file that is not written yet
+        self._gzip, self._packed, self._size, self._lines = _gzip(), b"", 0, 0
+        self._began = self._heard = 0.0  # monotonic: when the first line was taken, and when the last byte came
+        self._files = 0
+        if killed:
+            self._take(NOTE, b"the output worker was killed: up to a second of output is missing here")
+            self._flush()
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], *, killed: bool) -> Spool | None:
+        """Return the spool that a worker's variables name; None without one: then only the end of a log is kept."""
+        folder, rank = environ.get(FOLDER), environ.get("LOCAL_RANK", "0")
+        if not folder:
+            return None
+        secrets = lines_of(environ.get(name, "") for name in environ.get(SECRETS, "").split())
+        with contextlib.suppress(OSError):
+            return cls(Path(folder), rank.encode(), secrets, killed=killed)
+        return None
+
+    def add(self, stream: bytes, piece: bytes) -> None:
+        """Take a piece of output. ``stream``: ``o`` or ``e``."""
+        self._heard = time.monotonic()
+        if not self._rate.take(len(piece)):
+            self._drop("more than 2 MB/s", len(piece) + len(self._unfinished.pop(stream, b"")), piece.count(b"\n"))
+            (self._cut.discard if piece.endswith(b"\n") else self._cut.add)(stream)
+            return
+        if stream in self._cut:
+            end = piece.find(b"\n") + 1
+            self._drop("more than 2 MB/s", end or len(piece), 1 if end else 0)
+            if not end:
+                return
+            self._cut.discard(stream)
+            piece = piece[end:]
+        text = self._unfinished.pop(stream, b"") + piece
+        last = text[-1:] if text.endswith(b"\r") else b""  # the first byte of \r\n, or the end of a progress bar
+        body, ended, rest = _lines(text.removesuffix(b"\r")).rpartition(b"\n")
+        if ended:
+            self._take(self._rank + stream, hide(body, self._secrets))
+        if len(rest) > LINE_BYTES:
+            # Keep back what may be the beginning of a secret.
+            rest = hide(rest, self._secrets)
+            cut = len(rest) - self._back
+            self._take(self._rank + stream, rest[:cut])
+            rest = rest[cut:]
+        if rest or last:
+            self._unfinished[stream] = rest + last
+
+    def wait_s(self) -> float | None:
+        """Return in how many seconds :meth:`tick` is due; None: with the next piece."""
+        now = time.monotonic()
+        due = [self._began + FLUSH_S] if self._size or self._left_out else []
+        due += [self._heard + IDLE_S] if self._unfinished else []
+        return max(0.0, min(due) - now) if due else None
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self._unfinished and now >= self._heard + IDLE_S:
+            self._finish_lines()
+        if (self._size or self._left_out) and now >= self._began + FLUSH_S:
+            self._flush()
+
+    def end(self) -> None:
+        self._finish_lines()
+        self._flush()
+
+    def _finish_lines(self) -> None:
+        for stream in list(self._unfinished):
+            text = self._unfinished.pop(stream).removesuffix(b"\r")
+            self._take(self._rank + stream, hide(text, self._secrets))
+
+    def _drop(self, why: str, count: int, lines: int) -> None:
+        if not self._size and not self._left_out:
+            self._began = time.monotonic()
+        of = self._left_out.setdefault(why, [0, 0])
+        of[0] += count
+        of[1] += lines
+
+    def _take(self, source: bytes, text: bytes) -> None:
+        if not self._size and not self._left_out:
+            self._began = time.monotonic()
+        now = time.time()
+        self._packed += self._gzip.compress(self._notes(now) + stamped(now, source, text))
+        self._size += len(text) + 1
+        self._lines += text.count(b"\n") + 1
+        if self._size >= FILE_BYTES:
+            self._flush()
+
+    def _notes(self, now: float) -> bytes:
+        out = b""
+        for why, (count, lines) in self._left_out.items():
+            out += stamped(now, NOTE, f"{size(count)} ({lines} lines) left out here: {why}".encode())
+            noted = self._noted.setdefault(why, [0, 0])
+            noted[:] = noted[0] + count, noted[1] + lines
+        self._left_out = {}
+        return out
+
+    def _flush(self) -> None:
+        notes = self._notes(time.time())
+        data = self._packed + self._gzip.compress(notes) + self._gzip.flush()
+        count, lines, noted = self._size, self._lines, self._noted
+        self._gzip, self._packed, self._size, self._lines, self._noted = _gzip(), b"", 0, 0, {}
+        if not count and not notes:
+            return
+        try:
+            full = not self._has_room()
+            if not full:
+                self._write(data)
+        except OSError:
+            full = True
+        if full:
+            self._left_out = noted
+            self._drop("the disk with the spool is full", count, lines)
+            self._began = time.monotonic()
+
+    def _has_room(self) -> bool:
+        with os.scandir(self._folder) as entries:
+            sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
+        return len(sizes) < SPOOL_FILES and sum(sizes) < SPOOL_BYTES and has_room(self._folder)
+
+    def _write(self, data: bytes) -> None:
+        self._files += 1
+        name = f"{time.time() * 1000:013.0f}-{self._rank.decode()}-{os.getpid()}-{self._files:08d}.gz"
+        beside = self._folder / f".{name}"
+        try:
+            beside.write_bytes(data)
+            beside.rename(self._folder / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+
+
+def _gzip() -> zlib._Compress:
+    return zlib.compressobj(1, wbits=31)
+
+
+def _lines(text: bytes) -> bytes:
+    """Return text in which every line ends with one ``\\n``: a progress bar's ``\\r`` ends a line too."""
+    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in text else text
