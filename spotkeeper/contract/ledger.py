@@ -46,7 +46,7 @@ class Event(str, Enum):
     RESUME = "resume"
     SHELL = "shell"  # a person opened a shell on a machine
     REQUEST = "request"
-    UNDELIVERED = "undelivered"  # a notification could not be sent to the channel `cause` for hours
+    UNDELIVERED = "undelivered"  # a notification could not be sent for hours; the cause names the channel
     END = "end"
     DONE = "done"
 

@@ -153,7 +153,8 @@ class Delivery:
             if notification.job:
                 detail = f"{notification.events[0].value}: {why}" if notification.events else why
                 entry_id = f"{Event.UNDELIVERED.value}.{channel}.{notification.id}"
-                entry = Entry(at=at, id=entry_id, event=Event.UNDELIVERED, cause=channel, detail=detail)
+                event, cause = Event.UNDELIVERED, f"channel {channel}"
+                entry = Entry(at=at, id=entry_id, event=event, cause=cause, detail=detail)
                 self.store.append_ledger(notification.job, entry)
         self.store.delete_notification(outgoing)
 

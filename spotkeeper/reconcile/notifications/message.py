@@ -108,7 +108,7 @@ def _hold(entry: Entry, record: Record, stack: StackState) -> Notification | Non
     begin = "failed and is on hold" if NotifyEvent.FAILED in events else "is on hold"
     again = f" It retries by itself at {time_of_day(record.hold_until)}." if record.hold_until is not None else ""
     end = f" Without a resume it ends at {_time(record.hold_ends)}." if record.hold_ends is not None else ""
-    kept = " Its machines are deleted, its disks are kept and bill."
+    kept = " It has no machines; the disks with its checkpoints bill."
     return _of(entry, record, stack, events, f"{begin}: {_sentence(_reason(entry))}{kept}{again}{end}", _remedy(record))
 
 
@@ -129,7 +129,7 @@ def _end(entry: Entry, record: Record, stack: StackState) -> Notification:
         text, todo = f"failed: {_sentence(why)}", f"See spotkeeper report {record.name} and its logs."
         return _of(entry, record, stack, (NotifyEvent.FAILED,), text + _disks(record), todo)
     if entry.cause == Outcome.CANCELLED.value:
-        text, todo = f"was cancelled{f': {_sentence(why)}' if why else '.'}", ""
+        text, todo = _sentence(f"was {why}" if why.startswith("cancelled") else f"was cancelled: {why}"), ""
     else:
         text, todo = "succeeded.", f"To fetch its output: spotkeeper download {record.name}"
     return _of(entry, record, stack, (NotifyEvent.FINISHED,), text + _disks(record), todo)
@@ -143,6 +143,7 @@ def _of(
     entry: Entry, record: Record, stack: StackState, events: Sequence[NotifyEvent], text: str, todo: str = ""
 ) -> Notification:
     limits = record.limits
+    hours = max(0.0, entry.at - limits.spent_at) / 3600.0 if limits.spent_at else 0.0  # since the record was written
     return Notification(
         id=f"{record.job}.{entry.id}",
         events=tuple(events),
@@ -152,7 +153,7 @@ def _of(
         name=record.name,
         text=plain(text),
         todo=plain(todo),
-        spent_usd=round(limits.spent, 4),
+        spent_usd=round(limits.spent + hours * (limits.usd_hour or 0.0), 4),
         usd_per_hour=None if limits.usd_hour is None else round(limits.usd_hour, 4),
     )
 

@@ -63,7 +63,7 @@ _TEXTS: dict[Event, str] = {
     Event.RESUME: "the job resumes",
     Event.SHELL: "{who}: a shell was opened",
     Event.REQUEST: "request",
-    Event.UNDELIVERED: "a notification was not delivered for hours, and is given up",
+    Event.UNDELIVERED: "a notification could not be sent for six hours, and is given up",
     Event.END: "job ended",
     Event.DONE: "all machines of the job are deleted",
 }

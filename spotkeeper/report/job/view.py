@@ -237,6 +237,8 @@ def _warnings(record: Record, entries: tuple[Entry, ...], now: float, site: Site
         yield site.no_tick
     yield from _untouched(record, now)
     yield from map(describe, _standing(entries, record.gen))
+    undelivered = {entry.cause: entry for entry in entries if entry.event is Event.UNDELIVERED}
+    yield from map(describe, undelivered.values())  # the newest of each channel
 
 
 def _standing(entries: tuple[Entry, ...], gen: int) -> list[Entry]:

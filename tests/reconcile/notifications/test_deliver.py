@@ -136,7 +136,7 @@ def test_after_hours_it_is_given_up_and_the_ledger_says_so(site: Site) -> None:
         site.run()
     assert GIVE_UP_S <= site.at - AT <= GIVE_UP_S + LONGEST_RETRY_S
     (entry,) = site.store.list_ledger(JOB)
-    assert (entry.event, entry.cause, entry.detail) == (Event.UNDELIVERED, "ops", "hold: HTTP 500")
+    assert (entry.event, entry.cause, entry.detail) == (Event.UNDELIVERED, "channel ops", "hold: HTTP 500")
     assert entry.at == AT + GIVE_UP_S, "a repeated write creates no second entry"
 
 
@@ -149,7 +149,7 @@ def test_a_function_that_was_down_for_hours_still_tries(site: Site) -> None:
     assert site.store.list_ledger(JOB) == ()
     site.run()
     assert site.waiting() == []
-    assert {entry.cause for entry in site.store.list_ledger(JOB)} == {"ml-team", "ops"}
+    assert {entry.cause for entry in site.store.list_ledger(JOB)} == {"channel ml-team", "channel ops"}
 
 
 def test_a_channel_that_left_the_stack_is_dropped(site: Site) -> None:

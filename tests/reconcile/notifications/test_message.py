@@ -50,7 +50,7 @@ class TestEvents:
         held = record(phase=Phase.HOLD, hold=Hold.PAUSE, hold_count=1, reason="paused by kim")
         found = one(Event.HOLD, held, cause="pause", detail="paused by kim")
         assert found.events == (NotifyEvent.HOLD,)
-        assert found.text == "is on hold: paused by kim. Its machines are deleted, its disks are kept and bill."
+        assert found.text == "is on hold: paused by kim. It has no machines; the disks with its checkpoints bill."
         assert found.todo == "To continue: spotkeeper resume digits. To end it: spotkeeper cancel digits"
 
     def test_a_failure_is_a_hold_too(self) -> None:
@@ -85,14 +85,14 @@ class TestEvents:
         ("outcome", "event", "text"),
         [
             (Outcome.SUCCEEDED, NotifyEvent.FINISHED, "succeeded."),
-            (Outcome.CANCELLED, NotifyEvent.FINISHED, "was cancelled: by kim."),
-            (Outcome.FAILED, NotifyEvent.FAILED, "failed: by kim."),
+            (Outcome.CANCELLED, NotifyEvent.FINISHED, "was cancelled by kim."),
+            (Outcome.FAILED, NotifyEvent.FAILED, "failed: cancelled by kim."),
         ],
     )
     def test_ends(self, outcome: Outcome, event: NotifyEvent, text: str) -> None:
-        found = one(Event.END, record(phase=Phase.END, outcome=outcome), cause=outcome.value, detail="by kim")
+        found = one(Event.END, record(phase=Phase.END, outcome=outcome), cause=outcome.value, detail="cancelled by kim")
         assert (found.events, found.text) == ((event,), text)
-        kept = one(Event.END, record(keep_disks=True), cause=outcome.value, detail="by kim")
+        kept = one(Event.END, record(keep_disks=True), cause=outcome.value, detail="cancelled by kim")
         assert kept.text.endswith("Its disks are kept and bill until you delete them.")
 
     def test_the_first_checkpoint(self) -> None:
@@ -100,6 +100,11 @@ class TestEvents:
         assert found.events == (NotifyEvent.FIRST_CHECKPOINT,)
         assert found.id == f"{JOB}.checkpoint.first"
         assert "at step 40" in found.text
+
+    def test_the_cost_counts_up_to_the_event(self) -> None:
+        plain = record()
+        before = replace(plain, limits=replace(plain.limits, spent=10.0, usd_hour=6.0, spent_at=AT - 1800))
+        assert first_checkpoint(entry(Event.CHECKPOINT, "first", step=40), before, STACK).spent_usd == 13.0
 
     def test_all_other_events_are_nothing_to_announce(self) -> None:
         told = {Event.GENERATION, Event.FALLBACK, Event.HOLD, Event.END}

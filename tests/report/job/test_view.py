@@ -57,6 +57,18 @@ def test_a_warning_lasts_until_that_node_saves_again() -> None:
     assert told(of(Event.FULL, 10.0, 0, gen=2)) == [], "a new generation begins anew"
 
 
+def test_a_channel_that_was_not_told_is_a_warning() -> None:
+    entries = tuple(
+        entry(Event.UNDELIVERED, at, cause=f"channel {name}", detail=f"hold: HTTP {status}")
+        for at, name, status in ((1.0, "ops", 500), (2.0, "ops", 404), (3.0, "ml", 410))
+    )
+    text = "a notification could not be sent for six hours, and is given up"
+    assert job_view(a_record(), None, entries, STACK, now=99.0).warnings == (
+        f"{text} (channel ops): hold: HTTP 404",
+        f"{text} (channel ml): hold: HTTP 410",
+    )
+
+
 def test_an_ended_job_has_no_waiting_nodes() -> None:
     over = a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nodes=(Node(), Node()), members=())
     view = job_view(over, None, NOTICED, STACK, now=99 * HOUR)
