@@ -19,7 +19,7 @@ from spotkeeper.contract.stack import RENEWED_S
 GOAL_USD = 3.0
 MONTH_MINUTES = 43_800.0
 TICK_S = 0.5  # a warm call of the function without work (bench: function)
-LISTS = 1  # listings per tick: active/
+LISTS = 1  # listings per tick: active/; with channels one more, of notifications/
 READS, READS_A_POOL = 4, 4  # per tick: pools, allocation twice, note of ticks; per pool its market
 NOTE_MINUTES = RENEWED_S / 60.0  # minutes between writes of the note of successful ticks
 LOG_GB_A_TICK = 600e-9  # the platform's own lines about a call
@@ -110,13 +110,12 @@ def idle(settings: Settings, types: Mapping[str, int]) -> tuple[Line, ...]:
     ticks = MONTH_MINUTES / settings.reconcile.tick_minutes
     calls, memory_gb = CALLS[settings.cloud], settings.reconcile.memory_mb / 1024
     reads = READS + READS_A_POOL * len(settings.pools)
+    lists = LISTS + bool(settings.channels)
     return (
         *there,
         Line(f"{ticks:,.0f} ticks", ticks * (calls.schedule + calls.request)),
         Line(f"the function, {TICK_S:g} s each", ticks * TICK_S * (calls.second + memory_gb * calls.gb_second)),
-        Line(
-            f"the bucket, {LISTS} listing and {reads} reads each", ticks * (LISTS * calls.listing + reads * calls.read)
-        ),
+        Line(f"the bucket, {lists} listings, {reads} reads each", ticks * (lists * calls.listing + reads * calls.read)),
         Line("the note of its ticks", min(ticks, MONTH_MINUTES / NOTE_MINUTES) * calls.write),
         Line("the function's log", ticks * LOG_GB_A_TICK * calls.log_gb),
     )

@@ -141,6 +141,9 @@ class Delivery:
             self.down[channel.name] = str(error)  # a channel that is down must not take the time of the others
             log.warning("channel %s: %s", channel.name, error, extra={"job": notification.job or None})
             return str(error)
+        except Exception as error:  # one absurd message must not stop all others
+            log.exception("channel %s: a notification could not be sent", channel.name)
+            return type(error).__name__
         self.sent += 1
         return ""
 

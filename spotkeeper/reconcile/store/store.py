@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import logging
+import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -262,8 +263,10 @@ class Store:
         return self._create(path, msgspec.json.encode(outgoing)) is not None
 
     def list_notifications(self) -> tuple[Versioned[Outgoing], ...]:
-        """Return the notifications to send, oldest first; at most 500, and later calls return the others."""
-        keys = self._objects.list(paths.NOTIFICATIONS)[:NOTIFICATIONS_READ]
+        """Return the notifications to send, oldest first; of more than 500, a random choice, so that all get a turn."""
+        keys = self._objects.list(paths.NOTIFICATIONS)
+        if len(keys) > NOTIFICATIONS_READ:
+            keys = random.sample(keys, NOTIFICATIONS_READ)
         found = []
         for path, blob in zip(keys, self._objects.get_many(keys), strict=True):
             if blob is None:  # sent since the listing

@@ -16,6 +16,7 @@ from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.notifications import deliver
 from spotkeeper.reconcile.notifications.deliver import CLAIM_S, GIVE_UP_S, LONGEST_RETRY_S, Delivery
 from spotkeeper.reconcile.notifications.https import SEND_S, SendError
+from spotkeeper.reconcile.store import store as store_module
 from spotkeeper.reconcile.store.objects import Deadline
 from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
 from spotkeeper.reconcile.store.store import Store
@@ -175,6 +176,31 @@ def test_a_channel_that_is_down_takes_time_once(site: Site) -> None:
     Delivery(site.store, site.stack, site, send, site.sleep, parallel=1).run()
     assert tried == ["ml-team", "ops"]
     assert len(site.waiting()) == 5
+
+
+def test_an_unexpected_error_stops_only_its_message(site: Site) -> None:
+    def send(channel: ChannelState, what: Notification) -> None:
+        if what.id.endswith("v1"):
+            raise ZeroDivisionError
+        site.send(channel, what)
+
+    for number in (1, 2):
+        site.store.put_notification(Outgoing(notification(number)))
+    assert Delivery(site.store, site.stack, site, send, site.sleep, parallel=1).run() == 2
+    (left,) = site.waiting()
+    assert (left.notification.id, left.left) == (f"{JOB}.hold.v1", ("ml-team", "ops"))
+
+
+def test_of_very_many_each_gets_a_turn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "NOTIFICATIONS_READ", 5)
+    site.stack = replace(BOTH, channels=(OPS,))
+    for number in range(12):
+        late = Outgoing(notification(number), tries=3, not_before=AT + 3600)
+        site.store.put_notification(late if number < 11 else Outgoing(notification(99)))
+    for _ in range(200):
+        if site.run():
+            break
+    assert site.got == [("ops", f"{JOB}.hold.v99")]
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
