@@ -13,6 +13,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -124,7 +126,12 @@ def read_once(
 
 
 def serve(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
-    """Return a server that listens; the caller runs ``serve_forever``. Raises OSError if the address is in use."""
+    """Return a server that listens; the caller runs ``serve_forever``. Raises OSError if the address is in use.
+
+    On loopback it answers only requests for an address or ``localhost``. Otherwise any web page could read the metrics
+    through the user's browser, by a name that its owner's server resolves to 127.0.0.1 (DNS rebinding).
+    """
+    local = _loopback(host)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = IDLE_S
@@ -133,7 +140,9 @@ def serve(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path == "/-/healthy":
+            if local and not _names_an_address(self.headers.get("Host", "")):
+                self._answer(403, b"ask for an address, or for localhost\n", "text/plain; charset=utf-8")
+            elif path == "/-/healthy":
                 self._answer(200, b"ok\n", "text/plain; charset=utf-8")
             elif path == "/metrics":
                 packed = "gzip" in self.headers.get("Accept-Encoding", "")
@@ -159,3 +168,24 @@ def serve(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     return Server((host, port), Handler)
+
+
+def _loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+def _names_an_address(host: str) -> bool:
+    """Whether a Host header names an address or ``localhost``, with or without a port. HTTP/1.0 may leave it out."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name in (None, "localhost") or _is_address(name)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -53,6 +54,16 @@ def url(target: Target, store: Store) -> Iterator[str]:
         assert process.wait(LIMIT_S) == 0, "a stop is no failure"
 
 
+@pytest.fixture
+def served() -> Iterator[int]:
+    """The port of a server on loopback without a reading."""
+    http = server.serve("127.0.0.1", 0, server.Pages())
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield http.server_address[1]
+    http.shutdown()
+    http.server_close()
+
+
 def get(url: str, **headers: str) -> tuple[str, str]:
     """The body and the content type."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -74,6 +85,17 @@ def test_a_request_chooses_the_format(url: str) -> None:
     assert get(url.replace("/metrics", "/-/healthy"))[0] == "ok\n"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(url.replace("/metrics", "/"))
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "[::1"])
+def test_a_name_of_a_stranger_is_refused_on_loopback(served: int, host: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(f"http://127.0.0.1:{served}/metrics", Host=host)
+
+
+@pytest.mark.parametrize("host", ["localhost:9464", "127.0.0.1:9464", "[::1]:9464", "10.0.0.7"])
+def test_addresses_and_localhost_are_answered(served: int, host: str) -> None:
+    assert get(f"http://127.0.0.1:{served}/-/healthy", Host=host)[0] == "ok\n"
 
 
 @needs_prometheus
