@@ -69,16 +69,27 @@ def submit(
 def status(
     job: Annotated[str | None, Argument(metavar="JOB", help="Name or id of a job. Default: all jobs.")] = None,
     finished: Annotated[bool, Option("--all", "-a", help="Include finished jobs.")] = False,
+    words: Annotated[
+        str,
+        Option("--filter", metavar="WORDS", help="Only jobs with these words in name, owner, state, zone or model."),
+    ] = "",
+    live: Annotated[bool, Option("--watch", "-w", help="Show the list, or the job, until Ctrl-C.")] = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
     """List all unfinished jobs, or show one job with its machines (and the end of its log, if it crashed).
 
-    Examples: `spotkeeper status`, `spotkeeper status first --json | jq .step`
+    Examples: `spotkeeper status`, `spotkeeper status --filter "ada training"`,
+    `spotkeeper status first --json | jq .step`
     """
     from spotkeeper.cli.jobs import status as viewing
 
-    viewing.run(job, stack, finished=finished, as_json=as_json)
+    if live and job is not None:
+        viewing.watch_job(job, stack, verbose=False, as_json=as_json)
+    elif live:
+        viewing.watch_list(stack, finished=finished, words=words)
+    else:
+        viewing.run(job, stack, finished=finished, as_json=as_json, words=words)
 
 
 @app.command(rich_help_panel=JOBS)

@@ -72,11 +72,11 @@ def exporter(
     """Serve a stack's jobs, machines, money and recoveries to Prometheus until Ctrl-C, and send recoveries as traces.
 
     It reads the bucket with your own login every `--every` seconds, however often Prometheus scrapes.
-    docs/monitoring.md has alert rules, a Grafana dashboard and a systemd unit. Install it with
+    docs/monitoring.md has alert rules, a Grafana dashboard and a systemd unit. Install the exporter with
     `pip install 'spotkeeper[exporter]'`.
     `--json` prints the address once it is served.
 
-    `--otlp` sends the parts that `spotkeeper trace` shows; OTEL_EXPORTER_OTLP_HEADERS may have a key for the receiver.
+    `--otlp` sends the parts that `spotkeeper trace` shows; OTEL_EXPORTER_OTLP_HEADERS can hold a key for the receiver.
 
     Examples: `spotkeeper exporter --listen 127.0.0.1:9464`, `spotkeeper exporter --otlp http://127.0.0.1:4318`
     """

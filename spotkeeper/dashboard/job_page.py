@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from nicegui import Client, run, ui
 
 from spotkeeper.client import logs, lookup
 from spotkeeper.client.errors import CliError
+from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.contract.record import Record
 from spotkeeper.dashboard import charts
 from spotkeeper.dashboard.actions import Action, Commands
@@ -20,12 +22,15 @@ from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import el, join, table
+from spotkeeper.report.job.metrics import joined
 from spotkeeper.report.job.timeline import Timeline, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
 
 LOG_BYTES = 400_000  # of a log that a page shows
-LOG_EVERY = 5  # updates of the page from one read of its log to the next
+LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read of its log, or of its metrics, to the next
+MOST_METRICS = 24  # charts of metrics
+LOSS = "loss"
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
 
@@ -35,6 +40,8 @@ class JobPage(Page):
         self._commands, self._word, self._job = commands, word, ""
         self.viewer.lists = False
         self._updates = 0
+        self._reader: MetricsReader | None = None
+        self._curves: dict[str, list[tuple[float, float]]] = {}
         self._log = LogPanel(feed)
         with self.main:
             with ui.row().classes("items-center w-full q-mb-md"):
@@ -48,10 +55,12 @@ class JobPage(Page):
             self._timeline = Chart("Timeline", svg.key())
             with card("Machines now"):
                 self._now = html()
-            with ui.element("div").classes("tiles"):
+            self._tiles = ui.element("div").classes("tiles")
+            with self._tiles:
                 self._money = Chart("Money")
-                self._loss = Chart("Loss")
                 self._speed = Chart("Throughput")
+                self._metrics = {LOSS: Chart("Loss")}
+            self._more = html()
             with card():
                 with ui.tabs().props("dense no-caps align=left inline-label outside-arrows") as tabs:
                     made = [ui.tab(name) for name in TABS]
@@ -116,6 +125,8 @@ class JobPage(Page):
         self._actions(state.record)
         if self._updates % LOG_EVERY == 0:
             ui.timer(0.0, self._slow, once=True)
+        if self._updates % METRICS_EVERY == 0:
+            ui.timer(0.0, self._read_metrics, once=True)
         self._updates += 1
 
     def _charts(self, state: KnownJob, line: Timeline, now: float) -> None:
@@ -145,18 +156,38 @@ class JobPage(Page):
             else [],
             "Nothing was spent yet.",
         )
-        losses = [(float(step), loss) for step, loss, _ in state.samples if loss is not None]
-        speeds = [(float(step), speed) for step, _, speed in state.samples if speed is not None]
         marks = [float(entry.step) for entry in state.ledger if entry.step is not None and entry.gen > 1]
-        for chart, name, data in ((self._loss, "loss", losses), (self._speed, "samples a second", speeds)):
-            chart.show(
-                charts.lines(
-                    name.capitalize(), [(name, "spot", data)], dark, marks=marks, from_zero=chart is self._speed
-                ),
-                ("step", name.replace(" ", "_")),
-                [(f"{step:.0f}", f"{value!r}") for step, value in data],
-                "Not reported yet.",
+        speeds = [(float(step), speed) for step, _, speed in state.samples if speed is not None]
+        _draw(self._speed, "samples a second", speeds, marks, dark, from_zero=True)
+        losses = [(float(step), loss) for step, loss, _ in state.samples if loss is not None]
+        curves = {LOSS: losses, **self._curves}
+        for name in list(curves)[:MOST_METRICS]:
+            if name not in self._metrics:
+                with self._tiles:
+                    self._metrics[name] = Chart(name)
+            _draw(self._metrics[name], name, curves[name], marks, dark)
+        more = len(curves) - MOST_METRICS
+        said = f"{more} more metrics: spotkeeper metrics {state.view.name}"
+        put(self._more, el("p", said, class_="dim") if more > 0 else "")
+
+    async def _read_metrics(self) -> None:
+        """Read the job's metrics again. They are uploaded once a minute."""
+        if self._reader is None:
+            self._reader = MetricsReader(self.feed.store, self._job)
+        try:
+            found = joined(await run.io_bound(self._reader.read) or ())
+        except StoreError:
+            return
+        self._curves = {
+            name: thinned(
+                [
+                    (float(step), value)
+                    for step, value in zip(curve.steps, curve.values, strict=True)
+                    if math.isfinite(value)
+                ]
             )
+            for name, curve in sorted(found.items(), key=lambda item: item[0] != LOSS)
+        }
 
     async def _slow(self) -> None:
         """Fill the open tab if it takes reads of its own."""
@@ -241,6 +272,28 @@ class JobPage(Page):
         except (CliError, StoreError) as error:
             remedy = getattr(error, "remedy", "")
             return f"{error}" + (f" (try: {remedy})" if remedy else "")
+
+
+def thinned(points: list[tuple[float, float]], most: int = 1000) -> list[tuple[float, float]]:
+    """Return at most about ``most`` points: of each part of the curve the lowest and the highest."""
+    if len(points) <= most:
+        return points
+    size = -(-2 * len(points) // most)
+    parts = (points[at : at + size] for at in range(0, len(points), size))
+    return [
+        point
+        for part in parts
+        for point in sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
+    ]
+
+
+def _draw(
+    chart: Chart, name: str, data: list[tuple[float, float]], marks: list[float], dark: bool, *, from_zero: bool = False
+) -> None:
+    """Draw a curve over steps, with the recoveries marked."""
+    options = charts.lines(name.capitalize(), [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
+    rows = [(f"{step:.0f}", f"{value!r}") for step, value in data]
+    chart.show(options, ("step", name.replace(" ", "_")), rows, "Not reported yet.")
 
 
 class LogPanel:

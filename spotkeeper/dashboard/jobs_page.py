@@ -9,7 +9,7 @@ from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.report.html import jobs as rows
 from spotkeeper.report.html.markup import el, fact, join
-from spotkeeper.report.job.lines import phase_word
+from spotkeeper.report.job.lines import matches, phase_word
 from spotkeeper.report.text.words import count, saved, usd
 
 PER_PAGE = 25
@@ -102,7 +102,7 @@ class JobsPage(Page):
         found = [
             state
             for state in list(self.feed.jobs.values())
-            if in_state(state, self._state) and rows.matches(state.view, self._words)
+            if in_state(state, self._state) and matches(state.view, self._words)
         ]
         column = next((column for column in rows.COLUMNS if column.name == self._order), None)
         found.sort(key=lambda state: state.record.created, reverse=self._down if column is None else True)

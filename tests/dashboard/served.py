@@ -15,11 +15,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Served:
-    """A running dashboard."""
+    """A running dashboard; ``pid``: its process."""
 
     url: str
     port: int
     file: Path
+    pid: int
 
     @property
     def root(self) -> str:
@@ -38,7 +39,7 @@ def serving(environment: dict[str, str], home: Path, *options: str) -> Iterator[
             line = process.stdout.readline()
             assert line, (home / "dashboard.log").read_text()
             told = json.loads(line)
-            yield Served(told["url"], told["port"], Path(told["file"]))
+            yield Served(told["url"], told["port"], Path(told["file"]), process.pid)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(30)

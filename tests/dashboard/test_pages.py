@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
+import msgspec
 import pytest
 from nicegui import background_tasks, ui
 from nicegui.testing import User
@@ -18,15 +22,18 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.dashboard import feed as feeding
 from spotkeeper.dashboard import pages
 from spotkeeper.dashboard.feed import JobFeed
+from spotkeeper.dashboard.job_page import thinned
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB, a_job
 
 Bucket = tuple[Store, dict[str, str]]
+Kind = TypeVar("Kind", bound=ui.element)
 Story = Callable[[User], Awaitable[None]]
 WHERE = {"pool": "workers", "zone": "us-central1-a", "model": Model.SPOT, "price": 1.0}
 LEDGER = (
@@ -85,12 +92,12 @@ async def until(look: Callable[[], object]) -> None:
 def text(user: User) -> str:
     """All markup on the page."""
     with user:
-        return " ".join(element.content for element in _all(user))
+        return " ".join(element.content for element in _elements(user, ui.html))
 
 
-def _all(user: User) -> list[ui.html]:
+def _elements(user: User, kind: type[Kind]) -> list[Kind]:
     client = user.current_layout.client
-    return [element for element in client.elements.values() if isinstance(element, ui.html)]
+    return [element for element in client.elements.values() if isinstance(element, kind)]
 
 
 def test_the_list_shows_filters_and_searches_jobs(bucket: Bucket, play: Callable[..., None]) -> None:
@@ -126,6 +133,33 @@ def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
             await until(lambda shown=shown: shown in text(user))
 
     play(story)
+
+
+def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, play: Callable[..., None]) -> None:
+    store = bucket[0]
+    seeded(store)
+    store.append_ledger(JOB, Entry(at=90.0, id="g2", event=Event.GENERATION, gen=2, step=2))
+    columns = {"steps": array("q", [1, 2, 3]), "seconds": array("f", [0, 1, 2]), "values": array("d", [1.5, 0.5, 2.5])}
+    packed = {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
+    written = {"gen": 2, "ancestors": [], "began": 0.0, "metrics": {"accuracy": packed}}
+    store.put(object_name(JOB, 2), msgspec.json.encode(written))
+
+    async def story(user: User) -> None:
+        await user.open("/jobs/first")
+        await until(lambda: "accuracy" in text(user))
+        drawn = [element.options for element in _elements(user, ui.echart) if element.options.get("series")]
+        named = {series["name"]: series for options in drawn for series in options["series"]}
+        assert named["accuracy"]["data"] == [[1.0, 1.5], [2.0, 0.5], [3.0, 2.5]]
+        assert named["accuracy"]["markLine"]["data"] == [{"xAxis": 2.0}]
+
+    play(story)
+
+
+def test_a_long_curve_keeps_its_extremes() -> None:
+    points = [(float(step), float(step % 7)) for step in range(4000)]
+    points[1234] = (1234.0, 99.0)
+    kept = thinned(points)
+    assert len(kept) <= 1001 and (1234.0, 99.0) in kept and kept == sorted(kept) and set(kept) <= set(points)
 
 
 def test_a_job_that_does_not_exist(bucket: Bucket, play: Callable[..., None]) -> None:

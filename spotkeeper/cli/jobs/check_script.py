@@ -138,6 +138,9 @@ class Interpreter:
 
         Returns:
             Its exit code; None if it took longer than ``LONGEST_S`` and was killed.
+
+        Raises:
+            CliError: this process has ended, for example because it lacks torch.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then no answer comes

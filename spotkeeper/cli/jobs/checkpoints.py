@@ -174,7 +174,7 @@ def _fetch(store: Store, job: str, listed: MirrorList, home: Path, advance: Adva
     for file in listed.files:
         if not file.name or "/" in file.name or "\0" in file.name or file.name in (".", "..", PROOF):
             text = f"the file {printable(file.name)!r} of {listed.gen}-{listed.step} would be outside {home}"
-            raise CliError(f"{text}; nothing was fetched", Exit.REFUSED)
+            raise CliError(f"{text}; nothing of node {listed.node} was fetched", Exit.REFUSED)
     home.mkdir(parents=True, exist_ok=True)
     commit = f"{listed.gen}-{listed.step}"
     for file in listed.files:

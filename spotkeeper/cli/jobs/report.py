@@ -54,13 +54,16 @@ def account_of(target: Target, store: Store, record: Record, state: StackState |
 
 
 def write(target: Target, store: Store, record: Record, state: StackState, file: Path) -> None:
+    from spotkeeper.client.metrics import MetricsReader
     from spotkeeper.report.html.page import job_file
+    from spotkeeper.report.job.metrics import joined
 
     now, ledger, prices = target.clock.now(), lookup.ledger_of(store, record), lookup.prices_of(store, state)
     deadline = lookup.deadline_of(store, record)
     view = lookup.view_of(store, record, state, now, target.site(), deadline, ledger, prices)
     found = account(view, ledger, now, prices)
-    text = job_file(view, found, ledger, state, now, prices, lookup.job_yaml(store, record))
+    metrics = joined(MetricsReader(store, record.job).read())
+    text = job_file(view, found, ledger, state, now, prices, lookup.job_yaml(store, record), metrics)
     try:
         file.write_text(text, "utf-8")
     except OSError as error:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 EVERY_S = 1.0  # real
+LIST_S = 10.0  # real; of the list of jobs
 EVENTS = 8
 METRICS_S = 15.0  # real; metrics are uploaded once a minute
 GENERATIONS = 16  # newest generations whose metrics are shown
@@ -39,32 +40,76 @@ GENERATIONS = 16  # newest generations whose metrics are shown
 # -- status
 
 
-def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool) -> None:
+def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool, words: str = "") -> None:
+    """Print one job, or all that match ``words`` (:func:`~spotkeeper.report.job.lines.matches`)."""
     from spotkeeper.cli.jobs.download import summary
     from spotkeeper.report.text import render
 
+    if job is not None and words:
+        raise CliError("--filter is for the list of jobs", Exit.USAGE, "spotkeeper status --filter WORDS")
     target = find_target(stack)
     note_upkeep(target.local)
     store = target.store()
     state = _readable_state(target, store)
-    now, site = target.clock.now(), lookup.site_of(store, state, target)
     if job is not None:
+        now, site = target.clock.now(), lookup.site_of(store, state, target)
         record = lookup.find_job(store, job)
         view = lookup.view_of(store, record, state, now, site, lookup.deadline_of(store, record))
         view = replace(view, output=summary(store, record), metrics=Sparklines(store, record.job).read())
         emit(view, as_json, render.status(view))
         return
+    listed = _listed(target, store, state, finished=finished, words=words)
+    if listed.no_tick:
+        note(listed.no_tick)
+    for one in listed.unreadable:
+        note(f"{one.job}: unreadable, so not reconciled: {one.unreadable}\n  try: {one.remedy}")
+    text = f"no job in {target.stack} matches {words}" if words else _nothing(target)
+    table = render.job_table(listed.views) if listed.views else "" if listed.unreadable else text
+    emit([*listed.views, *listed.unreadable], as_json, table)
+
+
+def _nothing(target: Target) -> str:
+    return f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
+
+
+@dataclass(frozen=True)
+class _Listed:
+    views: tuple[JobView, ...]
+    unreadable: tuple[lookup.Unreadable, ...]
+    no_tick: str
+
+
+def _listed(target: Target, store: Store, state: StackState | None, *, finished: bool, words: str) -> _Listed:
+    from spotkeeper.report.job.lines import matches
+
     found = lookup.all_jobs(store, finished)
+    now, site = target.clock.now(), lookup.site_of(store, state, target)
     with ThreadPoolExecutor(lookup.READS) as pool:  # each view takes several requests to the bucket
         read = partial(lookup.view_of, store, stack=state, now=now, site=site)
-        views = list(pool.map(read, found.records))
-    if site.no_tick:
-        note(site.no_tick)
-    for one in found.unreadable:
-        note(f"{one.job}: unreadable, so not reconciled: {one.unreadable}\n  try: {one.remedy}")
-    text = f"no unfinished job in {target.stack} (finished ones: spotkeeper status --all)"
-    table = render.job_table(views) if views else "" if found.unreadable else text
-    emit([*views, *found.unreadable], as_json, table)
+        views = tuple(view for view in pool.map(read, found.records) if matches(view, words))
+    return _Listed(views, found.unreadable, site.no_tick)
+
+
+def watch_list(stack: str | None, *, finished: bool, words: str) -> None:
+    """Show the list of jobs until Ctrl-C, read again every ``LIST_S``; CliError without a terminal."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from spotkeeper.client.reads import Meter, MeteredObjects
+    from spotkeeper.reconcile.store.store import open_objects
+    from spotkeeper.report.text import render
+
+    if not sys.stdout.isatty():
+        raise CliError("--watch needs a terminal", Exit.USAGE, "spotkeeper status --json")
+    target = find_target(stack)
+    store = Store(MeteredObjects(open_objects(target.bucket, None, False), Meter()))
+    state = target.state(store)
+    with Live(console=result_console(), auto_refresh=False, screen=True) as screen:
+        while True:
+            listed = _listed(target, store, state, finished=finished, words=words)
+            table = render.job_table(listed.views) if listed.views else Text(_nothing(target))
+            screen.update(table, refresh=True)
+            time.sleep(LIST_S)
 
 
 class Sparklines:

@@ -80,7 +80,7 @@ def _sender(otlp: str, stack: str, scale: float) -> TraceSender:
 
 
 def address(listen: str) -> tuple[str, int]:
-    """Parse ``127.0.0.1:9464``, ``[::1]:9464`` or ``:9464``, which is every address of the machine."""
+    """Return host and port of ``127.0.0.1:9464``, ``[::1]:9464`` or ``:9464`` (all addresses: host ""), or CliError."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^:\[\]]*)):(\d{1,5})", listen)
     if found is None or int(found[3]) > 65535:
         raise CliError(f"--listen {listen}: want ADDRESS:PORT", Exit.USAGE, "--listen 127.0.0.1:9464")

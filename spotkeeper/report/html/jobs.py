@@ -39,14 +39,6 @@ COLUMNS = (
 )
 
 
-def matches(view: JobView, words: str) -> bool:
-    """Whether each word of a search is in the job's name, id, state, owner, zones, pools or models."""
-    about = [view.name, view.job, phase_word(view), view.user, view.reason]
-    about += [word for node in view.nodes for word in (node.zone, node.pool, node.model.value if node.model else "")]
-    text = " ".join(about).lower()
-    return all(word in text for word in words.lower().split())
-
-
 def state_badge(view: JobView) -> Markup:
     """The job's state: a word, never a color alone."""
     word = phase_word(view)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from types import MappingProxyType
 
 from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.stack import StackState
@@ -11,6 +12,7 @@ from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import Markup, el, join
 from spotkeeper.report.html.style import FILE_STYLE
+from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.timeline import timeline
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account
@@ -18,6 +20,7 @@ from spotkeeper.report.money.money import NO_PRICES, PricesByPool, over_time
 
 # A file from somebody else must not run anything, whatever a job wrote into it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+NO_METRICS: Mapping[str, MetricColumns] = MappingProxyType({})
 MORE_STYLE = ".scroll{overflow-x:auto} .sk h1{margin-bottom:4px}"
 
 
@@ -29,8 +32,10 @@ def job_file(
     now: float,
     prices: PricesByPool = NO_PRICES,
     job_yaml: str = "",
+    metrics: Mapping[str, MetricColumns] = NO_METRICS,
 ) -> str:
     """Return the page of a job at ``now`` (virtual unix seconds) as a whole document."""
+    marks = [float(entry.step) for entry in ledger if entry.step is not None and entry.gen > 1]
     line = timeline(ledger, now)
     money = over_time(ledger, stack, now, prices)
     spent = ("spent", "spot", [(at - line.start, paid) for at, paid, _ in money])
@@ -43,6 +48,7 @@ def job_file(
         _card("", parts.figures(view, found), parts.sums(view)),
         _card("Timeline", svg.key(), svg.timeline(line)),
         _card("Money", svg.lines("Money over time", [spent, whole], unit="$", on_time=True, from_zero=True)),
+        *(_card(name.capitalize(), _curve(name, curve, marks)) for name, curve in metrics.items()),
         _card("Recoveries", parts.recoveries(found)),
         _card("Lost work", parts.lost_work(found)),
         _card("Machines now", parts.machines(view)) if view.nodes else None,
@@ -59,6 +65,11 @@ def job_file(
     )
     page = el("html", el("head", *head), el("body", el("main", *body, class_="sk wide")), lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+def _curve(name: str, curve: MetricColumns, marks: Sequence[float]) -> Markup:
+    points = list(zip(map(float, curve.steps), curve.values, strict=True))
+    return svg.lines(name, [(name, "spot", points)], marks=marks)
 
 
 def _card(title: str, *content: Markup) -> Markup:

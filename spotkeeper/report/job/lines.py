@@ -63,6 +63,14 @@ def phase_word(view: JobView) -> str:
     return "training" if view.gen else "starting"
 
 
+def matches(view: JobView, words: str) -> bool:
+    """Whether each word of a search is in the job's name, id, state, owner, zones, pools or models."""
+    about = [view.name, view.job, phase_word(view), view.user, view.reason]
+    about += [word for node in view.nodes for word in (node.zone, node.pool, node.model.value if node.model else "")]
+    text = " ".join(about).lower()
+    return all(word in text for word in words.lower().split())
+
+
 def step_word(view: JobView) -> str:
     """The job's step: ``1200``; ``586+`` if a succeeded job perhaps made more steps after its last report."""
     if view.step is None:

@@ -246,8 +246,14 @@ def _hanging(*, right: bool = False) -> Table:
     return table
 
 
-_COLUMNS = ("job", "name", "state", "nodes", "gen", "step", "loss", "preempted", "spent", "saved", "since")
-_SPARE = ("loss", "preempted", "saved", "since")  # dropped on a narrow terminal, in this order; `status JOB` shows them
+_COLUMNS = ("job", "name", "owner", "state", "nodes", "gen", "step", "loss", "preempted", "spent", "saved", "since")
+_SPARE = (
+    "owner",
+    "loss",
+    "preempted",
+    "saved",
+    "since",
+)  # dropped on a narrow terminal, in this order; `status JOB` shows them
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,9 @@ class JobTable:
 
     def _fitting(self, state: Callable[[JobView], str]) -> Fitting:
         rows = [{**_cells(view), "state": state(view)} for view in self.views]
-        return fitting(rows, _SPARE, set(_COLUMNS) - {"job", "name", "state"}, "spotkeeper status JOB", _COLUMNS)
+        return fitting(
+            rows, _SPARE, set(_COLUMNS) - {"job", "name", "owner", "state"}, "spotkeeper status JOB", _COLUMNS
+        )
 
 
 def _cells(view: JobView) -> dict[str, str]:
@@ -293,6 +301,7 @@ def _cells(view: JobView) -> dict[str, str]:
     return {
         "job": view.job,
         "name": view.name,
+        "owner": view.user or "-",
         "nodes": f"{training}/{view.size}",
         "gen": str(view.gen),
         "step": step_word(view),

@@ -105,3 +105,15 @@ def test_status_lists_unfinished_jobs_and_all_of_them_on_request(cli: Cli, store
     out = cli("status", "--all").out
     assert "first" in out
     assert "succeeded" in out
+
+
+def test_the_list_shows_owners_and_is_filtered(cli: Cli, store: Store) -> None:
+    a_job(store)
+    store.append_ledger(JOB, Entry(at=0.0, id="submitted", event=Event.SUBMITTED, by="ada"))
+    a_job(store, job="bbbbbbbb", name="second", phase=Phase.HOLD, hold=Hold.PAUSE)
+    assert "ada" in cli("status").out and "second" in cli("status").out
+    assert [view["name"] for view in json.loads(cli("status", "--filter", "ADA training", "--json").out)] == ["first"]
+    assert [view["user"] for view in json.loads(cli("status", "--filter", "on hold", "--json").out)] == [""]
+    assert cli("status", "--filter", "nobody").out == "no job in prod matches nobody\n"
+    assert cli("status", "first", "--filter", "ada").code == 2
+    assert cli("status", "--watch").code == 2, "without a terminal"

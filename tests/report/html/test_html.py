@@ -16,6 +16,8 @@ from spotkeeper.report.html import job, jobs, svg
 from spotkeeper.report.html.markup import Markup, el, escape, table
 from spotkeeper.report.html.page import job_file
 from spotkeeper.report.html.style import DARK, LIGHT
+from spotkeeper.report.job.lines import matches
+from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.timeline import timeline
 from spotkeeper.report.job.view import JobView, NodeState, NodeView, job_view
 from spotkeeper.report.money.account import account
@@ -106,6 +108,13 @@ def test_the_file_fetches_nothing_and_runs_nothing() -> None:
     assert len(document) < 200_000
 
 
+def test_the_file_draws_the_metrics() -> None:
+    view = a_view()
+    curve = MetricColumns([1, 2, 3], [0.0, 1.0, 2.0], [2.0, float("nan"), 1.0])
+    drawn = job_file(view, account(view, NOTICED, NOW), NOTICED, STACK, NOW, metrics={"eval/loss": curve})
+    assert "Eval/loss" in parsed(drawn).text and "nan" not in drawn.lower()
+
+
 def test_amounts_are_those_of_status_and_report() -> None:
     view = a_view()
     found = account(view, NOTICED, NOW)
@@ -125,7 +134,7 @@ def test_amounts_are_those_of_status_and_report() -> None:
     [("", True), ("FIRST spot", True), ("us-central1-a ada", True), ("first aws", False), ("x", False)],
 )
 def test_a_search_matches_every_word(words: str, found: bool) -> None:
-    assert jobs.matches(a_view(user="ada"), words) is found
+    assert matches(a_view(user="ada"), words) is found
 
 
 def test_a_timeline_draws_every_bar_and_mark() -> None:
