@@ -20,16 +20,16 @@ import os
 import re
 import time
 from array import array
-from collections import defaultdict
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from spotkeeper.train.agent_link.control import METRICS, Commit, Control
-from spotkeeper.train.core.curve import Curve
+from spotkeeper.train.core.curve import MOST, Curve
 from spotkeeper.train.core.errors import say
 
 NAMES = 64  # most metrics of a run
@@ -42,9 +42,8 @@ _UNSTORED = 8  # most groups of points that are not uploaded yet
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
 _PLAIN = frozenset({float})
 
-Curves = defaultdict[str, Curve]
 # A call of ``run.report``: step, real unix seconds, values by name, and those values that a device still computes.
-_Report = tuple[int, float, dict[str, Any], "dict[str, DeviceRead]"]
+_Report = tuple[int, float, dict[str, Any], "dict[str, DeviceRead] | None"]
 
 
 class DeviceRead:
@@ -65,6 +64,24 @@ class DeviceRead:
         return float(self._copy.item())
 
 
+class _Curves(dict[str, Curve]):
+    """Curves by metric. A new curve is as thin as that of ``like``, so that a long run's points are thinned once."""
+
+    def __init__(self, most: int = MOST, like: _Curves | None = None) -> None:
+        super().__init__()
+        self._most, self._like = most, like
+
+    def __missing__(self, name: str) -> Curve:
+        like = None if self._like is None else self._like.get(name)
+        curve = self[name] = Curve(self._most, 1 if like is None else like.width)
+        return curve
+
+    def join(self, later: _Curves) -> None:
+        """Add the points of curves that continue these."""
+        for name, curve in later.items():
+            self[name].join(curve)
+
+
 class MetricHistory:
     """The metrics of one generation.
 
@@ -79,13 +96,14 @@ class MetricHistory:
         self._began = time.time()
         self._epoch = self._began - time.monotonic()
         self._reports: list[_Report] = []
+        self._waits = False  # some of them wait for a device
         self._names: set[str] = set()
         self._told: set[str] = set()  # messages in the log
         self._sort_at = 0.0  # monotonic
         self._write_at = time.monotonic() + WRITE_S
-        self._curves = _curves()  # as in the last file
-        self._fresh = _curves()  # points that are in no file yet
-        self._unstored: list[tuple[int, Curves]] = []  # points of files that the agent has not uploaded yet
+        self._curves = _Curves()  # as in the last file
+        self._fresh = _Curves()  # points that are in no file yet
+        self._unstored: list[tuple[int, _Curves]] = []  # points of files that the agent has not uploaded yet
         self._number = 0  # of the last file
         self._ancestors: list[tuple[int, int]] = []  # checkpoints (generation, step) that led here, oldest first
         if folder is not None:
@@ -95,11 +113,11 @@ class MetricHistory:
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Take values that belong to ``step``. A later report of the same step replaces them."""
-        reads: dict[str, DeviceRead] = {}
+        reads = None
         if not values.keys() <= self._names:
             values = self._named(values)
         if not _PLAIN.issuperset(map(type, values.values())):
-            values = self._read(values, reads)
+            values, reads = self._read(values)
         now = time.monotonic()
         self._reports.append((step, self._epoch + now, values, reads))
         if now >= self._sort_at or len(self._reports) >= _BATCH:
@@ -118,9 +136,10 @@ class MetricHistory:
                 self._names.add(name)
         return {name: value for name, value in values.items() if name in self._names}
 
-    def _read(self, values: dict[str, Any], reads: dict[str, DeviceRead]) -> dict[str, float]:
-        """Return all values as numbers, except those that a GPU holds, which go into ``reads``."""
-        found: dict[str, float] = {}
+    def _read(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, DeviceRead] | None]:
+        """Return all values as numbers, except those that a GPU holds, which are returned apart."""
+        found: dict[str, Any] = {}
+        reads: dict[str, DeviceRead] = {}
         for name, value in values.items():
             try:
                 if isinstance(value, torch.Tensor):
@@ -134,7 +153,8 @@ class MetricHistory:
                     found[name] = float(value)
             except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 self._tell(name, f"{name}: want a number or a tensor of one element: {error!s:.200}")
-        return found
+        self._waits |= bool(reads)
+        return found, reads or None
 
     def _tell(self, what: str, message: str) -> None:
         if what not in self._told:
@@ -145,13 +165,7 @@ class MetricHistory:
 
     def _sort(self, *, wait: bool = False) -> None:
         """Move reports into curves, except the first whose values a device still computes and those after it."""
-        done = 0
-        for _, _, values, reads in self._reports:
-            if reads:
-                if not wait and not all(read.ready() for read in reads.values()):
-                    break
-                values |= {name: read.value() for name, read in reads.items()}
-            done += 1
+        done = self._ready(wait) if self._waits else len(self._reports)
         reports = self._reports[:done]
         del self._reports[:done]
         for _, _, values, _ in reversed(reports):
@@ -160,6 +174,16 @@ class MetricHistory:
                 break
         if self._path is not None and reports:
             _add(self._fresh, reports)
+
+    def _ready(self, wait: bool) -> int:
+        """Read values that a device has computed, or ``wait`` for them; return how many reports are complete."""
+        for done, (_, _, values, reads) in enumerate(self._reports):
+            if reads:
+                if not wait and not all(read.ready() for read in reads.values()):
+                    return done
+                values |= {name: read.value() for name, read in reads.items()}
+        self._waits = False
+        return len(self._reports)
 
     def poll(self, now: float) -> None:
         """Write the next file if it is due. ``now``: monotonic."""
@@ -176,12 +200,12 @@ class MetricHistory:
             return
         self._forget_stored()
         self._number += 1
-        _join(self._curves, self._fresh)
+        self._curves.join(self._fresh)
         self._unstored.append((self._number, self._fresh))
-        self._fresh = _curves()
+        self._fresh = _Curves(like=self._curves)
         if len(self._unstored) > _UNSTORED:
             (_, older), (number, newer) = self._unstored[:2]
-            _join(older, newer)
+            older.join(newer)
             self._unstored[:2] = [(number, older)]
         temporary = self._path.with_suffix(f".tmp{os.getpid()}")
         try:
@@ -212,9 +236,9 @@ class MetricHistory:
             return {}
         self._sort(wait=True)
         self._forget_stored()
-        carried = _curves(CARRIED)
+        carried = _Curves(CARRIED)
         for curves in (*(curves for _, curves in self._unstored), self._fresh):
-            _join(carried, curves)
+            carried.join(curves)
         points = {name: (curve.steps, curve.times, curve.values) for name, curve in carried.items()}
         return {"ancestors": self._ancestors, "points": points}
 
@@ -237,26 +261,17 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_cuda)
 
 
-def _curves(most: int | None = None) -> Curves:
-    return defaultdict(Curve if most is None else lambda: Curve(most))
-
-
-def _join(curves: Curves, later: Curves) -> None:
-    for name, curve in later.items():
-        curves[name].join(curve)
-
-
-def _add(curves: Curves, reports: list[_Report]) -> None:
+def _add(curves: _Curves, reports: list[_Report]) -> None:
     """Add reports to their metrics' curves. Of several reports of a step the last one counts."""
-    alike = len({tuple(values) for _, _, values, _ in reports}) == 1
-    ascend = all(one[0] < other[0] for one, other in pairwise(reports))
     steps, times = [report[0] for report in reports], [report[1] for report in reports]
-    for name in reports[0][2] if alike else dict.fromkeys(name for _, _, values, _ in reports for name in values):
-        if alike and ascend:
-            curves[name].add(steps, times, [values[name] for _, _, values, _ in reports])
-        else:
-            last = {step: (step, at, values[name]) for step, at, values, _ in reports if name in values}
-            curves[name].add(*zip(*sorted(last.values()), strict=True))
+    values = [report[2] for report in reports]
+    if len(set(map(tuple, values))) == 1 and steps == sorted(set(steps)):
+        for name in values[0]:
+            curves[name].add(steps, times, list(map(itemgetter(name), values)))
+        return
+    for name in dict.fromkeys(chain.from_iterable(values)):
+        last = {step: (step, at, found[name]) for step, at, found, _ in reports if name in found}
+        curves[name].add(*zip(*sorted(last.values()), strict=True))
 
 
 def _columns(curve: Curve, began: float) -> dict[str, str]:

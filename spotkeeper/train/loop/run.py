@@ -319,7 +319,7 @@ class Run:
 
             run.report(loss=loss, lr=scheduler.get_last_lr()[0], **{"val/accuracy": accuracy})
         """
-        self.report_at(self._position.current_step, values)
+        self._reporter.report(self._position.current_step, values)
 
     def report_at(self, step: int, values: dict[str, Any]) -> None:
         """Report metrics of a step that has been done, for a framework that logs when its own loop is further on."""
