@@ -43,6 +43,7 @@ REPLACES: dict[str, frozenset[str]] = {
     "gcp:pubsub/subscriptionIAMMember:SubscriptionIAMMember": _MEMBER,
     "gcp:pubsub/topic:Topic": inputs("name", "project"),
     "gcp:pubsub/topicIAMMember:TopicIAMMember": _MEMBER,
+    "gcp:secretmanager/secretIamMember:SecretIamMember": _MEMBER,
     "gcp:serviceaccount/account:Account": inputs("accountId", "project"),
     "gcp:serviceaccount/iAMMember:IAMMember": _MEMBER,
     "gcp:storage/bucket:Bucket": inputs("name", "location", "project"),
