@@ -150,6 +150,7 @@ def timeline(view: Timeline, dark: bool) -> Options:
                 "textStyle": {"color": paint["dim"], "fontSize": 11},
                 "fillerColor": f"{paint['spot']}33",
                 "brushSelect": False,
+                "showDataShadow": False,
                 ":labelFormatter": _clock("v"),
             },
         ],

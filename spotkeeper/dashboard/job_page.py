@@ -292,8 +292,8 @@ def _draw(
 ) -> None:
     """Draw a curve over steps, with the recoveries marked."""
     options = charts.lines(name.capitalize(), [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
-    rows = [(f"{step:.0f}", f"{value!r}") for step, value in data]
-    chart.show(options, ("step", name.replace(" ", "_")), rows, "Not reported yet.")
+    rows = [(f"{step:.0f}", f"{value!r}") for step, value in data] if len(data) > 1 else []
+    chart.show(options, ("step", name.replace(" ", "_")), rows, "Too few values yet.")
 
 
 class LogPanel:

@@ -81,7 +81,7 @@ def figures(view: JobView, found: Account) -> Markup:
             str(view.preemptions.total),
             f"{view.preemptions.announced} with a notice; {count(view.crashes, 'crash')}",
         ),
-        fact("Age", duration(view.elapsed_s), f"submitted by {found.user}{on_its_clock(view)}"),
+        fact("Age", duration(view.elapsed_s), f"{view.user}{on_its_clock(view)}".strip()),
         class_="facts",
     )
 

@@ -68,7 +68,7 @@ def progress_bar(view: JobView) -> Markup | None:
         aria_valuemax=100,
         aria_label=f"{view.name}: {name}",
     )
-    return join([meter, el("div", f"{percent(part)}{left}", class_="small dim num", title=name)])
+    return join([meter, el("div", f"{percent(part)}{left}", class_="small dim num nobreak", title=name)])
 
 
 def machine_badges(view: JobView) -> Markup | None:
@@ -123,7 +123,7 @@ def row(view: JobView, samples: Samples = ()) -> Markup:
         ("", progress_bar(view)),
         ("", machine_badges(view)),
         ("right", usd(view.money.spent)),
-        ("right", None if view.money.saved_percent is None else saved(view.money.saved_percent)),
+        ("right nobreak", None if view.money.saved_percent is None else saved(view.money.saved_percent)),
         (
             "right",
             None

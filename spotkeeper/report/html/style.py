@@ -57,7 +57,7 @@ body{background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-sy
 .dim{color:var(--dim)} .small{font-size:.82rem} .good{color:var(--good)} .warn{color:var(--warn)} .bad{color:var(--bad)}
 .num,.right{font-variant-numeric:tabular-nums}
 .right{text-align:right!important}
-.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px 20px}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(118px,1fr));gap:12px 16px}
 .figure{font-size:1.15rem;font-weight:600;font-variant-numeric:tabular-nums}
 .badge{display:inline-block;padding:0 .55em;border-radius:1em;font-size:.82rem;font-weight:600;border:1px solid
   currentColor;white-space:nowrap}
@@ -70,7 +70,7 @@ table.rows td{padding:8px 10px;border-bottom:1px solid var(--line);text-align:le
   overflow-wrap:break-word}
 table.rows tbody tr:last-child td{border-bottom:0}
 table.rows tbody tr:hover{background:color-mix(in srgb,var(--line) 30%,transparent)}
-.nobreak{white-space:nowrap}
+.nobreak{white-space:nowrap} table.rows td.lead{min-width:7.5em}
 .unseen{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 .bar{height:6px;border-radius:3px;background:var(--line);overflow:hidden;min-width:90px}
 .bar>div{height:100%;background:var(--spot)}
