@@ -26,7 +26,8 @@ from spotkeeper_agent.launcher.spool import Spool
 
 KEPT_BYTES = 4 << 20  # kept at the end of each file; until the next cut, up to twice as much
 NAME = "sk-output"  # the process's name in /proc/<pid>/comm
-_PIPE = 256 << 10  # a pipe's size: what a worker can print while its output worker does something else
+_PIPE = 1 << 20  # a pipe's size: what a worker can print before it waits for its output worker
+_PIPES = 32 << 20  # the size of all; beyond 64 MB Linux makes all other pipes of the user small
 _PIECE = 64 << 10
 _PR_SET_NAME = 15
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -56,9 +57,10 @@ def bound() -> None:
     if not files:
         return
     pipes = {fd: os.pipe() for fd in files}
+    length = min(_PIPE, _PIPES // (2 * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     for _, write in pipes.values():
-        with contextlib.suppress(OSError):  # the user's pipes have their most together: 64 KB serve too
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE)
+        with contextlib.suppress(OSError):  # refused, it stays at 64 KB
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, length)
     if _start([(read, fd) for fd, (read, _) in pipes.items()]):
         for fd, (_, write) in pipes.items():
             os.dup2(write, fd)
