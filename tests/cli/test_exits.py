@@ -49,7 +49,13 @@ OF_FILES = {
 ALL = [(name, *words) for name, words in ARGUMENTS.items()]
 
 
-ALL += [("status", "first"), ("resume", "first", "{job}"), ("submit", "{job}", "--check"), ("logs", "first", "-f")]
+ALL += [
+    ("notify", "test", "ml-team"),
+    ("status", "first"),
+    ("resume", "first", "{job}"),
+    ("submit", "{job}", "--check"),
+    ("logs", "first", "-f"),
+]
 
 
 OF_BUCKETS = [argv for argv in ALL if argv not in (("render",), ("plan",))]  # those two read a stack's file
