@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import heapq
 import re
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from itertools import count
 
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.clock import Clock
 from spotkeeper.contract import codec
 from spotkeeper.contract.uploads import CHUNK, LogIndex, chunk_name, log_folder, log_index
 from spotkeeper.reconcile.store.store import Store
@@ -42,6 +45,14 @@ class LogLine(Struct, frozen=True):
     source: str
     local_rank: int
     text: str
+
+
+def shown(line: LogLine, clock: Clock) -> str:
+    """Return a line as text: its time in the stack's clock (UTC), its node, and where it is from if not rank 0."""
+    at = datetime.fromtimestamp(clock.now() - (time.time() - line.at / 1000) * clock.scale, timezone.utc)
+    rank = f".{line.local_rank}" if line.local_rank else ""
+    source = "" if line.source in ("stdout", "stderr") else f" {line.source}"
+    return f"{at:%Y-%m-%dT%H:%M:%SZ} node {line.node}{rank}{source}: {line.text}"
 
 
 class _Unpacker:

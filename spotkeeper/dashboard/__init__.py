@@ -2,8 +2,8 @@
 
 ``server.py`` the server and how the browser gets in · ``guard.py`` what may reach it · ``feed.py`` what is read, and
 when · ``charts.py`` charts as plain values, ``chart.py`` one on a page · ``frame.py`` what all pages share ·
-``pages.py`` their addresses · ``jobs_page.py`` ``job_page.py`` ``stack_page.py`` the pages · ``actions.py`` what
-changes a job
+``pages.py`` their addresses · ``jobs_page.py`` ``job_page.py`` ``log_panel.py`` ``stack_page.py`` the pages ·
+``actions.py`` what changes a job
 
 NiceGUI and what it brings are imported here alone, and only by the command ``spotkeeper dashboard``.
 """

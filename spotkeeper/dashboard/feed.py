@@ -32,6 +32,7 @@ OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the 
 MARKET_S = 600.0  # real; what happened to machines in 90 days is many objects
 SAMPLES = 240  # of the loss and the throughput, for the small charts of the list
 READS = 16
+BATCH = 32  # jobs of a round: the first rows of many jobs are shown before the last ones are read
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class JobFeed:
         self._viewers: list[Viewer] = []
         self._wake = asyncio.Event()
         self._slow_at = self._list_at = self._market_at = float("-inf")
+        self._behind = False  # more jobs are due than a round reads
         self._ids: tuple[str, ...] = ()
         self._ended: tuple[str, ...] = ()
 
@@ -122,6 +124,8 @@ class JobFeed:
                     viewer.show()
                 except Exception:  # one page's fault must not stop the others
                     log.exception("a page could not be updated")
+            if self._behind:
+                continue
             pause = OPEN_S if any(viewer.job for viewer in self.looking()) else ROW_S
             try:
                 await asyncio.wait_for(self._wake.wait(), pause if not self.trouble else ROW_S)
@@ -136,7 +140,7 @@ class JobFeed:
             self._round(self._clock())
             self.trouble = ""
         except (CliError, StoreError) as error:
-            self.trouble = str(error)
+            self.trouble, self._behind = str(error), False
 
     def _round(self, at: float) -> None:
         viewers = self.looking()
@@ -153,8 +157,10 @@ class JobFeed:
             self._ended = self._ended or tuple(
                 path.removeprefix(lookup.TOMBS) for path in self.store.newest(lookup.TOMBS, lookup.MOST_ENDED)
             )
+        due = self._due(viewers, at)
+        self._behind = len(due) > BATCH
         with ThreadPoolExecutor(READS) as pool:
-            list(pool.map(lambda job: self._read(job, at), self._due(viewers, at)))
+            list(pool.map(lambda job: self._read(job, at), due[:BATCH]))
 
     def _read_stack(self) -> None:
         self.stack = self.target.state(self.store)
@@ -174,7 +180,7 @@ class JobFeed:
         slack = OPEN_S / 4  # a round begins a little early or late
         return [
             job
-            for job, pause in every.items()
+            for job, pause in sorted(every.items(), key=lambda item: item[1])
             if (state := known.get(job)) is None
             or (at - state.read_at >= pause - slack and not (state.settled and at - state.read_at < OTHER_S * 10))
         ]

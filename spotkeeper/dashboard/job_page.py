@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import Client, run, ui
 
-from spotkeeper.client import logs, lookup
+from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.contract.record import Record
@@ -17,7 +17,7 @@ from spotkeeper.dashboard.actions import Action, Commands
 from spotkeeper.dashboard.chart import Chart
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.dashboard.frame import Page, card, html, put
-from spotkeeper.reconcile.store import paths
+from spotkeeper.dashboard.log_panel import LogPanel
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
@@ -27,7 +27,6 @@ from spotkeeper.report.job.timeline import Timeline, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
 
-LOG_BYTES = 400_000  # of a log that a page shows
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read of its log, or of its metrics, to the next
 MOST_METRICS = 24  # charts of metrics
 LOSS = "loss"
@@ -294,86 +293,3 @@ def _draw(
     options = charts.lines(name.capitalize(), [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
     rows = [(f"{step:.0f}", f"{value!r}") for step, value in data] if len(data) > 1 else []
     chart.show(options, ("step", name.replace(" ", "_")), rows, "Too few values yet.")
-
-
-class LogPanel:
-    """One node's log, with a search and the newest lines in view while it is followed."""
-
-    def __init__(self, feed: JobFeed) -> None:
-        self._feed = feed
-        self._words, self._node = "", 0
-        self._text = ""
-
-    def build(self) -> None:
-        with ui.row().classes("items-center q-mb-sm"):
-            self._nodes = ui.select([0], label="Node", value=0, on_change=self._other).props(
-                "dense outlined options-dense"
-            )
-            self._gens = (
-                ui.select(["newest"], label="Generation", value="newest", on_change=self._other)
-                .props("dense outlined options-dense")
-                .style("min-width:120px")
-            )
-            ui.input("Search", on_change=self._search).props("dense outlined clearable debounce=300")
-            self._follow = ui.switch("Follow", value=True)
-            self._said = html(classes="dim small").props("role=status")
-        self._lines = html("", "pre", "log").props('tabindex=0 aria-label="Log"')
-
-    async def _other(self) -> None:
-        if self._record is not None:
-            await self.read(self._record)
-
-    _record: Record | None = None
-
-    def _search(self, event: object) -> None:
-        self._words = str(getattr(event, "value", "") or "")[:200]
-        self._draw()
-
-    async def read(self, record: Record) -> None:
-        self._record = record
-        nodes = list(range(max(1, len(record.nodes))))
-        if self._nodes.options != nodes:
-            self._nodes.set_options(nodes)
-        node, gen = int(self._nodes.value or 0), self._gens.value
-        found = await run.io_bound(self._get, record, node, None if gen == "newest" else int(gen))
-        if found is None:
-            return
-        gens, self._text, said = found
-        if self._gens.options != ["newest", *gens]:
-            self._gens.set_options(["newest", *gens])
-        put(self._said, el("span", said))
-        self._draw()
-
-    def _get(self, record: Record, node: int, gen: int | None) -> tuple[list[int], str, str]:
-        try:
-            gens = logs.log_gens(self._feed.store, record, node)
-            chosen = gens[-1] if gens and gen is None else gen
-            data = b"" if chosen is None else self._feed.store.get(paths.log(record.job, node, chosen)) or b""
-        except (CliError, StoreError) as error:
-            return [], "", str(error)
-        if not data:
-            return gens, "", "nothing was printed yet"
-        text = logs.whole(data[-LOG_BYTES:])
-        return gens, text, f"the end of generation {chosen}"
-
-    def _draw(self) -> None:
-        lines = self._text.splitlines()
-        words = self._words.lower()
-        if words:
-            lines = [line for line in lines if words in line.lower()]
-        put(self._lines, join((_marked(line, words) for line in lines[-4000:]), "\n"))
-        if self._follow.value:
-            ui.run_javascript(
-                f"const e = document.getElementById('{self._lines.html_id}'); if (e) e.scrollTop = e.scrollHeight"
-            )
-
-
-def _marked(line: str, words: str) -> str:
-    if not words:
-        return line
-    out: list[str] = []
-    low, at = line.lower(), 0
-    while (found := low.find(words, at)) >= 0 and len(low) == len(line):
-        out += [line[at:found], el("mark", line[found : found + len(words)])]
-        at = found + len(words)
-    return join([*out, line[at:]])

@@ -11,7 +11,7 @@ from spotkeeper.client.target import Target
 from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.dashboard.feed import JobFeed, Viewer
+from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB, a_job
 
@@ -126,3 +126,13 @@ def test_an_unreadable_job_is_told_beside_the_others(feed: JobFeed, bucket: Buck
 
 def test_a_job_is_found_by_name_and_id(feed: JobFeed) -> None:
     assert feed.find("second") == OTHER and feed.find(JOB) == JOB and feed.find("third") == ""
+
+
+def test_many_jobs_are_read_in_batches(feed: JobFeed, ticks: Ticks, bucket: Bucket) -> None:
+    for number in range(BATCH):
+        a_job(bucket[0], job=f"many{number:04}", name=f"many-{number}")
+    feed.add(Viewer(lambda: None, job=JOB))
+    feed.round()
+    assert len(feed.jobs) == BATCH and JOB in feed.jobs, "the open job comes first"
+    feed.round()
+    assert len(feed.jobs) == BATCH + 2

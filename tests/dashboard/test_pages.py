@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,11 +26,13 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
+from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.dashboard import feed as feeding
 from spotkeeper.dashboard import pages
 from spotkeeper.dashboard.feed import JobFeed
 from spotkeeper.dashboard.job_page import thinned
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper_agent.launcher.spool import packed
 from tests.cli.records import JOB, a_job
 
 Bucket = tuple[Store, dict[str, str]]
@@ -127,7 +130,7 @@ def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
         for name, shown in (
             ("Checkpoints", "No checkpoint is known"),
             ("Job file", "- train.py"),
-            ("Logs", "nothing was"),
+            ("Logs", "no lines"),
         ):
             user.find(kind=ui.tab, content=name).click()
             await until(lambda shown=shown: shown in text(user))
@@ -151,6 +154,24 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
         named = {series["name"]: series for options in drawn for series in options["series"]}
         assert named["accuracy"]["data"] == [[1.0, 1.5], [2.0, 0.5], [3.0, 2.5]]
         assert named["accuracy"]["markLine"]["data"] == [{"xAxis": 2.0}]
+
+    play(story)
+
+
+def test_logs_of_all_nodes_are_searched(bucket: Bucket, play: Callable[..., None]) -> None:
+    store = bucket[0]
+    seeded(store)
+    for node, words in ((0, "<b>the first node</b>"), (1, "\x1b[31mthe second\x1b[0m")):
+        at = time.time() - 60
+        store.put(chunk_name(JOB, node, 1, round(at * 1000)), packed(at, b"0o", words.encode()))
+
+    async def story(user: User) -> None:
+        await user.open("/jobs/first")
+        user.find(kind=ui.tab, content="Logs").click()
+        await until(lambda: "node 1: the second" in text(user))
+        assert "&lt;b&gt;the first node&lt;/b&gt;" in text(user) and "2 lines" in text(user)
+        user.find("Search").type("second")
+        await until(lambda: "1 line" in text(user) and "<mark>second</mark>" in text(user))
 
     play(story)
 

@@ -6,14 +6,13 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from types import FrameType
 
 from spotkeeper.cli.output import emit_line, note, say
 from spotkeeper.cli.stack import open_stack
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.log_lines import LogLine, NodeLines, in_order
+from spotkeeper.client.log_lines import NodeLines, in_order, shown
 from spotkeeper.client.logs import check_node, heading, no_log
 from spotkeeper.clock import Clock
 from spotkeeper.contract.job import span_s
@@ -98,14 +97,6 @@ def run(
             if deleted := log.deleted():
                 note(f"node {log.node}: the oldest {size(deleted)} of its log are deleted (`logs.keep_mb`)")
         _note_hold(record)
-
-
-def shown(line: LogLine, clock: Clock) -> str:
-    """Return a line as text: its time in the stack's clock (UTC), its node, and where it is from if not rank 0."""
-    at = datetime.fromtimestamp(clock.now() - (time.time() - line.at / 1000) * clock.scale, timezone.utc)
-    rank = f".{line.local_rank}" if line.local_rank else ""
-    source = "" if line.source in ("stdout", "stderr") else f" {line.source}"
-    return f"{at:%Y-%m-%dT%H:%M:%SZ} node {line.node}{rank}{source}: {line.text}"
 
 
 def _ms_before(since: str | None, clock: Clock) -> int:
