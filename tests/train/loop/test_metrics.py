@@ -262,15 +262,24 @@ class World:
         return dict(zip(found["loss"].steps, found["loss"].values, strict=True))
 
 
-STORY = st.lists(
-    st.one_of(
-        st.tuples(st.just("train"), st.integers(1, 40)),
-        st.tuples(st.sampled_from(["write", "save"]), st.just(0)),
-        st.tuples(st.just("upload"), st.integers(0, 1)),
-        st.tuples(st.just("lose"), st.sampled_from([0, 0, 0, 1, 3])),
-    ),
-    max_size=60,
-)
+OPERATIONS = {
+    "train": st.integers(1, 40),
+    "write": st.just(0),
+    "upload": st.integers(0, 1),
+    "save": st.just(0),
+    "lose": st.sampled_from([0, 0, 0, 1, 3]),
+}
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[tuple[str, int]]:
+    """Several generations. In each, any of the operations above may be left out, or come more than once."""
+    story = []
+    for _ in range(draw(st.integers(1, 6))):
+        for what in (*OPERATIONS, *draw(st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=4))):
+            if draw(st.integers(0, 3)):
+                story.append((what, draw(OPERATIONS[what])))
+    return story
 
 
 def told(story: list[tuple[str, int]], most: int) -> tuple[dict[int, float], World]:
@@ -293,7 +302,7 @@ def told(story: list[tuple[str, int]], most: int) -> tuple[dict[int, float], Wor
 
 
 @settings(deadline=None, max_examples=150)
-@given(STORY)
+@given(stories())
 def test_lost_machines_leave_one_curve_without_a_hole_and_no_step_twice(story: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "CARRIED", 4000)
@@ -303,7 +312,7 @@ def test_lost_machines_leave_one_curve_without_a_hole_and_no_step_twice(story: l
 
 
 @settings(deadline=None, max_examples=50)
-@given(STORY)
+@given(stories())
 def test_what_checkpoints_carry_is_bounded_and_true(story: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "CARRIED", 16)
