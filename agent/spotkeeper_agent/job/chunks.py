@@ -94,6 +94,7 @@ class NodeLog:
     run: NodeRun
     _sent: dict[str, int] = field(default_factory=dict)  # bytes of each chunk in the bucket
     _index: LogIndex | None = None
+    _read: dict[str, int] | None = None  # bytes of torchrun's log and of the stacks in the chunks
     _first: bool = True  # nothing was taken from the spool yet
 
     @property
@@ -166,13 +167,15 @@ class NodeLog:
         return held < UNSENT_BYTES and has_room(self.folder)
 
     def _read_files(self, run: Path, *, last: bool) -> None:
-        read = self._read()
+        if self._read is None:
+            self._read = self._read_before()
+        read = self._read
         for name, source in FILES:
             with contextlib.suppress(OSError):  # the job may have replaced it
                 while self._read_piece(run, name, source, read, last=last) and self._room():
                     beneath.replace(self.folder, READ, json.dumps(read).encode())
 
-    def _read(self) -> dict[str, int]:
+    def _read_before(self) -> dict[str, int]:
         with contextlib.suppress(OSError, ValueError, msgspec.ValidationError):
             return codec.decode((self.folder / READ).read_bytes(), dict[str, int])
         return {}
