@@ -191,7 +191,7 @@ def billing(s: Settings) -> Iterator[Problem]:
 
 OF_AWS: dict[str, tuple[object, str]] = {
     "account": ("", "only aws has this key: set `gcp:project` instead"),
-    "kms_key": ("", "only aws has this key: leave it out; Google encrypts all disks with its own keys"),
+    "kms_key": ("", "only aws has this setting: leave it out; Google encrypts all disks anyway"),
     "service_linked_role": (False, "only aws has this key: leave it out"),
 }
 RULES: tuple[Rule, ...] = (

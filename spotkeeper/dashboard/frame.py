@@ -69,7 +69,7 @@ def put(element: ui.html, content: str) -> None:
 
 
 class Page:
-    """An open page: its viewer of the feed and what all pages show. ``dark``: the theme in the browser."""
+    """The frame of an open page, updated by the feed. ``dark``: whether the browser's theme is dark."""
 
     def __init__(self, feed: JobFeed, client: Client, name: str, show: Callable[[], None]) -> None:
         self.feed, self.client, self.dark = feed, client, False

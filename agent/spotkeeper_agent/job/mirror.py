@@ -88,7 +88,7 @@ class Mirroring:
             self._send(self._upload)
 
     def _begin(self, machine: MachineState, child: Child, want: MirrorRun, doc: Generation) -> None:
-        """Copy the newest checkpoint once per interval. Intervals are equal on all nodes, so all copy the same one."""
+        """Copy the newest checkpoint once per interval. All nodes' intervals begin together, to copy the same one."""
         commit, now = child.control.commit, self._clock.now()
         turn, (known, known_at) = int(now // want.every_s), self._known
         early = turn == self._turn or (known_at is not None and turn <= int(known_at // want.every_s))

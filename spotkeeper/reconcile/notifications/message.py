@@ -47,8 +47,8 @@ def channels_for(notification: Notification, stack: StackState, spec: JobSpec | 
 
 def test_message(channel: ChannelState, stack: StackState, at: float, number: str) -> Notification:
     """Return the message that `spotkeeper notify test` sends. ``number`` makes its id unique."""
-    told = ", ".join(event.value for event in channel.events) or "none, unless a job file names it"
-    text = f"can send to the channel {channel.name}. Its usual events: {told}."
+    told = ", ".join(event.value for event in channel.events) or "none; a job file can name some"
+    text = f"can send to the channel {channel.name}. Default events: {told}."
     return Notification(f"test.{number}", (), at, stack.stack, "", "", text)
 
 

@@ -267,15 +267,15 @@ class Verifier:
         return self._of(self._verified(authorization), emails)
 
     def hint(self, authorization: str | None, emails: frozenset[str], platform: str | None = None) -> Caller:
-        """Return the caller in ``emails`` (the schedule or a push) that requests a round. It may do nothing else.
+        """Return the caller that requests a round: the schedule or a push, in ``emails``. It may do nothing else.
 
-        Behind Cloud Run the caller's only token arrives with a marker in place of its signature. Its claims are
-        believed, because Cloud Run has checked them. If the service is opened to all, Cloud Run checks and changes no
-        token, so a token arrives with its signature; from then on this process accepts no token with the marker.
+        Cloud Run checks the token and puts a marker in place of its signature; the claims of such a token are
+        believed. If the service is opened to all, Cloud Run checks nothing and the signature stays. After the first
+        valid token with a signature and without ``platform``, this process therefore accepts no marker any more.
 
         Args:
-            platform: the request's ``X-Serverless-Authorization``. If there is one, Cloud Run checks that token and
-                leaves ``Authorization`` as sent, so a signature there does not mean that the service is open to all.
+            platform: the request's ``X-Serverless-Authorization``. If there is one, Cloud Run checks it instead and
+                leaves ``Authorization`` as sent.
 
         Raises:
             AuthError, KeysUnavailableError: as :meth:`agent`.

@@ -325,7 +325,7 @@ class _Exchange:
         if data:
             self._gang.receive(memoryview(data), sender, lambda _: None)
         if hashlib.sha256(data).digest() != told:
-            raise RuntimeError(f"checkpoint {self._plan.commit} arrived damaged from rank {sender}; start again")
+            raise RuntimeError(f"checkpoint {self._plan.commit} arrived damaged from rank {sender}; restart")
         at = 0
         for need, slot in zip(stream, slots, strict=True):
             self._got[need] = _own(memoryview(data)[at : at + slot.bytes], slot)

@@ -299,5 +299,5 @@ def _receive(gang: Gang, source: int, manifest: Manifest, memory: memoryview) ->
             gang.receive(memory[part.offset : part.offset + part.bytes], source, landed)
             hasher.submit(lambda: None).result()  # one thread works in order, so all earlier digests are done now
             if digest.hexdigest() != next(file.sha256 for file in manifest.files if file.name == part.name):
-                raise RuntimeError(f"{part.name} of {manifest.commit} arrived damaged from rank {source}; start again")
+                raise RuntimeError(f"{part.name} of {manifest.commit} arrived damaged from rank {source}; restart")
     return memory

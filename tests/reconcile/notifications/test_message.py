@@ -153,7 +153,7 @@ class TestTexts:
 
     def test_a_test_message_says_what_the_channel_gets(self) -> None:
         found = message.test_message(SLACK, STACK, AT, "0123")
-        assert found.text == ("can send to the channel ml-team. Its usual events: hold, over-budget, finished, failed.")
+        assert found.text == ("can send to the channel ml-team. Default events: hold, over-budget, finished, failed.")
         assert (found.id, found.events, found.job) == ("test.0123", (), "")
         none = message.test_message(replace(SLACK, events=()), STACK, AT, "0123")
-        assert none.text.endswith("Its usual events: none, unless a job file names it.")
+        assert none.text.endswith("Default events: none; a job file can name some.")

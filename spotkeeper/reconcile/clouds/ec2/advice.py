@@ -76,9 +76,9 @@ def price_runs(answer: Mapping[str, object], zones: frozenset[str]) -> tuple[Pri
 
 
 def score_question(pool: PoolState, region: str) -> dict[str, object]:
-    """Return the request for each zone's score for the whole pool.
+    """Return the request that scores each zone for ``pool.max_machines`` machines.
 
-    A pool's request is always the same, because EC2 limits how many different ones an account may send.
+    It never varies, because EC2 limits how many different requests an account may send.
     """
     return {
         "InstanceTypes": [pool.machine_type],

@@ -77,7 +77,7 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop a generation that began without some nodes, once all machines that these nodes have are ready to join it."""
+    """Stop a generation that began without some nodes, once their existing machines can all join the next one."""
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
