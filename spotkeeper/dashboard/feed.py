@@ -1,7 +1,7 @@
 """Reads what the open pages show, as seldom as they allow, and tells them when it has changed.
 
 A job whose page is open is read every 2 s, a row on a screen every 10 s, every other job once a minute, and nothing
-while no page is visible. A job's ledger is listed again only after its record has changed, or once a minute.
+while no page is visible. A job's ledger is listed again only after its record has changed, or after ten minutes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import CLOUD, JobView, Site
 
 OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the next
+LEDGER_S = 600.0  # real; a listing costs as much as a dozen reads, and nearly all entries come with a new record
 MARKET_S = 600.0  # real; what happened to machines in 90 days is many objects
 SAMPLES = 240  # of the loss and the throughput, for the small charts of the list
 READS = 16
@@ -198,7 +199,7 @@ class JobFeed:
             self.jobs.pop(job, None)
             return
         record, old = read.value, self.jobs.get(job)
-        same = old is not None and old.token == read.token and at - old.listed_at < OTHER_S
+        same = old is not None and old.token == read.token and at - old.listed_at < LEDGER_S
         ledger = old.ledger if same and old is not None else lookup.ledger_of(self.store, record)
         same_file = old is not None and old.record.spec_key() == record.spec_key()
         deadline = old.deadline if same_file and old is not None else lookup.deadline_of(self.store, record)
