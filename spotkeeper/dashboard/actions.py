@@ -1,4 +1,4 @@
-"""What the pages can do to a job: the commands' own functions, which the command hands over."""
+"""What the pages can do to a job. The functions are those of the commands; `spotkeeper dashboard` passes them in."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from spotkeeper.contract.record import Record
 
 @dataclass(frozen=True)
 class Action:
-    """One action. ``run`` gets the job's record and the value asked for, and returns what it did.
+    """One action. ``run`` gets the job's record and the value that the user entered, and returns what it did.
 
-    ``consequence``: the sentence of the confirmation; ``asks``: the name of a value that it needs, "" for none.
+    ``consequence``: the sentence of the confirmation; ``asks``: the name of the value to enter, "" for none.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Commands:
-    """What the command hands over to the pages. ``read_only``: every action is refused, by the server."""
+    """What `spotkeeper dashboard` passes to the pages. ``read_only``: the server refuses every action."""
 
     actions: Mapping[str, Action] = field(default_factory=dict)
     checkpoints: Callable[[Record], Sequence[tuple[str, ...]]] = lambda _: ()

@@ -14,7 +14,7 @@ from spotkeeper.report.html.markup import el
 
 
 class Chart:
-    """A chart with its title, a key, and the download of its data. PNG is in the chart's own corner."""
+    """A chart with a title, a key, and a button that downloads its data as CSV. Its own corner has the PNG."""
 
     def __init__(self, title: str, key: str = "", height: int = 240) -> None:
         with ui.element("section").classes("card"):

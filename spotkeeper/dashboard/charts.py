@@ -1,4 +1,4 @@
-"""Charts as ECharts options: plain values, and JavaScript where a key begins with a colon."""
+"""Charts as ECharts options. Values are plain; the value of a key that begins with a colon is JavaScript."""
 
 from __future__ import annotations
 

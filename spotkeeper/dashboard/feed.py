@@ -1,7 +1,8 @@
-"""Reads what the open pages show, as seldom as they allow, and tells them when it has changed.
+"""Reads what the open pages show, as seldom as they allow, and updates them after each round of reads.
 
-A job whose page is open is read every 2 s, a row on a screen every 10 s, every other job once a minute, and nothing
-while no page is visible. A job's ledger is listed again only after its record has changed, or after ten minutes.
+A job whose page is open is read every 2 s, a row on a screen every 10 s, and every other job of the list once a minute.
+Nothing is read while no page is visible. A job's ledger is listed again only after its record has changed, or after ten
+minutes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ class Viewer:
 
 @dataclass
 class KnownJob:
-    """What is known of a job. ``ledger``: with the record's outbox. ``samples``: (step, loss, samples a second)."""
+    """A job as last read. ``ledger``: with entries that only the record has so far.
+
+    ``samples``: (step, loss, samples a second).
+    """
 
     record: Record
     token: str

@@ -1,4 +1,4 @@
-"""What all pages share: the heading, the theme, and their place among the viewers of the feed."""
+"""What all pages share: the heading, the theme, and their registration as viewers of the feed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def html(content: str = "", tag: str = "div", classes: str = "") -> ui.html:
 
 
 def put(element: ui.html, content: str) -> None:
-    """Show other markup, if it is another: what stays the same is not sent."""
+    """Set an element's markup; unchanged markup is not sent to the browser again."""
     if element.content != content:
         element.set_content(content)
 
@@ -94,7 +94,7 @@ class Page:
         client.on_delete(lambda: feed.remove(self.viewer))
 
     async def ready(self) -> bool:
-        """Wait for the browser's websocket; a page that nobody looks at is never filled. False: it never came."""
+        """Wait for the browser's websocket, so that only pages in a browser are filled. False: it did not connect."""
         try:
             await self.client.connected()
         except TimeoutError:

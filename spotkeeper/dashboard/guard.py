@@ -1,11 +1,11 @@
-"""Guards the dashboard: pure ASGI, outside of every other part, for HTTP and the websocket alike.
+"""Guards the dashboard: an ASGI app around all others, which checks each HTTP request and websocket first.
 
 Any program and any web page on this machine can reach a port of its loopback. So each request must have the cookie
-that only the browser got which opened the one-time address; it must name this server in ``Host`` (against rebinding of
-DNS names), and a websocket or a request that changes something must come from a page of this server (``Origin``).
-Cookies ignore ports: the cookie's name has the port, so that two dashboards do not log each other out.
+that a browser gets by opening the one-time address. It must name this server in ``Host`` (against DNS rebinding), and a
+websocket or a request that changes something must come from a page of this server (``Origin``). Cookies do not depend
+on the port, so the cookie's name contains it; otherwise two dashboards would log each other out.
 
-Behind a proxy that knows its users, the proxy proves itself by a header with a secret instead of the cookie.
+Behind a proxy that authenticates users, a header with a secret, which the proxy sends, takes the place of the cookie.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Guard:
 
     Args:
         port: where the server listens, on the loopback.
-        on_open: called after a one-time address was used; the next one is :meth:`opening`.
+        on_open: called after a one-time address was used; :meth:`opening` then returns the next one.
         proxy: the address under which a proxy serves the dashboard (``https://host``), with ``proxy_secret``, which
             the proxy sends in the header ``X-Spotkeeper-Proxy``. "": none.
     """
@@ -107,10 +107,10 @@ class Guard:
         if [value for name, value in headers if name == b"host" and value.decode("latin-1") in self._hosts] != _all(
             headers, b"host"
         ) or not _all(headers, b"host"):
-            return "This server has another name."
+            return "The Host header names another server."
         origins = [value.decode("latin-1") for value in _all(headers, b"origin")]
         if any(origin not in self._origins for origin in origins) or (changes and not origins):
-            return "This request comes from another page."
+            return "This request comes from a page of another server."
         return ""
 
     def _known(self, headers: list[tuple[bytes, bytes]]) -> bool:

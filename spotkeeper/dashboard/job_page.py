@@ -189,7 +189,7 @@ class JobPage(Page):
         }
 
     async def _slow(self) -> None:
-        """Fill the open tab if it takes reads of its own."""
+        """Fill the open tab if only that tab shows what it reads."""
         state = self._state
         name = self._tabs.value
         if state is None or self.viewer.hidden:
@@ -274,7 +274,7 @@ class JobPage(Page):
 
 
 def thinned(points: list[tuple[float, float]], most: int = 1000) -> list[tuple[float, float]]:
-    """Return at most about ``most`` points: of each part of the curve the lowest and the highest."""
+    """Return about ``most`` points at most: the lowest and the highest of each part of the curve."""
     if len(points) <= most:
         return points
     size = -(-2 * len(points) // most)

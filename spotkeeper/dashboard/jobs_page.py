@@ -1,4 +1,4 @@
-"""The list of jobs: filter, search, sort, and one page of rows, which alone is sent and read often."""
+"""The list of jobs with filter, search and sorting. Only the rows of its present page are sent, and read often."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Chosen:
 
 @dataclass
 class Tail:
-    """The newest lines of a choice. Each read adds what the reads before have not."""
+    """The newest lines that match a choice. Each read adds the lines that are new since the read before."""
 
     logs: list[NodeLines]
     words: str
@@ -92,7 +92,7 @@ class LogPanel:
             await self.read(self._record)
 
     async def read(self, record: Record) -> None:
-        """Show what is new. One read at a time: a long one is not overtaken by the next."""
+        """Show new lines. While an earlier read still runs, do nothing."""
         self._record = record
         nodes = [EVERY, *range(max(1, len(record.nodes)))]
         if self._nodes.options != nodes:

@@ -1,7 +1,7 @@
 """Runs the dashboard's server on the loopback, and lets one browser in.
 
-The address with the code is in a file that only this user may read, since process lists show a browser's arguments.
-The code works once; the file then has the next one, so that it opens further browsers.
+The one-time address contains a code. The browser gets it from a file that only this user can read, since process lists
+show a browser's arguments. Once the code is used, the file gets the next one, for further browsers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def bound(port: int) -> socket.socket:
 
 
 def application(feed: JobFeed, commands: Commands) -> FastAPI:
-    """Return the ASGI app with all pages. NiceGUI keeps its pages in globals: once a process."""
+    """Return the ASGI app with all pages. Call it once per process, since NiceGUI keeps its pages in globals."""
     from fastapi import FastAPI
     from nicegui import background_tasks, ui
 
@@ -114,7 +114,7 @@ class Opening:
 
 
 def _folder() -> Path | None:
-    """The user's folder for state, since a confined browser reads files of the home folder and no others."""
+    """Return a folder in the home folder, since confined browsers can read no other; None if it is not writable."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "spotkeeper"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def proxy_secret(proxy: str) -> str:
         raise CliError(f"--behind {proxy}: want the proxy's address, https://...", Exit.USAGE)
     secret = os.environ.get(PROXY_SECRET, "")
     if len(secret) < LEAST_SECRET:
-        why = f"--behind needs {PROXY_SECRET}, at least {LEAST_SECRET} characters, which the proxy sends"
+        why = f"--behind needs {PROXY_SECRET}: the secret that the proxy sends, at least {LEAST_SECRET} characters"
         raise CliError(why, Exit.USAGE, f'export {PROXY_SECRET}="$(openssl rand -hex 32)"')
     return secret
 

@@ -37,10 +37,10 @@ def run(job: str | None, stack: str | None, options: Serving) -> None:
     """Serve the dashboard until Ctrl-C.
 
     Raises:
-        CliError: no such stack or job, the port is taken, or NiceGUI is not installed.
+        CliError: no such stack or job, a proxy without read-only, the port is taken, or NiceGUI is not installed.
     """
     if options.behind and not options.read_only:
-        why = "--behind a proxy needs --read-only: everybody it lets in would act as you"
+        why = "--behind needs --read-only: everybody whom the proxy lets in would act as you"
         raise CliError(why, Exit.USAGE)
     target = find_target(stack)
     store = target.store()
@@ -69,7 +69,7 @@ def run(job: str | None, stack: str | None, options: Serving) -> None:
 
 
 def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
-    """Return what the pages may do, each by the code of the command of the same name."""
+    """Return the actions of the pages; each runs the code of the command of the same name."""
     from spotkeeper.dashboard.actions import Action, Commands
 
     def request(kind: RequestKind, record: Record, **fields: str | int | None) -> str:
@@ -121,10 +121,18 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
             offered=lambda record: record.phase is Phase.HOLD,
         ),
         "resize": Action(
-            "Resize", "All machines save and stop; training continues on this many.", resize, "Machines", offered=runs
+            "Resize",
+            "All machines save and stop; training continues on the number that you enter.",
+            resize,
+            "Machines",
+            offered=runs,
         ),
         "move": Action(
-            "Move", "All machines save and stop; training continues in this zone.", move, "Zone", offered=runs
+            "Move",
+            "All machines save and stop; training continues in the zone that you enter.",
+            move,
+            "Zone",
+            offered=runs,
         ),
         "drill": Action(
             "Drill",
