@@ -2,7 +2,7 @@
 
 Every name begins with ``spotkeeper_``. Times are seconds of the stack's clock, sizes bytes, money US dollars. Labels
 ``job`` and ``instance`` belong to Prometheus, so a training job has ``job_name`` and ``job_id``. The number of series
-is bounded: states, causes and models are fixed sets, pools and zones are the stack file's, and jobs leave.
+is bounded: states, causes and models are fixed sets, the stack file lists pools and zones, and ended jobs are dropped.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
     yield jobs
     reasons = Counter(one.record.hold for one in reading.jobs if one.record.phase is Phase.HOLD)
     queue = _gauge(
-        "jobs_on_hold", "Jobs on hold by reason: those that wait for capacity and those for a person.", ["reason"]
+        "jobs_on_hold",
+        "Jobs on hold by reason; cloud and capacity are retried, the others wait for a resume.",
+        ["reason"],
     )
     for why in Hold:
         queue.add_metric([why.value], reasons[why])
@@ -92,7 +94,7 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
 
 def _pools(reading: StackReading) -> Iterator[Metric]:
     used = _gauge("pool_machines", "Machines that jobs have or wait for, by pool.", ["pool", "model"])
-    most = _gauge("pool_machines_max", "The most machines that the pool may have at once.", ["pool"])
+    most = _gauge("pool_machines_max", "The limit on the pool's machines.", ["pool"])
     price = _gauge("machine_price_usd_per_hour", "Price of a machine, US dollars an hour.", ["pool", "zone", "model"])
     for pool in reading.view.pools:
         if pool.kind == "static":
@@ -135,13 +137,13 @@ def _jobs(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
 
 def _training(reading: StackReading) -> Iterator[Metric]:
     step = _gauge("job_step", "Optimizer steps done; it falls when steps are repeated after a loss.", JOB)
-    total = _gauge("job_steps_planned", "Optimizer steps at the end of the run, as far as known.", JOB)
+    total = _gauge("job_steps_planned", "Optimizer steps of the whole run, as far as known.", JOB)
     loss = _gauge("job_loss", "The loss that the script reported last.", JOB)
     pace = _gauge("job_samples_per_second", "Samples of all ranks in a second, while the job trains.", JOB)
     left = _gauge("job_remaining_seconds", "Training time left, from remaining steps and their measured time.", JOB)
     idle = _gauge("job_seconds_without_step", "Time since the last step, if that is unusually long.", JOB)
     age = _gauge("job_checkpoint_age_seconds", "Time since the newest durable checkpoint was reported.", JOB)
-    copy = _gauge("job_checkpoint_copy_age_seconds", "Time since the bucket's newest copy was complete.", JOB)
+    copy = _gauge("job_checkpoint_copy_age_seconds", "Time since the newest complete copy in the bucket was made.", JOB)
     for one in reading.jobs:
         key, view, told = _key(one), one.view, one.progress
         over = view.over()
@@ -215,7 +217,7 @@ def _hosts(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
     hosts = {
         "cpu": _gauge("node_cpu_usage_ratio", "Share of the machine's CPU time that was not idle, 0 to 1.", node),
         "memory_bytes": _gauge("node_memory_bytes", "The machine's memory.", node),
-        "memory_used_bytes": _gauge("node_memory_used_bytes", "The machine's memory that is not available.", node),
+        "memory_used_bytes": _gauge("node_memory_used_bytes", "The machine's memory in use.", node),
         "disk_bytes": _gauge("node_disk_bytes", "Size of the node's data disk.", node),
         "disk_used_bytes": _gauge("node_disk_used_bytes", "Used space of the node's data disk.", node),
     }

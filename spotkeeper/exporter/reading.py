@@ -1,8 +1,8 @@
 """Reads a stack's documents at a bounded pace: one list of unfinished jobs, and two conditional reads for each job.
 
 A job's ledger is listed only after its record or generation has changed, or every ten minutes, since a list costs as
-much as twelve reads. A job leaves an hour after all its machines are deleted. How busy machines are is read once a
-minute, as their agents write it.
+much as twelve reads. A job is dropped an hour after all its machines are deleted. Agents write once a minute how busy
+their machines are, and it is read as often.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FRESH_S = 300.0  # virtual; an older report is of a machine that has gone
 class JobReading(Struct, frozen=True):
     record: Record
     progress: Progress | None
-    ledger: tuple[Entry, ...]  # with the record's outbox
+    ledger: tuple[Entry, ...]  # with entries that only the record has so far
     view: JobView
     usd_hour: float  # what its dynamic machines cost now
     usage: tuple[tuple[int, HostUsage], ...] = ()  # how busy the machines of some nodes are
 
 
 class StackReading(Struct, frozen=True):
-    """A stack at ``now`` (virtual unix seconds). ``left_out``: unfinished jobs beyond ``MOST_JOBS``."""
+    """A stack at ``now`` (virtual unix seconds). ``left_out``: number of jobs beyond the newest ``MOST_JOBS``."""
 
     now: float
     stack: StackState
@@ -67,7 +67,7 @@ class StackReading(Struct, frozen=True):
 
 @dataclass
 class _Known:
-    """A job's ledger as last listed, and what it was listed for."""
+    """A job's ledger as last listed. ``of``: the record's version and the generation's start at that time."""
 
     of: object
     listed_at: float

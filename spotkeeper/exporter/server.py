@@ -2,7 +2,7 @@
 
 A thread reads the bucket every ``every_s`` seconds, however often Prometheus scrapes; a scrape never reads. The thread
 also renders each reading in Prometheus's formats and in those that scrapes have asked for, so that a scrape only sends
-bytes. If the bucket fails, the last reading stays, and its age and the count of failures say so.
+bytes. If the bucket fails, the last reading stays; two metrics tell its age and the number of failed reads.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Pages:
             self._reading, self._failures, self._rendered = reading, failures, rendered
 
     def page(self, accept: str, *, packed: bool) -> tuple[bytes, str]:
-        """Return the body for a request's ``Accept`` header, and its content type. ``packed``: by gzip."""
+        """Return the body for a request's ``Accept`` header, and its content type. ``packed``: compress it by gzip."""
         encoder, content = choose_encoder(accept)
         key = content, packed
         with self._lock:  # one thread renders; others wait for its bytes
@@ -94,10 +94,6 @@ class _Families(Collector):
         if self._reading is not None:
             yield from families(self._reading)
         yield CounterMetricFamily("spotkeeper_exporter_read_failures", FAILURES, value=self._failures)
-
-    def describe(self) -> list[Metric]:
-        """Nothing: otherwise a registration would collect."""
-        return []
 
 
 def read_forever(
@@ -128,8 +124,8 @@ def read_once(
 def serve(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
     """Return a server that listens; the caller runs ``serve_forever``. Raises OSError if the address is in use.
 
-    On loopback it answers only requests for an address or ``localhost``. Otherwise any web page could read the metrics
-    through the user's browser, by a name that its owner's server resolves to 127.0.0.1 (DNS rebinding).
+    On loopback it answers only requests whose ``Host`` is an address or ``localhost``. Otherwise a web page whose name
+    resolves to 127.0.0.1 (DNS rebinding) could read the metrics through the user's browser.
     """
     local = _loopback(host)
 
@@ -141,7 +137,7 @@ def serve(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if local and not _names_an_address(self.headers.get("Host", "")):
-                self._answer(403, b"ask for an address, or for localhost\n", "text/plain; charset=utf-8")
+                self._answer(403, b"use an IP address or localhost in the URL\n", "text/plain; charset=utf-8")
             elif path == "/-/healthy":
                 self._answer(200, b"ok\n", "text/plain; charset=utf-8")
             elif path == "/metrics":
@@ -175,7 +171,7 @@ def _loopback(host: str) -> bool:
 
 
 def _names_an_address(host: str) -> bool:
-    """Whether a Host header names an address or ``localhost``, with or without a port. HTTP/1.0 may leave it out."""
+    """Whether a Host header names an address or ``localhost``. "" counts: HTTP/1.0 clients can leave the header out."""
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

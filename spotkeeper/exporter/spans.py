@@ -111,7 +111,7 @@ def _hash(*words: str) -> bytes:
 
 
 def _settled(one: RecoveryTrace, trace: JobTrace, now: float) -> bool:
-    """Whether nothing more will be known of an ended recovery."""
+    """Whether an ended recovery can be sent: its first step is reported, or no longer expected."""
     first = any(span.part is RecoveryPart.FIRST for span in one.spans)
     followed = one.number < len(trace.recoveries) or trace.ended is not None
     return first or followed or now - (one.end or now) > SETTLED_S
@@ -141,7 +141,7 @@ class TraceSender:
         self._thread.start()
 
     def offer(self, reading: StackReading) -> None:
-        """Have a reading sent; while an earlier one is being sent, this one is skipped, for the next has all of it."""
+        """Queue a reading for sending. Skip it if one waits already: a later reading contains the same recoveries."""
         try:
             self._readings.put_nowait(reading)
         except queue.Full:
@@ -178,7 +178,7 @@ class TraceSender:
 
 
 def _batches(found: Iterable[tuple[Sent, list[ReadableSpan]]]) -> Iterator[list[tuple[Sent, list[ReadableSpan]]]]:
-    """Yield lists of recoveries; a recovery of a large gang has hundreds of spans."""
+    """Yield recoveries in lists of about ``BATCH`` spans; a recovery of a large gang has hundreds."""
     every = iter(found)
     while batch := list(islice(every, 1)):
         size = len(batch[0][1])

@@ -32,7 +32,11 @@ def run(listen: str, every_s: float, otlp: str | None, stack: str | None, *, as_
         from spotkeeper.exporter import server
         from spotkeeper.exporter.reading import StackReader
     except ImportError as error:
-        raise CliError(f"the exporter needs {error.name}", Exit.MISSING, "pip install 'spotkeeper[exporter]'") from None
+        raise CliError(
+            f"the exporter needs {error.name}, which is not installed",
+            Exit.MISSING,
+            "pip install 'spotkeeper[exporter]'",
+        ) from None
     target, pages, stop = find_target(stack), server.Pages(), threading.Event()
     reader = StackReader(target)
     first = reader.read()
