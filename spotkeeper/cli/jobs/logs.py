@@ -26,19 +26,19 @@ GREP_S = 2.0  # real; for one line, which is at most 128 KB long
 
 
 class Pattern:
-    """A regular expression. A line that takes it longer than ``GREP_S`` ends the command: some would take years."""
+    """A regular expression. Some take years on some lines, so a search longer than ``GREP_S`` ends the command."""
 
     def __init__(self, text: str) -> None:
         try:
             self._found = re.compile(text).search
         except re.error as error:
-            raise CliError(f"--grep {text}: no regular expression: {error}", Exit.USAGE) from None
+            raise CliError(f"--grep {text}: not a regular expression: {error}", Exit.USAGE) from None
         self._text = text
         signal.signal(signal.SIGALRM, self._too_long)
 
     def _too_long(self, number: int, frame: FrameType | None) -> None:
         said = f"--grep {self._text}: takes more than {GREP_S:g} s for one line"
-        raise CliError(said, Exit.USAGE, "a pattern without repetitions of repetitions")
+        raise CliError(said, Exit.USAGE, "a pattern without nested repetitions such as (a+)+")
 
     def found(self, line: str) -> bool:
         signal.setitimer(signal.ITIMER_REAL, GREP_S)
@@ -100,7 +100,7 @@ def run(
 
 
 def _ms_before(since: str | None, clock: Clock) -> int:
-    """Return the real unix ms of a span before now."""
+    """Return when a span that ends now began, in real unix ms; 0 for None."""
     if since is None:
         return 0
     try:

@@ -208,7 +208,7 @@ def watch(
 def _live(read: Callable[[], JobView], wait: Callable[[float], None], verbose: bool) -> JobView:
     """Show the live view on the alternate screen, so that a resize or a key leaves nothing in the scrollback.
 
-    After the job's end or a Ctrl-C the last view is printed to the scrollback once.
+    At the end, also after a Ctrl-C, the last view is printed to the scrollback once.
     """
     from rich.live import Live
 

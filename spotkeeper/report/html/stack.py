@@ -8,7 +8,7 @@ from spotkeeper.report.text.words import percent, usd
 
 
 def figures(view: StackView) -> Markup:
-    most = "no limit of its own" if view.max_machines is None else f"at most {view.max_machines}"
+    most = "no limit on their number" if view.max_machines is None else f"at most {view.max_machines}"
     limit = "no limit" if view.max_usd_hour is None else f"of at most {usd(view.max_usd_hour)} (limits.usd_per_hour)"
     return el(
         "div",
@@ -78,7 +78,10 @@ def _zones(pool: PoolView) -> Markup:
         "Per 100 h",
     )
     return table(
-        head, rows, f"Zones of {pool.name}: prices now; requests and interruptions of 90 days", tuple(range(1, 8))
+        head,
+        rows,
+        f"Zones of {pool.name}: prices now; requests and interruptions in the last 90 days",
+        tuple(range(1, 8)),
     )
 
 

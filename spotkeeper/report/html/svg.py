@@ -101,7 +101,7 @@ def _mark(event: Event, x: float, y: float, text: str) -> Markup:
 
 
 def _ticks(span: float, x: Callable[[float], float], bottom: float) -> Markup:
-    """Lines at round times since the start, at most ten."""
+    """Lines at round times since the start, at most eleven."""
     step = next((step for step in _STEPS_S if span / step <= 10), span / 10)
     parts = []
     for at in range(int(span / step) + 1):
@@ -116,7 +116,7 @@ def _text(x: float, y: float, words: str, anchor: str) -> Markup:
 
 
 def _round_step(span: float) -> float:
-    """The distance of three to seven lines: 1, 2 or 5 times a power of ten."""
+    """Return the distance between lines that gives three to seven of them: 1, 2 or 5 times a power of ten."""
     least = 10.0 ** math.floor(math.log10(span / 4))
     return next(step for step in (least, 2 * least, 5 * least, 10 * least) if span / step <= 6)
 

@@ -1,8 +1,8 @@
 """A job's metrics as one curve each, joined from the files of its generations. Pure.
 
-Each generation's file names the checkpoints from which it and its ancestors resumed. Their points after these
-checkpoints were lost and trained again, so they are cut off. Points that an ancestor could not upload before it lost
-its machine were in the checkpoint, and are in the file of the generation that resumed from it.
+Each generation's file names the checkpoints from which it and its ancestors resumed. The steps that an ancestor trained
+after such a checkpoint were lost and trained again, so its points of these steps are cut off. A checkpoint carries the
+points that were not uploaded yet, and the generation that resumes from it has them in its file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN = 6  # metrics that `status` and `watch` show
 
 
 class MetricView(Struct, frozen=True):
-    """One metric as `status` shows it. ``last``, ``low``, ``high``: None for NaN, and if no value is a number."""
+    """One metric as `status` shows it. ``last``: None if not finite; ``low``, ``high``: None if no value is finite."""
 
     name: str
     step: int
@@ -40,7 +40,7 @@ class MetricColumns(Struct, frozen=True):
 
 
 class JobMetrics(Struct, frozen=True):
-    """The metrics of a job. ``resumed``: generation and step of each checkpoint from which a later one resumed."""
+    """The metrics of a job. ``resumed``: (generation, step) of each checkpoint from which a generation resumed."""
 
     job: str
     name: str

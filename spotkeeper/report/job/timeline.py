@@ -1,16 +1,15 @@
 """The life of every machine of a job as bars on one lane a node, from the ledger alone. Pure.
 
-Each second of a machine is in one bar. A notice is drawn over the training that it interrupts. Times are virtual unix
-seconds.
+The bars of one machine do not overlap. Times are virtual unix seconds.
 
 ======== ======================================================================================
 bar      meaning
 ======== ======================================================================================
 BOOT     from the request to the machine's hello
 READY    admitted, does not train: beside a machine that trains, or before a generation starts
-TRAIN    in a running generation
-SAVE     told to save and stop, until the next generation starts
-NOTICE   in a running generation, after a preemption notice
+TRAIN    member of a running generation, without a preemption notice
+SAVE     from the order to save and stop until the next generation starts
+NOTICE   member of a running generation, from its preemption notice on
 LEAVE    lost or released, until the cloud has deleted it
 REFUSED  the cloud refused the request
 ======== ======================================================================================
@@ -43,7 +42,7 @@ class BarKind(str, Enum):
 
 
 class Bar(Struct, frozen=True):
-    """A part of one machine's life. ``shared``: it shares its lane with another machine; ``row``: its half."""
+    """A part of one machine's life. ``shared``: another machine is on its lane too; ``row``: 0 upper half, 1 lower."""
 
     node: int
     attempt: int
@@ -133,7 +132,7 @@ def _notices(entries: Sequence[Entry]) -> dict[tuple[int, int], float]:
 
 
 def _rows(machines: Sequence[Attempt], now: float) -> dict[tuple[int, int], int]:
-    """Put a machine on the second row of its lane if it overlaps the one before it on the first."""
+    """Return each machine's row: 1, the lower one, if it overlaps an earlier machine on row 0."""
     ends: dict[int, list[float]] = defaultdict(lambda: [float("-inf"), float("-inf")])
     rows = {}
     for machine in sorted(machines, key=lambda one: (one.asked, one.attempt)):

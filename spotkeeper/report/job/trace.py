@@ -4,11 +4,11 @@
 part        from                                         to
 =========== ============================================ =====================================================
 NOTICE      the first preemption notice                  the order to stop; the job trains meanwhile
-SAVE        the order to stop (a surprise saves nothing) as much later as the last measured save took
-STOP        the end of the save                          the end of the lowest member's processes
-ORDER       the request for a machine                    the cloud has created it; refused requests count
+SAVE        the order to stop, if the job could save     as much later as the last measured save took
+STOP        the end of SAVE, or the order to stop        the lowest member's processes have ended
+ORDER       the first request for a machine              the cloud has created one, if need be after refusals
 BOOT        the machine's creation                       its agent's hello
-MOUNT       hello and the end of the old processes       the node's disk is mounted on the replacement
+MOUNT       the hello; not before the end of STOP        the node's disk is mounted on the replacement
 RENDEZVOUS  the decision to start a generation           all its ranks have met (imports, process groups)
 RESTORE     the ranks have met                           the checkpoint is loaded
 FIRST       the checkpoint is loaded                     the first step is reported

@@ -7,6 +7,8 @@ import json
 from msgspec.structs import replace
 
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.trace import RecoveryTrace
+from spotkeeper.report.text.waterfall import slowest
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
 from tests.report.job.test_trace import ANNOUNCED
@@ -25,3 +27,9 @@ def test_the_newest_recovery_or_all(cli: Cli, store: Store) -> None:
     found = json.loads(cli("trace", "first", "--json").out)
     assert [one["number"] for one in found["recoveries"]] == [1, 2]
     assert found["recoveries"][0]["spans"][2]["machine"] == f"sk-prod-{JOB}-n0000-a2"
+
+
+def test_without_recorded_parts_a_recovery_says_so() -> None:
+    one = RecoveryTrace(1, 2, "crash", (), began=0.0, end=100.0, idle_s=100.0, steps_again=None, spans=())
+    assert slowest(one) == "no times of its parts are recorded"
+    assert slowest(replace(one, idle_s=0.0)) == "training has not stopped"
