@@ -1,8 +1,8 @@
 """Reads complete logs from the bucket: line by line, in order of time, across nodes and generations.
 
 Memory is bounded whatever the length of a log: a chunk is read in pieces and unpacked as it comes. A job can write
-anything into its log, and a machine's owner into the bucket: lines, packed files and lists have a longest size, and
-what is no log is skipped and said so. ``contract/uploads.py`` has the form.
+anything into its log and, with root on its machine, anything into its folder in the bucket. So the sizes of lines,
+packed files and lists are limited, and a note replaces each damaged part. ``contract/uploads.py`` has the format.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LogLine(Struct, frozen=True):
 
 
 def shown(line: LogLine, clock: Clock) -> str:
-    """Return a line as text: its time in the stack's clock (UTC), its node, and where it is from if not rank 0."""
+    """Return a line as text: time by the stack's clock (UTC), node, local rank unless 0, and source unless a worker."""
     at = datetime.fromtimestamp(clock.now() - (time.time() - line.at / 1000) * clock.scale, timezone.utc)
     rank = f".{line.local_rank}" if line.local_rank else ""
     source = "" if line.source in ("stdout", "stderr") else f" {line.source}"
@@ -103,7 +103,7 @@ class _Unpacker:
 
 @dataclass
 class NodeLines:
-    """One node's log. Each call of :meth:`read` yields the lines that the calls before have not.
+    """One node's log. Each call of :meth:`read` yields the lines that are new since the call before.
 
     ``gen``: only this generation; ``since``: only lines from then on, real unix ms.
     """
@@ -158,7 +158,7 @@ class NodeLines:
 
 
 def _parsed(line: bytes, node: int, gen: int, before: int) -> LogLine:
-    """Return a line; ``before``: the time of the line before it, for one that has none of its own."""
+    """Return a line; ``before``: the time of the line before, used if this line has none."""
     found = _LINE.match(line)
     if found is None:
         return LogLine(before, node, gen, "stdout", 0, line[:LINE_BYTES].decode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Reads a job's metrics from the bucket. A job can write anything there, so what is invalid is named and left out."""
+"""Reads a job's metrics from the bucket. A job can write anything there, so invalid files are left out and reported."""
 
 from __future__ import annotations
 

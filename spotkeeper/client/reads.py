@@ -1,7 +1,7 @@
-"""Reads of the bucket for a program that reads the same objects again and again: conditional, and counted.
+"""Conditional, counted reads of the bucket, for a program that reads the same objects again and again.
 
-An object that was read before is requested by its tag, so it is not sent again while it is unchanged. An entry of a
-ledger never changes and is read once. :class:`Meter` adds up what the reads cost.
+A request for an object that was read before names its tag, so the object is sent again only if it has changed. An entry
+of a ledger never changes and is read once. :class:`Meter` adds up what the reads cost.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Meter:
 
 
 class MeteredObjects:
-    """``Objects`` that reads only what changed, and counts these reads. Writes are neither changed nor counted."""
+    """``Objects`` whose reads are conditional and counted. Writes are passed on and not counted."""
 
     def __init__(self, inner: Objects, meter: Meter) -> None:
         self._inner, self._meter, self._lock = inner, meter, threading.Lock()

@@ -2,16 +2,17 @@
 
 The agent's folder for one generation is ``logs/<job>/<node>-<gen>`` on the boot disk::
 
-    spool/           the workers' output (``launcher/spool.py``); all else only the agent can write
+    spool/           the workers' output (``launcher/spool.py``); only the agent can write the other files
     <unix ms>        a chunk that is not completely in the bucket yet
     read.json        how much of torchrun's log and of the dumped stacks the chunks have
 
-Everything needed to continue is in these files, so a restarted agent goes on where the last one ended, and sends what a
-bucket that was away has missed. The job writes into ``spool`` and may put anything there: the agent follows no link,
-opens no pipe, copies files up to a limit, and never unpacks them. It needs memory for one such file.
+These files hold all that a restarted agent needs to continue where the last one ended, and all output that could not be
+sent while the bucket did not answer. The job can put anything into ``spool``, so the agent follows no link there, opens
+no pipe, copies files only up to a size, and never unpacks them. It holds one such file in memory at a time.
 
 Each node has an even share of the job's ``logs.keep_mb`` in the bucket. Beyond it the node's machine deletes the node's
-oldest chunks, with the right that it needs to overwrite the newest one; ``chunks.json`` tells the next machine of them.
+oldest chunks; the right to overwrite the newest chunk allows that too. ``chunks.json`` lists the chunks for the node's
+next machine.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ class NodeLog:
     # -- from the spool into chunks on the disk
 
     def collect(self, run: Path | None, *, last: bool = False) -> bool:
-        """Move the spool's files into chunks, and add what torchrun and dumped stacks got. ``run``: the run folder.
+        """Move the spool's files into chunks, and add new lines of torchrun's log and of dumped stacks.
 
-        Returns whether there was room for all.
+        ``run``: the run folder. Returns whether the disk had room for all of the spool.
         """
         if not self.folder.is_dir():
             return True
@@ -233,7 +234,7 @@ class NodeLog:
         return chunk_name(self.run.job, self.run.node, self.run.gen, at)
 
     def _announce(self, at: int) -> None:
-        """List a chunk before it exists, so that a machine that is killed leaves none that nobody counts."""
+        """List a chunk before it is sent, so that it counts against the share even if this machine is killed."""
         index = self._index or self._load()
         mine = LogChunk(self.run.gen, at)
         if all((chunk.gen, chunk.at) != (mine.gen, mine.at) for chunk in index.chunks):
@@ -265,7 +266,7 @@ class NodeLog:
         return LogIndex(tuple(chunks), deleted)
 
     def _load(self) -> LogIndex:
-        """Read the node's list of chunks. A machine that was killed has left its last chunk without a size.
+        """Read the node's list of chunks. Complete it with the size of a chunk that a killed machine left without one.
 
         The list is created first: Cloud Storage answers a read of a missing object with 403 to those who may not list.
         """

@@ -1,8 +1,8 @@
 """A thread that uploads a job's logs: all output as chunks (``chunks.py``), and the ends to ``<node>/<gen>.log``.
 
 The ends of all files, sorted so that the probable cause of a crash comes last, let ``status`` tell why a generation
-failed. They are uploaded when it has ended and once a minute. On the machine the files are kept short: they lie in
-``/run``, which takes the memory that job and agent need.
+failed. They are uploaded once a minute and when the generation has ended. On the machine the files are kept short: they
+lie in ``/run``, a file system in memory, which job and agent need.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Message:
 
 
 class Uploader(threading.Thread):
-    """Uploads one task's logs whenever they change, until it gets another task; then what earlier ones have left."""
+    """Uploads the current task's logs whenever they change, and what ended generations have left on the disk."""
 
     def __init__(self, bucket: Bucket, logs: Path, clock: Clock, log: Log) -> None:
         super().__init__(name="logs", daemon=True)
@@ -156,12 +156,12 @@ class Uploader(threading.Thread):
         self._ends_at = 0.0
 
     def follow(self, task: Task) -> None:
-        """Upload the previous task a last time, and this task from now on. No other generation runs here."""
+        """Upload the previous task a last time, and this task from now on. All others here must have ended."""
         self._idle.clear()
         self._messages.put(_Message(task, [run for run in left(self._logs) if run != task.run]))
 
     def rest(self) -> None:
-        """Upload the current task a last time, then pause. No generation runs here."""
+        """Upload the current task a last time, then pause. All generations here must have ended."""
         self._idle.clear()
         self._messages.put(_Message(None, left(self._logs)))
 

@@ -76,9 +76,9 @@ def has_room(folder: Path | str) -> bool:
 class Rate:
     """The rate that all workers of a node share (the generic cell rate algorithm).
 
-    One number in a file says until when the bytes that were taken fill the rate. It is read and written without a lock,
-    which a job could hold for ever: two workers at the same instant may take a piece more. A job can only spoil its own
-    log with this file.
+    A file has one number: the time at which all bytes taken so far would be through at exactly this rate. Nothing locks
+    the file, since a job could hold a lock for ever. So two workers at the same instant can take one piece too many. By
+    writing to this file a job spoils only its own log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,7 +99,7 @@ class Rate:
 
 
 class Spool:
-    """One worker's lines on their way into the folder. ``killed``: this process replaces one that was killed."""
+    """One worker's lines on their way into the folder. ``killed``: the output worker before this one was killed."""
 
     def __init__(self, folder: Path, rank: bytes, secrets: Iterable[str], *, killed: bool = False) -> None:
         self._folder, self._rank = folder, rank
@@ -119,7 +119,7 @@ class Spool:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], *, killed: bool) -> Spool | None:
-        """Return the spool that a worker's variables name; None without one: then only the end of a log is kept."""
+        """Return the spool in the folder that the variables name. None: there is none, so only a log's end is kept."""
         folder, rank = environ.get(FOLDER), environ.get("LOCAL_RANK", "0")
         if not folder:
             return None

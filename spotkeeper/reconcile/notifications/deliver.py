@@ -1,8 +1,8 @@
 """Sends the notifications that wait in the bucket, each at least once to each channel that wants it.
 
-A process first claims a notification: it writes when the next process may send it. After a success it deletes the
-notification; after a failure it writes which channels are left and when to try again. If it is killed in between, the
-claim expires within seconds, and a tick sends the notification again, with the same id.
+A process first claims a notification: it writes the time until which other processes leave it alone. After a success
+it deletes the notification; after a failure it writes which channels are left and when to try again. If the process is
+killed in between, the claim expires within seconds, and a tick sends the notification again, with the same id.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ log = logging.getLogger("spotkeeper.reconcile")
 class Delivery:
     """One run over all notifications that wait.
 
-    ``sleep``: waits real seconds; ``waits``: whether to wait until recent claims expire, of which some can be of a
-    killed process.
+    ``sleep``: waits real seconds; ``waits``: whether to wait until recent claims expire and then send what is left,
+    because the process that made a claim can have been killed.
     """
 
     store: Store
@@ -73,7 +73,7 @@ class Delivery:
         return self.sent
 
     def _may_be_left(self, outgoing: Outgoing) -> bool:
-        """Whether a process has just made the first claim. This process sends the notification now, or was killed."""
+        """Whether the first claim is still in force: the process that made it is sending now, or was killed."""
         return outgoing.tries == 1 and outgoing.left is None and outgoing.not_before > self.clock.now()
 
     def _send_due(self, waiting: Sequence[Versioned[Outgoing]]) -> None:

@@ -31,7 +31,7 @@ def notifications(entries: Iterable[Entry], record: Record, stack: StackState) -
 
 def first_checkpoint(entry: Entry, record: Record, stack: StackState) -> Notification:
     """Return the notification of a job's first durable checkpoint."""
-    text = f"has its first durable checkpoint, at step {entry.step}: from now on a preemption costs only later steps."
+    text = f"has its first durable checkpoint, at step {entry.step}: a preemption now costs only the steps after it."
     return _of(entry, record, stack, (NotifyEvent.FIRST_CHECKPOINT,), text)
 
 

@@ -1,4 +1,4 @@
-"""The curve of a metric: a value for each of some steps, in order, at most a given number. Standard library only.
+"""The curve of a metric: points of ascending steps, at most a given number of them. Standard library only.
 
 A curve that becomes too long is thinned: of every ``width`` steps only the smallest value, the largest and the last one
 stay, and the width doubles until the curve fits. So extremes survive, however long a run is. Widths are powers of two,
@@ -29,7 +29,7 @@ class Curve:
         return len(self.steps)
 
     def add(self, steps: Sequence[int], times: Sequence[float], values: Sequence[float]) -> None:
-        """Add points whose steps ascend. They replace the points of their first step and of later ones."""
+        """Add points whose steps ascend. Old points from the first of these steps on are removed."""
         self._add(steps, times, values, 1)
 
     def join(self, later: Curve) -> None:
@@ -61,7 +61,7 @@ class Curve:
                 del column[end:]
 
     def _thin(self, begin: int, end: int) -> None:
-        """Thin the points from index ``begin`` to ``end``: whole buckets."""
+        """Thin the points with index ``begin`` to ``end``, which fill whole buckets."""
         kept: list[int] = []
         first, steps, width = begin, self.steps, self.width
         while begin < end:

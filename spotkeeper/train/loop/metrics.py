@@ -5,10 +5,10 @@ value on a GPU is first copied to the CPU in the background and read once the co
 device.
 
 Every few seconds the curves of this generation are written to ``metrics.json`` in the run folder, and the control file
-gets the number of that file. The agent uploads the newest file once a minute and answers with its number. The points of
-files that are not uploaded yet are in each checkpoint too, so a machine that is lost takes no points with it: the next
-generation begins with them. Each file also names the checkpoints from which this generation and its ancestors resumed,
-so that readers can join the generations' files to one curve.
+gets the number of that file. The agent uploads the newest file once a minute and answers with its number. A checkpoint
+carries the points that are not uploaded yet. So if the machine is lost, the next generation begins with them. Each file
+also names the checkpoints from which this generation and its ancestors resumed, so that readers can join the files of
+all generations to one curve.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Report = tuple[int, float, dict[str, Any], "dict[str, DeviceRead] | None"]
 
 
 class DeviceRead:
-    """A copy of a device's value to the CPU, which runs after the device's work so far. Nothing waits for it."""
+    """Copies a value from a GPU to the CPU in the background, after the work that the GPU has queued."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         stream = torch.cuda.current_stream(tensor.device)
@@ -65,7 +65,7 @@ class DeviceRead:
 
 
 class _Curves(dict[str, Curve]):
-    """Curves by metric. A new curve is as thin as that of ``like``, so that a long run's points are thinned once."""
+    """Curves by metric. A new curve is thinned to the width of that metric's curve in ``like``, if there is one."""
 
     def __init__(self, most: int = MOST, like: _Curves | None = None) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class MetricHistory:
     # ------------------------------------------------------------ curves
 
     def _sort(self, *, wait: bool = False) -> None:
-        """Move reports into curves, except the first whose values a device still computes and those after it."""
+        """Move reports into curves, up to the first report with a value that a device still computes."""
         done = self._ready(wait) if self._waits else len(self._reports)
         reports = self._reports[:done]
         del self._reports[:done]
@@ -176,7 +176,7 @@ class MetricHistory:
             _add(self._fresh, reports)
 
     def _ready(self, wait: bool) -> int:
-        """Read values that a device has computed, or ``wait`` for them; return how many reports are complete."""
+        """Read values that a device has computed, or ``wait`` for all; return how many first reports are complete."""
         for done, (_, _, values, reads) in enumerate(self._reports):
             if reads:
                 if not wait and not all(read.ready() for read in reads.values()):
