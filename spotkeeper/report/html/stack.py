@@ -8,7 +8,7 @@ from spotkeeper.report.text.words import percent, usd
 
 
 def figures(view: StackView) -> Markup:
-    most = "no limit on their number" if view.max_machines is None else f"at most {view.max_machines}"
+    most = "limited only by the pools" if view.max_machines is None else f"at most {view.max_machines}"
     limit = "no limit" if view.max_usd_hour is None else f"of at most {usd(view.max_usd_hour)} (limits.usd_per_hour)"
     return el(
         "div",
