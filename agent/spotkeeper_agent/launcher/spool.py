@@ -147,7 +147,7 @@ class Spool:
         body, ended, rest = _lines(text.removesuffix(b"\r")).rpartition(b"\n")
         if ended:
             self._take(self._rank + stream, hide(body, self._secrets))
-        if len(rest) > LINE_BYTES:
+        if len(rest) > LINE_BYTES + self._back:
             # Keep back what may be the beginning of a secret.
             rest = hide(rest, self._secrets)
             cut = len(rest) - self._back
@@ -224,8 +224,11 @@ class Spool:
             self._began = time.monotonic()
 
     def _has_room(self) -> bool:
+        sizes = []
         with os.scandir(self._folder) as entries:
-            sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # the agent has taken it
+                    sizes.append(entry.stat(follow_symlinks=False).st_size)
         return len(sizes) < SPOOL_FILES and sum(sizes) < SPOOL_BYTES and has_room(self._folder)
 
     def _write(self, data: bytes) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,36 @@ def test_names_of_files_sort_by_time_and_appear_at_once(tmp_path: Path) -> None:
     names = sorted(path.name for path in tmp_path.glob("*.gz"))
     assert len(names) == 12 and all(re.fullmatch(rf"\d{{13}}-12-{os.getpid()}-\d+\.gz", name) for name in names)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_that_the_agent_takes_meanwhile_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent empties the folder while workers measure it; they would drop a second of output each time."""
+    one = Spool(tmp_path, b"0", [])
+    one.add(b"o", b"first\n")
+    one.end()
+    (first,) = tmp_path.glob("*.gz")
+    listed = os.scandir
+
+    class Scanned:
+        def __enter__(self) -> Iterator[os.DirEntry[str]]:
+            with listed(tmp_path) as entries:
+                found = list(entries)
+            first.unlink()
+            return iter(found)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(os, "scandir", lambda _: Scanned())
+    one.add(b"o", b"second\n")
+    one.end()
+    monkeypatch.undo()
+    assert lines(tmp_path) == ["0o second"]
+
+
+def test_a_secret_longer_than_a_line_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "LINE_BYTES", 20)
+    one = Spool(tmp_path, b"0", ["0123456789" * 4])
+    for piece in (b"key: 0123456789012345678901", b"234567890123456789 and more\n"):
+        one.add(b"o", piece)
+    one.end()
+    assert not re.search(r"\d", "".join(line.removeprefix("0o ") for line in lines(tmp_path)))
