@@ -442,7 +442,7 @@ class Store:
         return tuple(blob.data if blob else None for blob in self._objects.get_many(list(paths)))
 
     def part(self, path: str, start: int, size: int) -> bytes | None:
-        """Read up to ``size`` bytes of a large object from ``start``, which must be less than the object's size."""
+        """Read up to ``size`` bytes of a large object from ``start``; None if it is missing."""
         return self._objects.part(path, start, size)
 
     def put(self, path: str, data: bytes) -> None:

@@ -129,7 +129,9 @@ class TestObjects:
         bucket = objects()
         assert bucket.part("a", 0, 4) is None
         bucket.put("a", b"0123456789")
-        assert [bucket.part("a", start, 4) for start in (0, 4, 8)] == [b"0123", b"4567", b"89"]
+        assert [bucket.part("a", start, 4) for start in (0, 4, 8, 10, 99)] == [b"0123", b"4567", b"89", b"", b""]
+        bucket.create("empty", b"")
+        assert bucket.part("empty", 0, 4) == b""
 
     def test_empty_objects_and_unconditional_puts(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
