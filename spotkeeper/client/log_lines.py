@@ -30,6 +30,7 @@ MEMBER_BYTES = 16 << 20  # of one packed file, unpacked: more than an output wor
 LATE_MS = 3000  # the lines of a node's workers reach its chunk within so long
 WAITING_BYTES = 64 << 20  # of lines that wait for earlier ones of their node, shared by the nodes
 INDEX_BYTES = 1 << 20
+LATEST = 253_402_300_799.0  # the end of the year 9999, unix seconds
 _GZIP = b"\x1f\x8b\x08\0\0\0\0\0"  # as zlib begins a file
 _DAMAGED = b"%013d n a part of the log is damaged and left out" % 0
 _LINE = re.compile(rb"(\d{13}) (n|t|s|(\d{1,4})([oe])) (.*)", re.DOTALL)
@@ -49,7 +50,8 @@ class LogLine(Struct, frozen=True):
 
 def shown(line: LogLine, clock: Clock) -> str:
     """Return a line as text: time by the stack's clock (UTC), node, local rank unless 0, and source unless a worker."""
-    at = datetime.fromtimestamp(clock.now() - (time.time() - line.at / 1000) * clock.scale, timezone.utc)
+    virtual = clock.now() - (time.time() - line.at / 1000) * clock.scale
+    at = datetime.fromtimestamp(min(max(0.0, virtual), LATEST), timezone.utc)  # a job can write any time
     rank = f".{line.local_rank}" if line.local_rank else ""
     source = "" if line.source in ("stdout", "stderr") else f" {line.source}"
     return f"{at:%Y-%m-%dT%H:%M:%SZ} node {line.node}{rank}{source}: {line.text}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.record import Record
-from spotkeeper.contract.uploads import LogPart, split_log
+from spotkeeper.contract.uploads import LOG_BYTES, LogPart, split_log
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import last_crash
@@ -44,7 +44,12 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
         remedy = f"generations with a log: {', '.join(map(str, gens))}"
         raise CliError(f"{record.name}: node {node} has no log of generation {gen}", Exit.MISSING, remedy)
     chosen = gens[-1] if gen is None else gen
-    return chosen, store.get(paths.log(record.job, node, chosen)) or b""
+    return chosen, stored(store, record.job, node, chosen)
+
+
+def stored(store: Store, job: str, node: int, gen: int) -> bytes:
+    """Return a node's stored ends of files; b"" if there are none. A job can write anything there, of any size."""
+    return store.part(paths.log(job, node, gen), 0, LOG_BYTES) or b""
 
 
 def no_log(record: Record, what: str, otherwise: str = "") -> CliError:
@@ -68,7 +73,7 @@ def check_node(record: Record, node: int) -> None:
 def log_gens(store: Store, record: Record, node: int) -> list[int]:
     prefix = paths.log(record.job, node, 0).rpartition("/")[0] + "/"
     stems = (path[len(prefix) :].removesuffix(".log") for path in store.list(prefix))
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+    return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 9)
 
 
 def heading(store: Store, record: Record, gen: int) -> str:
@@ -95,7 +100,7 @@ def cause_of_failure(store: Store, record: Record, crash: Entry, *, hung: bool) 
     if hung:
         lines = tuple(_innermost_calls(store, record, crash.node, gen))[:MOST_LINES]
         return (f"generation {gen} hung; its workers' innermost calls:", *lines) if lines else ()
-    data = None if crash.node is None else store.get(paths.log(record.job, crash.node, gen))
+    data = b"" if crash.node is None else stored(store, record.job, crash.node, gen)
     words = _exception(split_log(data)) if data else ""
     return (f"generation {gen} failed, node {crash.node}: {words}",) if words else ()
 
@@ -104,7 +109,7 @@ def _innermost_calls(store: Store, record: Record, first: int | None, gen: int) 
     """Yield a line for each worker; those of node ``first``, which hung first, come first."""
     nodes = sorted(range(len(record.nodes)), key=lambda node: (node != first, node))
     for node in nodes[:MOST_NODES]:
-        for part in split_log(store.get(paths.log(record.job, node, gen)) or b""):
+        for part in split_log(stored(store, record.job, node, gen)):
             if part.path.endswith("/" + TEXT):
                 dump = part.text.decode("utf-8", "replace").rpartition("\n" + _DUMP)[2]
                 yield from (f"  node {node}, {line[:LONGEST]}" for line in dump.splitlines() if _PLACE.match(line))

@@ -212,7 +212,7 @@ def _crash_log(store: Store, record: Record, ledger: Sequence[Entry]) -> tuple[t
         return (), logs.cause_of_failure(store, record, crash, hung=hung)
     nodes = [crash.node] if crash.node is not None else list(record.members or range(len(record.nodes)))
     for node in nodes:
-        if data := store.get(paths.log(record.job, node, crash.gen or record.gen)):
+        if data := logs.stored(store, record.job, node, crash.gen or record.gen):
             return logs.end_of_log(data), ()
     return (), ()
 

@@ -19,6 +19,7 @@ from spotkeeper.contract import codec
 
 BYTES = 9 << 20  # of an object: 64 metrics with 4,000 points each take 7 MB
 METRICS = 64
+ANCESTORS = 4000
 POINTS = 4000
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
 _MOST_STEP = 1 << 40
@@ -86,7 +87,8 @@ def read_metrics(data: bytes, gen: int) -> GenerationMetrics:
         raise ValueError("no metrics of this generation")
     if any(not (0 <= of < gen and 0 <= step < _MOST_STEP) for of, step in found.ancestors):
         raise ValueError("its ancestors are invalid")
-    if any(one >= other for one, other in pairwise(found.ancestors)):
+    gens = [of for of, _ in found.ancestors]
+    if len(gens) > ANCESTORS or any(one >= other for one, other in pairwise(gens)):
         raise ValueError("its ancestors are not in order")
     return GenerationMetrics(
         gen, found.ancestors, {name: _points(name, found.began, found.metrics[name]) for name in sorted(found.metrics)}
@@ -102,6 +104,6 @@ def _points(name: str, began: float, columns: _Columns) -> MetricPoints:
         raise ValueError("a metric's name or length is invalid")
     if any(one >= other for one, other in pairwise(steps)) or any(not 0 <= step < _MOST_STEP for step in steps):
         raise ValueError(f"the steps of {name} are invalid")
-    if any(not abs(offset) < _MOST_S for offset in seconds):
+    if any(not 0.0 <= began + offset < _MOST_S for offset in seconds):
         raise ValueError(f"the times of {name} are invalid")
     return MetricPoints(steps, [began + offset for offset in seconds], values)

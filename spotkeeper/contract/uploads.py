@@ -31,8 +31,10 @@ from msgspec import Meta, Struct
 
 PART_BYTES = 64 << 20  # size of one object: the most that a lost machine's upload repeats and a reader has in memory
 CHUNK_BYTES = 4 << 20  # of a complete log, compressed
+LOG_BYTES = 2 << 20  # of the ends of a node's files: more than an agent writes (``job/logs.py``)
+MOST_CHUNKS = 4000  # of a node in the bucket
 CHUNK = re.compile(r"(\d+)/(\d{13})\.gz\Z")  # a chunk's name below its node's folder: generation, start
-_HEAD = re.compile(rb"--- ([^\n]*): bytes (\d+) to (\d+) of ([^\n]+)\n")
+_HEAD = re.compile(rb"--- ([^\n]*): bytes (\d{1,18}) to (\d{1,18}) of ([^\n]+)\n")
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,14 @@ class LogChunk(Struct, frozen=True, forbid_unknown_fields=True):
     """A chunk of a node's complete log. ``at``: when it began, real unix ms; ``size``: 0 while it grows."""
 
     gen: Annotated[int, Meta(ge=0)]
-    at: Annotated[int, Meta(ge=0)]
+    at: Annotated[int, Meta(ge=0, lt=9 * 10**12)]  # a name has 13 digits
     size: Annotated[int, Meta(ge=0)] = 0
 
 
 class LogIndex(Struct, frozen=True, forbid_unknown_fields=True):
     """A node's chunks, oldest first. ``deleted``: bytes of older ones that ``logs.keep_mb`` left no space for."""
 
-    chunks: tuple[LogChunk, ...] = ()
+    chunks: Annotated[tuple[LogChunk, ...], Meta(max_length=MOST_CHUNKS)] = ()
     deleted: Annotated[int, Meta(ge=0)] = 0
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from spotkeeper.client import lookup
+from spotkeeper.client import logs, lookup
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Node, Outcome, Record
-from spotkeeper.contract.uploads import LogPart, join_log
+from spotkeeper.contract.uploads import LOG_BYTES, LogPart, join_log
 from spotkeeper.reconcile.store import paths
 from spotkeeper_agent.launcher.stacks import TEXT
 
@@ -28,7 +28,7 @@ Current thread 0x1 (most recent call first):
 
 def store(**logs: bytes) -> Any:
     kept = {paths.log(JOB, int(name[1:]), 3): data for name, data in logs.items()}
-    return SimpleNamespace(get=kept.get)
+    return SimpleNamespace(part=lambda path, start, size: kept.get(path, b"")[start : start + size])
 
 
 def stacks(where: str) -> bytes:
@@ -118,3 +118,11 @@ def test_a_long_traceback_is_shortened_in_the_middle() -> None:
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
     log, _ = lookup._crash_log(store(r1=log_of("Killed\n")), record(gen=3), (crash("crash"),))
     assert log[-2:] == ("--- node 1 (vm) stderr", "Killed") and "loss 3" in log and len(log) == 12
+
+
+def test_a_log_that_somebody_else_wrote_is_no_error() -> None:
+    absurd = b"--- x: bytes " + b"1" * 5000 + b" to 9 of y\nOSError: no space\n"  # int() refuses so many digits
+    log, _ = lookup._crash_log(store(r1=absurd), record(gen=3), (crash("crash"),))
+    assert log[-1] == "OSError: no space"
+    kept = store(r1=b"x\n" * (8 << 20))
+    assert len(logs.stored(kept, JOB, 1, 3)) == LOG_BYTES

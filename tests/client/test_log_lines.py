@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotkeeper.client import log_lines
-from spotkeeper.client.log_lines import LogLine, NodeLines, in_order
+from spotkeeper.client.log_lines import LogLine, NodeLines, in_order, shown
+from spotkeeper.clock import Clock
 from spotkeeper.contract.uploads import LogIndex, chunk_name, log_index
 from spotkeeper.reconcile.store.store import Store, open_store
 from spotkeeper_agent.launcher.spool import packed
@@ -178,3 +180,11 @@ def test_a_large_log_is_sorted_in_bounded_memory(store: Store, monkeypatch: pyte
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 20_000 and peak < 8 << 20, peak
+
+
+@pytest.mark.parametrize("at", [0, 1, 9_999_999_999_999])
+def test_a_line_of_any_time_can_be_shown(at: int) -> None:
+    """With a fast clock these times are before the year 1 and after the year 9999."""
+    now = time.time()
+    text = shown(LogLine(at, 0, 1, "stdout", 0, "x"), Clock(now, now, 600.0))
+    assert text.endswith("Z node 0: x")

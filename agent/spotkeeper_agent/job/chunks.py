@@ -29,7 +29,7 @@ import msgspec
 
 from spotkeeper.contract import codec
 from spotkeeper.contract.redact import known
-from spotkeeper.contract.uploads import CHUNK_BYTES, LogChunk, LogIndex, chunk_name, log_index
+from spotkeeper.contract.uploads import CHUNK_BYTES, MOST_CHUNKS, LogChunk, LogIndex, chunk_name, log_index
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.cloud.storage import Bucket, HashedPart, StorageError
 from spotkeeper_agent.job.jobhost import share
@@ -44,7 +44,6 @@ LEFT_S = 86_400.0  # real; the log of an earlier generation that could not be se
 PIECE = 64 << 10
 BEHIND = 1 << 20  # bytes; of a file that grows faster than it is read, the middle is left out
 INDEX_BYTES = 1 << 20
-MOST_CHUNKS = 4000  # of a node in the bucket
 LEAST_CHUNK = 64 << 10
 FILES = ((LAUNCHER_LOG, b"t"), (stacks.TEXT, b"s"))
 _MEMBER = re.compile(r"\d{13}-\d{1,4}-\d{1,10}-\d{1,10}\.gz\Z")

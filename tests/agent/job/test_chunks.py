@@ -195,7 +195,13 @@ def test_a_node_keeps_to_its_share_of_the_bucket_across_machines(
     assert {int(name.split("/")[4]) for name in names(bucket)} <= {5, 6}, "the oldest are gone"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"chunks": [{"gen": -1, "at": 0}]}', b" " * (2 << 20), b"[" * 10_000])
+# Of another job that writes this folder: with a name of more than 13 digits, chunks on the disk would never be found.
+FAR = b'{"chunks": [{"gen": 7, "at": 10000000000000, "size": 1}]}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"chunks": [{"gen": -1, "at": 0}]}', b" " * (2 << 20), b"[" * 10_000, FAR]
+)
 def test_a_damaged_list_of_chunks_stops_no_log(bucket: MemoryBucket, log: NodeLog, content: bytes) -> None:
     bucket.objects[log_index(JOB, 2)] = content
     say(log.folder / "spool", "step 1")

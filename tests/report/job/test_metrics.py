@@ -96,6 +96,7 @@ def test_what_the_library_writes_is_read() -> None:
         {"began": 1e300},
         {"ancestors": [[3, 1]]},
         {"ancestors": [[2, 1], [1, 1]]},
+        {"ancestors": [[1, 1], [1, 2]]},  # each would be read and joined again: a file has space for a million
         {"ancestors": [[-1, 1]]},
         {"ancestors": [[1, 1 << 50]]},
         {"metrics": {f"m{number}": written()["metrics"]["loss"] for number in range(65)}},
@@ -109,6 +110,7 @@ def test_what_the_library_writes_is_read() -> None:
         {"loss": {"steps": "AAAA"}},
         {"loss": {"steps": "no base64!"}},
         {"loss": {"seconds": column("f", 0, math.inf)}},
+        {"loss": {"seconds": column("f", -9e10, 0)}},  # before the year 1, which no date can be
         {"loss": {"seconds": column("f", 0, math.nan)}},
         {
             "loss": {
