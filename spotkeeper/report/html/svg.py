@@ -32,6 +32,7 @@ KEYS = (
 SIGNS = "hatched: boots; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation"
 _FADED = {BarKind.BOOT: 0.45, BarKind.READY: 0.25, BarKind.LEAVE: 0.35}
 _STEPS_S = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000)
+_LEAST, _MOST = 1e-300, 1e300  # values and spans beyond overflow; such values are not drawn
 Series = Sequence[tuple[str, str, Sequence[tuple[float, float]]]]  # name, color's name, points
 
 
@@ -142,11 +143,11 @@ def lines(
 ) -> Markup:
     """Draw lines over steps, or over seconds since the start. ``marks``: dotted lines at these places of the x axis."""
     xs = [x for _, _, points in series for x, _ in points]
-    ys = [y for _, _, points in series for _, y in points if math.isfinite(y)]
+    ys = [y for _, _, points in series for _, y in points if abs(y) < _MOST]
     if len(xs) < 2 or not ys:
         return el("p", "Not enough points to draw.", class_="dim")
     low, high = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
-    step = _round_step((high - low) or abs(high) or 1.0)
+    step = _round_step(max(high - low, _LEAST) if high > low else max(abs(high), _LEAST) if high else 1.0)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
     high = high if high > low else low + step
     first = min(xs)
@@ -176,7 +177,7 @@ def lines(
             frame: dict[str, Attribute] = {"x1": x(at), "x2": x(at), "y1": TOP, "y2": bottom}
             parts.append(el("line", **frame, stroke="var(--bad)", stroke_dasharray="2 3"))
     for number, (name, color, points) in enumerate(series):
-        path = " ".join(f"{x(at)},{y(value)}" for at, value in points if math.isfinite(value))
+        path = " ".join(f"{x(at)},{y(value)}" for at, value in points if abs(value) < _MOST)
         look: dict[str, Attribute] = {"fill": "none", "stroke": f"var(--{color})", "stroke_width": 2}
         dashed = "6 4" if number else None
         parts.append(el("polyline", el("title", name), points=path, stroke_dasharray=dashed, **look))

@@ -165,3 +165,12 @@ def test_text_has_enough_contrast(theme: dict[str, str], name: str) -> None:
     for ground in (theme["card"], theme["ground"]):
         light, dark = sorted((_luminance(theme[name]), _luminance(ground)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize(
+    "values", [(-1.7e308, 1.7e308), (0.0, 5e-324), (1.7e308, 1.7e308), (5e-324, 5e-324), (-1e299, 1e299)]
+)
+def test_values_at_the_ends_of_floats_are_drawn_or_left_out(values: tuple[float, float]) -> None:
+    drawn = svg.lines("x", [("x", "spot", [(0.0, values[0]), (1.0, values[1]), (2.0, 1.0)])])
+    assert "<polyline" in drawn and "nan" not in drawn and "inf" not in drawn
+    svg.lines("x", [("x", "spot", [(0.0, values[0]), (1.0, values[1])])])
