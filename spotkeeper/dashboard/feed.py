@@ -146,6 +146,9 @@ class JobFeed:
             self.trouble = ""
         except (CliError, StoreError) as error:
             self.trouble, self._behind = str(error), False
+        except Exception as error:  # the next round may succeed
+            log.exception("the bucket could not be read")
+            self.trouble, self._behind = f"unexpected: {type(error).__name__}", False
 
     def _round(self, at: float) -> None:
         viewers = self.looking()
@@ -196,6 +199,11 @@ class JobFeed:
             self.unreadable.pop(job, None)
         except CorruptError as error:
             self.unreadable[job] = f"{error}; try: {error.remedy}"
+        except (CliError, StoreError):
+            raise
+        except Exception as error:  # what one job has written must not stop the others
+            log.exception("job %s could not be shown", job)
+            self.unreadable[job] = f"unexpected: {type(error).__name__}"
 
     def _read_job(self, job: str, at: float) -> None:
         read = self.store.read_record(job)

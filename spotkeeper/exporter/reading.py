@@ -25,7 +25,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
-from spotkeeper.contract.usage import HostUsage, NodeUsage, object_name, read_usage
+from spotkeeper.contract.usage import BYTES, HostUsage, NodeUsage, object_name, read_usage
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import JobView, Site, job_view
@@ -128,7 +128,7 @@ class StackReader:
         members = [(one.record.job, node) for one in jobs for node in one.record.members if not one.view.over()]
         wanted = members[:MOST_NODES]
         with ThreadPoolExecutor(lookup.READS) as pool:
-            found = pool.map(lambda key: self._store.get(object_name(*key)), wanted)
+            found = pool.map(lambda key: self._store.part(object_name(*key), 0, BYTES + 1), wanted)
             told = {key: read_usage(data) for key, data in zip(wanted, found, strict=True) if data is not None}
         self._usage = {key: one for key, one in told.items() if one is not None and now - one.at < FRESH_S}
 

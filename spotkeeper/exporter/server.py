@@ -113,11 +113,15 @@ def read_once(
 ) -> None:
     try:
         reading = read()
+        pages.show(reading)
     except (CliError, StoreError) as error:
         log.warning("the bucket could not be read: %s", error)
         pages.failed()
         return
-    pages.show(reading)
+    except Exception:  # one absurd document must not end the thread: the next reading may succeed
+        log.exception("a reading of the bucket failed")
+        pages.failed()
+        return
     then(reading)
 
 

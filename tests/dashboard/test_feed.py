@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.client import lookup
 from spotkeeper.client.target import Target
 from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Record
 from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.view import JobView
 from tests.cli.records import JOB, a_job
 
 Bucket = tuple[Store, dict[str, str]]
@@ -136,3 +140,26 @@ def test_many_jobs_are_read_in_batches(feed: JobFeed, ticks: Ticks, bucket: Buck
     assert len(feed.jobs) == BATCH and JOB in feed.jobs, "the open job comes first"
     feed.round()
     assert len(feed.jobs) == BATCH + 2
+
+
+def test_one_job_that_cannot_be_shown_stops_no_other(
+    feed: JobFeed, ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view_of = lookup.view_of
+
+    def view(store: Store, record: Record, *rest: Any) -> JobView:
+        if record.job == JOB:
+            raise ValueError("absurd")
+        return view_of(store, record, *rest)
+
+    monkeypatch.setattr(lookup, "view_of", view)
+    feed.add(Viewer(lambda: None))
+    feed.round()
+    assert (set(feed.jobs), feed.trouble, feed.unreadable) == ({OTHER}, "", {JOB: "unexpected: ValueError"})
+
+
+def test_an_unexpected_error_is_said_and_ends_no_updates(feed: JobFeed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "prices_of", lambda *_: 1 // 0)
+    feed.add(Viewer(lambda: None))
+    feed.round()
+    assert feed.trouble == "unexpected: ZeroDivisionError"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from spotkeeper.client.target import Target
-from spotkeeper.contract.usage import DeviceUsage, HostUsage, NodeUsage, object_name
+from spotkeeper.contract.usage import BYTES, DeviceUsage, HostUsage, NodeUsage, object_name
 from spotkeeper.exporter import families as made
 from spotkeeper.exporter import reading as reads
 from spotkeeper.exporter.reading import StackReader, StackReading
@@ -153,13 +153,16 @@ def test_how_busy_machines_and_devices_are(
     devices = (DeviceUsage(1, 0.9, 100, 60, 61.0, 400.0, 3),)
     host = HostUsage(4, 0.5, 1000, 600, devices=devices)
     store.put(object_name(JOB, 0), msgspec.json.encode(NodeUsage(990.0, 1, host)))
-    store.put(object_name(JOB, 1), b'{"at": "now"}')
-    reader = StackReader(target)
+    store.put(object_name(JOB, 1), b'{"at": "now"}' + b" " * (1 << 20))
+    reader, sizes = StackReader(target), []
+    part = Store.part
+    monkeypatch.setattr(Store, "part", lambda *args: (sizes.append(args[3]), part(*args))[1])
     reading = reader.read()
     assert values(reading, "spotkeeper_node_cpu_usage_ratio", "job_name", "node") == {("first", "0"): 0.5}
     assert values(reading, "spotkeeper_device_temperature_celsius", "node", "device") == {("0", "1"): 61.0}
     assert values(reading, "spotkeeper_device_ecc_errors", "node", "device") == {("0", "1"): 3.0}
     assert values(reading, "spotkeeper_node_disk_bytes", "node") == {}, "no data disk is mounted"
+    assert sizes == [BYTES + 1] * 2, "of an object of any size, no more is read"
     monkeypatch.setattr(reads, "USAGE_S", 0.0)
     clock.at = 990.0 + reads.FRESH_S
     assert values(reader.read(), "spotkeeper_node_cpu_usage_ratio", "node") == {}, "its machine has gone"

@@ -179,12 +179,13 @@ class Prometheus:
         self._process.wait(LIMIT_S)
 
 
-def test_a_failed_read_keeps_the_last_reading_and_is_counted(target: Target, store: Store) -> None:
+@pytest.mark.parametrize("error", [StoreError("the bucket is away"), ValueError("absurd")])
+def test_a_failed_read_keeps_the_last_reading_and_is_counted(target: Target, store: Store, error: Exception) -> None:
     pages = server.Pages()
     pages.show(StackReader(target).read())
 
     def fails() -> Any:
-        raise StoreError("the bucket is away")
+        raise error
 
     server.read_once(fails, pages)
     page = pages.page("", packed=False)[0].decode()
