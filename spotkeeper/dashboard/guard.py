@@ -13,7 +13,6 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -117,14 +116,10 @@ class Guard:
         if self._proxy:
             told = _all(headers, PROXY_HEADER)
             return len(told) == 1 and hmac.compare_digest(told[0], self._proxy_secret.encode())
-        for value in _all(headers, b"cookie"):
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(self._cookie)
-            except CookieError:
-                continue
-            if found is not None and hmac.compare_digest(found.value.encode(), self._token.encode()):
-                return True
-        return False
+        # Not SimpleCookie: it gives up at the first odd cookie, and other servers on this host set cookies too.
+        mine = f"{self._cookie}={self._token}".encode()
+        pairs = (pair.strip() for value in _all(headers, b"cookie") for pair in value.split(b";"))
+        return any(hmac.compare_digest(pair, mine) for pair in pairs)
 
     async def _open(self, scope: Scope, send: Send) -> None:
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1"))

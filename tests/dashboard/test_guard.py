@@ -79,6 +79,14 @@ def test_the_one_time_address_lets_one_browser_in() -> None:
     assert status(attacker.request(attacker.guard.opening())) == 303, "the next address is another one"
 
 
+@pytest.mark.parametrize("other", ['theme={"dark": 1}', "a b=c", 'x="', "[]=1", "no-value", "\xff=\xfe"])
+def test_cookies_of_other_servers_on_this_host_lock_nobody_out(other: str) -> None:
+    attacker = Attacker()
+    cookie = attacker.cookie()
+    assert status(attacker.request(cookie=f"{other}; {cookie}")) == 200
+    assert status(attacker.request(cookie=other)) == 403
+
+
 @pytest.mark.parametrize("path", ["/", "/jobs/first", "/_nicegui/x", "/open", "/open?code=", "/open?code=x&to=/"])
 def test_without_the_cookie_nothing_is_reached(path: str) -> None:
     attacker = Attacker()
