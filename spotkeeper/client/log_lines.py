@@ -8,6 +8,7 @@ packed files and lists are limited, and a note replaces each damaged part. ``con
 from __future__ import annotations
 
 import heapq
+import math
 import re
 import time
 import zlib
@@ -29,6 +30,7 @@ LINE_BYTES = 128 << 10  # output workers cut lines at less
 MEMBER_BYTES = 16 << 20  # of one packed file, unpacked: more than an output worker packs
 LATE_MS = 3000  # the lines of a node's workers reach its chunk within so long
 WAITING_BYTES = 64 << 20  # of lines that wait for earlier ones of their node, shared by the nodes
+LINE_COST = 256  # bytes of a waiting line beside its text
 INDEX_BYTES = 1 << 20
 LATEST = 253_402_300_799.0  # the end of the year 9999, unix seconds
 _GZIP = b"\x1f\x8b\x08\0\0\0\0\0"  # as zlib begins a file
@@ -107,7 +109,8 @@ class _Unpacker:
 class NodeLines:
     """One node's log. Each call of :meth:`read` yields the lines that are new since the call before.
 
-    ``gen``: only this generation; ``since``: only lines from then on, real unix ms.
+    ``gen``: only this generation; ``since``: only lines from then on, real unix ms. ``ends``: when reading
+    stops for good (monotonic), since a small object can be unpacked for hours; ``stopped``: it has.
     """
 
     store: Store
@@ -115,6 +118,8 @@ class NodeLines:
     node: int
     gen: int | None = None
     since: int = 0
+    ends: float = math.inf
+    stopped: bool = False
     _chunk: tuple[int, int] = (0, 0)  # generation and start of the chunk that was read last
     _read: int = 0  # its bytes that were read
     _unpack: _Unpacker = field(default_factory=_Unpacker)
@@ -129,7 +134,7 @@ class NodeLines:
         chunks = [each for each in self.chunks() if self.gen in (None, each[0])]
         for number, chunk in enumerate(chunks):
             ended = number + 1 < len(chunks) and chunks[number + 1][1] <= self.since
-            if chunk >= self._chunk and not ended:
+            if chunk >= self._chunk and not ended and not self.stopped:
                 yield from self._of(chunk)
 
     def deleted(self) -> int:
@@ -153,6 +158,9 @@ class NodeLines:
                 return
             self._read += len(new)
             for line in self._unpack.lines(new):
+                if time.monotonic() > self.ends:
+                    self.stopped = True
+                    return
                 found = _parsed(line, self.node, gen, begins)
                 begins = found.at
                 if found.at >= self.since:
@@ -181,10 +189,10 @@ def _sorted(lines: Iterable[LogLine], most: int) -> Iterator[LogLine]:
     numbers, newest, size = count(), 0, 0
     for line in lines:
         heapq.heappush(waiting, (line.at, next(numbers), line))
-        newest, size = max(newest, line.at), size + len(line.text) + 64
+        newest, size = max(newest, line.at), size + len(line.text) + LINE_COST
         while waiting[0][0] < newest - LATE_MS or size > most:
             first = heapq.heappop(waiting)[2]
-            size -= len(first.text) + 64
+            size -= len(first.text) + LINE_COST
             yield first
     while waiting:
         yield heapq.heappop(waiting)[2]

@@ -18,6 +18,7 @@ from spotkeeper.report.html.markup import el, join
 from spotkeeper.report.text.words import count
 
 LINES = 3000  # the newest lines that are shown
+READ_S = 120.0  # real; the longest read of a choice, so that no job keeps the server busy
 EVERY = "all"
 SINCE = {"10 minutes": 600.0, "1 hour": 3600.0, "1 day": 86400.0, EVERY: None}  # real seconds
 _COLOR = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
@@ -53,6 +54,9 @@ class Tail:
     def read(self, feed: JobFeed) -> str:
         """Read on; return what went wrong, or "". Blocks."""
         try:
+            ends = time.monotonic() + READ_S
+            for log in self.logs:
+                log.ends = ends
             for line in in_order(self.logs):
                 text = _COLOR.sub("", shown(line, feed.target.clock))
                 if self.words in text.lower():
@@ -60,6 +64,8 @@ class Tail:
                     self.lines.append(text)
         except StoreError as error:
             return str(error)
+        if any(log.stopped for log in self.logs):
+            return f"more than {READ_S:.0f} s of reading: the rest is not shown; choose a node or a shorter time"
         return ""
 
     def gens(self) -> list[int]:

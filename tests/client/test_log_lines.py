@@ -172,7 +172,7 @@ def test_a_list_of_chunks_that_is_damaged_says_nothing(store: Store, content: by
 
 
 def test_a_large_log_is_sorted_in_bounded_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_lines, "WAITING_BYTES", 1 << 20)
+    monkeypatch.setattr(log_lines, "WAITING_BYTES", 4 << 20)
     text = "\n".join("x" * 1000 for _ in range(1000))  # all at one instant
     put(store, 0, 1, T, *(line(T, text) for _ in range(20)))
     tracemalloc.start()
@@ -188,3 +188,23 @@ def test_a_line_of_any_time_can_be_shown(at: int) -> None:
     now = time.time()
     text = shown(LogLine(at, 0, 1, "stdout", 0, "x"), Clock(now, now, 600.0))
     assert text.endswith("Z node 0: x")
+
+
+def test_empty_lines_that_wait_count_with_the_memory_they_take(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "WAITING_BYTES", 4 << 20)
+    put(store, 0, 1, T, line(T, "\n" * 100_000))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in in_order([NodeLines(store, JOB, 0)])) == 100_001
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20, "what waits, and a piece"
+
+
+def test_reading_stops_at_its_end_for_good(store: Store) -> None:
+    put(store, 0, 1, T, line(T, "a"))
+    put(store, 0, 1, T + 9, line(T + 9, "b"))
+    one = NodeLines(store, JOB, 0, ends=time.monotonic() - 1)
+    assert (texts(one.read()), one.stopped, texts(one.read())) == ([], True, [])
+    assert texts(NodeLines(store, JOB, 0, ends=time.monotonic() + 60).read()) == ["a", "b"]
