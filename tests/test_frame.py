@@ -70,7 +70,8 @@ def test_the_readme_names_spotkeeper_commands_that_exist() -> None:
     from spotkeeper.cli.local.commands import app as local_app
     from spotkeeper.cli.main import app
 
-    commands = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback} | {"local"}
+    commands = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
     local = {command.callback.__name__ for command in local_app.registered_commands if command.callback}
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text()
