@@ -48,7 +48,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
         elif hint := _typo_of(name, config):
             wrong.append(Problem(name, "unknown key", hint=hint))
         elif name == f"{cloud}:region" and region not in (None, "", text):
-            wrong.append(problem(name, f"differs from {NAMESPACE}:region: leave it out", text))
+            wrong.append(problem(name, f"leave it out: {NAMESPACE}:region differs", text))
     if wrong:  # a limit in a misspelt namespace would have no effect
         raise SpecError(wrong)
     return parse(plain, stack=stack, project=config.get(PROJECT, ""))

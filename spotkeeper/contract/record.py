@@ -277,7 +277,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return len(self.nodes) if self.size is None else min(self.size, len(self.nodes))
 
     def filled(self, count: int | None = None) -> tuple[int, ...]:
-        """Return the numbers of the nodes that get a machine. ``count``: all nodes, if ``nodes`` is still empty."""
+        """Return which nodes get a machine. ``count``: number of all nodes; None: ``len(nodes)``."""
         every = range(len(self.nodes) if count is None else count)
         if self.parked or self.size is None:
             return tuple(index for index in every if index not in self.parked)

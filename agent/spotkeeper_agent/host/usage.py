@@ -111,7 +111,7 @@ def devices(library: str = LIBRARY) -> list[dict[str, Any]]:
 
 
 def _asked(call: Any, answer: Any, *before: Any) -> Any:
-    """Call NVML with ``answer`` as its last argument, and return it; None if NVML answers with an error."""
+    """Return ``answer``, which the NVML function ``call`` fills; None if that reports an error."""
     return None if call(*before, ctypes.byref(answer)) else answer
 
 

@@ -113,7 +113,7 @@ def watch_list(stack: str | None, *, finished: bool, words: str) -> None:
 
 
 class Sparklines:
-    """The curves of a job's first metrics, read again at most every :data:`METRICS_S` seconds."""
+    """Curves of up to :data:`SHOWN` metrics, read at most every :data:`METRICS_S` seconds."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._reader = MetricsReader(store, job, GENERATIONS)

@@ -192,7 +192,7 @@ class Store:
         self._create(paths.active(job), b"" if since is None else msgspec.json.encode(since))
 
     def active_since(self, job: str) -> float | None:
-        """Return when the job's submission began; None if the marker does not say or is missing."""
+        """Return when the job's submission began, as ``active/<job>`` says; None if unknown."""
         blob = self._objects.get(paths.active(job))
         try:
             return decode(blob.data, float, paths.active(job)) if blob is not None and blob.data else None

@@ -204,7 +204,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     else:
         yield f"on-demand: {barred(task)}, so no such machine is bought; the on-demand column is for comparison"
     yield "not included: disks and traffic"
-    yield f"range: set to contain {percent(PROMISED)} of outcomes, tested on other markets (bench/market/forecast.py)"
+    yield f"range: should contain {percent(PROMISED)} of outcomes, tested on unseen markets (bench/market/forecast.py)"
 
 
 # -- for people

@@ -36,7 +36,7 @@ def resume_with(name: str) -> str:
 
 
 def resume(record: Record) -> str:
-    """The command that resumes a job with its present job file and source folder."""
+    """The command that resumes a job without changing its job file or source."""
     return record.go_back() if goes_back(record) else f"spotkeeper resume {record.name}"
 
 

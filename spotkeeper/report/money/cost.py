@@ -183,7 +183,7 @@ def _capped(costs: tuple[PoolCost, ...], machines: int, usd_per_hour: float | No
 
 
 def _rates(cost: PoolCost, dear: bool) -> list[float]:
-    """The price of each machine of a dynamic pool at full size, USD an hour; ``dear``: highest prices, else lowest."""
+    """USD an hour of each machine of a full dynamic pool: at the highest prices if ``dear``, else at the lowest."""
     on_demand = cost.on_demand_machines if dear and cost.on_demand else 0
     spot = (cost.spot.most if dear else cost.spot.least) if cost.spot else 0.0
     return [cost.on_demand.most if cost.on_demand else 0.0] * on_demand + [spot] * (cost.machines - on_demand)

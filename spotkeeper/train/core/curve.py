@@ -74,7 +74,7 @@ class Curve:
         self.values[first:end] = [self.values[index] for index in kept]
 
     def _extremes(self, begin: int, end: int) -> tuple[int, ...]:
-        """Return the indices of the smallest, the largest and the last of these points, in order."""
+        """Return the ascending indices of the smallest, the largest and the last of these points."""
         values = self.values[begin:end]
         low, high = min(values), max(values)
         if low != low:  # noqa: PLR0124 - NaN, as the first value is; other NaNs are neither smallest nor largest

@@ -1,4 +1,4 @@
-"""A run's position: its step, its place in the data, the order of its gradients. Saved with the attached objects."""
+"""A run's position, saved with the attached objects: step, place in data, order in which gradients became ready."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Ec2:
         self._zone_ids: dict[str, str] = {}  # "use1-az1" -> "us-east-1a", of this account
 
     def list(self, stack: str) -> Listing:
-        """List all zones, by tag. A zone whose list failed is not in ``answered``.
+        """List machines and disks by tag. ``answered`` lacks zones that failed.
 
         One call lists the whole region; if it fails, one call lists each of the stack's zones.
         """

@@ -65,7 +65,7 @@ class Gce(Hints):
         self._verbs = GceVerbs(stack, api)
 
     def list(self, stack: str) -> Listing:
-        """List all zones, by label. A zone with an error or a warning is not in ``answered``."""
+        """List machines and disks by label. ``answered`` lacks zones with errors or warnings."""
         zones = self._stack.zones()
         ends = time.monotonic() + LISTING_S
         with ThreadPoolExecutor(PARALLEL_LISTS) as pool:

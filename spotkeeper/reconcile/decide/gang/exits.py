@@ -213,7 +213,7 @@ def _judge(draft: Draft, roll: Roll, ended: frozenset[int]) -> None:
 
 
 def _answer(draft: Draft, index: int, roll: Roll) -> StacksAnswer | None:
-    """Return a member's newest answer with stacks to this roll call or a later one, or None."""
+    """Return a member's newest worker state for this roll call or a later one, or None."""
     slot = draft.nodes[index].cur
     if slot is None:
         return None

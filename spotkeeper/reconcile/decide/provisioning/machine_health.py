@@ -26,7 +26,7 @@ MOST = 0.5  # share of maxRunDuration before which no machine is replaced
 
 
 def note_end(draft: Draft, index: int) -> None:
-    """Record a machine's planned end once its replacement is due, and a notice once the last save has to begin."""
+    """When a machine's replacement is due, record its planned end; when its last save must begin, a notice."""
     cur = draft.nodes[index].cur
     if cur is None or not admitted(cur):
         return
