@@ -59,6 +59,8 @@ def read_usage(data: bytes) -> NodeUsage | None:
     if len(data) > BYTES:
         return None
     try:
-        return codec.decode(data, NodeUsage)
+        usage = codec.decode(data, NodeUsage)
     except msgspec.DecodeError:
         return None
+    devices = usage.host.devices
+    return usage if len({device.index for device in devices}) == len(devices) else None

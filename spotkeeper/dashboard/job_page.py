@@ -290,6 +290,6 @@ def _draw(
     chart: Chart, name: str, data: list[tuple[float, float]], marks: list[float], dark: bool, *, from_zero: bool = False
 ) -> None:
     """Draw a curve over steps, with the recoveries marked."""
-    options = charts.lines(name.capitalize(), [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
+    options = charts.lines(name[:1].upper() + name[1:], [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
     rows = [(f"{step:.0f}", f"{value!r}") for step, value in data] if len(data) > 1 else []
     chart.show(options, ("step", name.replace(" ", "_")), rows, "Too few values yet.")

@@ -48,7 +48,7 @@ def job_file(
         _card("", parts.figures(view, found), parts.sums(view)),
         _card("Timeline", svg.key(), svg.timeline(line)),
         _card("Money", svg.lines("Money over time", [spent, whole], unit="$", on_time=True, from_zero=True)),
-        *(_card(name.capitalize(), _curve(name, curve, marks)) for name, curve in metrics.items()),
+        *(_card(name[:1].upper() + name[1:], _curve(name, curve, marks)) for name, curve in metrics.items()),
         _card("Recoveries", parts.recoveries(found)),
         _card("Lost work", parts.lost_work(found)),
         _card("Machines now", parts.machines(view)) if view.nodes else None,

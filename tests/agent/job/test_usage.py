@@ -120,6 +120,7 @@ def test_failures_are_left_out() -> None:
         b'{"at":1.0,"attempt":1,"host":{"cpus":1,"devices":'
         + str([{"index": 0}] * 65).replace("'", '"').encode()
         + b"}}",
+        b'{"at":1.0,"attempt":1,"host":{"cpus":1,"devices":[{"index":0},{"index":0}]}}',  # twice one series
         b'{"at":1.0,"attempt":1,"host":{"cpus":1,"memory_bytes":-1}}',
         b'{"at":NaN,"attempt":1,"host":{"cpus":1}}',
     ],
