@@ -92,6 +92,7 @@ class ScriptProbe:
     def _note(self, run: Run, loader: Any, caller: FrameType | None) -> None:
         model, rest = run._position.take_common()
         local = run._position.take_local()
+        local.pop("metrics", None)  # a point has the time of its report
         for timing in ("stalls", "synced", "order"):
             rest.pop(timing, None)
         found = {

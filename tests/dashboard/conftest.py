@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
 
 from spotkeeper.reconcile.store.store import Store, open_store
 from tests.contract.samples import STACK
+
+T = TypeVar("T")
+
+
+def complete(work: Coroutine[object, object, T]) -> T:
+    """Run a coroutine to its end, and leave the thread as it was: Pulumi's tests need a loop after it."""
+    try:
+        return asyncio.run(work)
+    finally:
+        asyncio.set_event_loop_policy(None)
 
 
 @pytest.fixture

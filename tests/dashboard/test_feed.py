@@ -18,6 +18,7 @@ from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
 from tests.cli.records import JOB, a_job
+from tests.dashboard.conftest import complete
 
 Bucket = tuple[Store, dict[str, str]]
 OTHER = "bbbbbbbb"
@@ -83,7 +84,7 @@ def test_nothing_is_read_for_hidden_pages(feed: JobFeed, ticks: Ticks) -> None:
         task.cancel()
         return reads
 
-    assert asyncio.run(watched()) == 0
+    assert complete(watched()) == 0
     assert JOB in feed.jobs
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from spotkeeper.dashboard.guard import PROXY_HEADER, Guard
+from tests.dashboard.conftest import complete
 
 PORT = 4242
 HOST = f"127.0.0.1:{PORT}"
@@ -52,7 +52,7 @@ class Attacker:
         async def send(message: Any) -> None:
             sent.append(dict(message))
 
-        asyncio.run(self.guard(scope, receive, send))
+        complete(self.guard(scope, receive, send))
         return sent
 
     def cookie(self) -> str:

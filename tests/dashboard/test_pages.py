@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +35,7 @@ from spotkeeper.dashboard.job_page import thinned
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper_agent.launcher.spool import packed
 from tests.cli.records import JOB, a_job
+from tests.dashboard.conftest import complete
 
 Bucket = tuple[Store, dict[str, str]]
 Kind = TypeVar("Kind", bound=ui.element)
@@ -72,7 +74,11 @@ def play(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             async with simulated(read_only) as user:
                 await story(user)
 
-        asyncio.run(whole())
+        modules = dict(sys.modules)
+        try:
+            complete(whole())
+        finally:
+            sys.modules.update(modules)  # NiceGUI removes those with pages, and their parents
 
     return run
 

@@ -87,6 +87,6 @@ def test_the_page_of_a_job_as_a_file(cli: Cli, ended: Store, tmp_path: Path) -> 
     file = tmp_path / "first.html"
     assert cli("report", "first", "--html", file).out == f"first ({JOB}): wrote {file}\n"
     text = file.read_text("utf-8")
-    assert "by ada" in text and "$1.14" in text and "<script" not in text
+    assert " · ada · as of " in text and "$1.14" in text and "<script" not in text
     assert cli("report", "--all", "--html", file).code == Exit.USAGE
     assert cli("report", "first", "--html", tmp_path / "no" / "file").code == Exit.FAILED

@@ -79,11 +79,11 @@ def test_announced_maintenance_has_a_window(host: str, cloud: LocalCloud) -> Non
     ended = cloud.clock.now()
     shown = read(host, "instance/upcoming-maintenance/", recursive="true").json()
     assert (shown["maintenanceStatus"], shown["canReschedule"]) == ("PENDING", "false")
-    sign = Gce(cloud.clock, host).instance().sign
-    assert sign is not None and sign.cause is Cause.MAINTENANCE
-    assert sign.deadline is not None and begun - 1.0 <= sign.deadline - 3000.0 <= ended + 1.0
+    warning = Gce(cloud.clock, host).instance().warning
+    assert warning is not None and warning.cause is Cause.MAINTENANCE
+    assert warning.deadline is not None and begun - 1.0 <= warning.deadline - 3000.0 <= ended + 1.0
     cloud.maintenance("meta", "NONE")
-    assert Gce(cloud.clock, host).instance().sign is None
+    assert Gce(cloud.clock, host).instance().warning is None
 
 
 def test_recursive_json_has_camel_case_keys_and_leaves_attributes_alone(host: str, vm: VmView) -> None:

@@ -10,11 +10,11 @@ from spotkeeper.contract.generation import FactIn
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.stack import Model
 from spotkeeper_agent.cloud import notice
-from spotkeeper_agent.cloud.notice import Cause, Instance, Notice, Sign
+from spotkeeper_agent.cloud.notice import Cause, CloudWarning, Instance, Notice
 from tests.reconcile.controller.test_round import trained
 from tests.reconcile.world import Agent, World
 
-RISK = Instance("i-1", "n", "z", sign=Sign(Cause.REBALANCE))
+RISK = Instance("i-1", "n", "z", warning=CloudWarning(Cause.REBALANCE))
 
 
 def handle_notice(world: World, agent: Agent, known: Notice | None, seen: Instance = RISK) -> Notice | None:
@@ -90,7 +90,10 @@ def test_an_interruption_after_a_rebalance_counts() -> None:
     agent, known = at_risk(world, 1)
     world.run(60)
     end = world.t + 120
-    assert handle_notice(world, agent, known, Instance("i-1", "n", "z", sign=Sign(Cause.PREEMPTED, end))) is not None
+    assert (
+        handle_notice(world, agent, known, Instance("i-1", "n", "z", warning=CloudWarning(Cause.PREEMPTED, end)))
+        is not None
+    )
     cur = world.record().nodes[1].cur
     assert cur is not None and cur.notice == int(end)
     world.until(lambda: world.record().stop, 130)
