@@ -104,6 +104,8 @@ def _points(name: str, began: float, columns: _Columns) -> MetricPoints:
         raise ValueError("a metric's name or length is invalid")
     if any(one >= other for one, other in pairwise(steps)) or any(not 0 <= step < _MOST_STEP for step in steps):
         raise ValueError(f"the steps of {name} are invalid")
-    if any(not 0.0 <= began + offset < _MOST_S for offset in seconds):
+    times = [began + offset for offset in seconds]
+    if any(not abs(at) < _MOST_S for at in times):
         raise ValueError(f"the times of {name} are invalid")
-    return MetricPoints(steps, [began + offset for offset in seconds], values)
+    # A machine whose clock began at 0 gives times that float32 offsets round to just below it.
+    return MetricPoints(steps, [max(0.0, at) for at in times], values)

@@ -355,6 +355,17 @@ def test_points_after_the_checkpoints_step_are_not_restored(control: Control, tm
     assert (written(tmp_path).ancestors, sorted(written(tmp_path).metrics)) == (((0, 5), (2, 7)), ["loss"])
 
 
+def test_times_of_a_clock_that_began_at_zero_are_read(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = 1795469516.580958  # as float32, the offset to the time 1.0 leads to before 0
+    monkeypatch.setattr("spotkeeper.train.loop.metrics.time.time", lambda: began)
+    history = MetricHistory(control, tmp_path, 3)
+    history.restore({"ancestors": [], "points": {"loss": ([6], [1.0], [0.0])}}, Commit(2, 7))
+    history.write()
+    assert list(written(tmp_path).metrics["loss"].times) == [0.0]
+
+
 def test_the_last_points_are_written_when_the_process_ends(control: Control, tmp_path: Path) -> None:
     history = MetricHistory(control, tmp_path, 3)
     history.report(1, {"loss": math.inf})
