@@ -151,7 +151,7 @@ class NodeLines:
         gen, begins = chunk
         name = chunk_name(self.job, self.node, gen, begins)
         while True:
-            start = max(0, self._read - 1)  # an object's last byte can be read, what is behind it cannot
+            start = max(0, self._read - 1)  # one byte that exists: a read behind the end costs more requests
             piece = self.store.part(name, start, PIECE)
             new = (piece or b"")[self._read - start :]
             if not new:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from spotkeeper.reconcile.store.objects import Blob, Deadline, Objects
+from spotkeeper.reconcile.store.store import Store, open_objects
 
 # USD, Google Cloud Storage (standard, one region) and S3 alike: https://cloud.google.com/storage/pricing,
 # https://aws.amazon.com/s3/pricing. A byte that leaves the cloud costs by the larger of both first tiers.
@@ -52,6 +53,11 @@ class Meter:
                 self._reads.popleft()
             factor = 3600.0 / max(60.0, min(WINDOW_S, now - self._began))
             return Spending(round(len(self._reads) * factor), sum(usd for _, usd in self._reads) * factor)
+
+
+def metered_store(bucket: str, meter: Meter) -> Store:
+    """Open a bucket for repeated reads with the user's own login."""
+    return Store(MeteredObjects(open_objects(bucket, None, False), meter))
 
 
 class MeteredObjects:

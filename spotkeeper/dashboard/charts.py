@@ -42,6 +42,7 @@ _BAR = """(params, api) => {
 
 
 _SYMBOL = {Event.LOSS: "path://M2 0L5 3L8 0L10 2L7 5L10 8L8 10L5 7L2 10L0 8L3 5L0 2Z", Event.NOTICE: "triangle"}
+_MARK_COLOR = {Event.LOSS: "bad", Event.NOTICE: "notice"}
 
 
 def colors(dark: bool) -> dict[str, str]:
@@ -118,12 +119,9 @@ def timeline(view: Timeline, dark: bool) -> Options:
                 lanes[mark.node],
                 escape(f"{mark.event.value}: {mark.text}".rstrip(": ")),
             ],
-            "symbol": {
-                "loss": "path://M2 0L5 3L8 0L10 2L7 5L10 8L8 10L5 7L2 10L0 8L3 5L0 2Z",
-                "notice": "triangle",
-            }.get(mark.event.value, "circle"),
+            "symbol": _SYMBOL.get(mark.event, "circle"),
             "itemStyle": {
-                "color": {"loss": paint["bad"], "notice": paint["notice"]}.get(mark.event.value, paint["good"]),
+                "color": paint[_MARK_COLOR.get(mark.event, "good")],
                 "borderColor": paint["card"],
                 "borderWidth": 1,
             },

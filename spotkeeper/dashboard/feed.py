@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from spotkeeper.client import lookup, market
 from spotkeeper.client.errors import CliError
-from spotkeeper.client.reads import Meter, MeteredObjects
+from spotkeeper.client.reads import Meter, metered_store
 from spotkeeper.client.target import Target
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.ledger import Entry
@@ -26,7 +26,6 @@ from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
-from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import CLOUD, JobView, Site
 
 OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the next
@@ -78,7 +77,7 @@ class JobFeed:
 
     def __init__(self, target: Target, clock: Callable[[], float] = time.monotonic) -> None:
         self.target, self.meter = target, Meter()
-        self.store = Store(MeteredObjects(open_objects(target.bucket, None, False), self.meter))
+        self.store = metered_store(target.bucket, self.meter)
         self.jobs: dict[str, KnownJob] = {}
         self.unreadable: dict[str, str] = {}  # job -> why
         self.stack: StackState | None = None

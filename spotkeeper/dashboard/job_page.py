@@ -23,7 +23,7 @@ from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import el, join, table
 from spotkeeper.report.job.metrics import joined
-from spotkeeper.report.job.timeline import Timeline, timeline
+from spotkeeper.report.job.timeline import Timeline, resumed_steps, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
 
@@ -155,7 +155,7 @@ class JobPage(Page):
             else [],
             "Nothing was spent yet.",
         )
-        marks = [float(entry.step) for entry in state.ledger if entry.step is not None and entry.gen > 1]
+        marks = resumed_steps(state.ledger)
         speeds = [(float(step), speed) for step, _, speed in state.samples if speed is not None]
         _draw(self._speed, "samples a second", speeds, marks, dark, from_zero=True)
         losses = [(float(step), loss) for step, loss, _ in state.samples if loss is not None]

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spotkeeper.client import lookup
-from spotkeeper.client.reads import Meter, MeteredObjects, Spending
+from spotkeeper.client.reads import Meter, Spending, metered_store
 from spotkeeper.client.target import Target
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.generation import Progress
@@ -27,7 +27,6 @@ from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.usage import BYTES, HostUsage, NodeUsage, object_name, read_usage
 from spotkeeper.reconcile.store.documents import CorruptError
-from spotkeeper.reconcile.store.store import Store, open_objects
 from spotkeeper.report.job.view import JobView, Site, job_view
 from spotkeeper.report.stack import StackView, stack_view, usd_per_hour
 
@@ -80,7 +79,7 @@ class StackReader:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._meter = Meter()
-        self._store = Store(MeteredObjects(open_objects(target.bucket, None, False), self._meter))
+        self._store = metered_store(target.bucket, self._meter)
         self._known: dict[str, _Known] = {}
         self._done: dict[str, JobReading] = {}  # jobs that will not change
         self._jobs: set[str] | None = None  # None: nothing was read yet

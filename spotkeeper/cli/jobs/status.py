@@ -95,14 +95,13 @@ def watch_list(stack: str | None, *, finished: bool, words: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from spotkeeper.client.reads import Meter, MeteredObjects
-    from spotkeeper.reconcile.store.store import open_objects
+    from spotkeeper.client.reads import Meter, metered_store
     from spotkeeper.report.text import render
 
     if not sys.stdout.isatty():
         raise CliError("--watch needs a terminal", Exit.USAGE, "spotkeeper status --json")
     target = find_target(stack)
-    store = Store(MeteredObjects(open_objects(target.bucket, None, False), Meter()))
+    store = metered_store(target.bucket, Meter())
     state = target.state(store)
     with Live(console=result_console(), auto_refresh=False, screen=True) as screen:
         while True:

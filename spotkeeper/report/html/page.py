@@ -13,7 +13,7 @@ from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import Markup, el, join
 from spotkeeper.report.html.style import FILE_STYLE
 from spotkeeper.report.job.metrics import MetricColumns
-from spotkeeper.report.job.timeline import timeline
+from spotkeeper.report.job.timeline import resumed_steps, timeline
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account
 from spotkeeper.report.money.money import NO_PRICES, PricesByPool, over_time
@@ -35,7 +35,7 @@ def job_file(
     metrics: Mapping[str, MetricColumns] = NO_METRICS,
 ) -> str:
     """Return the page of a job at ``now`` (virtual unix seconds) as a whole document."""
-    marks = [float(entry.step) for entry in ledger if entry.step is not None and entry.gen > 1]
+    marks = resumed_steps(ledger)
     line = timeline(ledger, now)
     money = over_time(ledger, stack, now, prices)
     spent = ("spent", "spot", [(at - line.start, paid) for at, paid, _ in money])

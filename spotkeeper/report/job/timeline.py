@@ -76,6 +76,11 @@ class Timeline(Struct, frozen=True):
     starts: tuple[tuple[float, int, str], ...]
 
 
+def resumed_steps(ledger: Iterable[Entry]) -> list[float]:
+    """Return the steps at which the generations after the first one resumed, for marks in charts."""
+    return [float(entry.step) for entry in ledger if entry.step is not None and entry.gen > 1]
+
+
 _MARKED = (Event.NOTICE, Event.LOSS, Event.PROMOTED)
 
 
