@@ -2,7 +2,7 @@
 
 ``disk.py``, ``mounting.py`` the data disk · ``systemd.py`` readiness, root requests, power-off · ``roothelper.py`` the
 root process, four requests · ``roothelper_fence.py`` blocks the metadata server for jobs · ``memory.py`` memory use ·
-``usage.py`` how busy the machine is, read by a process of its own.
+``usage.py`` how busy the machine is · ``nvml.py`` how busy its NVIDIA devices are, read by a process of its own.
 
 **Three users** share a machine under systemd: root, the agent's and the jobs'. The agent (``spotkeeper``) may read the
 kernel's log but has no other right of root. For all else that needs root it sends requests to the root helper, whose

@@ -1,7 +1,7 @@
 """Uploads once a minute how busy this machine is, while it is a member of its job (``contract/usage.py``).
 
-A process of its own reads the figures (``host/usage.py``), and a thread that lives as long waits for it and sends them.
-Whatever fails is left out until the next minute: no decision reads these figures.
+A thread that lives as long reads the figures and sends them. On a machine with NVIDIA's driver a process of its own
+reads the devices (``host/nvml.py``). Whatever fails is left out until the next minute: no decision reads these figures.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from spotkeeper.contract import codec
-from spotkeeper.contract.usage import BYTES, HostUsage, NodeUsage, object_name
+from spotkeeper.contract.usage import BYTES, DeviceUsage, NodeUsage, object_name
 from spotkeeper_agent.cloud.storage import Bucket, StorageError
 from spotkeeper_agent.core.state import MachineState
 from spotkeeper_agent.host import usage
@@ -23,15 +24,19 @@ from spotkeeper_agent.host import usage
 EVERY_S = 60.0  # virtual
 FLOOR_S = 10.0  # real
 READ_S = 20.0  # real; a driver may hang
+DRIVER = Path("/dev/nvidiactl")  # the driver's control device: a process each minute would find nothing without it
+NVML = Path(usage.__file__).with_name("nvml.py")
 
 
-def read(mount: Path) -> bytes:
-    """Run the reading process; return what it printed.
+def nvidia_devices() -> bytes:
+    """Run the reading process if there is a driver; return the devices as JSON.
 
     Raises:
         OSError, subprocess.SubprocessError: it did not start, failed, or took too long.
     """
-    command = [sys.executable, "-I", str(Path(usage.__file__)), str(mount)]
+    if not DRIVER.exists():
+        return b"[]"
+    command = [sys.executable, "-I", str(NVML)]
     done = subprocess.run(command, capture_output=True, timeout=READ_S, check=True, stdin=subprocess.DEVNULL)
     return done.stdout
 
@@ -39,9 +44,10 @@ def read(mount: Path) -> bytes:
 class UsageReports:
     """One machine's reports, one at a time. Only the loop's thread may call :meth:`advance`."""
 
-    def __init__(self, bucket: Bucket, machine: MachineState, read: Callable[[Path], bytes] = read) -> None:
-        self._bucket, self._machine, self._read = bucket, machine, read
+    def __init__(self, bucket: Bucket, machine: MachineState, devices: Callable[[], bytes] = nvidia_devices) -> None:
+        self._bucket, self._machine, self._devices = bucket, machine, devices
         self._due = 0.0  # by the steady clock
+        self._ticks = usage.cpu_ticks()  # at the last report
         self._thread: threading.Thread | None = None
 
     def advance(self) -> None:
@@ -60,9 +66,10 @@ class UsageReports:
     def _report(self, name: str, attempt: int) -> None:
         log = self._machine.log
         try:
-            printed = self._read(self._machine.settings.mount)
-            host = codec.decode(printed[:BYTES], HostUsage)
-            told = NodeUsage(self._machine.clock.now(), attempt, host)
+            host = usage.host_usage(self._machine.settings.mount, self._ticks)
+            self._ticks = usage.cpu_ticks()
+            devices = codec.decode(self._devices()[:BYTES], tuple[DeviceUsage, ...])
+            told = NodeUsage(self._machine.clock.now(), attempt, replace(host, devices=devices))
             self._bucket.write(name, msgspec.json.encode(told))
         except (OSError, subprocess.SubprocessError, msgspec.DecodeError, StorageError) as error:
             log.once("usage", "usage.trouble", error=str(error)[:200])

@@ -1,4 +1,4 @@
-"""What the reading process says of a machine, with a made-up ``/proc`` and an NVML of a few lines of C."""
+"""What a machine's figures are, with a made-up ``/proc`` and an NVML of a few lines of C."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.contract import codec
-from spotkeeper.contract.usage import HostUsage
-from spotkeeper_agent.host import usage
-from spotkeeper_agent.job.usage import read
+from spotkeeper.contract.usage import DeviceUsage
+from spotkeeper_agent.host import nvml, usage
+from spotkeeper_agent.job import usage as job_usage
+from spotkeeper_agent.job.usage import nvidia_devices
 
 NVML = """
 #include <string.h>
@@ -42,7 +43,7 @@ def library(folder: Path, init: int = 0) -> str:
 
 
 def test_devices_as_the_driver_reports_them(tmp_path: Path) -> None:
-    first, second = usage.devices(library(tmp_path))
+    first, second = nvml.devices(library(tmp_path))
     assert first == {
         **{"index": 0, "busy": 0.93, "memory_bytes": 80 << 30, "memory_used_bytes": 3 << 30},
         **{"temperature_c": 61, "power_w": 412.5, "ecc_errors": 10},
@@ -51,37 +52,40 @@ def test_devices_as_the_driver_reports_them(tmp_path: Path) -> None:
 
 
 def test_no_driver_is_no_device(tmp_path: Path) -> None:
-    assert usage.devices(str(tmp_path / "absent.so")) == []
-    assert usage.devices(library(tmp_path, init=9)) == [], "a library whose driver is not loaded"
+    assert nvml.devices(str(tmp_path / "absent.so")) == []
+    assert nvml.devices(library(tmp_path, init=9)) == [], "a library whose driver is not loaded"
 
 
-def test_the_hosts_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_figures(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  400 kB\nOdd\n")
-    stats = iter(["cpu  100 0 100 700 100 0 0 0 5 5\ncpu0 1\n", "cpu  150 0 120 710 120 0 0 0 9 9\n"])
-
-    def ticks(path: Path) -> str:
-        return next(stats) if path.name == "stat" else (tmp_path / "meminfo").read_bytes().decode()
-
-    monkeypatch.setattr(Path, "read_text", ticks)
-    found = usage.host(tmp_path, tmp_path, 0.0)
-    assert found["cpu"] == pytest.approx(0.7), "70 of 100 ticks were neither idle nor waiting for a disk"
-    assert (found["memory_bytes"], found["memory_used_bytes"]) == (1024_000, 614_400)
-    assert found["disk_bytes"] is None, "nothing is mounted there"
+    (tmp_path / "stat").write_text("cpu  150 0 120 710 120 0 0 0 9 9\ncpu0 1\n")
+    found = usage.host_usage(tmp_path, (800, 1000), tmp_path)
+    assert found.cpu == pytest.approx(0.7), "70 of 100 ticks were neither idle nor waiting for a disk"
+    assert (found.memory_bytes, found.memory_used_bytes) == (1024_000, 614_400)
+    assert found.disk_bytes is None, "nothing is mounted there"
+    assert usage.host_usage(tmp_path, (830, 1100), tmp_path).cpu is None, "no time has passed"
+    assert usage.host_usage(tmp_path, None, tmp_path).cpu is None
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    found = usage.host(tmp_path, tmp_path / "absent", 0.0)
-    assert (found["cpu"], found["memory_bytes"], found["memory_used_bytes"]) == (None, None, None)
-    assert usage.host(Path("/"), tmp_path, 0.0)["disk_bytes"] > 0
+    found = usage.host_usage(tmp_path, (0, 0), tmp_path / "absent")
+    assert (found.cpu, found.memory_bytes, found.memory_used_bytes) == (None, None, None)
+    assert (usage.host_usage(Path("/"), None, tmp_path).disk_bytes or 0) > 0
 
 
-def test_the_process_prints_what_the_agent_decodes(tmp_path: Path) -> None:
-    found = codec.decode(read(tmp_path), HostUsage)
-    assert found.cpus > 0 and (found.memory_bytes or 0) > (found.memory_used_bytes or 0) > 0
+def test_the_process_prints_what_the_agent_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(nvml.__file__).read_text().replace(nvml.LIBRARY, library(tmp_path))
+    (tmp_path / "nvml.py").write_text(source)
+    monkeypatch.setattr(job_usage, "NVML", tmp_path / "nvml.py")
+    monkeypatch.setattr(job_usage, "DRIVER", tmp_path)
+    assert [one.index for one in codec.decode(nvidia_devices(), tuple[DeviceUsage, ...])] == [0, 1]
+    monkeypatch.setattr(job_usage, "DRIVER", tmp_path / "absent")
+    monkeypatch.setattr(job_usage, "NVML", tmp_path / "absent.py")
+    assert nvidia_devices() == b"[]", "no process is started without a driver"
 
 
 def test_the_process_imports_only_the_standard_library() -> None:
-    code = f"import sys; sys.argv = ['', '/']; exec(open({usage.__file__!r}).read().replace('sys.exit(main', '(main'))"
+    code = f"import sys; exec(open({nvml.__file__!r}).read().replace('sys.exit(main', '(main'))"
     after = "; import json; print(json.dumps([n for n in sys.modules if n.split('.')[0] in ('spotkeeper', 'msgspec')]))"
     done = subprocess.run([sys.executable, "-I", "-c", code + after], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from spotkeeper.contract.usage import BYTES, DeviceUsage, HostUsage, NodeUsage, object_name, read_usage
+from spotkeeper.contract.usage import BYTES, DeviceUsage, object_name, read_usage
 from spotkeeper_agent.cloud.storage import StorageError
+from spotkeeper_agent.host import usage
 from spotkeeper_agent.job.usage import UsageReports
 
-HOST = HostUsage(4, 0.5, 1000, 600, devices=(DeviceUsage(0, 0.9, temperature_c=61.0),))
+DEVICES = (DeviceUsage(0, 0.9, temperature_c=61.0),)
 
 
 class Machine:
@@ -54,16 +55,29 @@ def advance(reports: UsageReports) -> None:
 
 def test_a_member_reports_once_a_minute() -> None:
     machine, bucket = Machine(), Bucket()
-    reports = UsageReports(bucket, machine, lambda _: msgspec.json.encode(HOST))
+    reports = UsageReports(bucket, machine, lambda: msgspec.json.encode(DEVICES))
     for machine.steady in (0.0, 59.0, 60.0):
         advance(reports)
     assert [name for name, _ in bucket.written] == [object_name("abcd2345", 3)] * 2
-    assert read_usage(bucket.written[0][1]) == NodeUsage(77.0, 2, HOST)
+    first, second = (read_usage(data) for _, data in bucket.written)
+    assert first is not None and second is not None
+    assert (first.at, first.attempt, first.host.devices) == (77.0, 2, DEVICES)
+    assert first.host.cpus > 0 and (first.host.memory_bytes or 0) > (first.host.memory_used_bytes or 0) > 0
+
+
+def test_cpu_use_is_measured_from_report_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([(100, 200), (150, 300), (150, 300), (240, 400), (240, 400)])  # idle, all
+    monkeypatch.setattr(usage, "cpu_ticks", lambda *_: next(ticks))
+    machine, bucket = Machine(), Bucket()
+    reports = UsageReports(bucket, machine, lambda: b"[]")
+    for machine.steady in (0.0, 60.0):
+        advance(reports)
+    assert [told.host.cpu for _, data in bucket.written if (told := read_usage(data))] == [0.5, pytest.approx(0.1)]
 
 
 def test_only_a_member_reports() -> None:
     machine, bucket = Machine(), Bucket()
-    reports = UsageReports(bucket, machine, lambda _: msgspec.json.encode(HOST))
+    reports = UsageReports(bucket, machine, lambda: msgspec.json.encode(DEVICES))
     machine.member = False
     advance(reports)
     machine.member, machine.doc = True, None
@@ -77,10 +91,10 @@ def test_only_a_member_reports() -> None:
 def test_a_reader_that_hangs_delays_nothing_and_is_not_started_twice() -> None:
     machine, bucket, ends, begun = Machine(), Bucket(), threading.Event(), []
 
-    def hangs(_: Path) -> bytes:
+    def hangs() -> bytes:
         begun.append(1)
         ends.wait(30.0)
-        return msgspec.json.encode(HOST)
+        return msgspec.json.encode(DEVICES)
 
     reports = UsageReports(bucket, machine, hangs)
     for machine.steady in (0.0, 60.0, 120.0):
@@ -92,22 +106,24 @@ def test_a_reader_that_hangs_delays_nothing_and_is_not_started_twice() -> None:
     assert len(bucket.written) == 1
 
 
-@pytest.mark.parametrize("printed", [b"", b"{}", b'{"cpus":"4"}', b'{"cpus":4,"more":1}', b'{"cpus":4,"cpu":7}'])
+@pytest.mark.parametrize(
+    "printed", [b"", b"{}", b'[{"index":"0"}]', b'[{"index":0,"more":1}]', b'[{"index":0,"busy":7}]']
+)
 def test_odd_output_is_not_sent(printed: bytes) -> None:
     machine, bucket = Machine(), Bucket()
-    advance(UsageReports(bucket, machine, lambda _: printed))
+    advance(UsageReports(bucket, machine, lambda: printed))
     assert (bucket.written, machine.said) == ([], ["usage.trouble"])
 
 
 def test_failures_are_left_out() -> None:
     machine, bucket = Machine(), Bucket()
 
-    def fails(_: Path) -> bytes:
+    def fails() -> bytes:
         raise subprocess.TimeoutExpired("python", 20.0)
 
     advance(UsageReports(bucket, machine, fails))
     bucket.fails = True
-    advance(UsageReports(bucket, machine, lambda _: msgspec.json.encode(HOST)))
+    advance(UsageReports(bucket, machine, lambda: msgspec.json.encode(DEVICES)))
     assert machine.said == ["usage.trouble", "usage.trouble"]
 
 
