@@ -24,6 +24,7 @@ POINTS = 4000
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
 _MOST_STEP = 1 << 40
 _MOST_S = 1e11
+_ROUNDED_S = 256.0  # a float32 offset from today to a clock that began at 0 is rounded by at most so much
 
 
 class _Columns(Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +106,6 @@ def _points(name: str, began: float, columns: _Columns) -> MetricPoints:
     if any(one >= other for one, other in pairwise(steps)) or any(not 0 <= step < _MOST_STEP for step in steps):
         raise ValueError(f"the steps of {name} are invalid")
     times = [began + offset for offset in seconds]
-    if any(not abs(at) < _MOST_S for at in times):
+    if any(not -_ROUNDED_S <= at < _MOST_S for at in times):
         raise ValueError(f"the times of {name} are invalid")
-    # A machine whose clock began at 0 gives times that float32 offsets round to just below it.
     return MetricPoints(steps, [max(0.0, at) for at in times], values)
