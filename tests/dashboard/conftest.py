@@ -17,9 +17,17 @@ T = TypeVar("T")
 
 
 def complete(work: Coroutine[object, object, T]) -> T:
-    """Run a coroutine to its end, and leave the thread as it was: Pulumi's tests need a loop after it."""
+    """Run a coroutine to its end, and leave the thread as it was: Pulumi's tests need a loop after it.
+
+    A wait that never ends fails after two minutes, with the line that waits.
+    """
+
+    async def bounded() -> T:
+        async with asyncio.timeout(120):
+            return await work
+
     try:
-        return asyncio.run(work)
+        return asyncio.run(bounded())
     finally:
         asyncio.set_event_loop_policy(None)
 
