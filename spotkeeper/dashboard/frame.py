@@ -68,6 +68,9 @@ def put(element: ui.html, content: str) -> None:
         element.set_content(content)
 
 
+CONNECT_S = 60.0  # for a browser's websocket; whatever only fetches the page never opens one
+
+
 class Page:
     """The frame of an open page, updated by the feed. ``dark``: whether the browser's theme is dark."""
 
@@ -96,7 +99,7 @@ class Page:
     async def ready(self) -> bool:
         """Wait for the browser's websocket, so that only pages in a browser are filled. False: it did not connect."""
         try:
-            await self.client.connected()
+            await self.client.connected(CONNECT_S)
         except TimeoutError:
             return False
         self.viewer.hidden = False  # until the browser tells otherwise
