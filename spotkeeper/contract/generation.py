@@ -133,7 +133,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     uploading_s: Amount | None = None  # the job succeeded, and its output has been uploading for this long
     gbit_s: Amount | None = None  # bandwidth between the gang's machines, measured once at its first start
     commit_at: Amount | None = None  # set by the function: when the commit was first reported, virtual unix seconds
-    begin_s: Amount | None = None  # set by the function: from the last generation to its first step, virtual seconds
+    begin_s: Amount | None = None  # set by the function: from a generation's start to its first step, virtual seconds
     restore_s: Amount | None = None  # from the meeting of all ranks until the state was loaded, real seconds
     restored_bytes: Count | None = None  # size of the loaded checkpoint
     first_s: Amount | None = None  # from then to the end of the generation's first step, real seconds

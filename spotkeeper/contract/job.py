@@ -137,7 +137,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     ) = None
     notify: Annotated[
         dict[str, tuple[NotifyEvent, ...]],
-        _about("channel of the stack -> the job's events that it gets, in place of the channel's own list"),
+        _about("name of a channel -> this job's events that it gets, in place of those that the stack file lists"),
     ] = {}
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="seed of the sample order and of random numbers")] = 0
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
@@ -230,7 +230,8 @@ def start_s(boot_s: float | None, begin_s: float | None, save_s: float) -> float
 
     Args:
         boot_s: measured time from the request to the hello in this pool; None: no machine has booted yet.
-        begin_s: measured time from this job's last generation to its first step; None: no generation yet.
+        begin_s: measured time from a generation's start to its first step, of the job's newest generation that made a
+            step; None: none has made one yet.
         save_s: duration of the save before machines are changed.
     """
     if boot_s is None or begin_s is None:

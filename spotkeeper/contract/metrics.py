@@ -55,8 +55,9 @@ class MetricPoints:
 class GenerationMetrics:
     """The metrics of one generation.
 
-    ``ancestors``: generation and step of each checkpoint from which a generation of this line resumed, oldest first.
-    The points of generation G that are after its step here were lost and trained again.
+    ``ancestors``: (generation, step) of checkpoints, oldest first. This generation resumed from the last of them; the
+    generation that saved that one had resumed from the one before it, and so on. What such a generation trained after
+    its checkpoint here was lost and trained again, so its points of those steps do not count.
     """
 
     gen: int

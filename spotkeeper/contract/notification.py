@@ -54,8 +54,8 @@ class ChannelState(Struct, frozen=True, forbid_unknown_fields=True):
 class Notification(Struct, frozen=True, omit_defaults=True):
     """What happened to a job, what it has cost, and what the reader can do.
 
-    ``id`` is the same each time the notification is sent. ``events``: a channel gets the notification if it wants one
-    of them; the first is the notification's own event.
+    ``id`` is the same each time the notification is sent. ``events``: first what happened, then what that includes; for
+    example, a job over its budget is on hold too. A channel gets the notification if it wants one of these events.
     """
 
     id: str

@@ -19,7 +19,7 @@ Size = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class DeviceUsage(Struct, frozen=True, forbid_unknown_fields=True):
-    """One accelerator. ``ecc_errors``: memory errors that were not corrected, since its driver was loaded."""
+    """An accelerator; None: unknown. ``ecc_errors``: uncorrected memory errors, counted since the driver was loaded."""
 
     index: Annotated[int, Meta(ge=0, lt=64)]
     busy: Share | None = None  # of the last sample period, as the driver reports it

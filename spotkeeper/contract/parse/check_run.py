@@ -207,7 +207,8 @@ def env_values(job: JobContext) -> Iterator[Problem]:
 def secrets_by_reference(job: JobContext) -> Iterator[Problem]:
     for name in job.spec.env:
         if _SECRET_LOOKING.search(name):
-            yield problem(join("env", name), "looks like a secret: move it to `secrets`, which has no values")
+            remedy = "move it to `secrets`, with its address in the cloud's secret store instead of its value"
+            yield problem(join("env", name), f"looks like a secret: {remedy}")
     for name, reference in job.spec.secrets.items():
         if name in job.spec.env:
             yield problem(join("secrets", name), "is in `env` too: keep only one")

@@ -141,7 +141,7 @@ SHELL_WORDS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&", "2>&1"})
 _RUNNERS = {
     "python": "`python:` names the interpreter",
     "torchrun": "Spotkeeper runs torchrun itself",
-    "accelerate": "Spotkeeper runs torchrun itself, whose processes accelerate uses",
+    "accelerate": "Spotkeeper runs torchrun itself, in place of `accelerate launch`",
     "deepspeed": "Spotkeeper runs torchrun itself",
     "srun": "Spotkeeper runs torchrun itself, on all machines",
     "mpirun": "Spotkeeper runs torchrun itself, on all machines",

@@ -97,7 +97,7 @@ class Need:
         since: when the wait began that ``max_wait_s`` limits.
         hung_s: how long the job waits for a machine that never boots; a deadline must leave time for one.
         save_s: the measured time of a save.
-        begin_s: the measured time from a generation to its first step; None: the job has not begun yet.
+        begin_s: the measured time from a generation's start to its first step; None: no generation has made a step yet.
         attempt_s: the delay that a refused offer causes.
         tick_s: the longest time until :func:`select` is called again.
     """

@@ -248,8 +248,8 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [accelerate, launch, train.py]\nsource: code\n",
-        'job.yaml:2: command[0]: "accelerate": want the script: Spotkeeper runs torchrun itself, whose '
-        "processes accelerate uses (did you mean train.py?)",
+        'job.yaml:2: command[0]: "accelerate": want the script: Spotkeeper runs torchrun itself, in '
+        "place of `accelerate launch` (did you mean train.py?)",
     ),
     (
         "name: first\ncommand: [poetry, run, train.py]\nsource: code\n",
@@ -281,7 +281,8 @@ JOB_CASES = [
     (GOOD + 'env: {DATA: "a\\0b"}\n', "job.yaml:3: env.DATA: contains a NUL character"),
     (
         GOOD + "env: {WANDB_API_KEY: abc}\n",
-        "job.yaml:3: env.WANDB_API_KEY: looks like a secret: move it to `secrets`, which has no values",
+        "job.yaml:3: env.WANDB_API_KEY: looks like a secret: move it to `secrets`, with its address in the cloud's "
+        "secret store instead of its value",
     ),
     (GOOD + "secrets: {HF_TOKEN: 'hf_x y'}\n", f"job.yaml:3: secrets.HF_TOKEN: {BY_REFERENCE}\n{UNREAD}"),
     (GOOD + "secrets: {B: gcp-secret://projects/p/secrets/hf}\n", f"job.yaml:3: secrets.B: {BY_REFERENCE}\n{UNREAD}"),
