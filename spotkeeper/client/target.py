@@ -101,7 +101,11 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return ``folder``. If it is the default, ``SPOTKEEPER_FOLDER`` or an existing cloud's folder goes first."""
+    """Return the one-machine cloud's folder that a command means: ``folder``, unless that is the default.
+
+    In place of the default: the folder that ``SPOTKEEPER_FOLDER`` names, else an existing cloud's folder in the working
+    folder or above it, else the default after all.
+    """
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 
 

@@ -14,7 +14,10 @@ from spotkeeper.report.html.markup import el
 
 
 class Chart:
-    """A chart with a title, a key, and a button that downloads its data as CSV. Its own corner has the PNG."""
+    """A chart with a title, a key, and a button that downloads its data as CSV.
+
+    An icon in the top right corner of the plot downloads it as PNG.
+    """
 
     def __init__(self, title: str, key: str = "", height: int = 240) -> None:
         with ui.element("section").classes("card"):

@@ -1,8 +1,8 @@
-"""Reads what the open pages show, as seldom as they allow, and updates them after each round of reads.
+"""Reads what the open pages show, in rounds, and updates the pages after each round.
 
-A job whose page is open is read every 2 s, a row on a screen every 10 s, and every other job of the list once a minute.
-Nothing is read while no page is visible. A job's ledger is listed again only after its record has changed, or after ten
-minutes.
+A job whose page is open is read every 2 s, a job whose row is on a screen every 10 s, every other job of the list once
+a minute, and a job that has ended only every ten minutes. Nothing is read while no page is visible. A job's ledger is
+listed again only after its record has changed, or after ten minutes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from spotkeeper.report.job.timeline import Timeline, resumed_steps, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
 
-LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read of its log, or of its metrics, to the next
+LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
 MOST_METRICS = 24  # charts of metrics
 LOSS = "loss"
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
@@ -123,7 +123,7 @@ class JobPage(Page):
         put(self._events, parts.events(view, 300))
         self._actions(state.record)
         if self._updates % LOG_EVERY == 0:
-            ui.timer(0.0, self._slow, once=True)
+            ui.timer(0.0, self._fill_tab, once=True)
         if self._updates % METRICS_EVERY == 0:
             ui.timer(0.0, self._read_metrics, once=True)
         self._updates += 1
@@ -188,8 +188,8 @@ class JobPage(Page):
             for name, curve in sorted(found.items(), key=lambda item: item[0] != LOSS)
         }
 
-    async def _slow(self) -> None:
-        """Fill the open tab if only that tab shows what it reads."""
+    async def _fill_tab(self) -> None:
+        """Fill the open tab if it shows checkpoints, the job file or logs. They are read only while it is open."""
         state = self._state
         name = self._tabs.value
         if state is None or self.viewer.hidden:

@@ -87,7 +87,11 @@ class TraceMaker:
         end: float,
         about: Attributes,
     ) -> ReadableSpan:
-        """Return a span. ``key``: () for the job, (recovery,) for a recovery, and two more words for a part."""
+        """Return a span.
+
+        ``key``: () for the job, (recovery,) for a recovery, and (recovery, part, machine) for a part of a recovery. A
+        part without a machine has its position among the recovery's parts in place of the machine's name.
+        """
         named = {"spotkeeper.job_id": trace.job, "spotkeeper.job_name": trace.name}
         return ReadableSpan(
             name=name,

@@ -182,7 +182,10 @@ def _covers(grant: RoleGrant, required: RequiredPermission) -> bool:
 
 
 class PolicyCondition(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The condition of a binding. ``expression``: in CEL; this cloud stores it and does not evaluate it."""
+    """The condition of a binding in a resource's policy.
+
+    ``expression``: in CEL. It is only stored; :func:`holds` evaluates conditions of bindings that the stack declares.
+    """
 
     expression: str
     title: str = ""
@@ -197,7 +200,7 @@ class PolicyBinding(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A resource's policy. ``etag``: its version.
+    """The policy of a single resource, which is stored and not enforced. ``etag``: its version.
 
     A change sends the ``etag`` of the policy that it replaces, or "" to replace any version.
     """
