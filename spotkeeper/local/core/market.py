@@ -84,8 +84,9 @@ class Market:
 
         Args:
             name: a file of ``local/markets``, without ``.json``; or the path of another recording, with ``.json``.
-            per_zone: how many VMs a zone has capacity for while the recorded zone has capacity for a whole gang.
-            calm_s: virtual seconds at the replay's start in which each zone has capacity for at least half a gang.
+            per_zone: a zone's capacity, in spot VMs, at times when the recorded zone has capacity for the whole gang of
+                the recording (16 VMs); at other times the capacity is reduced in proportion.
+            calm_s: virtual seconds at the replay's start in which each recorded zone has capacity for half of the gang.
 
         Raises:
             ValueError: unknown recording, more zones than recorded ones, or no calm time of this length.
@@ -104,8 +105,8 @@ class Market:
             starts = _calm(capacities, len(starts), ahead, data.gang * CALM_SHARE)
             if not starts:
                 raise ValueError(
-                    f"market {name!r}: its zones {', '.join(zones)} never all keep half a gang's capacity "
-                    f"for {calm_s:.0f} s"
+                    f"market {name!r}: its zones {', '.join(zones)} never all keep capacity for half of the "
+                    f"recorded gang for {calm_s:.0f} s"
                 )
         first = {region_of(zone): zone for zone in reversed(zones)}  # a region's zones have one price
         return cls(

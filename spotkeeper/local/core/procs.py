@@ -71,10 +71,12 @@ def is_same(pid: int, started: int) -> bool:
 
 
 def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) -> int:
-    """SIGKILL all marked processes, their descendants and those of ``root``; return the number of killed processes.
+    """SIGKILL all processes with the mark ``wanted``, their descendants and those of ``root``; return how many.
+
+    The process ``root`` itself is killed only if it has the mark; this process and the pids in ``spare`` never are.
 
     Children are found before their parents are killed, and the search repeats until it finds no process, so that no
-    fork escapes. The mark alone is not enough: a process can clear its environment, or hide it from all but root.
+    fork escapes. The mark alone is not enough: a process can clear its environment, or hide it from its own user.
     """
     kept = {os.getpid(), *spare}
     hit: set[int] = set()

@@ -117,7 +117,7 @@ def _plain(value: PropertyValue) -> Any:
 
 
 def from_plain(values: Mapping[str, Any]) -> dict[str, PropertyValue]:
-    """Convert computed outputs to strings."""
+    """Convert each value, of any type, to a string and wrap it for the engine."""
     return {key: PropertyValue(str(value)) for key, value in values.items()}
 
 

@@ -115,7 +115,8 @@ class LocalCloud:
         Args:
             scale: virtual seconds per real second.
             market: a recording of ``local/markets``, or the path of another recording (``.json``).
-            per_zone: how many spot VMs a zone has capacity for while its recording has capacity for a whole gang.
+            per_zone: a zone's capacity, in spot VMs, at times when the recorded zone has capacity for the whole gang of
+                the recording (16 VMs); at other times the capacity is reduced in proportion.
             calm_s: virtual seconds at the start in which the market preempts nothing.
 
         Raises:
@@ -199,7 +200,7 @@ class LocalCloud:
 
     @property
     def bucket(self) -> str:
-        """The value of ``SPOTKEEPER_BUCKET``: the bucket's file."""
+        """The value of ``SPOTKEEPER_BUCKET``: the URL of the SQLite file in which the bucket's objects are."""
         return f"sqlite://{self.folder / 'bucket.sqlite'}"
 
     @property

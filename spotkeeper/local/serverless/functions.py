@@ -121,7 +121,8 @@ class Functions(Effect):
         build = section(FunctionDeclaration, properties, name).build_config
         builder, source = build.service_account.rpartition("/")[2], build.source.storage_source
         if self._iam.knows(builder) and not self._iam.has_role(builder, READS_SOURCE):
-            message = f"Access to bucket gcf-v2-sources-{catalog.PROJECT_NUMBER} denied: {READS_SOURCE} for {builder}."
+            bucket = f"gcf-v2-sources-{catalog.PROJECT_NUMBER}"
+            message = f"Access to bucket {bucket} denied. You must grant {READS_SOURCE} to {builder}."
             raise ApiError(403, "forbidden", message)
         if source is not None and self._read_object(source.bucket, source.object) is None:
             raise ApiError(400, "invalid", f"buildConfig.source: no object {source.object} in bucket {source.bucket}")

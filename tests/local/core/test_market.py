@@ -41,7 +41,7 @@ def test_a_calm_start_is_calm_in_all_zones(seed: int) -> None:
 
 
 def test_an_impossible_calm_is_refused() -> None:
-    with pytest.raises(ValueError, match="never all keep half a gang's capacity for 9000000 s"):
+    with pytest.raises(ValueError, match="never all keep capacity for half of the recorded gang for 9000000 s"):
         Market.load(NAME, ZONES, epoch=0.0, seed=0, per_zone=16, calm_s=9e6)
 
 
