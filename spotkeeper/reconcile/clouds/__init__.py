@@ -9,12 +9,13 @@ botocore, which is in Lambda's runtime, is imported at the first call.
 topic                  Compute Engine                           EC2
 ====================== ======================================== =================================================
 names                  unique in a zone                         the tag ``Name``, beside the stack's own tag
-a launch or disk is    ``requestId``; a failure shows later, in ``ClientToken``. For more than a day after a machine is
-made once, thanks to   the operation                            gone, EC2 answers a repeated launch with this machine
-                                                                and launches none; then the attempt is given up (rule 7
-                                                                of ``docs/protocol.md``)
-a snapshot is made     its name                                 a search for its name before. If there are two, the
-once, thanks to                                                 older is used; both are deleted
+prevents a second      ``requestId``; a failure shows later, in ``ClientToken``. For more than a day after a machine is
+machine or disk        the operation                            gone, EC2 answers its repeated launch with the gone
+                                                                machine and launches none. The attempt is then given up
+                                                                (rule 7 of ``docs/protocol.md``)
+prevents a second      its name, unique in the project          a search for its name before each creation. If two exist
+snapshot                                                        nevertheless, the older one is used, and when it is no
+                                                                longer needed, both are deleted together
 listing                all zones by one request; the answer     the region by one request; if it fails, each zone by
                        has a warning for each zone that failed  one request, unless EC2 throttles
 a machine missing in   is gone                                  is looked up by id. It probably exists, because
@@ -23,7 +24,8 @@ a new resource         is visible at once                       can be invisible
 no capacity            HTTP 503, or the operation's error       HTTP 500, or a launched machine that never ran
                                                                 (``StateReason``)
 requests are sent by   own HTTP client, one deadline per answer the same; botocore only encodes, signs and decodes
-most changes per s     15, at once 100                          5, at once 50; of launches 2, at once 5
+most changes           15 per second, bursts of 100             5 per second, bursts of 50; launches: 2 per second,
+                                                                bursts of 5
 prices                 of the region                            of each zone (``DescribeSpotPriceHistory``)
                        (``advice.capacityHistory``)
 estimates, kept a day  a zone's obtainability, uptime and       a zone's placement score (``GetSpotPlacementScores``)

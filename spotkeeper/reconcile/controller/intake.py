@@ -1,8 +1,9 @@
 """Checks an agent's reports and stores them as facts. A fact's node and attempt come from the record, not the request.
 
 The caller has verified the speaker's identity; this module checks what that machine may report about itself. A machine
-that is not admitted may only report HELLO, a superseded machine only FREED, and no machine may report about a
-generation that does not exist yet. Invalid reports go to quarantine and no decision reads them.
+that is not admitted may only report HELLO. A superseded machine may only report FREED: it has unmounted its data disk
+and will not use it again. No machine may report about a generation that does not exist yet. Invalid reports go to
+quarantine and no decision reads them.
 """
 
 from __future__ import annotations
@@ -316,7 +317,11 @@ def _progress(
 
 
 def _first_checkpoint(store: Store, stack: StackState, record: Record, told: Progress, now: float) -> bool:
-    """Log and announce the job's first checkpoint. A repeated call has another time, but the same ids."""
+    """Log the job's first checkpoint and announce it; return whether the stack has channels for the announcement.
+
+    If the function dies before it stores the progress, the next report repeats both, with a later time but the same
+    ids, by which readers of the ledger and receivers of notifications recognise the repetition.
+    """
     event = Event.CHECKPOINT
     entry = Entry(at=now, id=f"{event.value}.first", event=event, gen=told.commit_gen or 0, step=told.commit_step)
     if stack.channels:

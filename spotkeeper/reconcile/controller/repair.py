@@ -67,7 +67,11 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
 
 
 def _damaged(store: Store) -> str:
-    """Return the token of the unreadable allocation; :class:`RepairError` if it is readable or too new to read."""
+    """Return the unreadable allocation's token, which the compare-and-swap needs that replaces it.
+
+    Raises:
+        RepairError: the allocation is readable, or a newer version of Spotkeeper wrote it.
+    """
     try:
         store.read_allocation()
     except NewerError as error:

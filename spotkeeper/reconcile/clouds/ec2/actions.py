@@ -1,10 +1,11 @@
 """The actions on EC2, each by one call.
 
 A launch gives name, tags, placement and subnet; everything else comes from the launch template that Pulumi declared.
-EC2's calls need ids, and a name is only a tag, so a volume's id is first looked up by its name. For more than a day
-after a machine is gone, EC2 answers a launch with the same ``ClientToken`` with this machine and launches none (rule 7
-of ``docs/protocol.md``). A snapshot has no token, so a search for its name comes first. EC2 sometimes does not show a
-new resource for seconds, so its answer "not found" means "gone" only if the resource is old.
+EC2's calls need ids, and a name is only a tag, so a volume's id is first looked up by its name. A launch that
+is repeated with its ``ClientToken`` makes no second machine: for more than a day after the first one is gone, EC2 still
+answers with the first one (rule 7 of ``docs/protocol.md``). A snapshot has no token, so a search for its name comes
+first. EC2 sometimes does not show a new resource for seconds, so its answer "not found" means "gone" only if the
+resource is old.
 """
 
 from __future__ import annotations

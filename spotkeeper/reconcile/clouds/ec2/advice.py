@@ -123,7 +123,7 @@ def _run(told: Told) -> PriceRun | None:
 
 
 def _joined(runs: Iterable[PriceRun]) -> tuple[PriceRun, ...]:
-    """Return the newest prices, without those that repeat the previous price of their zone."""
+    """Return the prices that differ from the previous one of their zone, at most the newest ``RUNS_KEPT``."""
     last: dict[str, float] = {}
     out: list[PriceRun] = []
     for run in runs:

@@ -114,7 +114,10 @@ class Ec2:
         return by_tag(self._stack.stack, **({"availability_zone": zone} if zone is not None else {}))
 
     def find(self, uid: str, deadline_s: float) -> Vm | None:
-        """Return the stack's machine with this id, even if it ended within the last hour; None: unknown."""
+        """Return the machine with this id, even if it ended within the last hour.
+
+        None: EC2 lists no such machine, it is not the stack's, or the request failed.
+        """
         try:
             found = self._by([{"Name": "instance-id", "Values": [uid]}], time.monotonic() + deadline_s)
         except ListError as error:
@@ -124,7 +127,7 @@ class Ec2:
         return next(iter(known(schema.to_vm(item, stack, self._addresses, ended=True) for item in found)), None)
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
-        """Return spot prices of the pool's machine type, by zone; None: unknown."""
+        """Return spot prices of the pool's machine type, by zone; None if EC2 gave none."""
         found = self._stack.pool(pool)
         if found is None:
             return None
@@ -137,7 +140,7 @@ class Ec2:
         return advice.price_runs(answer, frozenset(found.zones))
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return each zone's placement score for the pool's ``max_machines`` at once; None: unknown."""
+        """Return each zone's placement score for the pool's ``max_machines`` at once; None if EC2 gave none."""
         found, ends = self._stack.pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None

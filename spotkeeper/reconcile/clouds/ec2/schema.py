@@ -164,7 +164,10 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
 
 
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return a launch's subnet: within each of the pool's interfaces, or alone if it has none; EC2 refuses both."""
+    """Return the part of a launch request that names the subnet: in each of the pool's interfaces, or alone.
+
+    EC2 refuses a subnet beside interfaces, so it is alone only if the pool has no interfaces. {}: neither exists.
+    """
     subnet = pool.subnets.get(zone, "")
     if not pool.interfaces:
         return {"SubnetId": subnet} if subnet else {}

@@ -124,7 +124,7 @@ def obtainable(body: bytes, zone: str) -> Guess | None:
 
 
 def kept(body: bytes) -> Guess | None:
-    """Return the share of machines that were not preempted in the newest days of an answer; None if it names no day."""
+    """Return the mean share of machines not preempted, of an answer's newest ``DAYS`` days; None if it has no days."""
     try:
         told = codec.decode(body, History).preemption_history
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -152,7 +152,7 @@ def price_runs(body: bytes) -> tuple[PriceRun, ...] | None:
 
 
 def joined(runs: Iterable[PriceRun]) -> tuple[PriceRun, ...]:
-    """Return the newest runs (periods of one price), without those that repeat the previous run's price."""
+    """Return the runs whose price differs from that of the run before, at most the newest ``RUNS_KEPT``."""
     out: list[PriceRun] = []
     for run in runs:
         if not out or out[-1].usd != run.usd:
