@@ -188,10 +188,14 @@ class Rounds:
         return done
 
     def run_tick(self, visit: Visit, *, strict: bool = False) -> Ticked:
-        """Run a tick. ``strict``: a tick that does nothing raises an error, so that the schedule counts it as failed.
+        """Run a tick. One that finds nothing to do succeeds.
+
+        Args:
+            strict: raise an error if the tick's work failed for every job, so that the schedule counts it as failed.
 
         Raises:
-            RequestRefusedError: (strict) the tick could do nothing for any job.
+            RequestRefusedError: the bucket has no ``stack/pools.json``; or (strict) no zone of the cloud answered, or
+                the round of every job was interrupted.
         """
         from spotkeeper.reconcile.controller.alarm import note_tick
 
@@ -215,8 +219,9 @@ class Rounds:
     def announce(self, visit: Visit) -> None:
         """Send the notifications that this request stored; after a tick, all that wait. Never raises.
 
-        Rounds have written and released their leases by now. An agent's answer waits a second at most: what is not
-        sent by then goes on beside other requests, or is sent by the next tick.
+        Rounds have written and released their leases by now. If an agent waits for the answer to its request, this
+        method waits for the sending for a second at most. A thread continues the sending, and the next tick sends what
+        is left.
         """
         if not self.runtime.take_announced() and not visit.ticked:
             return

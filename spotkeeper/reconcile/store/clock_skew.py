@@ -29,7 +29,11 @@ log = logging.getLogger("spotkeeper.reconcile")
 
 
 class _Field(NamedTuple):
-    """A field that is a time (``kind`` "past" or "until"), or whose structs have times (``kind`` "struct")."""
+    """A field of a struct that has times.
+
+    ``kind``: "past" or "until" if the field is a time; "struct" if its value is another struct that has such fields.
+    ``many``: whether the value is a tuple of times or structs.
+    """
 
     name: str
     many: bool

@@ -7,7 +7,7 @@ Cloud Run and Lambda kill a request that takes too long. A round that is killed 
 other round can begin until the lease expires. So a request stops earlier by itself and leaves the rest to the next::
 
     REQUEST_S + CALL_S <= PLATFORM_S     no call begins after REQUEST_S, and each ends within CALL_S
-    AGAIN_S >= LISTING_S                 a round that starts over has time to list the cloud
+    AGAIN_S >= LISTING_S                 one more round begins only if AGAIN_S is left: time to list the cloud
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLATFORM_S = 60.0  # the smallest timeout of the function that a stack file may 
 REQUEST_S = 50.0  # from a request's beginning; no call to the bucket or the cloud begins after it
 CALL_S = 8.0  # the longest call to the bucket, which may end after REQUEST_S
 LISTING_S = 24.0  # the longest listing of the cloud, all its calls together
-AGAIN_S = 36.0  # with less time left, no round starts over for reports that arrived meanwhile: agents wait 30 s
+AGAIN_S = 36.0  # with less time left, no further round begins for reports that arrived meanwhile: agents wait 30 s
 BEGIN_S = 10.0  # with less time left, a tick begins no further round
 
 
@@ -118,7 +118,7 @@ class Objects(Protocol):
     def list(self, prefix: str, start: str = "") -> builtins.list[str]:
         """Return all keys under a folder, sorted; ``prefix`` ends with a slash, or is empty for all keys.
 
-        ``start``: list only names that begin with this.
+        ``start``: return only keys that begin with ``prefix + start``.
         """
 
     def newest(self, prefix: str, most: int) -> builtins.list[str]:

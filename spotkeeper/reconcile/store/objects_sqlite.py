@@ -61,7 +61,10 @@ class SqliteObjects:
         return Blob(bytes(row[0]), str(row[1])) if row else None
 
     def part(self, key: str, start: int, size: int) -> bytes | None:
-        """Read a part of an object. SQLite reads whole values, so the object is kept until its last part is read."""
+        """Read a part of an object.
+
+        SQLite reads whole values, so this thread caches the object in memory until it has read the last part.
+        """
         known: tuple[str, Blob] | None = getattr(self._local, "large", None)
         blob = self.refresh(key, known[1]) if known is not None and known[0] == key else self.get(key)
         self._local.large = (key, blob) if blob is not None and start + size < len(blob.data) else None

@@ -518,9 +518,10 @@ class Store:
     def _create(self, path: str, data: bytes, own: bool = False) -> str | None:
         """Create an object. Returns its token, or None if it exists already.
 
-        ``own``: only this writer writes these bytes, so an object that has them counts as created by this call. If an
-        object exists, Google can answer 403 to an identity that has the right to create objects but not to replace
-        them.
+        ``own``: only this writer writes these bytes, so an object that has them counts as created by this call.
+
+        A refusal (403) also means that the object exists, if it can be read: Google refuses so if the identity has the
+        right to create objects but not to replace them.
         """
         try:
             return self._objects.create(path, data)
