@@ -247,7 +247,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     jobs: Annotated[tuple[str, ...], about("job files that `pulumi up` submits, relative to Pulumi.yaml")] = ()
     cancel_removed_jobs: Annotated[
-        bool, about("cancel a job, and delete its disks, when its file leaves `jobs`; unset: the job continues")
+        bool, about("cancel a job and delete its disks when its file is removed from `jobs`; unset: the job continues")
     ] = False
     labels: Annotated[dict[str, str], about("labels (tags) of every resource that supports them")] = {}
     allow_data_loss: Annotated[

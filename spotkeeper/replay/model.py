@@ -161,18 +161,21 @@ class _Replay:
                 if self.up[zone][at]:
                     self.out.cost += self.terms.probe_h * self._prices[name]
 
-    def _try(self, attempts: Sequence[str], tick: int, at: int) -> None:
-        """Try ``attempts`` in order: keep the machines, or launch others. If none succeeds, stop the machines."""
+    def _try(self, choices: Sequence[str], tick: int, at: int) -> None:
+        """Take the first possible choice of a policy: "keep" (its machines), "od" (on-demand) or "spot:<zone>".
+
+        If none is possible, the machines stop. ``at``: the tick of the recording that is played at ``tick``.
+        """
         self.tried, refused = {}, 0
-        for attempt in attempts:
-            if attempt == KEEP:
+        for choice in choices:
+            if choice == KEEP:
                 if self.kind:
                     return
-            elif attempt == ON_DEMAND:
+            elif choice == ON_DEMAND:
                 if self.kind != "od":
                     self._launch("od", self.home, tick, refused)
                 return
-            elif (zone := self.index.get(attempt.removeprefix(SPOT))) is not None and attempt.startswith(SPOT):
+            elif (zone := self.index.get(choice.removeprefix(SPOT))) is not None and choice.startswith(SPOT):
                 if self.kind == "spot" and zone == self.zone:
                     return
                 self.tried[self.ids[zone]] = bool(self.up[zone][at])
@@ -215,7 +218,10 @@ class _Replay:
         return need <= terms.tick_h + 1e-9
 
     def _force(self, last: int) -> None:
-        """At the end of the replayed time, finish the job on on-demand machines. Its deadline, if any, is missed."""
+        """Finish a job that is not done after ``horizon_h``, on on-demand machines. It misses its deadline, if any.
+
+        ``last``: the first tick that is not replayed.
+        """
         terms, out = self.terms, self.out
         start_up = self.pending if self.kind == "od" else terms.restart_h
         hours = start_up + terms.work_h - self.done

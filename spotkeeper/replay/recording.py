@@ -56,7 +56,7 @@ class RecordedZone:
 
 @dataclass(frozen=True)
 class Recording:
-    """Zones of one machine type over the same ticks. ``gang``: the number of machines whose capacity was observed."""
+    """Zones of one machine type over the same ticks. ``gang``: the number of machines that ``up`` requires."""
 
     collection: str
     market: str

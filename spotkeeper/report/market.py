@@ -151,7 +151,10 @@ def _zone(pool: PoolState, zone: str, told: Prices | None, seen: ZoneSeen, edges
 
 
 def _mean(told: Prices | None, zone: str, start: float, end: float) -> float | None:
-    """Return the mean price of a part, from the first price in it on."""
+    """Return a zone's mean price from ``start`` to ``end``; None if no price before ``end`` is known.
+
+    If its first known price is later than ``start``, the mean begins there.
+    """
     if told is None or (last := told.at(end, zone)) is None:
         return None
     first = min(run.start for run in told.runs if run.zone in ("", zone))

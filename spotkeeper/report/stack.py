@@ -48,7 +48,12 @@ class PoolZone(Struct, frozen=True):
 
 
 class PoolView(Struct, frozen=True):
-    """A pool with its limits. ``used``: its machines under the limit, of these ``used_on_demand`` on-demand."""
+    """A pool with its limits.
+
+    Attributes:
+        used: how many of its ``max_machines`` machines jobs have, or are about to get.
+        used_on_demand: how many of these are on-demand machines, at most ``max_on_demand``.
+    """
 
     name: str
     kind: str

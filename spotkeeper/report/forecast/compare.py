@@ -135,8 +135,9 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step that the machines of a shape spend on summing gradients.
 
-    The measured step can be shorter than the modelled time for its gradients, because the job sums fewer gradients, or
-    sums them during the arithmetic. Then the modelled time of every shape is multiplied by measured / modelled time.
+    On the measured shape the model can give more seconds than the whole step took, because the job sums fewer gradients
+    than assumed, or sums them during the arithmetic. Then the seconds of every shape are reduced in the same ratio, so
+    that on the measured shape they are as long as the measured step.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
 
@@ -150,9 +151,12 @@ def _visible(step: MeasuredStep) -> float:
 def shapes(
     pools: Iterable[PoolState], own: GangShape, home: str, networks: Networks
 ) -> tuple[list[tuple[str, GangShape]], list[str]]:
-    """Choose the shapes to compare: the job's ``own`` in its pool, and of each pool enough machines for its processes.
+    """Choose the shapes to compare.
 
-    Returns the pools with their shapes, and a line for each pool that is too small.
+    They are the job's ``own`` shape in its pool ``home``, and in each pool the fewest machines that together run at
+    least as many processes as ``own``.
+
+    Returns pairs of a pool's name and a shape, and a line for each pool that has too few machines.
     """
     fits, out = [(home, own)], []
     for pool in pools:

@@ -195,8 +195,8 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
     start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
     yield (
-        f"start: each launch is paid for {start} before it trains ({move} more in another zone); "
-        f"a refused request takes {ATTEMPT_H * 3600:.0f} s"
+        f"start: each launch takes {start}, which are billed, before it trains ({move} more in another zone); "
+        f"a refused request adds {ATTEMPT_H * 3600:.0f} s"
     )
     yield "work: a preemption costs the time of a restart; no step is lost (the notice gives time for a save)"
     if task.shop.on_demand:

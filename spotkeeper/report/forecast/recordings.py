@@ -39,7 +39,7 @@ class Task:
 
     Attributes:
         deadline_h: hours from the job's start; None without a deadline.
-        restart_h: billed hours of each launch.
+        restart_h: hours from each launch until it trains; they are billed.
     """
 
     spec: JobSpec
@@ -55,7 +55,10 @@ class Task:
         return self.spec.size().max
 
     def terms(self, tick_h: float) -> Terms:
-        """Return the replay's terms. A job that may not use on-demand machines runs on after its deadline."""
+        """Return the job's work, deadline and costs for a replay with ticks of ``tick_h`` hours.
+
+        A job that may not use on-demand machines runs on after its deadline.
+        """
         ends_h = self.deadline_h if self.shop.on_demand else None
         return Terms(
             work_h=self.work_h,
@@ -96,7 +99,10 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
 
 
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
-    """Draw as many recorded zones as the job has, scaled to its prices; at least one has capacity at some time."""
+    """Draw a recorded zone for each zone of the job, or fewer if fewer are recorded; one of them has spot at times.
+
+    The prices of each drawn zone are scaled, so that their mean is the job's price in the zone for which it stands.
+    """
     every = range(len(recording.zones))
     first = rng.choice([index for index in every if has_spot(recording, index)])
     others = [index for index in every if index != first]

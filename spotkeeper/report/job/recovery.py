@@ -28,8 +28,8 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.report.money.money import STOPS, Attempt, attempts, first_of_each
 
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")  # causes of losses that interrupted nothing
-PLANNED = ("max run",)  # cause of an expected loss: the machine's longest run has ended
-REQUESTED = ("pause",)  # a user's request is no interruption
+PLANNED = ("max run",)  # cause of an expected loss: the machine's maximum run time (`max_run_hours`) is over
+PAUSES = ("pause",)  # cause of a stop that is no interruption
 WITHDRAWN = "stop withdrawn"  # the cause of a generation with the same machines as before
 FAILED = "failure"  # the cause of a hold that waits for a person, which is no recovery
 
@@ -79,8 +79,8 @@ class _Trouble:
         return min(moments, default=None)
 
     def counts(self) -> bool:
-        """Whether these events are an interruption, and not a user's request."""
-        return bool(self.noticed or self.lost) or (self.stopped is not None and self.cause not in REQUESTED)
+        """Whether these events are an interruption: a notice, a loss, or a stop that is not a user's pause."""
+        return bool(self.noticed or self.lost) or (self.stopped is not None and self.cause not in PAUSES)
 
 
 def recoveries(ledger: Iterable[Entry], now: float) -> tuple[Recovery, ...]:
@@ -140,7 +140,9 @@ def _note(trouble: _Trouble, entry: Entry) -> None:
 
 
 def _came(trouble: _Trouble, key: Key, machines: _Machines, end: float | None) -> bool:
-    """Whether this machine belongs to the recovery that ended at ``end``. None: it still lasts, and later hellos count.
+    """Whether this machine belongs to a recovery: whether it was admitted before the recovery's ``end``.
+
+    ``end`` is None while the recovery lasts; then a machine that is not yet admitted belongs to it too.
 
     The machine of a swap boots beside a training machine, and a probe boots in another zone. Until such a machine is
     promoted, it has no part in the recovery from a crash or loss.

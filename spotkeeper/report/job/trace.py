@@ -4,8 +4,8 @@
 part        from                                         to
 =========== ============================================ =====================================================
 NOTICE      the first preemption notice                  the order to stop; the job trains meanwhile
-SAVE        the order to stop, if the job could save     as much later as the last measured save took
-STOP        the end of SAVE, or the order to stop        the lowest member's processes have ended
+SAVE        the order to stop, if the job could save     estimated from the last measured duration of a save
+STOP        the end of SAVE, or the order to stop        the processes on the lowest-numbered node have ended
 ORDER       the first request for a machine              the cloud has created one, if need be after refusals
 BOOT        the machine's creation                       its agent's hello
 MOUNT       the hello; not before the end of STOP        the node's disk is mounted on the replacement

@@ -232,10 +232,11 @@ def _list_prices(machines: tuple[Attempt, ...], stack: StackState | None) -> dic
 
 
 def _list_price(machine: Attempt, stack: StackState | None) -> float | None:
-    """The on-demand price of a machine, USD an hour; None for a spot machine whose pool the stack no longer has there.
+    """The on-demand price of a machine, USD an hour; None for a spot machine whose price is unknown.
 
-    The price recorded with the request comes before the stack's present price, so that later changes of the stack do
-    not change past savings.
+    The price recorded with the request comes before the stack's present price for the machine's pool and zone, so that
+    later changes of the stack do not change past savings. A price is unknown if the request recorded none and the stack
+    no longer has the pool in that zone.
     """
     if machine.on_demand is not None:
         return machine.on_demand

@@ -252,9 +252,9 @@ def _data(op: Op, kind: str, name: str, step: _Step) -> str:
     if not gone:
         return ""
     if name == DRAIN:
-        return "the drain, and with it the stack's machines, node disks and snapshots"
+        return "the stack's dynamic machines, node disks and snapshots, since deleting this resource empties the stack"
     if kind == JOB and op is Op.DELETE and (step.oldState or _State()).inputs.get("on_remove") == "cancel":
-        return "a job that is cancelled because its file leaves `jobs`, with its disks and checkpoints"
+        return "a job, its disks and checkpoints: removing its file from the stack file's `jobs` cancels the job"
     return ""
 
 
@@ -287,7 +287,7 @@ def _warning(op: Op, kind: str) -> str:
     if kind == JOB and op is Op.UPDATE:
         return "refused while the job runs: give the job another name, or cancel the running job"
     if kind == JOB and op is Op.DELETE:
-        return "its file leaves `jobs`, but the job continues (`cancel_removed_jobs` is off)"
+        return "removed from the stack file's `jobs`, but the job continues (`cancel_removed_jobs` is off)"
     return ""
 
 

@@ -76,7 +76,10 @@ class Review(Struct, frozen=True):
 
 
 def judge(preview: Preview, agreed: bool, broken: Sequence[Broken] = ()) -> Verdict:
-    """Decide the verdict. A failed preview is never ``clear``: the engine may not have come to the data."""
+    """Decide the verdict.
+
+    A failed preview is never ``clear``: perhaps Pulumi stopped before it compared the resources that hold data.
+    """
     if preview.errors:
         return Verdict.FAILED
     if preview.lost() and not agreed:

@@ -46,7 +46,10 @@ def _table(zones: Sequence[ZoneMarket], now: float) -> RenderableType:
 
 
 def _row(zone: ZoneMarket, now: float, scale: tuple[float, float], most: int) -> dict[str, str | Text]:
-    """Return a zone's cells. ``scale``: lowest and highest price of the pool; ``most``: interruptions in one part."""
+    """Return a zone's cells. The charts of all zones of a pool have the same scale.
+
+    ``scale``: the lowest and the highest price; ``most``: the most interruptions of a zone in one part of the time.
+    """
     return {
         "zone": zone.zone,
         "spot": "-" if zone.spot is None else usd(zone.spot) + ("" if zone.reported else "*"),

@@ -48,7 +48,7 @@ def test_a_planned_end_is_no_preemption() -> None:
     view = job_view(record, None, world.events(), world.stack, world.now())
     (machine,) = [machine for machine in view.nodes if machine.left_s is not None]
     assert 600 < machine.left_s < LONGEST_S / 2  # type: ignore[operator]
-    assert any("nears the end of its longest run" in line.text for line in view.events)
+    assert any("nears the end of its maximum run time" in line.text for line in view.events)
     world.run(LONGEST_S)
     ledger = world.events()
     assert preemptions(ledger).total == 0
