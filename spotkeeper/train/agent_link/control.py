@@ -34,12 +34,13 @@ agent does not look for hangs. Standard library only.
  176  pid            of local rank 0
  184  first_step_at  end of this generation's first step, real unix seconds (0: not yet)
  192  restored       checkpoint this generation started from (generation, step)
- 200  lag            this node's own time (``loop/lag.py``) as a multiple of the median rank's (0: it keeps up)
+ 200  lag            this node's *own time* as a multiple of the median rank's (0: it keeps up): the time of a step
+                     without the wait for other ranks (``loop/lag.py``)
  208  sample_s       this node's own time per sample, seconds (0: not measured)
  216  gbit_s         bandwidth between the gang's machines, Gbit/s (0: not measured)
-224  met_at         when all ranks of this generation had met, real unix seconds (0: not yet)
-232  restored_at    when the state was loaded, real unix seconds (0: not yet)
-240  restored_bytes size of the checkpoint this generation started from (0: none)
+ 224  met_at         when all ranks of this generation had met, real unix seconds (0: not yet)
+ 232  restored_at    when the state was loaded, real unix seconds (0: not yet)
+ 240  restored_bytes size of the checkpoint this generation started from (0: none)
  248  metrics_file   number of the newest ``metrics.json`` in the run folder (0: none), written after the file
 ==== ============== =============================================================
 """

@@ -104,7 +104,7 @@ class IntWord:
 
 @dataclass(frozen=True)
 class EnumWord(Generic[E]):
-    """An attribute whose value is a member of the enum ``kind``. An invalid number reads as the member ``other``."""
+    """An attribute whose value is a member of the enum ``kind``. A number that is no member reads as ``other``."""
 
     at: int
     kind: type[E]

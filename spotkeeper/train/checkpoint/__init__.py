@@ -25,7 +25,7 @@ steps, the next generation treats PART as COMMIT if the parts of all machines ex
 rank 0 draws a new name for each save. A machine keeps at most one PART without COMMIT, the newest.
 
 All ranks of a machine copy into its saver's memory: the first rank receives the memory's descriptor, and the other
-ranks open the same memory. Other tools can read the folder: each tensor has a frame as in ``torch.save``
+ranks open the same memory. Other tools can read the folder: each tensor is stored as ``torch.save`` stores it
 (``core/shards.py``), and the file ``.metadata`` lists all tensors. The ranks exchange what ``.metadata`` needs only at
 the first save and after a change of the layout. If the number of ranks changes, or a disk moves to another machine, the
 ranks exchange tables of contents and then send each other single tensors, all in the same order (``reshard.py``).
