@@ -28,7 +28,7 @@ from spotkeeper.reconcile.store.store import Store
 PIECE = 256 << 10  # read from the bucket, and unpacked, at once
 LINE_BYTES = 128 << 10  # output workers cut lines at less
 MEMBER_BYTES = 16 << 20  # of one packed file, unpacked: more than an output worker packs
-LATE_MS = 3000  # the lines of a node's workers reach its chunk within so long
+LATE_MS = 3000  # the longest time until a line of a node's workers is in the node's chunk
 WAITING_BYTES = 64 << 20  # of lines that wait for earlier ones of their node, shared by the nodes
 LINE_COST = 256  # bytes of a waiting line beside its text
 INDEX_BYTES = 1 << 20
@@ -40,7 +40,10 @@ _KINDS = {b"n": "spotkeeper", b"t": "torchrun", b"s": "stacks", b"o": "stdout", 
 
 
 class LogLine(Struct, frozen=True):
-    """A line of a log. ``at``: real unix ms; ``source``: stdout, stderr, torchrun, stacks, or spotkeeper for a note."""
+    """A line of a log. ``at``: real unix ms.
+
+    ``source``: stdout or stderr (of a worker), torchrun, stacks (of a job that hung), or spotkeeper (a note).
+    """
 
     at: int
     node: int
@@ -51,7 +54,10 @@ class LogLine(Struct, frozen=True):
 
 
 def shown(line: LogLine, clock: Clock) -> str:
-    """Return a line as text: time by the stack's clock (UTC), node, local rank unless 0, and source unless a worker."""
+    """Return a line as text: time by the stack's clock (UTC), node, local rank unless 0, source, and what was printed.
+
+    The sources stdout and stderr are left out.
+    """
     virtual = clock.now() - (time.time() - line.at / 1000) * clock.scale
     at = datetime.fromtimestamp(min(max(0.0, virtual), LATEST), timezone.utc)  # a job can write any time
     rank = f".{line.local_rank}" if line.local_rank else ""
@@ -109,8 +115,9 @@ class _Unpacker:
 class NodeLines:
     """One node's log. Each call of :meth:`read` yields the lines that are new since the call before.
 
-    ``gen``: only this generation; ``since``: only lines from then on, real unix ms. ``ends``: when reading
-    stops for good (monotonic), since a small object can be unpacked for hours; ``stopped``: it has.
+    ``gen``: only lines of this generation; None: of all. ``since``: only lines from this time on, real unix ms.
+    ``ends``: the moment (``time.monotonic()``) at which reading must stop, since a small object can be unpacked for
+    hours. ``stopped``: whether this limit has ended the reading; then :meth:`read` yields nothing more.
     """
 
     store: Store
@@ -184,7 +191,10 @@ def in_order(nodes: Sequence[NodeLines]) -> Iterator[LogLine]:
 
 
 def _sorted(lines: Iterable[LogLine], most: int) -> Iterator[LogLine]:
-    """Sort lines of which each is at most ``LATE_MS`` late, with at most ``most`` bytes of them waiting."""
+    """Sort lines by time, if no line comes after one that is more than ``LATE_MS`` newer.
+
+    Lines wait here for older ones. Beyond ``most`` bytes of waiting lines, the oldest is yielded without waiting.
+    """
     waiting: list[tuple[int, int, LogLine]] = []
     numbers, newest, size = count(), 0, 0
     for line in lines:

@@ -48,7 +48,10 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
 
 
 def stored(store: Store, job: str, node: int, gen: int) -> bytes:
-    """Return a node's stored ends of files; b"" if there are none. A job can write anything there, of any size."""
+    """Return a node's stored log of a generation: the tails of its log files, each below a heading; b"" without one.
+
+    At most ``LOG_BYTES`` are read, since a job can store anything there, of any size.
+    """
     return store.part(paths.log(job, node, gen), 0, LOG_BYTES) or b""
 
 
@@ -83,7 +86,7 @@ def heading(store: Store, record: Record, gen: int) -> str:
 
 
 def whole(data: bytes) -> str:
-    """Return the stored ends of a node's files as text. A heading names each file above its text."""
+    """Return a node's stored log, the result of :func:`stored`, as text. A heading names each file above its tail."""
     out = ""
     for part in split_log(data):
         head = f"--- {part.title}\n" if part.path else ""

@@ -160,7 +160,10 @@ def view_of(
 
 
 def ledger_of(store: Store, record: Record) -> tuple[Entry, ...]:
-    """Return all entries of a job's ledger, with those that its record has not written yet."""
+    """Return all entries of a job's ledger, and those of its record's ``outbox``, which may be in the ledger already.
+
+    A round stores new entries in the outbox and copies them to the ledger before it writes the record again.
+    """
     return (*store.list_ledger(record.job), *record.outbox)
 
 
@@ -307,7 +310,12 @@ def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[J
 
 
 def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
-    """Estimate a start, seconds, by the newest job of this name and the slowest of these pools; default ``START_S``."""
+    """Return an estimate of how long a start of a job takes, virtual seconds.
+
+    It is the sum of three measured times: the boot of a machine in the slowest of these pools, and, from the newest job
+    of this name, its save and the time from its last generation to the first step. It is ``START_S`` if no such job
+    measured this or the bucket fails, and at least ``START_S`` if no recent boot in these pools is known.
+    """
     from spotkeeper.reconcile.select import market
 
     try:
