@@ -174,7 +174,8 @@ def metrics(
     """Show the metrics that a job's script reports with `run.report(loss=..., accuracy=...)`.
 
     Each metric is one curve over all generations: steps that were lost and trained again appear once. A curve has at
-    most 4,000 points; in a longer run the extremes of each part stay. The newest points are at most a minute old.
+    most 4,000 points; in a longer run, each part of the curve keeps its smallest, its largest and its last value. The
+    newest points are at most a minute old.
 
     Examples: `spotkeeper metrics first`, `spotkeeper metrics first --csv > metrics.csv`,
     `spotkeeper metrics first --tensorboard runs`
@@ -385,10 +386,11 @@ def drill(
 ) -> None:
     """Preempt one machine of a running job, and compare each phase of the recovery and the lost work with targets.
 
-    It prints two times for each phase: `after`, from the preemption to the end of the phase, and `took`, from the end
-    of the phase that must come first. The target limits `took`; the exit code is 1 if a target is missed. The command
-    asks for confirmation; without a terminal it refuses unless you pass `--yes`. It uses your own cloud credentials. On
-    AWS, `SPOTKEEPER_FIS_TEMPLATE` names the template of the Fault Injection Service that sends the notice.
+    It prints two times for each phase: `after`, from the preemption to the end of the phase, and `took`, the time of
+    the phase alone, without the earlier phases that it waits for. The target limits `took`; the exit code is 1 if a
+    target is missed. The command asks for confirmation; without a terminal it refuses unless you pass `--yes`. It uses
+    your own cloud credentials. On AWS, `SPOTKEEPER_FIS_TEMPLATE` names the template of the Fault Injection Service that
+    sends the notice.
 
     Examples: `spotkeeper drill first`, `spotkeeper drill first --node 0 --no-notice --json`
     """

@@ -187,10 +187,10 @@ def live_check(
 ) -> None:
     """Check a new stack in its cloud with a small job, and clean up.
 
-    It launches one spot machine of the cheapest pool, preempts it, waits for the replacement, deletes everything, and
-    prints a table. It states the highest possible cost and asks for confirmation; without a terminal it refuses unless
-    you pass `--yes`. Then it runs those commands of docs/first-live-hour.md whose result it can judge, and lists the
-    other commands for you. The exit code is 1 if a check fails.
+    It states the highest possible cost and asks for confirmation; without a terminal it refuses unless you pass
+    `--yes`. Then it launches one spot machine of the cheapest pool, preempts it, and waits for the replacement. Next it
+    runs those commands of docs/first-live-hour.md whose result it can judge, and deletes everything. At the end it
+    prints a table of the results, with the commands that you must run and judge. The exit code is 1 if a check fails.
 
     Examples: `spotkeeper live-check --stack prod`, `spotkeeper live-check --list --stack prod`
     """

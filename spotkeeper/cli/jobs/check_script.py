@@ -329,7 +329,8 @@ _REMEDIES = {
     "optimizers": "attach(optimizer=[...]) with all optimizers, including {value}",
     "stateful": "attach({word}={value})",
     "generator": "a generator: attach({word}={value})",
-    "data set": "reading changes its state: give it state_dict() and load_state_dict() and attach it, or read by index",
+    "data set": "the data set changes during training: give it state_dict() and load_state_dict() and attach it, or "
+    "let each item depend only on its index",
     "part": "the attached object's state_dict() does not include this",
     "count": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
     "value": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',

@@ -79,9 +79,10 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
 
 
 def outputs(store: Store, record: Record) -> dict[int, Output]:
-    """Return the lists of output files by node, without lists of older generations than the newest list.
+    """Return each node's list of output files, by node. Only the lists of the newest generation count.
 
-    Older lists remain if the job's end was interrupted, and a later generation ended the job.
+    If the job's end was interrupted and a later generation ended the job, the bucket can still have lists of the
+    earlier generation; they are left out.
 
     Raises:
         CliError: a list is damaged.

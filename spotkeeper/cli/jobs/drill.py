@@ -118,7 +118,10 @@ def _agree(victim: Victim) -> None:
 
 
 def targets_of(store: Store, record: Record, target: Target) -> Targets:
-    """Return the targets at the clock's speed. For lost work: twice the save interval, if the job file sets one."""
+    """Return the targets in virtual seconds, adapted to the speed of the stack's clock by :meth:`Targets.scaled`.
+
+    If the job file sets a save interval, the target for lost work is twice this interval.
+    """
     from msgspec.structs import replace
 
     found = Targets().scaled(target.clock.scale)

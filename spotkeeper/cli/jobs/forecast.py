@@ -141,8 +141,8 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
         if hours <= 0:
             raise CliError(f"--work {spec.work}: must be more than 0", Exit.USAGE)
         return hours
-    if (told := _told_h(spec, pool, known)) is not None:
-        hours, on = told
+    if (reported := _reported_work_h(spec, pool, known)) is not None:
+        hours, on = reported
         said.append(f"work: {hours:.1f} h, from the step time that the last job of this name reported{on}")
         return hours
     if spec.deadline is not None:
@@ -151,8 +151,12 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
     return WORK_H
 
 
-def _told_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
-    """The hours of training by an earlier job of this name, and a note if its machines differed; None if unknown."""
+def _reported_work_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
+    """The virtual hours that this job must train, and "" or a note; computed from what an earlier job reported.
+
+    The hours are the number of steps times the duration of a step, both as the newest job of this name reported them;
+    None if it did not. If it had other machines, the duration is converted to this job's machines; the note says so.
+    """
     told = known.ran(spec.name)
     if told is None or not told.total_steps:
         return None

@@ -77,7 +77,10 @@ def _delete(cloud: Cloud, victim: Victim) -> None:
 
 
 def gce_api(target: Target) -> Api:
-    """The Compute API with the user's login, or with the token of an endpoint on this machine."""
+    """Return a client of the Compute API: of Google's, with the user's gcloud login, or of a simulated one.
+
+    A simulated API is served on this machine by plain HTTP, which its address shows, and has a token of its own.
+    """
     from spotkeeper.cli.stacks.reconcile import GcloudToken
 
     endpoint = target.compute_endpoint or os.environ.get("SPOTKEEPER_COMPUTE_ENDPOINT") or DEFAULT_ENDPOINT

@@ -38,7 +38,11 @@ class StackFile:
 
 
 def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFile:
-    """Read and check a stack file. ``other``: a command with another stack file, which errors suggest.
+    """Read and check a stack file.
+
+    Args:
+        file: its path; None: the file of ``stack``.
+        stack, other: as for :func:`stack_path`.
 
     Raises:
         SpecError: the stack file is invalid; the problems have line numbers.
@@ -71,7 +75,7 @@ def stack_path(stack: str | None, other: str) -> Path:
 
     Args:
         stack: a name, or the path of a stack file; None: SPOTKEEPER_STACK, else the local stack.
-        other: a command line that names another stack file, which the error message suggests.
+        other: a command line such as ``spotkeeper check FILE``. The error for an unknown stack suggests it.
 
     Raises:
         CliError: no stack of this name.
