@@ -123,12 +123,16 @@ def project_bindings(stack: str) -> tuple[Binding, ...]:
 def machines_of(stack: str) -> str:
     """Return a condition that is true for the stack's dynamic machines, node disks and snapshots, by their names.
 
-    The condition tests for ``-n`` after the stack's prefix, because these names contain it before a node's number. So
-    static machines and their disks match too if the name of their pool contains ``-n``.
+    After the stack's prefix, these names have ``-n`` before a node's number and no ``-s``. Names of static machines and
+    their disks have ``-s`` before the machine's index, whatever their pool is called.
     """
     prefix = naming.machine_prefix(stack)
-    kinds = ("instances", "disks", "snapshots")
-    return " || ".join(f'resource.name.extract("/{kind}/{prefix}{{job}}-n") != ""' for kind in kinds)
+
+    def dynamic(kind: str) -> str:
+        node, index = (f'resource.name.extract("/{kind}/{prefix}{{job}}-{letter}")' for letter in "ns")
+        return f'{node} != "" && {index} == ""'
+
+    return " || ".join(f"({dynamic(kind)})" for kind in ("instances", "disks", "snapshots"))
 
 
 def secret_keys(secrets: Sequence[str]) -> list[str]:

@@ -354,7 +354,7 @@ def test_the_function_may_change_only_its_stacks_machines(local: Declaration) ->
     for name in (f"{zone}/instances/{node}-a3", f"{zone}/disks/{node}-a3", f"{zone}/disks/{node}-d0"):
         assert holds(may, name)
     assert holds(may, f"projects/local/global/snapshots/{node}-d1")
-    for name in ("instances/sk-local-floor-s0", "disks/sk-local-floor-s0-data", "disks/sk-local-floor-s0"):
+    for name in ("instances/sk-local-floor-s0", "disks/sk-local-floor-s0-data", "disks/sk-local-us-north-s0-data"):
         assert not holds(may, f"{zone}/{name}"), "what Pulumi declared stays, with its data"
     for name in ("instances/sk-prod-abcdefgh-n0007-a3", "instances/mine", "networks/sk-local-abcdefgh-n0007-a3"):
         assert not holds(may, f"{zone}/{name}")
