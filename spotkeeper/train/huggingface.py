@@ -38,7 +38,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
 
     A script can call ``train()`` only once. Its ``resume_from_checkpoint`` is used until the run has a checkpoint.
     After a stop request ``train`` saves and ends the process with ``SystemExit(0)``, so the code after ``train`` runs
-    only once the training is complete.
+    only after the training is complete.
 
     Raises:
         CallError: a second ``train()``; a callback added to an existing trainer; or a trainer that counts fewer

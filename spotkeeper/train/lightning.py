@@ -51,8 +51,8 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
     """Makes ``trainer.fit()`` survive preemption: saves and restores the training, and stops it when asked to.
 
     A script can call ``fit`` only once. Its ``ckpt_path`` is used only until the run has its own checkpoint. After a
-    stop request ``fit`` saves and ends the process with ``SystemExit(0)``, so the code after ``fit`` runs only once the
-    training is complete.
+    stop request ``fit`` saves and ends the process with ``SystemExit(0)``, so the code after ``fit`` runs only after
+    the training is complete.
 
     Raises:
         CallError: a second ``fit``; or a trainer that counts fewer processes than were started, so that each would
@@ -94,7 +94,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def _report_logged(self, connector: Any) -> None:
-        """Report what the script logs by ``self.log``, when Lightning passes it to its loggers, if there are any."""
+        """Report what the script logs by ``self.log`` at the steps where Lightning logs it, also without a logger."""
         log_metrics, run = connector.log_metrics, self.run
         assert run is not None
 

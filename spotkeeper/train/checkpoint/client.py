@@ -50,8 +50,8 @@ class Client:
 
     Args:
         process: the saver, if this client started it.
-        limit: a function that returns after how many seconds without progress the client gives the saver up; if it
-            returns None, after :data:`PATIENCE_S`, two minutes.
+        limit: called while the client waits. It returns the seconds without progress after which the saver counts as
+            lost, at most :data:`PATIENCE_S` (two minutes); None: :data:`PATIENCE_S`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Client:
     def _forget(self) -> None:
         """Close the socket and the memory's descriptor in a fork of the trainer.
 
-        The saver notices the trainer's end only once no process has the socket open; a fork can outlive the trainer.
+        The saver sees the trainer's end only after every process has closed the socket; forks can outlive the trainer.
         """
         self._sock.close()
         if self._fd >= 0:

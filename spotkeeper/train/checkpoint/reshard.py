@@ -222,7 +222,7 @@ class _Exchange:
         self._meshes = meshes
         self._same = plan.manifest.world == gang.world
         self._which = gang.rank if self._same else 0  # the saved rank whose skeleton this rank uses
-        self._tables: dict[int, tuple[list[TensorSlot], list[TensorShard]]] = {}
+        self._tables: dict[int, tuple[list[TensorSlot], list[TensorShard]]] = {}  # tensors by the rank that saved them
         self._got: dict[Need, torch.Tensor] = {}
 
     def found(self) -> ResumePoint:
@@ -239,7 +239,7 @@ class _Exchange:
         return ResumePoint(state.model, state.rest, unpack(state.local[0]), plan.manifest, source, self._same)
 
     def _share(self) -> Skeleton:
-        """Exchange the tables of all parts, and the skeletons that other ranks need; return this rank's skeleton."""
+        """Give all ranks the tensor lists of all saved parts, and the skeletons in use; return this rank's skeleton."""
         asked = range(len(self._plan.source)) if self._same else range(1)
         words: Any = (
             {saved: (part.skeleton.slots, part.skeleton.shards) for saved, part in self._parts.items()},

@@ -15,7 +15,8 @@ checkpoints to keep, and ``stretches`` are the bytes of the memory file that bec
  op       with                           answer
 ======== ============================== ==================================================
 hello    folder, gen, keep              hello: staged (the manifest in memory, or null),
-                                        quarantined; ``fenced`` after a newer trainer's hello
+                                        stretches if staged, quarantined; or ``fenced``
+                                        (why): ``gen`` is too old
 reserve  bytes                          buffer, with the memory file's descriptor
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part

@@ -11,9 +11,10 @@ With sharded state each node has a part: the files of its own ranks, and PART on
 node has reported its part, each node writes COMMIT, which lists the files of all nodes. A checkpoint with PART or
 COMMIT on every node is complete, even if processes were killed before every node had written COMMIT.
 
-On one node only ``COMMIT`` proves that a checkpoint is complete. It is written after all other bytes are on disk, by
-temporary file, fsync, rename and fsync of the folder, and contains its own hash. The newest checkpoint has the highest
-(generation, step), not the highest step: a disk that was away may have later steps of an older generation.
+In a single node's folder, PART says nothing about the other nodes, but COMMIT proves that the checkpoint is complete.
+COMMIT is written after all other bytes are on disk, by temporary file, fsync, rename and fsync of the folder, and
+contains its own hash. The newest checkpoint has the highest (generation, step), not the highest step: a disk that was
+away may have later steps of an older generation.
 
 Standard library only: the agent uses this module to list the checkpoints on its disk. While a saver writes to a folder,
 other processes may call only ``newest`` and ``scan``, which only read. The agent does not trust the folder: the module

@@ -121,10 +121,10 @@ def seed_sequence(entropy: Any, key: Any, pool_size: int, spawned: int) -> np.ra
 
 
 def check(state: dict[str, Any]) -> None:
-    """Check that a generator's position lies within its buffer, because NumPy would read outside the buffer.
+    """Check the saved state of a NumPy bit generator, because NumPy itself would read outside the generator's buffer.
 
     Raises:
-        ValueError: the position lies outside the buffer.
+        ValueError: the state's position in the buffer lies outside the buffer.
     """
     name, size = _POSITIONS.get(str(state["bit_generator"]), ("", 0))
     if name:

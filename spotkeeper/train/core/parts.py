@@ -296,7 +296,10 @@ class Attached:
         }
 
     def named(self, model: Any, rest: dict[str, Any]) -> dict[str, object]:
-        """Return the state under the names of torch's checkpoint helpers, so that other tools find the tensors."""
+        """Return the state with the keys that torch.distributed.checkpoint uses, so that its tools find the tensors.
+
+        These keys are the parameters' full names, also in an optimizer's state, whose own keys are numbers.
+        """
         names = {id(param): plain(name) for name, param in self._parameters()}
         tree: dict[str, object] = {"model": model or {}}
         for number, (each, state) in enumerate(zip(self.optimizers, rest["optimizers"], strict=True)):

@@ -108,7 +108,7 @@ class _Pickler(pickle.Pickler):
             module, name = getattr(obj, "__module__", None) or "", obj.__qualname__
             # Python 3.11 pickles an enum's member as a call getattr(class, name); the class is pickled and checked too.
             if obj is not getattr and not _allowed(module, name):
-                raise StateTypeError(_refusal("cannot save", module, name, "Omit it from state_dict(), or to save it"))
+                raise StateTypeError(_refusal("cannot save", module, name, "Omit it from state_dict(), or allow it"))
         elif _is_bound(kind) and _allowed(kind.__module__, kind.__qualname__):
             return bound, (kind, obj.__getstate__())
         elif "numpy" in sys.modules and (parts := _array_parts(obj)) is not None:
@@ -173,7 +173,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
         if (added := _added().get((module, name))) is not None:
             return added
         if not _allowed(module, name):
-            raise StateTypeError(_refusal(f"{self._where}: cannot load", module, name, "If you trust its author"))
+            what, remedy = f"{self._where}: cannot load", "If you trust its author, allow it"
+            raise StateTypeError(_refusal(what, module, name, remedy))
         return super().find_class(module, name)
 
 
@@ -230,4 +231,4 @@ def _member(kind: Any, name: str) -> Any:
 
 def _refusal(what: str, module: str, name: str, remedy: str) -> str:
     add = f"call torch.serialization.add_safe_globals([{name.rpartition('.')[2]}]) before attach()"
-    return f"{what} {module}.{name}: a checkpoint contains only tensors and plain values. {remedy}, {add}"
+    return f"{what} {module}.{name}: a checkpoint contains only tensors and plain values. {remedy}: {add}"

@@ -44,7 +44,7 @@ class RunSettings:
     def alone(self) -> None:
         """Check that this process has no other run of this generation, because both would save into the same folder.
 
-        Without an agent, and in a notebook, an earlier run does not count once the script has looped over it.
+        Without an agent, an earlier run counts only until the script loops over it, and in a notebook not at all.
 
         Raises:
             CallError: this process has another run.
@@ -135,7 +135,7 @@ def _whole(env: Mapping[str, str], name: str) -> int | None:
 
 
 def own_argv() -> str:
-    """Return the script's name and arguments as a shell line; "" under an agent and in a notebook."""
+    """Return the script's name and arguments as a shell line; "" under an agent or in a notebook."""
     if "SPOTKEEPER_RUN" in os.environ or not sys.argv[0].endswith(".py"):
         return ""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -215,7 +215,7 @@ def digest(chunks: list[Chunk]) -> bytes:
 
 
 def metadata(ranks: list[list[Chunk]]) -> bytes:
-    """Return DCP's ``.metadata`` file for all ranks' chunks. It lists a chunk that several ranks have only once."""
+    """Return DCP's ``.metadata`` file for all ranks' chunks: each chunk once, even if several ranks have it."""
     from torch.distributed.checkpoint import metadata as md
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 

@@ -175,7 +175,8 @@ def rebuild(
     if batch is not None and batch != wanted and (plan is None or plan.batch is not None):
         what = f"attach() now gives {wanted}" if plan else f"the loader now gives {local} per rank"
         each = "" if plan else f" ({batch // world} per rank)"
-        warnings.warn(f"the run keeps its first global batch of {batch} samples{each}, although {what}", stacklevel=4)
+        size = f"{batch} samples per global batch{each}"
+        warnings.warn(f"the run began with {size} and keeps this size, although {what}", stacklevel=4)
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     kept = {name: getattr(loader, name) for name in (*names, "persistent_workers", "in_order") if hasattr(loader, name)}
     if loader.num_workers:

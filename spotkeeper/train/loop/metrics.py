@@ -4,11 +4,12 @@
 value on a GPU is first copied to the CPU in the background and read once the copy is there, so no report waits for a
 device.
 
-Every few seconds the curves of this generation are written to ``metrics.json`` in the run folder, and the control file
-gets the number of that file. The agent uploads the newest file once a minute and answers with its number. A checkpoint
-carries the points that are not uploaded yet. So if the machine is lost, the next generation begins with them. Each file
-also names the checkpoints from which this generation and its ancestors resumed, so that readers can join the files of
-all generations to one curve.
+Every few seconds the curves of this generation replace ``metrics.json`` in the run folder. Each of these files has a
+number, counted from 1, which goes into the control file (``metrics_file``). The agent uploads the newest file once a
+minute and then writes its number into the control file too (``metrics_stored``). A checkpoint carries the points that
+are not uploaded yet. So if the machine is lost, the next generation begins with them. Each file also names the
+checkpoints from which this generation and its ancestors resumed, so that readers can join the files of all generations
+to one curve.
 """
 
 from __future__ import annotations
@@ -176,7 +177,10 @@ class MetricHistory:
             _add(self._fresh, reports)
 
     def _ready(self, wait: bool) -> int:
-        """Read values that a device has computed, or ``wait`` for all; return how many first reports are complete."""
+        """Read the values that a device has computed. ``wait``: wait until it has computed all of them.
+
+        Returns the number of complete reports before the first incomplete report.
+        """
         for done, (_, _, values, reads) in enumerate(self._reports):
             if reads:
                 if not wait and not all(read.ready() for read in reads.values()):

@@ -110,7 +110,10 @@ def missing_variable(environ: Mapping[str, str]) -> str:
 
 
 def _device() -> torch.device | None:
-    """Return the device for the bandwidth test; None (no test): switched off, CPUs by default, or no process group."""
+    """Return the device for the bandwidth test; None: no test.
+
+    ``SWITCH`` turns the test on or off. By default it runs only with NCCL on GPUs. It needs a process group.
+    """
     switch = os.environ.get(SWITCH, "")
     if switch == "off" or not dist.is_initialized():
         return None

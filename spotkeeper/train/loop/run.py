@@ -329,7 +329,7 @@ class Run:
         """Save a checkpoint now. Collective: every rank calls it after the same step.
 
         Args:
-            wait: whether to return only once the checkpoint is durable.
+            wait: whether to return only after the checkpoint is durable.
 
         Returns:
             This node's newest durable checkpoint, as (generation, step); None if it has none.

@@ -200,7 +200,7 @@ def test_an_elastic_job_uses_its_largest_worlds_batch(monkeypatch: pytest.Monkey
         run.backward(script.loss(batch))
         over.append(run.step())
     assert over == [False, False, True] * 2, "three ranks would have one micro-batch each"
-    with pytest.warns(UserWarning, match=r"keeps its first global batch of 12 .* although attach\(\) now gives 8"):
+    with pytest.warns(UserWarning, match=r"began with 12 samples per global batch .*although attach\(\) now gives 8"):
         again = Script(4)
         run = again.attach(global_batch=8)
         assert next(iter(run.steps(again.loader, steps=3)))[0].shape == (4, 3)
