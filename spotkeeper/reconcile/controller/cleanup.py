@@ -2,8 +2,8 @@
 
 ``bury`` cleans up after a job; ``withdraw`` ends a submission that never became a job. ``sweep_copies`` deletes
 replaced copies, interrupted uploads, and copies of checkpoints that the job gave up. It keeps the copies that the
-record names, and newer copies, whose upload perhaps still runs. A copy's file lists are deleted before its parts, so
-that no reader mistakes half a copy for a whole one.
+record names, and newer copies, whose upload perhaps still runs. The list of a copy's files is deleted before the files,
+so that no reader mistakes half a copy for a whole one.
 """
 
 from __future__ import annotations

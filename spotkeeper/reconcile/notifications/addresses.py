@@ -60,7 +60,7 @@ class ChannelAddresses:
         """
         given = self._given.get(channel)
         if given is None:
-            raise SendError("the function does not know its address yet: run pulumi up")
+            raise SendError("the function does not know this channel's address yet: run pulumi up")
         if not is_reference(given):
             return given
         with self._lock:
@@ -70,7 +70,7 @@ class ChannelAddresses:
         try:
             found = self._read(given).strip()
         except NoAnswerError as error:
-            raise SendError(f"its secret cannot be read: {error}") from None
+            raise SendError(f"the secret with this channel's address cannot be read: {error}") from None
         learn([found])  # hides the address in every log line of this process
         with self._lock:
             self._known[channel] = self._now(), found
@@ -117,7 +117,7 @@ class SecretReader:
         if arn := secret_of(reference, AWS_PARAMETER):
             found = _aws("ssm", arn, "get_parameter", Name=arn, WithDecryption=True)
             return str(found.get("Parameter", {}).get("Value") or "")
-        raise NoAnswerError("its reference has an unknown form")
+        raise NoAnswerError("the reference to it has an unknown form")
 
     def _gcp(self, version: str) -> str:
         from spotkeeper.reconcile.clouds.gce.api import MetadataToken

@@ -64,7 +64,7 @@ class Delivery:
         """
         waiting = self.store.list_notifications()
         self._send_due(waiting)
-        claimed = [each.value.not_before for each in waiting if self._may_be_left(each.value)]
+        claimed = [each.value.not_before for each in waiting if self._in_first_try(each.value)]
         if claimed and self.waits:
             pause_s = min(CLAIM_S, (max(claimed) - self.clock.now()) / self.clock.scale)
             if self.deadline.left() > pause_s + SEND_S:
@@ -72,8 +72,11 @@ class Delivery:
                 self._send_due(self.store.list_notifications())
         return self.sent
 
-    def _may_be_left(self, outgoing: Outgoing) -> bool:
-        """Whether the first claim is still in force: the process that made it is sending now, or was killed."""
+    def _in_first_try(self, outgoing: Outgoing) -> bool:
+        """Whether a process has claimed this notification for its first try: it is sending now, or it was killed.
+
+        Only a first try is waited for; later ones are left to the ticks.
+        """
         return outgoing.tries == 1 and outgoing.left is None and outgoing.not_before > self.clock.now()
 
     def _send_due(self, waiting: Sequence[Versioned[Outgoing]]) -> None:

@@ -175,8 +175,9 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
     """Return the dynamic offers, best first, without refused offers; cold on-demand offers come last within on-demand.
 
-    Spot that is cold, or whose expected life is too short to be worth a start, comes after on-demand, since requesting
-    it costs nothing and waiting does. It is left out if a machine runs, or a job with a deadline waits for better spot.
+    Spot that is cold, or whose expected life is too short to be worth a start, is a last resort after on-demand: if
+    on-demand is refused too, requesting this spot costs nothing, but waiting for better offers costs time. It is left
+    out if a machine runs, or if a job with a deadline waits for better spot.
     """
     market = _Market.observed(spec, need, stack, rule)
     every = list(_offers(spec, stack, need, market))

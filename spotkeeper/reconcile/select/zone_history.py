@@ -162,7 +162,7 @@ class Track:
         self.up, self.seen_h = up, at_h
 
     def unhide(self) -> None:
-        """Raise the ``losses`` of a track with one observation an hour by the losses that these observations missed.
+        """Add to ``losses`` an estimate of the losses that went unobserved, in a track with one observation an hour.
 
         A zone that lost spot and has it again at the next observation shows no loss. If a zone is up ``share`` of the
         time and changes at random, an hourly observation finds that it has gone down with probability ``(1 - share)(1 -

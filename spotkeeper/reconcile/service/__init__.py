@@ -25,7 +25,8 @@ token without signature. On AWS there are no tokens: IAM says who the caller is.
 
 **Polls.** A sync that reports nothing is answered from what the process read within the last half second
 (``rounds.py``), unless the agent has a newer document (``Sync.ver``) or a round ran in this process since. While a job
-is at rest, only agents that wait (``Sync.pending``) make the function check whether a round is overdue.
+is at rest (all its nodes are members and no change is pending, or it is DONE: ``document.at_rest``), the function
+checks whether a round is overdue only for agents that wait for the result of a report (``Sync.pending``).
 
 **Environment.**
 

@@ -63,7 +63,7 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
         raise AuthError("the caller is not a session of an instance profile")
     ids = {iam.user_id, iam.caller_id}
     if len(ids) != 1 or not iam.user_id.startswith(_ROLE_ID) or not iam.user_id.endswith(f":{name}"):
-        raise AuthError("the caller's ids are not those of its session")
+        raise AuthError("userId and callerId are not the same AROA...:<instance id>")
     if not iam.access_key.startswith(_TEMPORARY):
         raise AuthError("the caller's access key is not a temporary one")
     return name

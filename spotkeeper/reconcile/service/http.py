@@ -55,11 +55,14 @@ HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-C
 
 
 class Empty(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a tick or a notification."""
+    """The body of ``/v1/tick``, ``/v1/notify/<job>`` and ``/v1/channels/<c>/test``: nothing or an empty object."""
 
 
 class Notified(Struct, frozen=True):
-    """The answer to a notification. ``ended``: how the round ended; ``busy`` if one of this job was running already."""
+    """The answer to ``/v1/notify/<job>``, which requests a round of this job.
+
+    ``ended``: how the round ended; ``busy`` if another round of the job was running already.
+    """
 
     ended: str
     rounds: int = 0
@@ -208,7 +211,8 @@ class HttpApp(Rounds):
     def _overdue(self, store: Store, said: Accepted, pending: bool) -> bool:
         """Return whether a round is due: its time has come, or an earlier round did not finish and its lease expired.
 
-        A job at rest leaves its rounds to ticks, unless an agent waits for an answer.
+        If all nodes of the job are members and no change is pending, or the job is DONE (``at_rest``), its rounds are
+        left to ticks, unless ``pending``: the agent waits for the result of a report.
         """
         from spotkeeper.reconcile.controller.document import at_rest
 
@@ -243,7 +247,7 @@ class HttpApp(Rounds):
         return Notified(done.ended.value, done.rounds)
 
     def _test_channel(self, request: Request, visit: Visit) -> ChannelTested:
-        """Send a test message, by the same way as a notification, and say how that went."""
+        """Send a test message, in the same way as a job's notifications, and say how that went."""
         from spotkeeper.contract.notification import AddressError
         from spotkeeper.reconcile.notifications.https import SendError
         from spotkeeper.reconcile.notifications.message import test_message

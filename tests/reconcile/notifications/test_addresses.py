@@ -156,7 +156,8 @@ class TestAddresses:
         def reader(_: str) -> str:
             raise NoAnswerError("AccessDeniedException")
 
-        with pytest.raises(SendError, match="its secret cannot be read: AccessDeniedException"):
+        why = "the secret with this channel's address cannot be read: AccessDeniedException"
+        with pytest.raises(SendError, match=why):
             ChannelAddresses({"ops": AWS}, reader).of("ops")
 
     def test_addresses_are_hidden_in_every_text(self) -> None:

@@ -184,7 +184,7 @@ def mounted(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def blank(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether one of these nodes has reported no checkpoint."""
+    """Whether one of these nodes lacks a machine that reported a checkpoint: its disk has none or is not mounted."""
     return any(
         (slot := draft.nodes[index].cur) is None or draft.queries.checkpoint(index, slot) is None for index in ready
     )

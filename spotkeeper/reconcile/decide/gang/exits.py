@@ -72,7 +72,10 @@ def _failed(draft: Draft, codes: dict[int, int]) -> None:
 
 
 def _going(draft: Draft) -> str:
-    """Return "notice" if a member is under notice, "loss" if one is stopping without a notice, otherwise ""."""
+    """Return why machines of members are about to go; "" if none is.
+
+    "notice": each of these machines has a notice or a planned end. "loss": the cloud is stopping at least one without.
+    """
     queries = draft.queries  # the record may not have the notice yet
     going = [(i, slot) for i, slot in draft.members() if slot.notice is not None or queries.notice(i, slot) is not None]
     warned = all(queries.warned(i, slot) for i, slot in going)

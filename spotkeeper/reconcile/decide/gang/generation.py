@@ -77,7 +77,10 @@ def _smaller(draft: Draft, ready: list[int]) -> bool:
 
 
 def _grow(draft: Draft) -> None:
-    """Stop a generation that began without some nodes, once their existing machines can all join the next one."""
+    """Stop a generation that began without some nodes, so that the next one has them as well.
+
+    It stops once every machine that these nodes have is ready. Nodes without a machine are not waited for.
+    """
     record = draft.record
     if len(draft.members()) < len(record.members) or any(needed(node) for node in draft.nodes):
         return
@@ -116,8 +119,9 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether a generation may begin with this node's disk while other disks are missing.
 
     An old machine that never releases its disk must not stop the job for ever. So after ``disk_s`` this disk suffices
-    if it has the newest commit of the stored progress. The missing disks can have a later commit, made just before a
-    loss; its steps are then repeated. If the newest commit was given up, any disk suffices.
+    if it has the last commit in the job's stored progress (``location.committed``). If the gang made one more commit
+    just before a loss, only the missing disks have that one, and its steps are repeated. If the newest commit was given
+    up, any disk suffices.
     """
     reported, commit = draft.queries.checkpoint(index, slot), location.committed(draft)
     given_up = location.given_up(draft)

@@ -86,9 +86,8 @@ def step(draft: Draft) -> None:
     if training and draft.halted() and not _kept(draft):
         parked = tuple(index for index in above if index not in training)
         draft.set(size=len(draft.nodes) - len(parked), parked=parked)
-        draft.log(
-            Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail="given up: no remaining node saved"
-        )
+        why = "the resize is given up, because no node that stays has the newest checkpoint"
+        draft.log(Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail=why)
         return
     for index in above:
         node = draft.nodes[index]
@@ -118,10 +117,11 @@ def _park(draft: Draft, index: int) -> None:
 
 
 def left(draft: Draft, index: int) -> bool:
-    """Whether the disks that a resize took from a node can be deleted although its new disk is not in use yet.
+    """Whether a node's old disks can be deleted although it does not use its newest disk yet.
 
-    They can while the gang trains with the newest commit on a member's disk, if the node is parked and no member, or is
-    a member that began to train before its new disk was attached.
+    A node that is parked gives up its disk and gets the number of a new one. The old disk can be deleted while the gang
+    trains and a member has the newest commit on its disk. The node itself must be parked and no member, or a member,
+    which may still train without a disk.
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

@@ -83,7 +83,11 @@ def _calm(draft: Draft) -> bool:
 
 
 def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
-    """Return spot offers of all zones that are better than a member's machine. A member on spot is preferred."""
+    """Return the spot offers of all zones that are better than a machine of the gang.
+
+    They are compared with the first member on spot, or if no member is on spot with the first member. ``there``: keys
+    of offers whose machines, the probes, have booted and wait.
+    """
     index, slot = next(((n, s) for n, s in draft.members() if s.model is Model.SPOT), draft.members()[0])
     node = replace(draft.nodes[index], refused=())
     return offers.selection(draft, node, None, (Model.SPOT,), progress.runs(draft, slot), there)

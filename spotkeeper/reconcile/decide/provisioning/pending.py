@@ -11,8 +11,9 @@ the market        some machines are paid for while      after ``gang_s`` all are
                   they wait for the others              on hold and retries, at growing intervals
 ================= ===================================== ==================================================
 
-So a try costs at most ``gang_s`` of all machines but one, and the waits between tries are 1, 2, 4 and then always 8
-times ``gang_s``. Nothing is released if all machines are static, or while ``max_wait`` still delays on-demand.
+So a try costs at most what all machines of the gang but one cost in the time ``gang_s``. The waits between tries are 1,
+2, 4 and then always 8 times ``gang_s``. Nothing is released if all machines are static, or while ``max_wait`` still
+delays on-demand.
 """
 
 from __future__ import annotations

@@ -16,10 +16,12 @@ dead or refused any              ``next`` takes over in the state it is in (``sl
 =============== ================ =======================================================================
 
 Neither machine is a member yet, so deleting the one that boots later loses no work. A backup needs its grant and counts
-as a launch; half of the hour's launches are reserved for losses. A boot is slow once it takes longer than 95 % of
-starts of a gang of this size, estimated from the pool's observed boots (a machine given up because its backup was up
-first counts with the time that it had booted). If only 3 to 9 boots were observed, 1.5 times the slowest replaces their
-95th percentile; with fewer, only the boot deadline counts.
+as a launch; half of the hour's launches are reserved for losses.
+
+A boot is slow once it takes longer than the slowest boot in 95 % of the starts of whole gangs of this size.
+``_usual_s`` computes this limit from the boots of single machines that were observed in the pool. (A machine given up
+because its backup was up first counts with the time that it had booted.) If only 3 to 9 boots were observed, 1.5 times
+the slowest of them replaces the 95th percentile of single boots. With fewer, only the boot deadline counts.
 
 A boot is hopeless once it takes 1.5 times as long as a slow boot: its backup may use the launches reserved for losses.
 If the caps have no room for a backup, the hopeless machine itself is given up, and another one gets its place.
@@ -176,14 +178,18 @@ def _back_up(draft: Draft) -> None:
         if draft.now <= slow_at or limits.bars(draft, index) or not (hopeless or limits.spare(draft, [index])):
             continue
         options = offers.beside(draft, index)
-        if hopeless and _in_its_own_way(draft, slot, options):
+        if hopeless and _no_room_for_backup(draft, slot, options):
             slots.give_up_boot(draft, index, f"{_told(draft, index)}; the caps have no room for a backup")
         else:
             reservations.backup(draft, index, options, _told(draft, index))
 
 
-def _in_its_own_way(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
-    """Whether the caps have no room for a backup of ``slow``, neither for any of ``options`` nor for a like machine."""
+def _no_room_for_backup(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
+    """Whether the caps have no room for a backup of the machine in ``slow``.
+
+    They then have room neither for any of ``options`` nor for another machine of the same pool, zone and model as
+    ``slow``, which ``options`` can lack after a refusal.
+    """
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 

@@ -127,7 +127,7 @@ def test_the_only_node_with_the_newest_checkpoint_is_not_parked() -> None:
     world.run(120)
     assert world.training()
     assert world.record().members == (0, 1)
-    assert "given up" in refused(world)
+    assert refused(world) == "the resize is given up, because no node that stays has the newest checkpoint"
 
 
 # -- whom a smaller job gives up
