@@ -237,7 +237,10 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def _kind(value: Stateful, parts: Attached) -> str:
-    """Return the name of the ``attach()`` argument for an object; "stateful" if the script may choose any name."""
+    """Return how ``attach()`` would take an object: the name of its argument, "optimizers" or "stateful".
+
+    "optimizers": in the argument ``optimizer``, beside other optimizers. "stateful": as a keyword argument of any name.
+    """
     if isinstance(value, torch.optim.Optimizer):
         return "optimizers" if parts.optimizers else "optimizer"
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "scheduler" not in parts.common:

@@ -242,11 +242,15 @@ class Agent:
             self._components.mirror.advance(self._machine, self._super.child, self._components.mounting)
         self._membership.upload_metrics()
         self._super.tick()
-        if self._components.upgrade.folder is not None and self._may_change():
+        if self._components.upgrade.folder is not None and self._may_upgrade():
             self._exit = 0
 
-    def _may_change(self) -> bool:
-        """Whether a new agent may take over now: no stop, teardown or near notice, and no work that it would repeat."""
+    def _may_upgrade(self) -> bool:
+        """Whether a newer agent may take over now.
+
+        Not during a stop or a teardown, with a notice that ends within ``NEAR_S``, before the end of a generation is
+        reported, or while the helper thread does work that the newer agent would begin again.
+        """
         busy = any(map(self._components.helper.busy, ("mount", "unmount", "drop", "source", "sources")))
         notice = self._machine.saved.notice
         near = notice is not None and notice.deadline < self._clock.now() + NEAR_S

@@ -73,7 +73,7 @@ class Watch:
         return max(self._real(self.limits.floor_s, FLOOR_S), self.limits.factor * step_s)
 
     def may_work(self, now: float) -> bool:
-        """Whether a busy worker still counts as working: the generation stands still for less than the idle limit."""
+        """Whether a busy worker may be in a long step: the last step or change of phase is within the idle limit."""
         return self.since is None or now - self.since <= self.idle_limit_s
 
     @property
@@ -131,7 +131,8 @@ _WORDS = {
 def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
     """Return state and local rank of the running worker whose state comes first in :class:`WorkerState`.
 
-    ``may_work``: if False, a worker that seems to work has had its time and counts as ELSEWHERE.
+    ``may_work``: whether a worker that works (``stacks.Where.WORKS``) counts as BUSY. If False, it has worked without
+    ending a step for too long, and counts as ELSEWHERE, like one that hangs while its peers wait for it.
     """
     places: tuple[_WorkerPlace, ...] = ()
     with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -151,7 +152,7 @@ class Asked(Enum):
 
 @dataclass
 class _Dump:
-    mark: tuple[RunPhase, float]  # of the standstill
+    mark: tuple[RunPhase, float]  # the generation's (see Watch) when the stacks were requested
     by: float  # monotonic; the agent waits for the stacks until then
     before: int  # mtime in ns of an older file of stacks, 0 if there is none
     made: float  # monotonic; time of the request
@@ -167,7 +168,7 @@ class HangWatch:
     clock: Clock
     _watch: tuple[int, Watch] | None = None  # generation and its watch
     _dump: _Dump | None = None
-    _reported: tuple[RunPhase, float] | None = None  # the standstill that was reported
+    _reported: tuple[RunPhase, float] | None = None  # mark (see Watch) of the hang that was reported
     _answered: int = 0  # version of the newest document that was answered
 
     def go_on(self) -> None:
@@ -198,7 +199,7 @@ class HangWatch:
         self._stacks(child, now)
 
     def _stacks(self, child: Child, now: float) -> bool:
-        """Request stack traces once per standstill; return True once they are there or the wait for them is over."""
+        """Request stack traces, unless this step has recent ones; return True once the wait for them is over."""
         file, had = child.folder / stacks.SHORT, self._dump
         if had is None or had.mark != _mark(child) or (now - had.made > STALE_S and had.asked is Asked.HAD):
             self._dump = _Dump(_mark(child), now + STACKS_S, _written(file), now)
@@ -233,7 +234,7 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether a step has taken half its limit. The agent then answers roll calls, but reports no hang."""
+        """Whether a step has taken half its limit: the agent answers roll calls with stacks, but reports no hang."""
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

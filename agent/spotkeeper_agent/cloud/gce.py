@@ -155,7 +155,11 @@ class Gce:
         )
 
     def _ends(self, tree: _Tree, now: float) -> float | None:
-        """Return when maintenance ends this machine: an hour after the warning; None if a warning gives it no hour."""
+        """Return when maintenance ends this machine: an hour after its warning appeared.
+
+        None: no warning, or no known end. The end is not known if the first read already had the warning, so that its
+        age is unknown, or if Google warns this machine only a minute ahead.
+        """
         with self._lock:
             if not _ending(tree.maintenance_event):
                 self._calm, self._turned = True, None

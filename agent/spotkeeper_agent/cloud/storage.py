@@ -79,7 +79,10 @@ class FilePart:
 
 
 class HashedPart(FilePart):
-    """A part that is read twice: first for its SHA-256, so that it needs no memory while it is sent in one request."""
+    """A file's first ``size`` bytes with their SHA-256, for a store that wants the hash before the bytes.
+
+    The file is read twice, once for the hash and once while it is sent, so it is never in memory as a whole.
+    """
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         super().__init__(file, 0, size, lambda _: None)

@@ -133,8 +133,8 @@ class Outbox:
     def assigned(self, job: str | None) -> None:
         """Begin another job or attempt: forget which facts were delivered, and drop the previous job's waiting facts.
 
-        Facts that are not about the previous job stay: notices and reprieves, now with generation 0, and facts that
-        name their attempt (DROPPED).
+        Two kinds of waiting facts stay: notices and reprieves, which are about the machine and now get generation 0,
+        and facts of the kind DROPPED, which themselves name the attempt that they are about.
         """
         with self._lock:
             if job != self._job:

@@ -10,7 +10,8 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 
 ============================ ======================================================================================
 ``SPOTKEEPER_RUN``           folder of this generation, with ``ctl`` (the control file) and ``result.json``
-``SPOTKEEPER_JOB``           the job's id; ``SPOTKEEPER_UID`` its uid; ``SPOTKEEPER_GEN`` the generation
+``SPOTKEEPER_JOB``           the job's id; ``SPOTKEEPER_GEN`` the generation
+``SPOTKEEPER_UID``           the job's UUID (``Record.uid``), from which the random generators are seeded
 ``SPOTKEEPER_SLOT``          the node (0, 1, ...) that this machine is
 ``SPOTKEEPER_CKPT``          checkpoint folder, if the disk is mounted when the generation starts
 ``SPOTKEEPER_CKPT_LATE``     the same, if the disk is mounted later: this machine first gets the state from a peer
@@ -21,7 +22,7 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
 ``SPOTKEEPER_MAX_WORLD``     the most processes that the job can have; set if its number of nodes may change
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
-``SPOTKEEPER_KEEP``          checkpoints kept; ``SPOTKEEPER_SEED`` the seed
+``SPOTKEEPER_KEEP``          number of checkpoints kept; ``SPOTKEEPER_SEED`` the job file's seed
 ============================ ======================================================================================
 
 **Files**, below ``SPOTKEEPER_ROOT``::

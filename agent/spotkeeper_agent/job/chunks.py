@@ -11,8 +11,8 @@ sent while the bucket did not answer. The job can put anything into ``spool``, s
 no pipe, copies files only up to a size, and never unpacks them. It holds one such file in memory at a time.
 
 Each node has an even share of the job's ``logs.keep_mb`` in the bucket. Beyond it the node's machine deletes the node's
-oldest chunks; the right to overwrite the newest chunk allows that too. ``chunks.json`` lists the chunks for the node's
-next machine.
+oldest chunks. It needs no further right for this: machines overwrite their newest chunk, and on Cloud Storage an
+overwrite needs the right to delete. ``chunks.json`` lists the chunks for the node's next machine.
 """
 
 from __future__ import annotations
@@ -265,9 +265,11 @@ class NodeLog:
         return LogIndex(tuple(chunks), deleted)
 
     def _load(self) -> LogIndex:
-        """Read the node's list of chunks. Complete it with the size of a chunk that a killed machine left without one.
+        """Read the node's list of chunks, and fill in the sizes that are missing.
 
-        The list is created first: Cloud Storage answers a read of a missing object with 403 to those who may not list.
+        A machine that is killed while it sends a chunk leaves the chunk's entry without a size. Before the read, an
+        empty list is created if there is none: machines may not list a bucket of Cloud Storage, which therefore answers
+        a read of a missing object with 403.
         """
         name = log_index(self.run.job, self.run.node)
         if self.bucket.create(name, msgspec.json.encode(LogIndex())):

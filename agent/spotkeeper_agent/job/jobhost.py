@@ -180,9 +180,10 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def sweep(folder: Path, keep: set[int]) -> int:
-    """Kill all processes that a generation left behind except ``keep``; return their number.
+    """Kill all processes that a generation left behind except ``keep``; return how many were found.
 
-    They are found by their cgroup; without systemd units, by mark and tag (``launcher/process.py``).
+    They are found by their cgroup; without systemd units, by an environment variable (the mark) or a resource limit
+    (the tag) that they inherit from the launcher (``launcher/process.py``).
     """
     if not has_units():
         return process.sweep(folder, keep)

@@ -114,7 +114,11 @@ class Ending:
 
 
 class Supervisor:
-    """Runs at most one generation. Only the loop's thread may call the methods. None waits longer than a sweep."""
+    """Runs at most one generation. Only the loop's thread may call the methods.
+
+    No method waits until a generation has saved or ended. Methods wait for seconds at most: for the launcher's answer,
+    or until processes that were killed have ended (:meth:`sweep`).
+    """
 
     def __init__(self, run: Path, templates: Path, launcher: Launcher, log: Log) -> None:
         self._run = run

@@ -58,7 +58,7 @@ class Host:
     """Serves the agent on ``listener``.
 
     ``cgroup``: the unit's cgroup, None if the unit has no cgroup of its own; ``home``: the folder that contains the
-    job's home folder, which is named by the job.
+    jobs' home folders, each of which has its job's id as its name.
     """
 
     listener: socket.socket
@@ -153,7 +153,11 @@ class Host:
         return path
 
     def _sweep(self, folder: Path, keep: set[int]) -> int:
-        """Kill the processes left of a generation, by cgroup, or by mark and tag; return how many, cgroups included."""
+        """Kill the processes left of a generation except ``keep``; return about how many were found.
+
+        They are found by the unit's cgroup; a cgroup that the launcher made in it counts as one process. Without a
+        cgroup they are found by an environment variable or a resource limit that they inherited (``process.sweep``).
+        """
         if self.cgroup is None:
             return sweep(folder, {os.getpid(), *keep})
         launchers = {pid for pid in keep if parent_of(pid) in self._owners}  # a job may claim any other pid
@@ -175,7 +179,8 @@ class Host:
     def _end_strays(self, cgroup: Path, known: set[int]) -> int:
         """Send SIGKILL once to all processes of the unit's cgroup except ``known``; return their number.
 
-        The cgroup decides, because a process can change its name, but cannot leave its cgroup.
+        A cgroup that the launcher made counts as one process. The cgroup decides which processes are killed,
+        because a process can change its name, but cannot leave its cgroup.
         """
         mixed = [cgroup, *self._groups.values()]
         count = sum(_end_group(group) for parent in mixed for group in _below(parent) if group not in mixed)

@@ -1,4 +1,8 @@
-"""Calls that keep processes from outliving their generation: mark, tag, sweep. Standard library only; Linux only."""
+"""Calls that keep processes from outliving their generation. Standard library only; Linux only.
+
+A launcher and its descendants have an environment variable, the mark, and inherit a resource limit, the tag. A sweep
+finds them by either and kills them.
+"""
 
 from __future__ import annotations
 

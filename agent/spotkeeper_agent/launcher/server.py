@@ -13,6 +13,10 @@ one JSON object per line:
     -> {"op": "stacks", "gen": 4}               write the stacks of its processes into the run folder (``stacks.py``)
     <- {"event": "exit", "gen": 4, "code": 0, "left": 0}     all its processes have ended, but for ``left``
 
+In the answer to ``status``, ``guard`` is the pid of the launcher's parent (``guard.py``), 0 without one; ``key`` a hash
+of what the agent required of this launcher, such as its mode and Python; ``home`` the folder that it was imported from;
+and ``run`` the newest generation or null, with torchrun's pid and exit code (null while torchrun runs).
+
 The launcher uses no network, no CUDA device and no disk besides the run folder.
 """
 
@@ -139,7 +143,7 @@ class Server:
 
     def _status(self) -> Message:
         run = None if self.run is None else {"gen": self.run.gen, "pid": self.run.pid, "code": self.run.code}
-        key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # hash of the requirements that the agent passed
+        key = os.environ.get("SPOTKEEPER_LAUNCHER_KEY", "")  # LauncherKind.key()
         guard = os.getppid() if os.environ.get(GUARD) == str(os.getppid()) else 0
         about: Message = {"pid": os.getpid(), "guard": guard, "mode": self.mode, "key": key, "home": _HOME}
         return {"ok": True, **about, "memory_mb": memory_mb(), "run": run}

@@ -76,9 +76,10 @@ def has_room(folder: Path | str) -> bool:
 class Rate:
     """The rate that all workers of a node share (the generic cell rate algorithm).
 
-    A file has one number: the time at which all bytes taken so far would be through at exactly this rate. Nothing locks
-    the file, since a job could hold a lock for ever. So two workers at the same instant can take one piece too many. By
-    writing to this file a job spoils only its own log.
+    The file ``rate`` in the spool's folder has one number: the monotonic time at which a log that grows by exactly
+    ``RATE`` bytes per second would have all bytes taken so far. While it is more than ``BURST_S`` ahead, no bytes are
+    taken. Nothing locks the file, since a job could hold a lock for ever, so two workers that print at the same instant
+    can exceed the rate by one piece. By writing to this file a job spoils only its own log.
     """
 
     def __init__(self, folder: Path) -> None:

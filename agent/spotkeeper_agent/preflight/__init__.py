@@ -25,7 +25,7 @@ PORTS = 64  # ports per job; a generation uses the first one + its number modulo
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Return all checks, in the order of their findings."""
+    """Return all checks, in the order in which a report lists their findings."""
     from spotkeeper_agent.preflight import checks, checks_gpu
 
     return (*checks.CHECKS, *checks_gpu.CHECKS)

@@ -202,7 +202,10 @@ def newest_checkpoint(folder: Path) -> int:
 
 
 def _complete(folder: Path) -> Iterator[tuple[float, str]]:
-    """Yield completion time and path of each checkpoint in ``folder``: a folder of checkpoints, or a data disk."""
+    """Yield (unix time of the commit, path relative to ``folder``) of each complete checkpoint.
+
+    ``folder`` may be a folder of checkpoints, or a data disk with such a folder for each job (``<job>/ckpt``).
+    """
     for name in _names(folder):
         for path in (name, *(f"{name}/ckpt/{below}" for below in _names(folder, f"{name}/ckpt"))):
             with contextlib.suppress(OSError):
