@@ -52,7 +52,7 @@ def declare(stack: Settings) -> Exports:
 
 
 def declare_jobs(stack: Settings, ready: pulumi.Resource) -> None:
-    """Declare the stack's jobs; import the code that submits only if the stack has jobs.
+    """Declare the stack's jobs. Only this function imports the code that submits jobs: a stack without jobs needs none.
 
     Raises:
         RunError: a job file is wrong; the message lists all problems.

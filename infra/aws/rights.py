@@ -320,8 +320,9 @@ def _calling(arns: Arns) -> tuple[Statement, ...]:
 def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
 
-    Submitters can overwrite a source: it is uploaded in parts, and a right to upload parts cannot demand a new object.
-    So agents verify a source by its hash. Submitters can delete names, so that a new job can take an ended job's name.
+    Submitters can overwrite a source: it is uploaded in parts, and a right to upload parts cannot have the condition
+    that the object is new. So agents verify a source by its hash. Submitters can delete names, so that a new job can
+    take an ended job's name.
     """
     arns = Arns(settings)
     return (

@@ -45,8 +45,9 @@ def machine_access(bucket: str) -> tuple[BucketAccess, ...]:
 def function_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return the function's rights in the bucket: it writes its own documents and only reads what Pulumi writes.
 
-    It cannot write bundles: it tells machines which bundle to run, so it could make them run any code as root. It can
-    list the bucket, since the resource of a list call is the bucket itself, which has none of the excluded prefixes.
+    It must not write bundles: it tells machines which bundle to run, so with a bundle of its own it could have them run
+    any code as root. It can list the whole bucket, although the condition excludes what Pulumi writes by the beginning
+    of the objects' names: the resource of a list call is the bucket itself, whose name begins otherwise.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")
@@ -61,8 +62,8 @@ def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
 
     The role ``objectCreator`` lacks the right to delete, which an overwrite needs, so submitters cannot change records.
-    In a condition ``{job}`` matches ``<job>`` and also ``<job>/ckpt``, so the folders of other documents are excluded
-    by name.
+    The wildcard ``{job}`` of a condition (:func:`_below`) also matches text with slashes. So ``jobs/{job}/rec`` is true
+    for ``jobs/<job>/ckpt/rec`` too, and the folders that submitters must not write are excluded by name.
     """
     objects = _objects(bucket)
     made = " || ".join(_below(objects, name, "!=") for name in ("requests/", "rec", "source/", "spec"))
@@ -91,9 +92,10 @@ def _objects(bucket: str) -> str:
 
 
 def _below(objects: str, name: str, sign: str) -> str:
-    """Return a condition on an object's path: whether it begins with ``jobs/<job>/<name>``.
+    """Return a condition that is true for objects whose name begins with ``jobs/<job>/<name>``, or for all others.
 
-    The ``sign`` ``!=`` makes it true for these objects, the ``sign`` ``==`` for all others.
+    ``extract`` returns the part of the name at ``{job}``, and "" for a name without that beginning. ``sign`` compares
+    the result with "": ``!=`` chooses the objects below ``jobs/<job>/<name>``, ``==`` all others.
     """
     return f'resource.name.extract("{objects}/jobs/{{job}}/{name}") {sign} ""'
 

@@ -70,7 +70,7 @@ def bucket_stays(resource: DeclaredResource) -> Iterator[str]:
 
 def disk_stays(resource: DeclaredResource) -> Iterator[str]:
     if resource.production and not resource.protect and not resource.retain:
-        yield "a destroy may delete this disk: set on_destroy: protect, or ignore this if it is retain"
+        yield "a destroy may delete this disk: set on_destroy: protect; ignore this advice if on_destroy is retain"
 
 
 # --- IAM documents of AWS

@@ -100,7 +100,7 @@ def machine_addresses(s: Settings) -> Iterator[Problem]:
     except ValueError:
         return  # another rule reports it
     if own and networks and not any(_within(own, each) for each in networks):
-        message = f"do not include `network.cidr` ({own}), from which machines get addresses"
+        message = f"lacks `network.cidr` ({own}), from which machines get their addresses: add it"
         yield problem("network.addresses", message, list(s.network.addresses))
 
 

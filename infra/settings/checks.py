@@ -141,8 +141,8 @@ def network_range(s: Settings) -> Iterator[Problem]:
 def lease_spans_ticks(s: Settings) -> Iterator[Problem]:
     lease, least = s.limits.lease_minutes, _LEAST_TICKS_OF_LEASE * s.reconcile.tick_minutes
     if lease < least:
-        fit = f"the length of {_LEAST_TICKS_OF_LEASE} ticks (`reconcile.tick_minutes`)"
-        yield problem("limits.lease_minutes", f"is below {least}, {fit}", lease)
+        told = f"is below {least}, the length of {_LEAST_TICKS_OF_LEASE} ticks (`reconcile.tick_minutes`)"
+        yield problem("limits.lease_minutes", told, lease)
     elif s.alerts.email and lease <= s.alerts.missed_minutes:
         told = f"is not above `alerts.missed_minutes` ({s.alerts.missed_minutes}): machines would end before the alarm"
         yield problem("limits.lease_minutes", told, lease)
@@ -225,7 +225,8 @@ def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
         yield problem("alerts.email", "is no email address", s.alerts.email)
     if s.alerts.email and not s.alerts.about:
-        yield Problem("alerts.about", "is empty, so no alarm is sent: remove `about` for all alarms, `email` for none")
+        told = "is empty, so no alarm is sent: remove `about` to get all alarms, or `email` to get none"
+        yield Problem("alerts.about", told)
     if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
         least = 2 * s.reconcile.tick_minutes
         yield problem("alerts.missed_minutes", f"is below {least}, the length of two ticks", s.alerts.missed_minutes)
@@ -238,7 +239,7 @@ def budget_steps(s: Settings) -> Iterator[Problem]:
     if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
         yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
     if not s.budget.alert_at:
-        yield Problem("budget.alert_at", "is empty, so no email is sent: remove it to get some at 50, 90 and 100 %")
+        yield Problem("budget.alert_at", "is empty, so no email is sent: remove it to get them at 50, 90 and 100 %")
     yield from _twice("budget.alert_at", s.budget.alert_at)
 
 

@@ -103,7 +103,7 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 
     losses: Annotated[
         int,
-        Meta(ge=1, le=1000, description="losses in the window, beyond one for each node, that start a fallback"),
+        Meta(ge=1, le=1000, description="a fallback starts at so many losses in the window plus the number of nodes"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count, minutes")] = 60
     short_life_minutes: Annotated[
@@ -133,7 +133,7 @@ class Reconcile(Struct, frozen=True, forbid_unknown_fields=True):
     tick_minutes: Annotated[int, Meta(ge=1, le=60, description="minutes between ticks")] = 1
     memory_mb: Annotated[int, Meta(ge=256, le=4096, description="memory of the function")] = 512
     timeout_s: Annotated[
-        int, Meta(ge=60, le=3600, description="seconds until the function times out; a request needs less than 60 s")
+        int, Meta(ge=60, le=3600, description="seconds until the cloud ends a request; each ends by itself within 60 s")
     ] = 120
     runtime: Annotated[Literal["python311", "python312", "python313"], about("the function's Python version")] = (
         "python311"
@@ -188,7 +188,7 @@ class Channel(Struct, frozen=True, forbid_unknown_fields=True):
         about("https address, or where it is: gcp-secret://..., aws-secret://<ARN>, aws-parameter://<ARN>"),
     ]
     events: Annotated[
-        tuple[NotifyEvent, ...], about("events of jobs whose file does not name the channel; []: none")
+        tuple[NotifyEvent, ...], about("events sent to it for jobs whose file does not name the channel; []: none")
     ] = USUAL_EVENTS
 
 
