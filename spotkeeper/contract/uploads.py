@@ -30,6 +30,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 PART_BYTES = 64 << 20  # size of one object: the most that a lost machine's upload repeats and a reader has in memory
+LIST_BYTES = 64 << 20  # of a list of files that a reader takes: 10,000 files with long paths
 CHUNK_BYTES = 4 << 20  # of a complete log, compressed
 LOG_BYTES = 2 << 20  # of the ends of a node's files: more than an agent writes (``job/logs.py``)
 MOST_CHUNKS = 4000  # of a node in the bucket

@@ -21,7 +21,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract import codec
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.record import Record
-from spotkeeper.contract.uploads import MirrorList, list_name, part_names, part_size
+from spotkeeper.contract.uploads import LIST_BYTES, MirrorList, list_name, part_names, part_size
 from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
@@ -125,7 +125,7 @@ def _lists(store: Store, job: str, commit: str, names: Iterable[str]) -> list[Mi
     found = []
     for name in names:
         rest = name.removeprefix(f"{paths.copies(job)}{commit}/")
-        if rest != name and "/" not in rest and (data := store.get(name)) is not None:
+        if rest != name and "/" not in rest and (data := store.part(name, 0, LIST_BYTES)) is not None:
             try:
                 found.append(codec.decode(data, MirrorList))
             except msgspec.DecodeError:

@@ -25,7 +25,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.logs import check_node
 from spotkeeper.contract import codec
 from spotkeeper.contract.record import Outcome, Phase, Record
-from spotkeeper.contract.uploads import Output, OutputFile
+from spotkeeper.contract.uploads import LIST_BYTES, Output, OutputFile
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import OutputView
@@ -89,7 +89,7 @@ def outputs(store: Store, record: Record) -> dict[int, Output]:
     """
     nodes = range(len(record.nodes))
     with ThreadPoolExecutor(READS) as pool:
-        found = list(pool.map(lambda node: store.get(paths.output_list(record.job, node)), nodes))
+        found = list(pool.map(lambda node: store.part(paths.output_list(record.job, node), 0, LIST_BYTES), nodes))
     lists = {node: _decode(record.job, node, data) for node, data in zip(nodes, found, strict=True) if data is not None}
     newest = max((each.gen for each in lists.values()), default=0)
     return {node: each for node, each in lists.items() if each.gen == newest}

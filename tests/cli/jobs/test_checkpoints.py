@@ -138,6 +138,15 @@ def test_a_damaged_copy_is_refused(cli: Cli, store: Store, here: Path, data: byt
     assert list((here / "ckpt/1-20").iterdir()) == []
 
 
+def test_no_more_of_a_list_is_read_than_an_agent_writes(
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_job(store)
+    copy(store, "1-20")
+    monkeypatch.setattr("spotkeeper.cli.jobs.checkpoints.LIST_BYTES", 40)
+    assert "never finished" in cli("checkpoints", "first").out
+
+
 def test_no_file_name_leaves_the_folder(cli: Cli, store: Store, here: Path) -> None:
     a_job(store)
     copy(store, "1-20", names=("../../evil", "b", "c"))

@@ -163,6 +163,16 @@ def test_a_job_on_hold_names_the_resume_command(cli: Cli, store: Store) -> None:
     assert "try: spotkeeper resume first" in done.err
 
 
+def test_no_more_of_a_list_is_read_than_an_agent_writes(
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(store)
+    store.put(paths.output_list(JOB, 1), b'{"gen":1}' + b" " * 40)
+    monkeypatch.setattr("spotkeeper.cli.jobs.download.LIST_BYTES", 8)
+    done = cli("download", "first")
+    assert done.code == Exit.FAILED and "is damaged" in done.err
+
+
 def test_a_damaged_list_is_named(cli: Cli, store: Store) -> None:
     ended(store)
     store.put(paths.output_list(JOB, 1), b'{"gen": "x"}')
