@@ -185,7 +185,7 @@ class Sign(str, Enum):
 SIGN_WORDS = {
     Sign.MEMORY: "an uncorrectable memory error of a GPU",
     Sign.LOST: "a GPU that cannot be reached",
-    Sign.FAULT: "a GPU that fails on its instructions",
+    Sign.FAULT: "a GPU that fails while it computes",
     Sign.DRIVER: "a GPU error reported by the driver (Xid)",
     Sign.HOST: "a machine check or disk error reported by the kernel",
     Sign.NETWORK: "an NCCL error of its network",

@@ -146,7 +146,7 @@ def _no_key(key: object, path: str) -> Problem:
 
 
 def _explained(problem: Problem, want: inspect.Metadata) -> Problem:
-    """Add the field's description if a number stands in place of a text: it names the unit that is missing."""
+    """Add the field's description, which names the unit, if a number stands in place of a text."""
     about = (want.extra_json_schema or {}).get("description")
     known = about and problem.message == "want a text"
     return replace(problem, message=f"{problem.message}: {about}") if known else problem

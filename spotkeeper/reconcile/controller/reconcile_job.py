@@ -78,7 +78,7 @@ class RoundResult:
 
 @dataclass
 class RoundOptions:
-    """Settings of a deployment. ``times`` None: the defaults for the clock's scale."""
+    """Settings of a deployment. ``times``: the protocol's time limits; None: the defaults, scaled as the clock is."""
 
     times: Times | None = None
     settle_s: float = SETTLE_S  # real seconds

@@ -164,9 +164,10 @@ class Track:
     def unhide(self) -> None:
         """Add to ``losses`` an estimate of the losses that went unobserved, in a track with one observation an hour.
 
-        A zone that lost spot and has it again at the next observation shows no loss. If a zone is up ``share`` of the
-        time and changes at random, an hourly observation finds that it has gone down with probability ``(1 - share)(1 -
-        exp(-rate))``; this method solves for ``rate``, the losses per hour.
+        A zone that lost spot and has it again at the next observation shows no loss. The estimate assumes that a zone
+        draws its state anew at random moments, ``rate`` times an hour, and that a share ``up`` of the draws gives spot.
+        While the zone has spot, it then loses it ``(1 - up) * rate`` times an hour, and an hourly observation sees a
+        loss with probability ``(1 - up) * (1 - exp(-rate))``. This method solves the second for ``rate``.
         """
         if self.losses <= 0 or self.up_h <= 0:
             return

@@ -187,7 +187,7 @@ def frame(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorFrame:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A rank's part of a named tensor, and the place of its frame in the rank's file."""
+    """A rank's part of a named tensor, and where its bytes, as ``torch.save`` writes them, lie in the rank's file."""
 
     path: Path
     dtype: torch.dtype
