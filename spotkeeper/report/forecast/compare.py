@@ -189,8 +189,8 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
     if _visible(step) < 1.0:
         lines.append(
             f"gradients: by this estimate their sum takes {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole "
-            f"step takes {step.seconds:.3f} s; perhaps the job has fewer gradients, or sums them during the arithmetic, "
-            f"so only {percent(_visible(step))} of the estimated time is counted on every shape"
+            f"step takes {step.seconds:.3f} s; perhaps the job has fewer gradients, or sums them during the "
+            f"arithmetic, so only {percent(_visible(step))} of the estimated time is counted on every shape"
         )
     if len({family(shape.machine_type) for shape in every}) > 1:
         lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown speeds count as equal")

@@ -58,7 +58,7 @@ def test_a_step_shorter_than_its_gradients_is_unchanged_with_a_note() -> None:
     assert step_s(step, FOUR_MACHINES) == pytest.approx(2.4) == network_s(step, FOUR_MACHINES)
     assert step_s(step, ONE_MACHINE) == pytest.approx(reduce_s(ONE_MACHINE, 1.0) / 2)
     assert any(
-        "sum takes 4.800 s, but a whole step takes 2.400 s" in line and "50 % of the model's time" in line
+        "sum takes 4.800 s, but a whole step takes 2.400 s" in line and "50 % of the estimated time" in line
         for line in assumed(step, [ONE_MACHINE])
     )
     assert not any("a whole step" in line for line in assumed(MeasuredStep(9.0, FOUR_MACHINES, 1.0), [ONE_MACHINE]))
