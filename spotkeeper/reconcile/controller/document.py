@@ -1,7 +1,7 @@
 """Makes the generation document and the answer to an agent from the record. Pure.
 
-Nothing here reads the cloud: a machine's address, its boot and whether its disk was attached were recorded when it was
-admitted and became a member. So two instances of the function with the same record give the same answer.
+Nothing here reads the cloud: a machine's address, the id of its boot and whether its disk was attached were recorded
+when it was admitted and became a member. So two instances of the function with the same record give the same answer.
 """
 
 from __future__ import annotations
