@@ -151,7 +151,7 @@ def test_on_aws_exactly_these_resources_are_declared() -> None:
 
 def test_on_aws_a_session_runs_as_an_ordinary_user_and_is_logged() -> None:
     session = added(AWS, [ROLE])["session"]
-    assert (session["name"], session["documentType"]) == ("sk-demo-ssh", "Session")
+    assert (session["name"], session["documentType"], session["documentFormat"]) == ("sk-demo-ssh", "Session", "JSON")
     assert judge("ssm", "CreateDocument", pascal(session, {}, operation("ssm", "CreateDocument"))) == []
     assert json.loads(session["content"]) == {
         "schemaVersion": "1.0",
@@ -184,6 +184,8 @@ def test_on_aws_shell_users_may_only_start_the_stacks_sessions() -> None:
     unchecked = {**ours, "ssm:SessionDocumentAccessCheck": "false"}
     assert not may("ssm:StartSession", INSTANCE, unchecked), "the account's default document runs as an administrator"
     assert not may("ssm:StartSession", DOCUMENT, unchecked), "AWS asks for the check in every statement, or it is none"
+    starts = [each for each in json.loads(policy)["Statement"] if each["Action"] == ["ssm:StartSession"]]
+    assert [each["Condition"]["BoolIfExists"] for each in starts] == [checked, checked]
     for other in ("SSM-SessionManagerRunShell", "AWS-StartPortForwardingSession", "sk-prod-ssh"):
         assert not may("ssm:StartSession", f"{SSM}:document/{other}", checked)
     assert not may("ssm:SendCommand", INSTANCE, ours)

@@ -167,6 +167,7 @@ def test_gpu_networks_use_jumbo_frames_and_rdma_profiles(direct: Declaration) ->
     assert {name: each.get("mtu") for name, each in networks.items()} == {
         "network": None, "rdma-us-central1-a": 8896, **{f"card-{index}": 8244 for index in range(8)},
     }  # fmt: skip
+    assert not any(each["autoCreateSubnetworks"] for each in networks.values()), "each has only its own ranges"
     assert networks["rdma-us-central1-a"]["networkProfile"].endswith("/networkProfiles/us-central1-a-vpc-roce")
     walled = {wall["network"].rsplit("/", 1)[-1] for wall in of(direct, FIREWALL).values()}
     assert walled == {"sk-demo", *(f"sk-demo-card{index}" for index in range(8))}, "RDMA's takes no firewall rules"

@@ -153,6 +153,12 @@ def test_a_misspelt_namespace_is_reported() -> None:
         from_config({"spotkeper:limits": "{}"}, "dev")
 
 
+def test_a_namespace_ends_at_the_first_colon() -> None:
+    """A limit below a namespace that nobody reads would have no effect."""
+    with pytest.raises(SpecError, match=r'\["limits:max_spend_per_day"\]: unknown key'):
+        from_config({"spotkeeper:limits:max_spend_per_day": "1"}, "dev")
+
+
 @pytest.mark.parametrize("written", ["gpc:project", "gcp:projct", "gcp:Project"])
 def test_a_misspelt_project_is_reported(written: str) -> None:
     config = {"spotkeeper:cloud": "gcp", written: "acme-train"}

@@ -106,8 +106,12 @@ def test_one_answer_for_all_zones_is_enough() -> None:
     assert look("things", lambda: whole, lambda _: pytest.fail("was asked again"), "ab") == whole
 
 
-def test_zones_are_listed_separately_and_a_silent_one_proves_nothing() -> None:
+def test_zones_are_listed_separately_and_a_silent_one_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert look("things", refused, of_zone, "abc") == Looked((ord("a"), ord("c")), frozenset("ac"))
+    assert caplog.messages == [
+        "listing the things of all zones at once failed: no",
+        "zone b: listing its things failed: b is away",
+    ]
 
 
 def test_a_throttling_cloud_gets_no_further_requests() -> None:

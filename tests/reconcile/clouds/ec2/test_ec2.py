@@ -490,13 +490,15 @@ class TestListing:
 
         assert set(STATUS) == set(protocol.model().shape_for("InstanceStateName").enum)
 
-    def test_a_foreign_address_does_not_count(self, here: Region) -> None:
+    def test_a_foreign_address_does_not_count(self, here: Region, caplog: pytest.LogCaptureFixture) -> None:
         vm = here.machine()
         here.instance(vm).address = "169.254.169.254"
         (seen,) = here.look().vms
         assert (seen.status, seen.address) == (VmStatus.PENDING, "")
+        why = "runs, but has no address in SPOTKEEPER_ADDRESSES: it does not count as running"
+        assert caplog.messages == [f"{vm.name} {why}"]
 
-    def test_a_machine_is_found_by_id_after_its_end(self, here: Region) -> None:
+    def test_a_machine_is_found_by_id_after_its_end(self, here: Region, caplog: pytest.LogCaptureFixture) -> None:
         vm = here.machine()
         assert here.ec2.find(vm.uid, 5) == replace(vm, disks=())
         here.site.end(here.instance(vm))
@@ -504,6 +506,10 @@ class TestListing:
         found = here.ec2.find(vm.uid, 5)
         assert found is not None and (found.name, found.status) == (vm.name, VmStatus.DEAD)
         assert here.ec2.find("i-0fedcba9876543210", 5) is None
+        here.site.faults.append(Fault("DescribeInstances", "UnauthorizedOperation", 403))
+        assert here.ec2.find(vm.uid, 5) is None
+        (line,) = caplog.messages
+        assert line.startswith(f"machine {vm.uid}: ") and "UnauthorizedOperation" in line
 
 
 class TestHints:

@@ -248,6 +248,10 @@ def test_the_sdks_endpoint_variable_reaches_the_stand_in(monkeypatch: pytest.Mon
         monkeypatch.setenv("AWS_ENDPOINT_URL", here.endpoint)
         ec2 = open_ec2(STACK, here.engine)  # type: ignore[arg-type]
         assert ec2.perform(insert(), 30).kind is ResultKind.ACCEPTED
+        (instance,) = here.site.instances.values()
+        instance.address = "127.0.0.9"
+        (seen,) = ec2.list("demo").vms
+        assert seen.address == "127.0.0.9", "a local API has local machines"
         assert_signed(here)
 
 

@@ -460,6 +460,14 @@ class TestListing:
         why = "has labels of this stack that do not match its name: the machine is ignored"
         assert caplog.messages == [f"{fields.get('name', VM)} {why}"]
 
+    def test_a_foreign_address_does_not_count(self, google: Google, gce: Gce, caplog: pytest.LogCaptureFixture) -> None:
+        foreign = instance(networkInterfaces=[{"networkIP": "169.254.169.254"}])
+        google.script["instances.aggregatedList"] = scopes("instances", us_x1_a=[foreign], us_x1_b=[])
+        (seen,) = gce.list("demo").vms
+        assert (seen.status, seen.address) == (VmStatus.PENDING, "")
+        why = "runs, but has no address in SPOTKEEPER_ADDRESSES: it does not count as running"
+        assert caplog.messages == [f"{VM} {why}"]
+
     def test_boot_disks_and_static_disks_are_not_listed(self, google: Google, gce: Gce) -> None:
         boot = disk(name=VM, labels={"sk-stack": "demo", "sk-pool": "gpu"})
         static = disk(name="sk-demo-floor-s0-data", labels={"sk-stack": "demo", "sk-pool": "floor"})
@@ -524,11 +532,17 @@ class TestListing:
         google.script["snapshots.list"] = refusal(500, "internalError")
         assert gce.list("demo").answered == frozenset()
 
-    def test_endless_pages_end_at_the_deadline(self, google: Google, gce: Gce, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_endless_pages_end_at_the_limit(
+        self, google: Google, gce: Gce, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr("spotkeeper.reconcile.clouds.gce.listing.MAX_PAGES", 3)
         google.script["instances.aggregatedList"] = lambda _: scopes("instances", us_x1_a=[]) | {"nextPageToken": "x"}
         google.script["instances.list"] = lambda _: {"nextPageToken": "x"}
         assert gce.list("demo").answered == frozenset()
+        assert caplog.messages == [
+            "listing the instances of all zones at once failed: more than 3 pages",
+            *(f"zone {zone}: listing its instances failed: more than 3 pages" for zone in (A, B)),
+        ]
 
     def test_accepted_inserts_that_failed_are_found_by_their_key(self, google: Google, gce: Gce) -> None:
         key = names.idempotency_key(UID, "insert", 7, 3, A)
@@ -586,10 +600,15 @@ class TestListing:
         forgotten = msgspec.structs.replace(INSERT, uid="", pool="")
         assert [result.action for result in gce.list("demo").results] == [forgotten, *creations[1:]]
 
-    def test_a_failed_list_of_operations_stops_nothing(self, google: Google, gce: Gce) -> None:
+    def test_a_failed_list_of_operations_stops_nothing(
+        self, google: Google, gce: Gce, caplog: pytest.LogCaptureFixture
+    ) -> None:
         google.script["zoneOperations.list"] = lambda _: refusal(403, "forbidden")
         listing = gce.list("demo")
         assert listing.answered == {A, B} and listing.results == ()
+        assert sorted(line.partition(" failed: ")[0] for line in caplog.messages) == [
+            f"zone {zone}: listing its operations" for zone in (A, B)
+        ]
 
 
 class Within(Part, frozen=True):
