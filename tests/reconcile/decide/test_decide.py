@@ -212,8 +212,9 @@ def test_the_first_independent_failure_is_the_cause(told: dict[int, str], cause:
     facts += [fact(node, Kind.FAILED, value) for node, value in told.items()]
     decision = decide(record, with_(snapshot, facts=(*snapshot.facts, *facts)))
     assert decision.record is not None
-    crashes = [entry.node for entry in decision.record.outbox if entry.event is Event.CRASH]
-    assert crashes == [cause]
+    crash, stop = decision.record.outbox[:2]
+    assert (crash.event, crash.node, crash.cause) == (Event.CRASH, cause, "crash")
+    assert (stop.event, stop.id, stop.cause) == (Event.STOP, "stop.g3", "crash")
 
 
 # -- losses are proved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Budget
+from spotkeeper.contract.record import Budget, Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
@@ -52,3 +52,17 @@ def test_a_loss_during_a_fallback_is_counted_and_does_not_extend_it() -> None:
 def test_the_loss_of_an_on_demand_machine_is_no_preemption() -> None:
     budget = Budget(short_lives=2)
     assert lost(budget, since=NOW, model=Model.ON_DEMAND).record.budget == budget
+
+
+@pytest.mark.parametrize("gen", [0, 3])
+def test_a_hold_stops_a_generation_at_once(gen: int) -> None:
+    draft = Draft(*on_record(gen=gen)(*calm(1)))
+    draft.hold(Hold.PAUSE, "paused by ann", until=NOW + 5, ends=NOW + 9, node=0)
+    found = draft.record
+    assert (found.phase, found.hold, found.reason, found.hold_count) == (Phase.HOLD, Hold.PAUSE, "paused by ann", 1)
+    assert (found.hold_until, found.hold_ends, found.hold_late) == (NOW + 5, NOW + 9, None)
+    assert (found.stop, found.stop_deadline) == ((True, NOW) if gen else (False, None))
+    assert [(node.cur, node.vacant_since) for node in draft.nodes] == [(None, NOW)]
+    (entry,) = draft.entries
+    assert (entry.id, entry.event, entry.node) == (f"hold.v{draft.before.ver + 1}", Event.HOLD, 0)
+    assert (entry.cause, entry.detail) == (Hold.PAUSE.value, "paused by ann")

@@ -16,6 +16,7 @@ from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, Nodes
+from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Limits, Node, Record, Roll
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Snapshot, Times, decide
@@ -266,6 +267,9 @@ def test_refused_spot_and_the_cap_of_on_demand_are_no_shortage_of_the_caps(
     assert pending.nothing(draft, 1, capped) is caps
     assert ("at their caps" in draft.record.reason) is caps
     assert (draft.record.dry_since is None) is caps
+    (entry,) = draft.entries
+    assert (entry.id, entry.event, entry.node) == (f"refused.wait.v{draft.before.ver + 1}", Event.REFUSED, 1)
+    assert (entry.cause, entry.detail) == ("wait", draft.record.reason)
 
 
 # -- who has the newest commit when a generation begins

@@ -6,9 +6,13 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from spotkeeper.cli.stacks.policy import serve
+from spotkeeper.contract.policy import Start
+from spotkeeper.reconcile.select.offers import HERE, HOUR_S, MoveCost
+from spotkeeper.reconcile.select.player import Player
 
 JOB = {
     "work_h": 48.0, "deadline_h": 60.0, "horizon_h": 60.0, "restart_h": 0.2, "move_h": 0.05, "move_price": 0.327,
@@ -113,6 +117,18 @@ def test_the_documented_conversation_is_valid() -> None:
     assert errors.getvalue() == ""
     assert answers.getvalue().decode().splitlines() == [line for who, line in said if who == "<"]
     assert {json.loads(line)["type"] for who, line in said if who == ">"} == {"hello", "start", "tick", "end", "bye"}
+
+
+def test_another_zone_costs_time_and_another_region_money_too() -> None:
+    player, near = Player(), {"id": "z2", "region": "r1", "history": []}
+    player.start(msgspec.convert({**START, "zones": [*ZONES[:1], {**near, "id": "z1"}, near]}, Start))
+    one, other = HERE, MoveCost(JOB["move_h"] * HOUR_S, JOB["move_price"])
+    beside = MoveCost(JOB["move_h"] * HOUR_S, 0.0)
+    assert player._move_costs == {
+        "z0": {"z0": one, "z1": other, "z2": other},
+        "z1": {"z0": other, "z1": one, "z2": beside},
+        "z2": {"z0": other, "z1": beside, "z2": one},
+    }
 
 
 @pytest.mark.parametrize("word", ["1", 2, None, [1]])

@@ -126,14 +126,14 @@ def host_faults(draft: Draft) -> dict[int, Sign]:
 
 def repeated_host_faults(draft: Draft) -> list[int]:
     """Return nodes whose dynamic machine shows a sign of broken hardware for the second time."""
-    slots = ((index, draft.nodes[index].cur) for index in host_faults(draft))
-    return [index for index, cur in slots if cur is not None and cur.hardware_faults and cur.model is not Model.STATIC]
+    found, members = host_faults(draft), draft.members()
+    return [n for n, slot in members if n in found and slot.hardware_faults and slot.model is not Model.STATIC]
 
 
 def note_host_faults(draft: Draft) -> str:
     """Count this crash for each machine with a sign of broken hardware. Returns a text to add to the crash's reason."""
     found = host_faults(draft)
-    for index in found:
-        cur = draft.nodes[index].cur
-        draft.put_slot(index, "cur", hardware_faults=1 + (cur.hardware_faults if cur is not None else 0))
+    for index, slot in draft.members():
+        if index in found:
+            draft.put_slot(index, "cur", hardware_faults=slot.hardware_faults + 1)
     return "".join(f"; {SIGN_WORDS[sign]} on the machine of node {index}" for index, sign in sorted(found.items()))

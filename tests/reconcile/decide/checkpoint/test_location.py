@@ -11,10 +11,15 @@ import itertools
 import pytest
 
 from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Phase
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
 from tests.reconcile.decide.gang.test_resize import refused, resized, trained
+from tests.reconcile.decide.test_decide import NOW
+from tests.reconcile.decide.test_guards import calm, on_node, on_snapshot
 from tests.reconcile.world import JOB, Commit, Drive, Machine, World, stack
 
 
@@ -295,3 +300,22 @@ def test_a_damaged_part_makes_the_other_parts_useless() -> None:
     world.request(RequestKind.RESUME)
     world.until(world.training, 1200)
     assert world.record().given_up == "{}-{}".format(*lost)
+
+
+@pytest.mark.parametrize(
+    ("gen", "step", "commit"), [(3, 90, (3, 90)), (0, 0, (0, 0)), (3, None, None), (None, 90, None), (None, None, None)]
+)
+def test_only_a_report_with_generation_and_step_tells_of_a_commit(
+    gen: int | None, step: int | None, commit: Commit | None
+) -> None:
+    told = Progress(3, 100, NOW, commit_gen=gen, commit_step=step)
+    assert location.committed(Draft(*on_snapshot(progress=told)(*calm(1)))) == commit
+
+
+@pytest.mark.parametrize(("wrote", "follows"), [(3, True), (2, False)])
+def test_a_node_leaves_its_disk_only_if_another_member_has_the_newest_commit_on_its_own(
+    wrote: int, follows: bool
+) -> None:
+    draft = Draft(*on_node(1, wrote=wrote)(*on_node(0, wrote=3)(*calm(2))))
+    assert location.may_follow(draft, 0, None)
+    assert location.may_follow(draft, 0, "sk-t-fix-s0") is follows

@@ -25,6 +25,7 @@ def asked(kind: RequestKind, change: Change = lambda *case: case, **more: object
     draft = Draft(record, on_snapshot(requests=(request,))(record, snapshot)[1])
     requests.step(draft)
     (entry,) = (entry for entry in draft.entries if entry.event is Event.REQUEST)
+    assert (entry.id, entry.node, entry.cause) == ("request.q1", request.node, kind.value)
     assert draft.record.requests_done == ("q1",)
     return draft, entry.detail
 
@@ -75,6 +76,14 @@ def test_a_pause_stops_the_members_and_holds_a_job_without_any() -> None:
     draft, _ = asked(RequestKind.PAUSE, on_record(members=()))
     assert (draft.record.phase, draft.record.hold, draft.record.reason) == (Phase.HOLD, Hold.PAUSE, "paused by ann")
     assert asked(RequestKind.PAUSE, on_record(phase=Phase.HOLD))[1] == "refused: the job is on hold already"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("count", [requests.KEPT, requests.KEPT + 1])
+def test_the_newest_handled_requests_are_remembered_and_those_that_still_exist(count: int, waits: bool) -> None:
+    done = tuple(f"q{number}" for number in range(count))
+    kept = done if waits else done[-requests.KEPT :]
+    assert requests._kept(done, {"q0"} if waits else set()) == kept
 
 
 def test_a_resume_ends_a_hold_or_a_pause_and_nothing_else() -> None:

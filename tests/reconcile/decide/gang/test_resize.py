@@ -42,6 +42,7 @@ def test_a_resize_parks_the_highest_nodes_without_losing_a_step() -> None:
     steps = max(agent.step_no for agent in world.agents())
     resized(world, 1)
     assert world.record().members == (0,)
+    assert [entry.cause for entry in world.events(Event.STOP)] == ["resize"]
     assert world.started[-1][1] is not None
     assert world.started[-1][1][1] >= steps, "it goes on from where all had stopped"
     world.run(180)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as with_
+
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import Action, CreateDisk, CreateSnapshot, InsertVm, ResultKind
 from spotkeeper.contract.job import Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.record import PROBE, SlotState, ZoneProbe
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import zone_probe
 from tests.reconcile.decide.gang.test_resize import trained
 from tests.reconcile.decide.gang.test_zone_probe import (
     ELSEWHERE,
@@ -21,6 +27,8 @@ from tests.reconcile.decide.gang.test_zone_probe import (
     probes,
     while_probing,
 )
+from tests.reconcile.decide.test_decide import NOW, member
+from tests.reconcile.decide.test_guards import calm
 from tests.reconcile.world import ZONES, World, stack
 
 SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
@@ -113,6 +121,29 @@ def test_no_move_begins_while_the_own_zone_is_silent() -> None:
     world.until(lambda: moved(world) != [] or len(world.dynamic()) == 1, 300)
 
 
+@pytest.mark.parametrize(
+    ("answered", "waited_s", "stays"),
+    [
+        ((HOME,), Times().settle_s - 1, True),
+        ((HOME,), Times().settle_s, False),
+        ((NEXT,), Times().settle_s - 1, True),
+        ((HOME, NEXT), 0.0, False),  # the offer is no better than the gang's machines
+    ],
+)
+def test_booted_probes_wait_a_while_for_a_zone_that_does_not_answer(
+    answered: tuple[str, ...], waited_s: float, stays: bool
+) -> None:
+    record, seen = calm(2)
+    ready = {"zone": NEXT, "state": SlotState.ADMITTED, "cause": PROBE}
+    waits = [member(n, 2, since=NOW - waited_s - (100 if n else 0), **ready) for n in range(2)]
+    nodes = tuple(replace(node, next=slot, top=2) for node, slot in zip(record.nodes, waits, strict=True))
+    seen = with_(seen, listing=replace(seen.listing, answered=frozenset(answered)))
+    draft = Draft(replace(record, nodes=nodes, probes=(ZoneProbe(NEXT, NOW - 100, 2),)), seen)
+    zone_probe.settle(draft)
+    assert [node.next for node in draft.nodes] == (waits if stays else [None, None])
+    assert draft.record.move is None
+
+
 def test_one_refused_probe_releases_the_others() -> None:
     """Of two probes, one is left: it is not taken for one that was sent alone."""
     world = on_demand(nodes=2, boot_s=90.0)
@@ -136,14 +167,19 @@ def test_machines_lost_during_a_move_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("what", [CreateDisk, CreateSnapshot])
-@pytest.mark.parametrize("kind", [ResultKind.PERMANENT, ResultKind.QUOTA])
-def test_a_gang_with_uncopyable_disks_stays_and_retries_at_growing_intervals(what: type, kind: ResultKind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said", "why"),
+    [(ResultKind.PERMANENT, "", "permanent"), (ResultKind.QUOTA, "SSD_TOTAL_GB", "SSD_TOTAL_GB")],
+)
+def test_a_gang_with_uncopyable_disks_stays_and_retries_at_growing_intervals(
+    what: type, kind: ResultKind, said: str, why: str
+) -> None:
     world = on_demand(nodes=2)
     perform = world._perform
 
     def refusing(action: Action) -> tuple[ResultKind, str]:
         copy = isinstance(action, CreateSnapshot) or (isinstance(action, CreateDisk) and action.snapshot)
-        return (kind, "SSD_TOTAL_GB") if copy and isinstance(action, what) else perform(action)
+        return (kind, said) if copy and isinstance(action, what) else perform(action)
 
     world._perform = refusing
     world.until(lambda: world.record().move is not None, 900)
@@ -151,6 +187,7 @@ def test_a_gang_with_uncopyable_disks_stays_and_retries_at_growing_intervals(wha
     world.run(4 * 3600)
     assert world.record().zone == HOME and world.training() and not world.shots
     assert sum(" -> " in told for told in moved(world)) <= 6
+    assert {told for told in moved(world) if " -> " not in told} == {why}
 
 
 def test_a_smaller_job_does_not_count_parked_nodes_as_a_loss() -> None:

@@ -95,3 +95,16 @@ def test_the_price_on_demand_is_that_of_the_dearest_machines_in_the_gangs_zone(
 
 def test_without_a_job_file_the_price_on_demand_is_unknown() -> None:
     assert limits.on_demand(Draft(*on_snapshot(spec=None)(*calm(2)))) == 0.0
+
+
+@pytest.mark.parametrize("members", [(0, 1), ()])
+def test_a_spent_cap_stops_the_gang_with_time_for_a_save(members: tuple[int, ...]) -> None:
+    case = on_record(limits=Limits(spent=3.0), members=members)(*calm(2, max_usd=3.0))
+    draft = Draft(*case)
+    limits.step(draft)
+    until = NOW + (draft.save_s() + TIMES.stop_s if members else 0.0)
+    assert (draft.record.pause, draft.record.stop_deadline) == ("max_usd: $3.00 is spent", until)
+    assert [(entry.id, entry.event, entry.cause, entry.detail) for entry in draft.entries] == [
+        ("stop.g3", Event.STOP, "spend", ""),
+        ("limit.v41.spend", Event.LIMIT, "spend", "max_usd: $3.00 is spent"),
+    ]

@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.job import Nodes
-from spotkeeper.contract.record import Limits
+from spotkeeper.contract.record import Limits, Moved
+from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.job.progress import REPORTS_S, LostWork, lost_work, work
+from spotkeeper.reconcile.decide.job.progress import REPORTS_S, LostWork, lost_work, move_costs, work
+from spotkeeper.reconcile.select.offers import MoveCost
 from tests.reconcile.decide.test_decide import NOW, fact
 from tests.reconcile.decide.test_guards import Case, Change, calm, on_record, on_snapshot, on_spec
 from tests.reconcile.world import stack
@@ -92,3 +94,24 @@ def test_excess_cost_counts_only_if_work_price_and_nodes_are_known(case: Case, e
 
 def test_without_a_job_file_the_work_is_unknown() -> None:
     assert work(Draft(*on_snapshot(spec=None)(*paid()))) is None
+
+
+# -- the cost of a move
+
+
+@pytest.mark.parametrize(
+    ("copy_s", "moved", "cost_s"),
+    [(300.0, None, 300.0), (0.0, None, 0.0), (300.0, Moved(NOW, 299.0), 300.0), (300.0, Moved(NOW, 301.0), 301.0)],
+)
+def test_a_move_costs_what_copying_the_disks_takes_at_least_as_long_as_last_time(
+    copy_s: float, moved: Moved | None, cost_s: float
+) -> None:
+    case = on_record(moved=moved)(*on_snapshot(times=Times(copy_s=copy_s))(*calm(2)))
+    assert move_costs(Draft(*case)) == dict.fromkeys(("z-b", "z-c"), MoveCost(cost_s))
+
+
+@pytest.mark.parametrize(
+    "change", [on_record(gen=0), on_record(zone=None), on_snapshot(spec=None), on_spec(spread=True)]
+)
+def test_a_job_without_data_in_one_zone_has_no_move_costs(change: Change) -> None:
+    assert move_costs(Draft(*change(*calm(2)))) == {}

@@ -112,3 +112,8 @@ def test_each_nodes_replacement_has_its_own_time() -> None:
         seen = with_(seen, listing=replace(seen.listing, vms=vms), grants_first=False)
         found = decide(record, seen)
         assert [event for event in events(found) if event is Event.ENDING] == wanted
+        assert found.record is not None
+        endings = [entry for entry in found.record.outbox if entry.event is Event.ENDING]
+        told = [(entry.id, entry.node, entry.attempt, entry.cause, entry.detail) for entry in endings]
+        at = range(2 - len(wanted), 2)
+        assert told == [(f"ending.r{n}.a1", n, 1, "max run", f"machine ends in {left:.0f} s") for n in at]

@@ -7,13 +7,14 @@ from dataclasses import replace as with_
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import InsertVm, Result, ResultKind
+from spotkeeper.contract.cloud import InsertVm, Result, ResultKind, Vm
+from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import BACKUP, Node
+from spotkeeper.contract.record import BACKUP, Node, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import slots
-from tests.reconcile.decide.test_decide import NOW, UID, gang, intent
+from tests.reconcile.decide.test_decide import NOW, UID, fact, gang, intent, machine, member
 from tests.reconcile.world import JOB
 
 OFFER = "pool/z-a/spot"
@@ -60,3 +61,39 @@ def test_a_machine_that_its_backup_overtook_leaves_its_cause(cause: str | None, 
     slots.overtaken(draft, 1, cur)
     cur = draft.nodes[1].cur
     assert cur is not None and (cur.attempt, cur.cause) == (3, stays)
+
+
+@pytest.mark.parametrize(("past", "key"), [((), "admitted.r1.a2"), (("a", "b"), "admitted.r1.a2.b2")])
+def test_an_admitted_machine_is_stored_with_its_boot_and_address(past: tuple[str, ...], key: str) -> None:
+    before = intent(2, cause="loss", **({"boot": "b", "past": ("a",)} if past else {}))
+    draft = on_next(before, machine(1, 2, address="10.0.0.9", created=NOW - 70))
+    slots.admit(draft, 1, "next")
+    found = {"state": SlotState.ADMITTED, "since": NOW, "uid": "u1-2", "boot": "c", "address": "10.0.0.9"}
+    assert draft.nodes[1].next == replace(before, **found, past=past)
+    (entry,) = draft.entries
+    assert (entry.id, entry.event, entry.node, entry.attempt) == (key, Event.ADMITTED, 1, 2)
+    assert (entry.cause, entry.started, entry.detail) == ("loss", NOW - 70, "")
+
+
+@pytest.mark.parametrize(("listed", "cause"), [(False, "standby"), (True, "noticed standby")])
+def test_a_standby_that_is_gone_or_has_a_notice_is_dropped(listed: bool, cause: str) -> None:
+    standby = member(1, 2, state=SlotState.ADMITTED, boot="c")
+    draft = on_next(standby, machine(1, 2) if listed else None)
+    slots.step(draft)
+    assert draft.nodes[1].next is None
+    (entry,) = draft.entries
+    assert (entry.id, entry.event, entry.node, entry.attempt) == ("loss.r1.a2", Event.LOSS, 1, 2)
+    assert entry.cause == cause
+
+
+def on_next(slot: Slot, vm: Vm | None) -> Draft:
+    """Node 1 trains and has this ``next``, whose boot ``c`` has said hello and has a notice."""
+    record, seen = gang(2)
+    nodes = (record.nodes[0], replace(record.nodes[1], next=slot, top=2))
+    vms = (*seen.listing.vms, vm) if vm is not None else seen.listing.vms
+    said = (
+        fact(1, Kind.HELLO, gen=0, attempt=2, boot="c"),
+        fact(1, Kind.NOTICE, f"{NOW + 60:.0f}", attempt=2, boot="c"),
+    )
+    seen = with_(seen, listing=replace(seen.listing, vms=vms), facts=(*seen.facts, *said))
+    return Draft(replace(record, nodes=nodes), seen)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import VmStatus
+from spotkeeper.contract import names
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.cloud import Vm, VmStatus
 from spotkeeper.contract.job import Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Node
 from spotkeeper.contract.stack import Model, Price, StackState
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import offers, reservations
+from spotkeeper.reconcile.store.documents import StaticHello
 from tests.reconcile.decide.gang.test_resize import resized, trained
-from tests.reconcile.world import JOB, ZONES, World, stack
+from tests.reconcile.decide.test_decide import NOW
+from tests.reconcile.decide.test_guards import Case, Change, calm, on_node, on_record, on_snapshot
+from tests.reconcile.world import JOB, STACK, ZONES, World, stack
 
 SECOND = "bcde2345"
 
@@ -194,3 +202,58 @@ def test_missing_spot_is_named_as_the_reason() -> None:
     assert world.record(SECOND).dry_since is not None
     world.capacity["z-b", Model.SPOT] = 1
     world.until(lambda: world.training(SECOND), 600)
+
+
+# -- one pass with an idle static machine in z-a
+
+
+def idling(count: int, **record: object) -> Case:
+    """A gang of so many that has trained on its own disks in z-a, each with the newest commit."""
+    case, seen = on_snapshot(stack=stack(static=1))(*on_record(**record)(*calm(count)))
+    vm = Vm(names.static_machine_name(STACK, "fix", 0), "s0", "z-a", VmStatus.RUNNING, "fix", "", 0, 0, "10.0.1.0")
+    nodes = tuple(replace(node, wrote=3) for node in case.nodes)
+    listing = replace(seen.listing, vms=(*seen.listing.vms, vm))
+    return on_snapshot(listing=listing, hellos=(StaticHello(vm.name, "s0", "b", "z-a", NOW),))(
+        replace(case, nodes=nodes), seen
+    )
+
+
+def keep(*case: object) -> Case:
+    return case  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("change", "idle"),
+    [
+        (keep, True),
+        (on_node(1, wrote=2), False),  # node 0 has the only copy of the newest commit
+        (on_snapshot(hellos=()), False),
+        (on_snapshot(allocation=Allocation(1, "", (Grant(SECOND, 0, 1, "machine:sk-t-fix-s0"),))), False),
+        (on_snapshot(draining=True), False),
+        (on_snapshot(blind=True), False),
+        (on_snapshot(spec=None), False),
+        (on_node(0, cur=None), False),
+    ],
+)
+def test_a_machine_idles_for_a_node_that_may_leave_its_disk(change: Change, idle: bool) -> None:
+    assert offers.idle_machine(Draft(*change(*idling(2))), 0) is idle
+
+
+NONE_IN_ITS_ZONE = Node(refused=("pool/z-a/spot", "pool/z-a/on-demand"), refused_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("zone", "nodes", "starts"),
+    [
+        ("z-b", (Node(), Node()), "z-a"),
+        ("z-b", (Node(), NONE_IN_ITS_ZONE), None),
+        ("z-b", (NONE_IN_ITS_ZONE,), "z-a"),  # the static machine is enough
+        (None, (Node(), NONE_IN_ITS_ZONE), "z-a"),
+        ("z-a", (Node(), Node()), None),
+    ],
+)
+def test_a_gang_starts_in_the_zone_of_an_idle_machine_if_that_has_offers_for_the_rest(
+    zone: str | None, nodes: tuple[Node, ...], starts: str | None
+) -> None:
+    record, seen = idling(len(nodes), gen=0, members=(), zone=zone)
+    assert reservations._idle_zone(Draft(replace(record, nodes=nodes), seen)) == starts
