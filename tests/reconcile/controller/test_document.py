@@ -15,7 +15,7 @@ from spotkeeper.contract.record import Budget, Move, Node, Outcome, Phase, Recor
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller import reconcile_job
 from spotkeeper.reconcile.controller.document import Speaker, at_rest, generation, job_run, reply
-from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, accept, ended
+from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, Accepted, accept, ended
 from spotkeeper.reconcile.controller.reconcile_job import BURST
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
@@ -106,6 +106,13 @@ def test_mean_life_is_none_before_the_first_loss() -> None:
     assert generation(record(), SPEC, STACK).mean_life_s is None
     lossy = record(budget=Budget(preemptions=2, loss_times=(100.0, 300.0)))
     assert generation(lossy, SPEC, STACK).mean_life_s == 150.0
+
+
+def test_the_document_of_a_version_is_made_once() -> None:
+    made = generation(record(nonce="n"), SPEC, STACK)
+    assert generation(record(nonce="n"), SPEC, STACK) is made
+    assert generation(record(nonce="other"), SPEC, STACK) is not made
+    assert generation(record(nonce="other"), None, STACK).replicated
 
 
 # -- roles
@@ -402,6 +409,13 @@ def test_a_granted_static_machine_reports_for_its_grant_until_dropped() -> None:
     took = accept(out, STACK, machine, say(FactIn(Kind.DROPPED, 0, "0", attempt=3), boot="b2"), 5.0)
     assert took.new
     assert out.list_facts(JOB) == (Fact("u2", "b2", 2, 3, 0, Kind.DROPPED, "0"),)
+
+
+def test_a_static_machine_whose_jobs_record_is_missing_keeps_its_grant() -> None:
+    out = MemoryStore(STACK)
+    grant = Grant(JOB, 2, 3, f"machine:{NODE}")
+    out.cas_allocation(replace(out.read_allocation().value, grants=(grant,)), "")
+    assert accept(out, STACK, Speaker("u2", NODE, "z-a"), say(boot="b2"), 5.0) == Accepted(JOB, None, grant)
 
 
 def test_any_sync_of_a_granted_static_machine_counts_as_hello() -> None:

@@ -247,6 +247,25 @@ def test_only_facts_of_dropped_attempts_are_deleted() -> None:
     assert old not in world.store.list_facts(JOB)
 
 
+def test_a_failed_cleanup_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    world = trained()
+    done = replace(world.record(), ver=world.record().ver + 1, nonce="n", phase=Phase.DONE)
+    assert world.store.cas_record(done, world.memory.read_record(JOB).token)  # type: ignore[union-attr]
+    world._remove(world.member(0))
+    real = world.memory.put_tomb
+
+    def put_tomb(job: str, at: float) -> None:
+        raise StoreError("HTTP 503")
+
+    world.memory.put_tomb = put_tomb  # type: ignore[method-assign]
+    assert tick(world.store, world, world, world.options).failed == (JOB,)
+    assert f"cleanup of ended job {JOB} failed: HTTP 503" in caplog.messages
+    assert world.store.active_jobs() == (JOB,)
+    world.memory.put_tomb = real  # type: ignore[method-assign]
+    assert tick(world.store, world, world, world.options).failed == ()
+    assert world.store.active_jobs() == ()
+
+
 def test_an_unreadable_job_does_not_stop_the_others() -> None:
     world = trained()
     world.submit("wxyz2345")
@@ -277,7 +296,7 @@ def test_a_record_written_after_the_listing_is_not_judged_by_it() -> None:
     assert world.record() == current
 
 
-def test_an_invalid_record_stops_only_its_own_job() -> None:
+def test_an_invalid_record_stops_only_its_own_job(caplog: pytest.LogCaptureFixture) -> None:
     """Edited by hand, or of another version: told in the log, its machines left alone, the others looked after."""
     world = trained()
     real = world.member(0)
@@ -288,13 +307,17 @@ def test_an_invalid_record_stops_only_its_own_job() -> None:
     read = world.memory.read_record
 
     def reading(job: str) -> Versioned[Record] | None:
-        if job in (GHOST, "zzzz2345"):
+        if job == GHOST:
             raise CorruptError(f"jobs/{job}/rec: not a Record")
+        if job == "zzzz2345":
+            raise StoreError("HTTP 503")
         return read(job)
 
     world.memory.read_record = reading  # type: ignore[method-assign]
     result = tick(world.store, world, world, world.options)
-    assert sorted(result.failed) == [GHOST, "zzzz2345"]
+    assert (sorted(result.failed), result.orphans) == ([GHOST, "zzzz2345"], ())
+    assert f"ALARM: jobs/{GHOST}/rec: not a Record; delete the object" in caplog.messages
+    assert "record of zzzz2345: HTTP 503" in caplog.messages
     assert "ghost" in world.machines
     world._remove(real)
     world.until(lambda: world.training() and world.record().gen == 2, 300)

@@ -16,7 +16,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller.reconcile_job import Ended, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.documents import CorruptError, Versioned, encode_versioned
+from spotkeeper.reconcile.store.documents import QUARANTINE_BYTES, CorruptError, Versioned, cut, encode_versioned
 from spotkeeper.reconcile.store.store import Store, open_store
 from tests.reconcile.world import JOB, World, stack
 
@@ -88,8 +88,8 @@ def test_an_unreadable_record_stops_its_job_untouched(
         result = tick(store, world, world, world.options)
         assert run_round(store, world, JOB, world, world.options).ended is Ended.UNREADABLE
     assert result.failed == (JOB,) and result.orphans == ()
-    alarms = [line.getMessage() for line in caplog.records]
-    assert len(alarms) == 2 and all("ALARM: jobs/abcd2345/rec" in line for line in alarms)
+    alarms = [(line.getMessage()[:24], line.__dict__["job"]) for line in caplog.records]
+    assert alarms == [("ALARM: jobs/abcd2345/rec", JOB)] * 2
     world._remove(world.member(0, OTHER))
     world.until(lambda: world.training(OTHER) and world.record(OTHER).gen == 2, 300)
     world.run(600)
@@ -99,7 +99,10 @@ def test_an_unreadable_record_stops_its_job_untouched(
     kept = [grant for grant in store.read_allocation().value.grants if grant.job == JOB]
     assert kept == [grant for grant in grants if grant.job == JOB]
     assert store.get(paths.record(JOB)) == bad
-    assert len(store.list("quarantine/")) == (0 if harm is newer else 1), "the same thing is kept once"
+    shown = b"" if harm is of_another_job else cut(bad).encode()  # the other job's record is intact
+    aside = f"{paths.record(JOB)}\n".encode() + shown
+    kept_aside = [store.get(path) for path in store.list("quarantine/")]
+    assert kept_aside == ([] if harm is newer else [aside[:QUARANTINE_BYTES]]), "the same thing is kept once"
 
     store.put(paths.record(JOB), good)  # repaired: it goes on as if nothing had been
     world.until(world.training, 300)

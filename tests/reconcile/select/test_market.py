@@ -17,6 +17,7 @@ from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.clouds.gce.advice import joined, price_question, price_runs
 from spotkeeper.reconcile.clouds.gce.cloud import open_gce
+from spotkeeper.reconcile.controller import ledger
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.controller.reconcile_job import run_round
 from spotkeeper.reconcile.controller.tick import tick
@@ -140,15 +141,21 @@ def test_an_unwritable_market_stops_nothing_and_is_completed_later() -> None:
     assert (f"{JOB}-n0-a1", Event.ADMITTED, "start") in told(world)
 
 
-def test_a_writer_remembers_written_observations() -> None:
+def test_a_writer_remembers_the_entries_written_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_REMEMBERED", 2)
     store, writer = MemoryStore(), LedgerWriter()
-    entry = Entry(10.0, "admitted.r0.a1", Event.ADMITTED, 0, 0, 1, POOL, "z-a", Model.SPOT)
+    first, second, third = (
+        Entry(10.0, f"admitted.r0.a{attempt}", Event.ADMITTED, 0, 0, attempt, POOL, "z-a", Model.SPOT)
+        for attempt in (1, 2, 3)
+    )
     calls: list[object] = []
     real = store.add_observations
     store.add_observations = lambda *args: calls.append(args) or real(*args)  # type: ignore[assignment, func-returns-value]
-    writer.write(store, JOB, [entry])
-    writer.write(store, JOB, [entry])
-    assert len(calls) == 1
+    told = []
+    for entry in (first, first, second, third, second, third, first):
+        writer.write(store, JOB, [entry])
+        told.append(len(calls))
+    assert told == [1, 1, 2, 3, 3, 3, 4]
 
 
 # -- prices
