@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.cloud import Offer
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import SIGN_WORDS, Kind, Sign
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, Nodes
 from spotkeeper.contract.ledger import Event
@@ -176,6 +176,15 @@ def test_each_of_these_alone_keeps_the_machine_on_demand(change: Change) -> None
 def test_who_is_blamed_for_signs_of_broken_hardware(count: int, signs: dict[int, str], blamed: list[int]) -> None:
     said = [fact(node, Kind.HARDWARE_FAULT, sign) for node, sign in signs.items()]
     assert sorted(machine_health.host_faults(Draft(*calm(count, *said)))) == blamed
+
+
+def test_a_crash_counts_against_each_machine_with_a_sign_of_broken_hardware() -> None:
+    case = calm(3, fact(2, Kind.HARDWARE_FAULT, "memory"), fact(0, Kind.HARDWARE_FAULT, "fault"))
+    draft = Draft(*on_cur(2, hardware_faults=1)(*on_cur(1, hardware_faults=4)(*case)))
+    assert machine_health.repeated_host_faults(draft) == [2]
+    told = [f"; {SIGN_WORDS[sign]} on the machine of node {n}" for n, sign in ((0, Sign.FAULT), (2, Sign.MEMORY))]
+    assert machine_health.note_host_faults(draft) == "".join(told)
+    assert [slot.hardware_faults for _, slot in draft.members()] == [1, 4, 2]
 
 
 @pytest.mark.parametrize(("kept", "lag"), [((), 150), (("0-0",), 150), (("1",), 140), (("1", "0"), 0)])

@@ -218,14 +218,10 @@ def idling(count: int, **record: object) -> Case:
     )
 
 
-def keep(*case: object) -> Case:
-    return case  # type: ignore[return-value]
-
-
 @pytest.mark.parametrize(
     ("change", "idle"),
     [
-        (keep, True),
+        (on_record(), True),
         (on_node(1, wrote=2), False),  # node 0 has the only copy of the newest commit
         (on_snapshot(hellos=()), False),
         (on_snapshot(allocation=Allocation(1, "", (Grant(SECOND, 0, 1, "machine:sk-t-fix-s0"),))), False),
