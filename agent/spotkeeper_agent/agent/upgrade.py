@@ -102,7 +102,7 @@ class Bundles:
             new.symlink_to(self._own)
             new.replace(current)
         if self._tried(self._own.name):
-            (self._folder / "tried").unlink(missing_ok=True)
+            (self._folder / "tried").unlink()
 
     def prune(self, launcher: str) -> list[str]:
         """Delete unused bundles; return their names. ``launcher``: the folder that the launcher imports from, or ""."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import io
 from typing import Any
 
 import pytest
 import torch
 
 from spotkeeper.train.checkpoint.durable import PAGE
-from spotkeeper.train.checkpoint.image import Image, RunState, lay_out, pack, thaw, unpack
+from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -44,6 +45,19 @@ def test_every_kind_of_tensor_round_trips(name: str) -> None:
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
         plain = (found.float(), tensor.float()) if name == "float8" else (found, tensor)
         assert torch.equal(*plain)
+
+
+def test_sharded_state_is_framed_as_files_of_torch() -> None:
+    tensors = {name: TENSORS[name] for name in ("float32", "int64", "scalar", "transposed")}
+    image = Image(RunState(tensors, None, (b"one",)), rank=0)
+    memory = memoryview(bytearray(b"\xee" * image.size))
+    image.copy_to(memory)
+    for chunk in image.chunks(tensors):
+        file = io.BytesIO(memory[chunk.start : chunk.start + chunk.length])
+        assert torch.equal(torch.load(file, weights_only=True), tensors[chunk.path[0]])
+    part = image.stretches[1]
+    skeleton = Skeleton.read(memory[part.offset : part.offset + part.bytes], "here")
+    assert (skeleton.shards, skeleton.plain, skeleton.local) == ([], [0, 1, 2, 3], (b"one",))
 
 
 def test_values_other_than_tensors_round_trip() -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from spotkeeper.train.agent_link.control import Commit, Fault
-from spotkeeper.train.checkpoint import client
+from spotkeeper.train.checkpoint import client, store
 from spotkeeper.train.checkpoint.image import Image, RunState
-from spotkeeper.train.checkpoint.store import SKELETON, STATE, FileSum, Manifest
+from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import restore
+from spotkeeper.train.core import pickling
+from spotkeeper.train.core.pickling import StateTypeError
 from tests.train.savers import start_saver
 
 SENT = RunState({"weight": torch.arange(5000.0)}, {"lr": 0.1}, (b"one", b"two"))
@@ -24,8 +30,9 @@ class Peer:
 
     rank, world, local_rank, node = 0, 2, 0, 0
 
-    def __init__(self, flip: Callable[[int, bytearray], None]) -> None:
+    def __init__(self, flip: Callable[[int, bytearray], None] = lambda *_: None) -> None:
         image = Image(SENT)
+        self.stretches = image.stretches
         memory = bytearray(image.size)
         image.copy_to(memoryview(memory))
         parts = [(part.name, bytes(memory[part.offset : part.offset + part.bytes])) for part in image.stretches]
@@ -55,11 +62,42 @@ class Peer:
 
 
 def test_an_intact_copy_is_restored() -> None:
-    restored, skipped = restore(Peer(lambda *_: None), None, None, None)
+    peer = Peer()
+    restored, skipped = restore(peer, None, None, None)
     assert restored is not None and not skipped
-    assert restored.source == "rank 1" and restored.manifest.commit == Commit(1, 5)
+    assert (restored.source, restored.manifest, restored.stretches) == ("rank 1", peer.manifest, peer.stretches)
     assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]
     assert (restored.state.rest, restored.state.local) == (SENT.rest, SENT.local)
+
+
+def test_a_copy_that_cannot_be_loaded_is_named_with_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "dumps", lambda *_: pickle.dumps(os.getcwd))
+    peer = Peer()
+    monkeypatch.undo()
+    with pytest.raises(StateTypeError, match=r"^checkpoint 1-5, from rank 1: cannot load \w+\.getcwd"):
+        restore(peer, None, None, None)
+
+
+def test_a_damaged_copy_is_passed_over_even_if_it_cannot_be_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 of one, with a checkpoint whose tensors do not match their hash."""
+    peer = Peer(lambda number, data: data.reverse() if number == 0 else None)
+    folder = tmp_path / "1-5"
+    folder.mkdir()
+    for file, data in zip(peer.manifest.files, peer.parts, strict=True):
+        (folder / file.name).write_bytes(data)
+    (folder / COMMIT).write_bytes(peer.manifest.to_bytes())
+    monkeypatch.setattr(store, "quarantine", refused)
+    alone: Any = SimpleNamespace(rank=0, world=1, gather=lambda blob: [blob])
+    saver: Any = SimpleNamespace(stage=bytearray)
+    restored, skipped = restore(alone, tmp_path, saver, None)
+    assert restored is None
+    assert skipped == [SkippedCheckpoint("1-5", f"{STATE} does not match its hash in {COMMIT}")]
+
+
+def refused(*_: object) -> None:
+    raise PermissionError("the disk is mounted read-only")
 
 
 @pytest.mark.parametrize(("part", "name"), [(0, STATE), (1, SKELETON)])
@@ -79,7 +117,7 @@ def test_a_copy_is_received_without_a_saver(tmp_path: Path) -> None:
     hello = trainer.hello(tmp_path / "ckpt", 2, 2)
     saver.kill()
     saver.wait()
-    restored, _ = restore(Peer(lambda *_: None), tmp_path / "ckpt", trainer, hello)
+    restored, _ = restore(Peer(), tmp_path / "ckpt", trainer, hello)
     assert restored is not None and restored.lost is not None
     assert restored.lost.fault is Fault.SAVER_LOST and restored.source == "rank 1"
     assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]

@@ -164,6 +164,16 @@ def test_memory_that_was_staged_into_counts_as_empty(client: Client, tmp_path: P
     assert client.hello(tmp_path / "ckpt", 2, 2).staged is None
 
 
+def test_staging_memory_has_its_pages_before_the_first_save(client: Client, tmp_path: Path) -> None:
+    client.hello(tmp_path / "ckpt", 1, 2)
+    client.memory(64 * PAGE)
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    inode = str(os.fstat(client.fd).st_ino)
+    begin = next(at for at, line in enumerate(lines) if "memfd:" in line and line.split()[4] == inode)
+    resident = next(line for line in lines[begin:] if line.startswith("Rss:"))
+    assert int(resident.split()[1]) << 10 == 64 * PAGE
+
+
 def test_a_second_save_waits_for_the_first(client: Client, tmp_path: Path) -> None:
     client.hello(tmp_path / "ckpt", 1, 2)
     stage(client, Commit(1, 1), 8 << 20)
@@ -559,6 +569,19 @@ def test_an_invalid_packet_ends_only_its_connection(client: Client, tmp_path: Pa
         another.wait(10)
     assert store.complete(folder) == [Commit(2, 2), Commit(1, 1)]
     assert store.complete(tmp_path / "other") == []
+
+
+def test_a_refused_request_is_printed_up_to_200_characters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with served(tmp_path) as (path, _):
+        Client.connect(path).close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            with protocol.address(path) as name:
+                other.connect(name)
+            other.settimeout(20)
+            other.send(json.dumps({"op": "x" * 999}).encode())
+            assert other.recv(100) == b""
+    said = capfd.readouterr().err.removeprefix("saver: closing a connection after an invalid request: ")
+    assert "x" * 99 in said and len(said) == 201, "with the line's end"
 
 
 def test_only_the_agents_user_and_the_jobs_group_may_connect(tmp_path: Path) -> None:

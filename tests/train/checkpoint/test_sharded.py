@@ -21,11 +21,12 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.protocol import Stretch
-from spotkeeper.train.checkpoint.reshard import _Claim, _sources
-from spotkeeper.train.checkpoint.sharded import Sharded
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
+from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _sources
+from spotkeeper.train.checkpoint.sharded import Sharded, find_strategy
+from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import SAVE
 from spotkeeper.train.core import pickling
+from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.pickling import StateTypeError
 from spotkeeper.train.core.shards import METADATA
 from tests.train.checkpoint.sharding import SAVED, Life, live, module
@@ -259,6 +260,48 @@ def test_a_restored_complete_part_is_only_recorded() -> None:
 def test_a_missing_part_is_an_error(two: tuple[Path, str], tmp_path: Path) -> None:
     (told,) = live(Life(1, 1, shutil.copytree(two[0] / "node0", tmp_path / "ckpt"), tmp_path / "out"))
     assert "checkpoint 0-3 was complete, but the part of rank 1 is on none of these machines" in told["error"]
+
+
+def test_a_checkpoint_without_all_parts_is_passed_over(tmp_path: Path) -> None:
+    store.publish_part(_folder_of(tmp_path, PART), PART)
+    restorer = alone(tmp_path)
+    assert restorer.restore() is None
+    assert restorer.skipped == [SkippedCheckpoint("0-3", "the part of rank 1 is on none of these machines")]
+
+
+def test_a_damaged_part_that_cannot_be_put_aside_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError("the disk is mounted read-only")
+
+    store.publish_part(_folder_of(tmp_path, PART), PART)
+    monkeypatch.setattr(store, "quarantine", refused)
+    alone(tmp_path)._put_aside(NEWEST)
+
+
+def _folder_of(root: Path, part: Manifest) -> Path:
+    """A part's files, with sizes that are right."""
+    folder = root / str(part.commit)
+    folder.mkdir()
+    for file in part.files:
+        (folder / file.name).write_bytes(bytes(file.bytes))
+    return folder
+
+
+def alone(folder: Path) -> ShardRestorer:
+    """The restorer of a gang of one rank, which an agent started."""
+    gang: Any = SimpleNamespace(rank=0, world=1, gather=lambda blob: [blob])
+    return ShardRestorer(gang, folder, cast(Any, None), keeps=True, managed=True)
+
+
+def test_a_sharded_model_needs_a_job_file_that_says_so() -> None:
+    parts, settings = cast(Any, SimpleNamespace(sharded=True)), cast(Any, SimpleNamespace(replicated=True))
+    nothing = cast(Any, None)
+    with pytest.raises(AttachError) as refused:
+        find_strategy(nothing, nothing, nothing, (), parts, settings)
+    assert str(refused.value) == (
+        "attach(model=): this model is sharded, so each machine has a part of the state, but the job file declares "
+        "replicated state (the default): write `checkpoint: {replicated: false}` and submit it under another name"
+    )
 
 
 def test_a_damaged_part_makes_all_ranks_use_the_older_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
