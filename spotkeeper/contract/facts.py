@@ -37,8 +37,10 @@ class Kind(str, Enum):
     UNMIRRORED = "unmirrored"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is damaged or gone
     PREFLIGHT_FAILED = "preflight-failed"  # value: a key of :data:`PREFLIGHT_CHECKS`. Training continues
     STALL = "stall"  # value: last step. Since then many times the median step time has passed
-    LAGS = "lags"  # value: "<which time>-<percent>": the machine's own step time, in percent of the median node's
-    KEEPS_UP = "keepsup"  # value: which time, as in LAGS. The machine no longer lags
+    LAGS = (
+        "lags"  # value: "<number of the lag>-<percent>": the machine's own step time, in percent of the median node's
+    )
+    KEEPS_UP = "keepsup"  # value: the number of the lag. The machine no longer lags
     HARDWARE_FAULT = "hardware-fault"  # value: :class:`Sign` that a crash in `gen` left on the machine
     HUNG = "hung"  # value: :class:`Hung`. No step for so long that the job counts as hung
     STACKS = "stacks"  # value: :class:`StacksAnswer`. A roll call's answer: the workers' stacks are in the log

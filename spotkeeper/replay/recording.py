@@ -56,7 +56,10 @@ class RecordedZone:
 
 @dataclass(frozen=True)
 class Recording:
-    """Zones of one machine type over the same ticks. ``gang``: the number of machines that ``up`` requires."""
+    """What the zones of one machine type offered, sampled at the same times, ``tick_h`` hours apart.
+
+    ``gang``: a zone counts as having capacity while it has it for at least so many machines.
+    """
 
     collection: str
     market: str

@@ -62,8 +62,11 @@ class Notice:
 
 @dataclass(frozen=True)
 class Change:
-    """Notices to report. If both are set, ``given`` replaces ``withdrawn`` and must be reported first: if the
-    function knew of no notice in between, it would cancel the replacement."""
+    """Notices to report: a new one, and one that no longer holds.
+
+    If both are set, the new notice must be reported first. The function would cancel the machine's replacement if it
+    knew of no notice for a moment.
+    """
 
     given: Notice | None = None
     withdrawn: Notice | None = None

@@ -158,7 +158,7 @@ class Spool:
             self._unfinished[stream] = rest + last
 
     def wait_s(self) -> float | None:
-        """Return in how many seconds :meth:`tick` is due; None: with the next piece."""
+        """Return in how many seconds :meth:`tick` must be called; None: not before more output has arrived."""
         now = time.monotonic()
         due = [self._began + FLUSH_S] if self._size or self._left_out else []
         due += [self._heard + IDLE_S] if self._unfinished else []

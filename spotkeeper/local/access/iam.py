@@ -184,7 +184,8 @@ def _covers(grant: RoleGrant, required: RequiredPermission) -> bool:
 class PolicyCondition(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The condition of a binding in a resource's policy.
 
-    ``expression``: in CEL. It is only stored; :func:`holds` evaluates conditions of bindings that the stack declares.
+    ``expression``: in CEL. It is stored and never evaluated, unlike the conditions of bindings that a Pulumi program
+    declares (:func:`holds`).
     """
 
     expression: str

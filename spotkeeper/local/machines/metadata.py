@@ -45,7 +45,10 @@ class GuestView:
 
 
 class MetadataServer:
-    """Serves one address. ``look`` returns the machine's current values; ``changed`` wakes waiting requests."""
+    """The metadata server of one machine.
+
+    ``look`` returns the machine's current values; :meth:`changed` wakes the requests that wait for a change.
+    """
 
     def __init__(self, look: Callable[[], GuestView | None], tokens: Tokens, clock: Clock) -> None:
         self._look = look

@@ -236,7 +236,8 @@ def _timed(event: Event, fact: Fact, now: float) -> Entry:
 def times(value: str) -> str:
     """Format the value of LAGS for the ledger: ``0-163`` becomes ``1.6x the median``.
 
-    The first number counts the machine's lags; the second is its step time in percent of the median of all nodes.
+    The first number is that of the lag, as a machine can lag several times; the second is the machine's step time in
+    percent of the median of all nodes.
     """
     return f"{int(value.partition('-')[2]) / 100:.1f}x the median"
 

@@ -177,7 +177,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     yield f"market: capacity comes and goes as in one of the recorded markets ({where}), from any moment of it on"
     if library.own:
         yield (
-            f"market: {', '.join(part.name for part in library.own)} is the job's own; "
+            f"market: {', '.join(part.name for part in library.own)} is the market in which the job would run; "
             "its replays weigh as much as all others together"
         )
     low, high = usd(min(task.spot)), usd(max(task.spot))

@@ -88,7 +88,7 @@ def state_word(view: JobView) -> str:
 def _stale(view: JobView) -> bool:
     """Whether an ended job perhaps made more steps than its last report says, since reports come once a minute.
 
-    Only a report of the job's last step excludes this. Without it, the script perhaps ended before its last step.
+    It made no more if the report is of the last of ``total_steps``.
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 

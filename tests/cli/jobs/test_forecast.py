@@ -86,7 +86,7 @@ def test_without_a_stack_the_shipped_market_is_used_and_named(
     told = said(cli("forecast", job(folder), "--json").out)
     assert "no stack is named" in told
     assert "training time is unknown" in told
-    assert "us-central1 is the job's own" in told
+    assert "us-central1 is the market in which the job would run" in told
 
 
 def test_a_forecast_needs_no_running_stack(cli: Cli, folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_stack_s_own_history_is_replayed(
     now = forecasting.ground("prod", None).now / HOUR_S
     monkeypatch.setattr(forecasting, "HISTORY_HOURS", now)
     told = said(cli("forecast", job(folder, "work: 5h"), "--json").out)
-    assert "own history.workers us-central1 is the job's own" in told
+    assert "own history.workers us-central1 is the market in which the job would run" in told
 
 
 def test_an_on_demand_job_is_forecast_on_an_allowed_pool(folder: Path) -> None:

@@ -26,7 +26,11 @@ MOST = 0.5  # share of maxRunDuration before which no machine is replaced
 
 
 def note_end(draft: Draft, index: int) -> None:
-    """When a machine's replacement is due, record its planned end; when its last save must begin, a notice."""
+    """Record a machine's planned end and its notice, each when it is due.
+
+    The planned end is the one that the cloud has set. It is recorded when the machine's replacement must be requested.
+    A notice is recorded when the machine's last save must begin.
+    """
     cur = draft.nodes[index].cur
     if cur is None or not admitted(cur):
         return
