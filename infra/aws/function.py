@@ -66,7 +66,7 @@ class AwsFunction(Component):
         function_url = aws.lambda_.FunctionUrl(
             "url", function_name=self.function.name, authorization_type="AWS_IAM", opts=self.child
         )
-        self.url: pulumi.Output[str] = function_url.function_url.apply(lambda url: url.rstrip("/"))
+        self.url: pulumi.Output[str] = function_url.function_url.apply(lambda url: url.removesuffix("/"))
         # Machines have both rights from their role's policy, which suffices within an account. A permission that names
         # the role would fail until Lambda knows the new role: "The provided principal was invalid".
         self.access = [

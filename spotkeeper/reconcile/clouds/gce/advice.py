@@ -206,7 +206,7 @@ class Hints:
         found, ends = self._pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None
-        with ThreadPoolExecutor(min(AT_ONCE, 2 * len(found.zones))) as threads:
+        with ThreadPoolExecutor(AT_ONCE) as threads:
             now = [threads.submit(self._capacity, found, zone, ends) for zone in found.zones]
             before = [threads.submit(self._preemptions, found, zone, ends) for zone in found.zones]
         told = (together(one.result(), two.result()) for one, two in zip(now, before, strict=True))
