@@ -191,7 +191,7 @@ def in_order(nodes: Sequence[NodeLines]) -> Iterator[LogLine]:
 
 
 def _sorted(lines: Iterable[LogLine], most: int) -> Iterator[LogLine]:
-    """Sort lines by time, if no line comes after one that is more than ``LATE_MS`` newer.
+    """Sort lines by time. A line that comes after one more than ``LATE_MS`` newer is too late to be sorted.
 
     Lines wait here for older ones. Beyond ``most`` bytes of waiting lines, the oldest is yielded without waiting.
     """

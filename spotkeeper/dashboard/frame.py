@@ -58,7 +58,7 @@ body.body--light,body.body--dark{background:var(--ground);color:var(--ink);--q-p
 
 
 def html(content: str = "", tag: str = "div", classes: str = "") -> ui.html:
-    """Return an element for markup of :mod:`spotkeeper.report.html`, which escapes what it shows."""
+    """Return an element for markup in which :mod:`spotkeeper.report.html` has escaped all texts; shown as it is."""
     return ui.html(content, sanitize=False, tag=tag).classes(classes)
 
 

@@ -282,7 +282,7 @@ def patience_s(targets: Targets) -> float:
 
 # --- for people -------------------------------------------------------------------------------
 
-LEGEND = "after: time since the preemption; took: time since the phases before it, which the target limits"
+LEGEND = "after: time since the preemption; took: time since the phase before it ended, at most the target"
 
 
 def table(view: DrillView) -> RenderableType:

@@ -229,7 +229,10 @@ class Syncer(threading.Thread):
             self._old_jobs = old_jobs
 
     def want(self, ver: int, job: str | None, pending: bool, progress: Progress | None = None) -> None:
-        """Set the content of the next requests. If ``pending`` becomes True, the current pause ends."""
+        """Set the content of the next requests.
+
+        ``pending``: the machine waits for something from the function. If it begins to wait, the current pause ends.
+        """
         with self._lock:
             hurry = pending and not self._want.pending
             self._want = SyncWant(ver, job, pending, progress or self._want.progress)

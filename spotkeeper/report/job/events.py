@@ -70,7 +70,10 @@ _TEXTS: dict[Event, str] = {
 
 
 def event_lines(entries: Iterable[Entry], since: float, stack: str = "", job: str = "") -> tuple[EventLine, ...]:
-    """Return ledger entries (one for each id, in order) as lines; ``since``: when the job was submitted."""
+    """Return ledger entries as lines; ``since``: when the job was submitted.
+
+    The entries must be in order of time, without two of the same id.
+    """
     return tuple(_lines(entries, since, stack, job))
 
 

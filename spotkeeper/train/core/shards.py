@@ -32,9 +32,10 @@ Path = tuple[str | int, ...]
 class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
-    ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` counts the tensors that this
-    rank writes. It can differ between ranks because of tied tensors: they share one slot on a rank that has bytes of
-    them, but each has its own slot on a rank whose part of them is empty.
+    ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` is the
+    number of the tensor in this rank's image. Slots can differ between ranks because of tied tensors, which share their
+    memory: on a rank that has bytes of them they share one slot. An empty part has no memory to share, so on a rank
+    whose part is empty each has a slot of its own.
     """
 
     number: int

@@ -41,7 +41,8 @@ _MOST = 10_000
 
 
 class Stopwatch:
-    """Measures a rank's own time for some of its steps. Call ``begin`` and ``end`` between steps; they never block."""
+    """Measures a rank's own time for some of its steps. Call ``begin`` before and ``end`` after each step; they
+    never block."""
 
     def __init__(self, ddp: DistributedDataParallel | None, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now

@@ -198,7 +198,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.checkpoint.replicated != old.checkpoint.replicated:
         yield "checkpoint.replicated: cannot change, since the job's checkpoints have the format of the old value"
     if new.stop != old.stop:
-        yield "stop: cannot change, since the job's checkpoints have the format of the old value"
+        yield "stop: cannot change, since the job's checkpoints were written in the format that the old value needs"
     if not old.checkpoint.replicated and new.nproc != old.nproc:
         yield "nproc: cannot change, since a sharded checkpoint fits only as many processes as wrote it"
     if new.seed != old.seed:
