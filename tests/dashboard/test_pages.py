@@ -67,7 +67,9 @@ def play(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             try:
                 yield user
             finally:
-                task.cancel()
+                while not task.done():  # Python 3.11's wait_for can swallow a cancellation that meets its event
+                    task.cancel()
+                    await asyncio.sleep(0.01)
 
     def run(story: Story, *, read_only: bool = False) -> None:
         async def whole() -> None:

@@ -55,7 +55,7 @@ def guesses(capacity: object, history: object, machine: str = POOL.machine_type)
     stack = replace(STACK, pools=(replace(POOL, machine_type=machine),))
     with serve() as google:
         google.script |= {CAPACITY: capacity, HISTORY: history}
-        return open_gce(stack, Clock(), google.endpoint).chances("gpu", 5.0), google
+        return open_gce(stack, Clock(), google.endpoint).chances("gpu", 60.0), google
 
 
 def test_each_zone_has_its_own_valid_advice_request() -> None:
