@@ -77,7 +77,8 @@ class Victim(Struct, frozen=True):
 class PhaseView(Struct, frozen=True):
     """One phase of a recovery. ``at_s`` and ``took_s`` are None until the phase is reached.
 
-    ``at_s``: time since the preemption; ``took_s``: time since the phases before this one; ``limit_s``: its target.
+    ``at_s``: time since the preemption; ``took_s``: time since the last phase that this one waits for;
+    ``limit_s``: the target for ``took_s``.
     """
 
     step: DrillStep
@@ -282,7 +283,7 @@ def patience_s(targets: Targets) -> float:
 
 # --- for people -------------------------------------------------------------------------------
 
-LEGEND = "after: time since the preemption; took: time since the phase before it ended, at most the target"
+LEGEND = "after: time since the preemption; took: time since the last phase that it waits for; target: limit of took"
 
 
 def table(view: DrillView) -> RenderableType:

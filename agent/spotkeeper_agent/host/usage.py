@@ -12,19 +12,20 @@ PROC = Path("/proc")
 Ticks = tuple[int, int]  # of all CPUs since the boot: idle, all
 
 
-def host_usage(mount: Path, since: Ticks | None, proc: Path = PROC) -> HostUsage:
+def host_usage(mount: Path, before: Ticks | None, after: Ticks | None, proc: Path = PROC) -> HostUsage:
     """Return the machine's figures, without devices.
 
     Args:
         mount: where the data disk is mounted.
-        since: the ticks from which on CPU use is measured.
+        before: the ticks from which on CPU use is measured.
+        after: the ticks up to which it is measured.
     """
     memory = _memory(proc)
     whole, free = memory.get("MemTotal"), memory.get("MemAvailable")
     disk = _disk(mount)
     return HostUsage(
         cpus=os.cpu_count() or 0,
-        cpu=_busy(since, cpu_ticks(proc)),
+        cpu=_busy(before, after),
         memory_bytes=whole,
         memory_used_bytes=None if whole is None or free is None else max(0, whole - free),
         disk_bytes=disk[0] if disk else None,

@@ -66,8 +66,8 @@ class UsageReports:
     def _report(self, name: str, attempt: int) -> None:
         log = self._machine.log
         try:
-            host = usage.host_usage(self._machine.settings.mount, self._ticks)
-            self._ticks = usage.cpu_ticks()
+            before, self._ticks = self._ticks, usage.cpu_ticks()
+            host = usage.host_usage(self._machine.settings.mount, before, self._ticks)
             devices = codec.decode(self._devices()[:BYTES], tuple[DeviceUsage, ...])
             told = NodeUsage(self._machine.clock.now(), attempt, replace(host, devices=devices))
             self._bucket.write(name, msgspec.json.encode(told))

@@ -59,18 +59,18 @@ def test_no_driver_is_no_device(tmp_path: Path) -> None:
 def test_the_hosts_figures(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  400 kB\nOdd\n")
     (tmp_path / "stat").write_text("cpu  150 0 120 710 120 0 0 0 9 9\ncpu0 1\n")
-    found = usage.host_usage(tmp_path, (800, 1000), tmp_path)
+    found = usage.host_usage(tmp_path, (800, 1000), usage.cpu_ticks(tmp_path), tmp_path)
     assert found.cpu == pytest.approx(0.7), "70 of 100 ticks were neither idle nor waiting for a disk"
     assert (found.memory_bytes, found.memory_used_bytes) == (1024_000, 614_400)
     assert found.disk_bytes is None, "nothing is mounted there"
-    assert usage.host_usage(tmp_path, (830, 1100), tmp_path).cpu is None, "no time has passed"
-    assert usage.host_usage(tmp_path, None, tmp_path).cpu is None
+    assert usage.host_usage(tmp_path, (830, 1100), (830, 1100), tmp_path).cpu is None, "no time has passed"
+    assert usage.host_usage(tmp_path, None, (830, 1100), tmp_path).cpu is None
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    found = usage.host_usage(tmp_path, (0, 0), tmp_path / "absent")
+    found = usage.host_usage(tmp_path, (0, 0), usage.cpu_ticks(tmp_path / "absent"), tmp_path / "absent")
     assert (found.cpu, found.memory_bytes, found.memory_used_bytes) == (None, None, None)
-    assert (usage.host_usage(Path("/"), None, tmp_path).disk_bytes or 0) > 0
+    assert (usage.host_usage(Path("/"), None, None, tmp_path).disk_bytes or 0) > 0
 
 
 def test_the_process_prints_what_the_agent_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
