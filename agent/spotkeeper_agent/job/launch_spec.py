@@ -120,6 +120,8 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
     ours["SPOTKEEPER_CKPT_LATE" if spec.late else "SPOTKEEPER_CKPT"] = str(spec.ckpt)
     if run.interval_s is not None:
         ours["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
+    if run.snapshots:
+        ours["SPOTKEEPER_SNAPSHOTS"] = "1"
     if run.max_world is not None:
         ours["SPOTKEEPER_MAX_WORLD"] = str(run.max_world)
     if doc.mean_life_s is not None:

@@ -203,6 +203,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         grace_s=spec.grace_s,
         interval_s=spec.checkpoint.interval_s,
         keep=spec.checkpoint.keep,
+        snapshots=spec.checkpoint.snapshots,
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
         hang=_hang(spec),

@@ -13,7 +13,7 @@ state each rank has an image (``core/shards.py`` names the files): its parts of 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.shards import Meshes, TensorShard, describe, is_shared, local_part
 
+_NONE: Mapping[Any, str] = {}
 _ALIGN = 64  # bytes: a cache line, and more than any dtype needs
 
 
@@ -36,6 +37,35 @@ class TensorSlot:
     shape: tuple[int, ...]
     offset: int
     bytes: int
+
+
+TensorKey = tuple[object, ...]
+
+
+def tensor_key(tensor: torch.Tensor) -> TensorKey:
+    """Return what identifies a tensor's bytes: its memory, shape and dtype."""
+    return (tensor.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+@dataclass(frozen=True)
+class TensorCopy:
+    """The copy of one tensor into an image. ``name``: the tensor's, for messages."""
+
+    name: str
+    base: torch.Tensor  # the image's tensor bytes
+    slot: TensorSlot
+    tensor: torch.Tensor
+
+    def run(self) -> None:
+        if self.tensor.device.type == "cpu" and self.tensor.is_contiguous():
+            ctypes.memmove(self.base.data_ptr() + self.slot.offset, self.tensor.data_ptr(), self.slot.bytes)
+        else:
+            view(self.base, self.slot).copy_(self.tensor)
+
+    def equal(self) -> bool:
+        """Whether the image has the tensor's present bits. (``torch.equal`` of the values would fail for NaN.)"""
+        there = self.base[self.slot.offset : self.slot.offset + self.slot.bytes]
+        return bool(torch.equal(there, self.tensor.reshape(-1).view(torch.uint8)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +85,7 @@ class Image:
         self._tensors: list[torch.Tensor] = []
         self._slots: list[TensorSlot] = []
         self._frames: list[shards.TensorFrame] = []  # one for each tensor of sharded state
-        self._known: dict[tuple[object, ...], int] = {}
+        self._known: dict[TensorKey, int] = {}
         self._shards: list[TensorShard] = []
         self._plain: set[int] = set()  # slots of tensors that are not sharded
         self._named: dict[int, tuple[int, TensorShard | None]] = {}  # slot and shard by the tensor's id
@@ -75,25 +105,38 @@ class Image:
         """Size in memory, bytes."""
         return extent(self.stretches)
 
-    def copy_to(self, memory: memoryview, places: tuple[int, int] | None = None) -> None:
-        """Copy all bytes into ``memory``. ``places``: offsets of the two files in ``memory``; default: ``lay_out``'s.
+    def copy_to(
+        self, memory: memoryview, places: tuple[int, int] | None = None, later: Mapping[TensorKey, str] = _NONE
+    ) -> list[TensorCopy]:
+        """Copy all bytes into ``memory``, except those of the tensors ``later``; return these tensors' copies.
 
         One thread copies: on a machine whose cores were busy training, one thread took 0.04 s and two took 0.8 s.
+
+        Args:
+            memory: the memory to fill.
+            places: offsets of the two files in ``memory``; default: ``lay_out``'s.
+            later: names of the tensors that the caller copies later, by ``tensor_key``.
         """
         begin, at = places or (0, self.stretches[1].offset)
         memory[at : at + len(self._skeleton)] = self._skeleton
         if not self._end:
-            return
+            return []
         memory = memory[begin : begin + self._end]
         base = torch.frombuffer(memory, dtype=torch.uint8, count=self._end)
         for slot, frame in zip(self._slots, self._frames, strict=self._sharded):
             memory[slot.offset - len(frame.before) : slot.offset] = frame.before
             memory[slot.offset + slot.bytes : slot.offset + slot.bytes + len(frame.after)] = frame.after
+        left = []
         for slot, tensor in zip(self._slots, self._tensors, strict=True):
-            if slot.bytes and tensor.device.type == "cpu" and tensor.is_contiguous():
-                ctypes.memmove(base.data_ptr() + slot.offset, tensor.data_ptr(), slot.bytes)
-            elif slot.bytes:
-                view(base, slot).copy_(tensor)
+            if not slot.bytes:
+                continue
+            name = later.get(tensor_key(tensor)) if later else None
+            copy = TensorCopy(name or "", base, slot, tensor)
+            if name is None:
+                copy.run()
+            else:
+                left.append(copy)
+        return left
 
     def chunks(self, named: object) -> list[shards.Chunk]:
         """Describe the tensors in ``named`` for the ``.metadata`` file of ``torch.distributed.checkpoint``."""
@@ -126,7 +169,7 @@ class Image:
         """Return a tensor's slot number; tied tensors share a slot."""
         _refuse(tensor)
         tensor = tensor.detach().resolve_conj().resolve_neg()  # a conjugate or negative view differs only by a flag
-        key = (tensor.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = tensor_key(tensor)
         number = self._known.get(key) if tensor.numel() else None
         if number is None:
             size = tensor.numel() * tensor.element_size()

@@ -19,9 +19,10 @@ from spotkeeper.train.checkpoint.durable import PAGE, MemoryHandle, NeighbourMem
 from spotkeeper.train.checkpoint.image import Image, RunState, pack
 from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer
+from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import SAVE, Replicated, ResumePoint, SaveStrategy, StateSource, versions
-from spotkeeper.train.checkpoint.writer import CheckpointWriter
+from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import Gang
@@ -103,6 +104,9 @@ class Sharded:
         if self._writer.writes:
             manifest = new_manifest(commit, self._places, versions() | {SAVE: dues[0].save})
             self._writer.request(manifest, stretches, part=True)
+
+    def copied(self) -> None:
+        """Do nothing: ``save`` has copied everything."""
 
     def _image(self, subject: StateSource) -> tuple[Image, list[shards.Chunk]]:
         model, rest = subject.take_common()
@@ -187,6 +191,7 @@ def find_strategy(
     places: tuple[RankPlace, ...],
     parts: Attached,
     settings: RunSettings,
+    pace: SavePace,
 ) -> SaveStrategy:
     """Return the strategy that fits the model.
 
@@ -194,7 +199,8 @@ def find_strategy(
         AttachError: the model is sharded, but the job file says that the state is replicated.
     """
     if not parts.sharded:
-        return Replicated(gang, writer, control, places, settings.late)
+        copier = BackgroundCopier(parts.optimizers, pace.stalls) if settings.snapshots else None
+        return Replicated(gang, writer, control, places, settings.late, copier)
     if settings.replicated:
         raise AttachError(
             "attach(model=): this model is sharded, so each machine has a part of the state, but the job file declares "

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import mmap
 import platform
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.image import Image, RunState, extent, lay_out_of, pack, thaw, unpack
 from spotkeeper.train.checkpoint.protocol import SaverError, SaverState, Stretch
+from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.errors import AttachError, say
@@ -61,11 +63,14 @@ class StateSource(Protocol):
     def take_local(self) -> dict[str, object]:
         """Return this rank's local state."""
 
+    def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors that only an optimizer's step changes, with their names."""
+
 
 class SaveStrategy(Protocol):
     """How one run saves and restores.
 
-    All methods but ``warm`` and ``ready`` are collective; ``settle`` is so only for sharded state.
+    All methods but ``warm``, ``copied`` and ``ready`` are collective; ``settle`` is so only for sharded state.
     """
 
     def begin(
@@ -77,7 +82,10 @@ class SaveStrategy(Protocol):
         """Reserve the saver's memory. Every rank calls this method, but ranks do not wait for each other."""
 
     def save(self, subject: StateSource, commit: Commit) -> None:
-        """Stage a save, and return when the state may change again."""
+        """Stage a save. Until the next optimizer step or ``copied``, tensors of optimizers may not change."""
+
+    def copied(self) -> None:
+        """Wait until the staged save needs the state no more. Not collective."""
 
     def ready(self) -> bool:
         """Whether this rank has written a part that needs ``publish``."""
@@ -93,14 +101,25 @@ class Replicated:
     """The strategy in which every node writes a full copy."""
 
     def __init__(
-        self, gang: Gang, writer: CheckpointWriter, control: Control, places: tuple[RankPlace, ...], late: Path | None
+        self,
+        gang: Gang,
+        writer: CheckpointWriter,
+        control: Control,
+        places: tuple[RankPlace, ...],
+        late: Path | None,
+        copier: BackgroundCopier | None = None,
     ) -> None:
-        """``late``: the checkpoint folder to use once this node's disk is mounted (``Control.disk_ready``)."""
+        """Make the strategy of one rank.
+
+        ``late``: the checkpoint folder to use once this node's disk is mounted (``Control.disk_ready``). ``copier``:
+        copies what optimizers own while training continues; None: a save copies everything before it returns.
+        """
         self._gang = gang
         self._writer = writer
         self._control = control
         self._places = places
         self._late = late
+        self._copier = copier
 
     def begin(
         self, folder: Path | None, hello: SaverState | None
@@ -127,11 +146,17 @@ class Replicated:
             self._writer.warm(Image(RunState(model, rest, (local,) * self._gang.world)).size)
 
     def save(self, subject: StateSource, commit: Commit) -> None:
+        self.copied()
         local = self._gang.gather(pack(subject.take_local()))
         self._adopt_late_disk(commit)
         if self._writer.writes:
             model, rest = subject.take_common()
-            self._writer.save(RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions()))
+            state, manifest = RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions())
+            self._writer.save(state, manifest, self._copier, subject.optimizer_tensors())
+
+    def copied(self) -> None:
+        if self._copier is not None:
+            self._copier.wait()
 
     def ready(self) -> bool:
         return False
@@ -140,6 +165,7 @@ class Replicated:
         """Do nothing: each copy is complete by itself."""
 
     def settle(self, timeout_s: float | None = None) -> None:
+        self.copied()
         self._writer.settle(timeout_s)
 
     def _adopt_late_disk(self, commit: Commit) -> None:

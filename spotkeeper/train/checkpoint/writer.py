@@ -11,10 +11,12 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+
+import torch
 
 from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, Fault, RunPhase
 from spotkeeper.train.checkpoint.client import Client
@@ -30,6 +32,7 @@ from spotkeeper.train.checkpoint.protocol import (
     SaverState,
     Stretch,
 )
+from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import Manifest, complete, partial
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.settings import RunSettings
@@ -174,14 +177,36 @@ class CheckpointWriter:
             if self._client is not None:
                 self._client.reserve(size)
 
-    def save(self, state: RunState, manifest: Manifest) -> None:
-        """Stage and request a save. Returns when the state may change again."""
+    def save(
+        self,
+        state: RunState,
+        manifest: Manifest,
+        copier: BackgroundCopier | None = None,
+        owned: Iterable[tuple[str, torch.Tensor]] = (),
+    ) -> None:
+        """Stage and request a save. Returns when the state may change again.
+
+        With a ``copier``, the tensors ``owned`` may not change yet: it copies them, and waits in their optimizers.
+        """
         if not self.begin(manifest.commit):
             return
         image = Image(state)
-        if (staged := self.stage(image.size)) is not None:
+        if (staged := self.stage(image.size)) is None:
+            return
+        if copier is None or not (later := copier.select(owned)):
             image.copy_to(staged[1])
             self.request(manifest, image.stretches)
+        else:
+            copier.begin(
+                image.copy_to(staged[1], later=later),
+                lambda: self.request(manifest, image.stretches),
+                lambda why: self._discard(manifest.commit, why),
+            )
+
+    def _discard(self, commit: Commit, why: str) -> None:
+        """Give up a save whose copy is not one step's state, and make the next one due."""
+        self.fail(commit, why)
+        self._pace.since = -math.inf
 
     def begin(self, commit: Commit) -> bool:
         """Begin a save; return whether this rank has to write this checkpoint and has a saver."""
@@ -218,7 +243,7 @@ class CheckpointWriter:
                 self._client.publish(manifest)
 
     def fail(self, commit: Commit, why: str) -> None:
-        """Report that a save failed because of another machine."""
+        """Report that a save failed on the trainers' side: by another machine, or a copy that is not one state."""
         self.written = None
         self._tell(Fault.WRITE_FAILED, f"checkpoint {commit} was not saved: {why}")
 

@@ -295,6 +295,20 @@ class Attached:
             "own": {name: part.state_dict() for name, part in self.own.items()},
         }
 
+    def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors that only an optimizer's step changes: trained parameters and their state, with names.
+
+        A frozen parameter is left out: if anything changes it, that is the script (a momentum encoder).
+        """
+        names = {id(param): plain(name) for name, param in self._parameters()}
+        for each in self.optimizers:
+            for param in (param for group in each.param_groups for param in group["params"] if param.requires_grad):
+                name = names.get(id(param), f"a parameter of shape {tuple(param.shape)}")
+                yield name, param
+                for key, value in each.state.get(param, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{key} of {name}", value
+
     def named(self, model: Any, rest: dict[str, Any]) -> dict[str, object]:
         """Return the state with the keys that torch.distributed.checkpoint uses, so that its tools find the tensors.
 

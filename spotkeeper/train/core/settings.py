@@ -38,6 +38,7 @@ class RunSettings:
     mean_life_s: float  # mean time between losses, real seconds
     keep: int  # number of checkpoints kept
     seed: int
+    snapshots: bool  # a save copies what optimizers own while training continues
     replicated: bool  # the job file says `checkpoint: {replicated: true}`
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
@@ -102,6 +103,7 @@ class RunSettings:
             mean_life_s=Clock.from_env().real_s(_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S),
             keep=max(2, keep),
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
+            snapshots=env.get("SPOTKEEPER_SNAPSHOTS") == "1",
             replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
             max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
         )

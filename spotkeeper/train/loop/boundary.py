@@ -119,7 +119,7 @@ class Boundary:
         self._lag = LagMonitor(gang, here, control)
         self.watch = Stopwatch(parts.ddp)
         self.writer = CheckpointWriter(settings, None if gang.local_rank else info.folder, control, pace)
-        self._strategy = find_strategy(gang, self.writer, control, info.places, parts, settings)
+        self._strategy = find_strategy(gang, self.writer, control, info.places, parts, settings, pace)
         self._samples = 0  # samples of this rank in the current step
         self._saved: int | None = None  # step of the last staged save
         self._answered = 0  # number of the agent's last save request that was answered
@@ -199,7 +199,7 @@ class Boundary:
         if action is StepAction.STOP:
             self._stop()
         elif action is StepAction.SAVE:
-            self.save()
+            self.save(overlap=True)
             self.last_end = time.monotonic()  # the time of a save belongs to no step
         elif action is StepAction.PUBLISH:
             self._strategy.publish()
@@ -217,15 +217,25 @@ class Boundary:
             return StepAction.SAVE
         return StepAction.SAVE if self.writer.writes and self._pace.due(time.monotonic()) else StepAction.NOTHING
 
-    def save(self) -> None:
-        """Stage a save. On return the state may change again; the checkpoint becomes durable later. Collective."""
+    def save(self, *, overlap: bool = False) -> None:
+        """Stage a save; the checkpoint becomes durable later. Collective.
+
+        On return the state may change again. With ``overlap``, optimizers' tensors may change only in a step of these
+        optimizers, or after ``copied``.
+        """
         began = time.monotonic()
         self._answered = self._control.request_number
         self._saved = self._position.step
         self._strategy.save(self._position, Commit(self._info.gen, self._position.step))
+        if not overlap:
+            self.copied()
         self._pace.since = time.monotonic()
         self._pace.stalls.append(self._pace.since - began)
         self._reporter.stalled()
+
+    def copied(self) -> None:
+        """Wait until the script may change the state in other ways than an optimizer's step."""
+        self._strategy.copied()
 
     def settle(self, timeout_s: float | None = None) -> Commit | None:
         """Wait until no save runs; return this node's newest durable checkpoint. Collective with sharded state."""

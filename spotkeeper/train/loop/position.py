@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.checkpoint.writer import SavePace
@@ -107,6 +110,9 @@ class RunPosition:
             "stalls": list(self._pace.stalls),
         }
         return model, rest
+
+    def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._parts.optimizer_tensors()
 
     def take_local(self) -> dict[str, object]:
         loader = {} if self.feed is None else self.feed.local()

@@ -224,6 +224,7 @@ class Run:
         try:
             yield from self._loop(feed, epochs, steps)
         finally:
+            self._boundary.copied()
             self._signals.restore()
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -345,6 +346,7 @@ class Run:
         It is enough that one rank uses it: while other ranks wait for that rank, the job does not count as hung.
         """
         began = time.monotonic()
+        self._boundary.copied()  # evaluations often swap the weights for an average
         with untimed_section(self._settings.run, self._gang.local_rank):
             yield
         self._boundary.last_end += time.monotonic() - began

@@ -60,7 +60,8 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     env = launch_spec.environment(doc, run, node, tmp_path / "r")
     assert "SPOTKEEPER_CKPT" not in env and "SPOTKEEPER_INTERVAL_S" not in env and "SPOTKEEPER_MEAN_LIFE_S" not in env
     assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
-    assert "SPOTKEEPER_MAX_WORLD" not in env
+    assert "SPOTKEEPER_MAX_WORLD" not in env and "SPOTKEEPER_SNAPSHOTS" not in env
     assert env["SPOTKEEPER_REPLICATED"] == "1", "a sharded model is refused before it trains"
-    run = msgspec.structs.replace(run, max_world=12)
-    assert launch_spec.environment(doc, run, node, tmp_path / "r")["SPOTKEEPER_MAX_WORLD"] == "12"
+    run = msgspec.structs.replace(run, max_world=12, snapshots=True)
+    env = launch_spec.environment(doc, run, node, tmp_path / "r")
+    assert (env["SPOTKEEPER_MAX_WORLD"], env["SPOTKEEPER_SNAPSHOTS"]) == ("12", "1")

@@ -140,7 +140,7 @@ JOB_CASES = [
     (GOOD + "nodes: {mn: 1, max: 2}\n", "job.yaml:3: nodes.mn: unknown key (did you mean min?)"),
     (
         GOOD + "checkpoint: {every: 3}\n",
-        "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep, mirror",
+        "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep, snapshots, mirror",
     ),
     (GOOD + "retry: {crash: 3}\n", "job.yaml:3: retry.crash: unknown key (did you mean crashes?)"),
     ("command: [/opt/train.py]\n", "job.yaml:1: name: missing, want a text"),

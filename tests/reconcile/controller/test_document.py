@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Grant
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import DocState, FactIn, Progress, Role, Sync
-from spotkeeper.contract.job import JobSpec, Nodes
+from spotkeeper.contract.job import Checkpoint, JobSpec, Nodes
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Budget, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
@@ -460,6 +460,11 @@ def test_only_an_elastic_job_has_a_largest_world() -> None:
     assert job_run(SPEC, 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(2, 2)), 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(1, 3)), 4).max_world == 12
+
+
+def test_machines_take_snapshots_only_if_the_job_file_says_so() -> None:
+    assert not job_run(SPEC, 1).snapshots
+    assert job_run(replace(SPEC, checkpoint=Checkpoint(snapshots=True)), 1).snapshots
 
 
 def test_a_cached_document_is_not_used_for_another_spec_or_stack() -> None:

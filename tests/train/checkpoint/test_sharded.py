@@ -297,7 +297,7 @@ def test_a_sharded_model_needs_a_job_file_that_says_so() -> None:
     parts, settings = cast(Any, SimpleNamespace(sharded=True)), cast(Any, SimpleNamespace(replicated=True))
     nothing = cast(Any, None)
     with pytest.raises(AttachError) as refused:
-        find_strategy(nothing, nothing, nothing, (), parts, settings)
+        find_strategy(nothing, nothing, nothing, (), parts, settings, nothing)
     assert str(refused.value) == (
         "attach(model=): this model is sharded, so each machine has a part of the state, but the job file declares "
         "replicated state (the default): write `checkpoint: {replicated: false}` and submit it under another name"
