@@ -117,3 +117,18 @@ def test_the_renewing_thread_survives_a_silent_bucket() -> None:
     assert beaten.acquire(timeout=10)
     stop()
     assert threading.active_count() == before
+
+
+def test_a_lease_that_cannot_be_released_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    lease = Lease(store, JOB, Clock(), Beats())
+    assert lease.take()
+
+    def drop(*_: object) -> None:
+        raise UnavailableError("the bucket is away")
+
+    monkeypatch.setattr(store, "drop_lease", drop)
+    lease._give_back()
+    assert caplog.messages == ["the lease was not released: the bucket is away"]

@@ -32,6 +32,7 @@ from spotkeeper.contract.record import Move, Node, Phase, Record, Roll, Slot, Sl
 from spotkeeper.contract.stack import Model, PoolState
 from spotkeeper.reconcile.decide import Decision, Snapshot, Times, calls, decide
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import exits
 from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.world import JOB, STACK, ZONES, stack
 
@@ -545,3 +546,12 @@ def test_a_zone_without_capacity_makes_no_round_due_without_vacant_nodes() -> No
     record, snapshot = gang()
     due = decide(replace(record, dry_since=NOW - 1000), snapshot).due
     assert due is None or due > NOW + Times().soon_s
+
+
+@pytest.mark.parametrize(
+    ("codes", "counted"), [("5 7", 5), ("0 7", 7), ("7 0", 7), ("93 1", 93), ("1 93", 93), ("0 0", 0)]
+)
+def test_of_several_exits_of_a_node_the_fatal_one_or_the_first_failure_counts(codes: str, counted: int) -> None:
+    record, snapshot = gang()
+    told = tuple(fact(1, Kind.EXIT, code) for code in codes.split())
+    assert exits._codes(Draft(record, with_(snapshot, facts=(*snapshot.facts, *told)))) == {1: counted}

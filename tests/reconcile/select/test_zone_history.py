@@ -237,3 +237,10 @@ def test_an_invalid_history_breaks_no_choice() -> None:
     seen = OfferHistory("pool", "z-a", SPOT, watch=watch)
     found = select(JobSpec("job", ("x",)), stack(), Need(500_000.0 * HOUR_S, market=(seen,), on_demand_left=1))
     assert len(found.choices) == 6
+
+
+def test_all_that_was_observed_fades_alike() -> None:
+    track = Track(zone_history.SHAPE)
+    track.losses, track.exposure, track.observed_h, track.up_h = 1.0, 2.0, 4.0, 8.0
+    track.fade(0.5)
+    assert (track.losses, track.exposure, track.observed_h, track.up_h) == (0.5, 1.0, 2.0, 4.0)

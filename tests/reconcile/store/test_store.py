@@ -6,6 +6,7 @@ import gc
 import inspect
 import json
 import multiprocessing
+import sqlite3
 import threading
 import uuid
 import zlib
@@ -27,7 +28,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Observation, PriceRun, Prices
 from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.store import documents, objects_obstore, paths
+from spotkeeper.reconcile.store import documents, objects_obstore, objects_sqlite, paths
 from spotkeeper.reconcile.store import store as store_module
 from spotkeeper.reconcile.store.documents import StaticHello, encode_versioned
 from spotkeeper.reconcile.store.objects import (
@@ -181,6 +182,8 @@ class TestObjects:
         assert set(bucket.newest("f/", 9)) == {"f/a", "f/b", "f/c"}
         assert len(bucket.newest("f/", 2)) == 2
         assert bucket.newest("none/", 2) == []
+        with pytest.raises(ValueError):
+            bucket.newest("f", 2)
 
     def test_the_keys_of_a_folder_that_begin_alike(self, objects: Callable[[], Objects]) -> None:
         bucket = objects()
@@ -828,3 +831,16 @@ def test_a_stored_job_omits_defaults(tmp_path: Path) -> None:
         "seed": 3,
     }
     assert store.read_spec("abcdefgh") == spec
+
+
+def test_a_locked_database_is_unavailable_and_a_broken_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "on the way" / "b.db"
+    bucket = SqliteObjects(path)
+    bucket.put("a", b"x")
+    for told, error in (
+        ("database is locked", UnavailableError),
+        ("database is busy", UnavailableError),
+        ("no such table: objects", BucketRefusedError),
+    ):
+        with pytest.raises(error, match=f"{path}: "), objects_sqlite._translated(path):
+            raise sqlite3.OperationalError(told)

@@ -262,6 +262,7 @@ def test_a_lost_saver_is_reported(tmp_path: Path) -> None:
             client.wait(10)
         assert lost.value.fault is Fault.SAVER_LOST
         assert client.pending is None
+        assert str(client._lost("the saver ended")) == "the saver ended", "it wrote nothing"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,19 @@ def test_a_manifest_round_trips(tmp_path: Path) -> None:
     assert (manifest.commit, manifest.world, manifest.saved_at) == (Commit(3, 14), 1, 1.5)
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", 7])
+def test_a_file_of_a_manifest_lies_in_its_folder(name: object) -> None:
+    with pytest.raises(ValueError, match="is not a file name"):
+        store._file({"name": name, "bytes": 1, "sha256": "0"})
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("inf"), float("nan")])
+def test_the_time_of_a_manifest_is_a_finite_number(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        store._time(value)
+    assert store._time(2) == 2.0
+
+
 def test_newest_is_by_generation_then_step(tmp_path: Path) -> None:
     for commit in (Commit(1, 900), Commit(2, 20), Commit(2, 100)):
         make(tmp_path, commit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from itertools import chain
@@ -27,7 +28,7 @@ from spotkeeper.train.core import rng
 from spotkeeper.train.core.errors import DataError
 from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.data.feed import DataPosition, open_feed
-from spotkeeper.train.data.sampler import RankBatches, SampleOrder, rebuild
+from spotkeeper.train.data.sampler import RankBatches, SampleOrder, SeededDataset, rebuild
 
 
 class Noise(Dataset[tuple[int, float, float]]):
@@ -320,3 +321,13 @@ def test_a_stateful_loader_without_data_state_resumes_correctly(workers: int) ->
                 break
         position, local = feed.position, feed.local()
     assert got == list(range(40))
+
+
+def test_a_seeded_dataset_is_copied_and_shows_what_the_users_own_has() -> None:
+    """A copy asks for attributes before it has a data set."""
+    users = Noise()
+    users.path = "shards"  # type: ignore[attr-defined]
+    again = copy.copy(SeededDataset(users))
+    assert (again.dataset, again.path) == (users, "shards")
+    with pytest.raises(AttributeError, match="__slots_of_others__"):
+        getattr(again, "__slots_of_others__")  # noqa: B009
