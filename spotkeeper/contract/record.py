@@ -277,7 +277,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
         return len(self.nodes) if self.size is None else min(self.size, len(self.nodes))
 
     def filled(self, count: int | None = None) -> tuple[int, ...]:
-        """Return which nodes get a machine. ``count``: number of all nodes; None: ``len(nodes)``."""
+        """Return which of the nodes 0 to ``count`` - 1 get a machine; ``count`` None: which of ``nodes``."""
         every = range(len(self.nodes) if count is None else count)
         if self.parked or self.size is None:
             return tuple(index for index in every if index not in self.parked)

@@ -40,7 +40,10 @@ _HEAD = re.compile(rb"--- ([^\n]*): bytes (\d{1,18}) to (\d{1,18}) of ([^\n]+)\n
 
 @dataclass(frozen=True)
 class LogPart:
-    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path`` ("": of no file)."""
+    """A piece of a log: ``text`` begins at byte ``start`` of the machine's file ``path``.
+
+    If ``path`` is "", the text is from no file, such as the agent's own message; then ``start`` means nothing.
+    """
 
     title: str
     text: bytes

@@ -219,10 +219,10 @@ def lines(
     marks: Sequence[float] = (),
     from_zero: bool = False,
 ) -> Options:
-    """Lines over steps, or over time since the job's start.
+    """Return a chart of lines over training steps, or with ``on_time`` over seconds since the job's start.
 
     Args:
-        series: (name, color's name, points).
+        series: of each line (its name, its color's name, its points).
         marks: where a recovery happened, on the x axis.
     """
     paint = colors(dark)
@@ -284,7 +284,7 @@ def price_series(prices: PricesByPool, now: float, days: float) -> Series:
 
 
 def prices(series: Series, dark: bool) -> Options:
-    """Spot prices as steps over the last days."""
+    """Return a chart of spot prices over the last days: each line stays level until the next reported price."""
     drawn = [(name, _HUES[at % len(_HUES)], points) for at, (name, points) in enumerate(series)]
     options = lines("Spot prices", drawn, dark, unit="$")
     for one in options["series"]:

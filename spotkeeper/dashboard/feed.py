@@ -53,9 +53,10 @@ class Viewer:
 
 @dataclass
 class KnownJob:
-    """A job as last read. ``ledger``: with entries that only the record has so far.
+    """A job as last read.
 
-    ``samples``: (step, loss, samples a second).
+    ``ledger``: the ledger's entries, then those in the record's ``outbox``, which may not be in the ledger yet.
+    ``samples``: (step, loss, samples a second), one for each step that a read found.
     """
 
     record: Record

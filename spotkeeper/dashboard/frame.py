@@ -68,7 +68,7 @@ def put(element: ui.html, content: str) -> None:
         element.set_content(content)
 
 
-CONNECT_S = 60.0  # for a browser's websocket; whatever only fetches the page never opens one
+CONNECT_S = 60.0  # real; the longest wait for a browser's websocket
 
 
 class Page:
@@ -97,7 +97,10 @@ class Page:
         client.on_delete(lambda: feed.remove(self.viewer))
 
     async def ready(self) -> bool:
-        """Wait for the browser's websocket, so that only pages in a browser are filled. False: it did not connect."""
+        """Wait for the browser's websocket, then register the page with the feed. False: no websocket was opened.
+
+        A program that only fetches the page, such as a crawler, opens no websocket, so nothing is read for it.
+        """
         try:
             await self.client.connected(CONNECT_S)
         except TimeoutError:

@@ -274,7 +274,7 @@ class JobPage(Page):
 
 
 def thinned(points: list[tuple[float, float]], most: int = 1000) -> list[tuple[float, float]]:
-    """Return about ``most`` points at most: the lowest and the highest of each part of the curve."""
+    """Thin a curve to at most ``most`` points (an even number): keep the lowest and the highest of each part."""
     if len(points) <= most:
         return points
     size = -(-2 * len(points) // most)

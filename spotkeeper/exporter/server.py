@@ -1,8 +1,9 @@
 """Serves the newest reading to Prometheus, as OpenMetrics or as classic text, whichever the request accepts.
 
 A thread reads the bucket every ``every_s`` seconds, however often Prometheus scrapes; a scrape never reads. The thread
-also renders each reading in Prometheus's formats and in those that scrapes have asked for, so that a scrape only sends
-bytes. If the bucket fails, the last reading stays; two metrics tell its age and the number of failed reads.
+also renders each reading in advance, so that a scrape only sends bytes: in the two formats that Prometheus requests by
+default, and in other versions of them, or without gzip, if an earlier scrape has requested these. If the bucket fails,
+the last reading stays; two metrics tell its age and the number of failed reads.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Format = tuple[Callable[[CollectorRegistry], bytes], bool]  # an encoder, and wh
 
 
 class Pages:
-    """The newest reading, rendered in each format that a scrape has asked for. Thread-safe."""
+    """The newest reading, rendered in the default formats and in those that scrapes have requested. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -135,7 +135,10 @@ class Snapshots(Part, frozen=True):
 
 
 def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return the request for one machine. EC2 uses each field here instead of the template's, so each must be complete.
+    """Return the request for one machine.
+
+    A field of the request replaces the same field of the launch template: EC2 does not merge the two. So each field
+    here is complete.
 
     Raises:
         KeyError: the pool has no template for this provisioning model.
@@ -164,9 +167,10 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
 
 
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
-    """Return the part of a launch request that names the subnet: in each of the pool's interfaces, or alone.
+    """Return the network fields of a launch request: the pool's interfaces, each with the zone's subnet.
 
-    EC2 refuses a subnet beside interfaces, so it is alone only if the pool has no interfaces. {}: neither exists.
+    If the pool has no interfaces, it is the subnet alone: EC2 refuses a subnet field beside interfaces. If the zone has
+    no subnet either, it is {}.
     """
     subnet = pool.subnets.get(zone, "")
     if not pool.interfaces:
@@ -187,7 +191,7 @@ def _network(pool: PoolState, zone: str) -> dict[str, object]:
 
 
 def volume(stack: StackState, pool: PoolState, action: CreateDisk, snapshot: str | None) -> dict[str, object]:
-    """Return the request for a disk; ``snapshot`` is the id of the snapshot that fills it."""
+    """Return the request for a disk. ``snapshot``: the id of the snapshot that fills it; None: an empty disk."""
     name = names.disk_name(stack.stack, action.job, action.node, action.number)
     labels = names.labels(stack.stack, pool.name, action.job, action.node)
     more = {
