@@ -212,7 +212,7 @@ class IamPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True)
 
 
 class Policies:
-    """The policies of single resources. A change replaces a whole policy and must name the version that was read."""
+    """The policies of single resources. A change replaces a whole policy."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -222,7 +222,11 @@ class Policies:
         return to_json(self._find(path))
 
     def put(self, path: str, body: JsonValue) -> JsonObject:
-        """Replace the whole policy; ApiError 400 if it is invalid, 409 if it has changed since it was read."""
+        """Replace the whole policy, and return it with its new ``etag``.
+
+        Raises:
+            ApiError: 400 for an invalid policy; 409 if the request's ``etag`` is neither the current one nor "".
+        """
         new = parse_body(body, IamPolicy)
         if new.etag not in ("", self._find(path).etag):
             message = "There were concurrent policy changes. Please retry the whole read-modify-write."

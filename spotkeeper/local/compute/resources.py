@@ -69,7 +69,7 @@ class Effect:
     """Implements a resource type; this base class does nothing. Methods run in the request's transaction."""
 
     def check(self, name: str, properties: JsonObject) -> None:
-        """Raises ApiError for properties that this cloud does not support."""
+        """Raise ApiError for properties that this cloud does not support."""
 
     def apply(self, resource: Resource) -> dict[str, str]:
         """Create or change the resource, and return its computed outputs."""
@@ -138,8 +138,11 @@ class Resources:
         return resource
 
 
-def section(type_: type[T], properties: JsonObject, field: str) -> T:
-    """Convert properties to a struct; keys that the struct lacks are ignored.
+def section(type_: type[T], properties: JsonObject, name: str) -> T:
+    """Convert a resource's properties to a struct; keys that the struct lacks are ignored.
+
+    Args:
+        name: the resource's name, for the error.
 
     Raises:
         ApiError: 400 with the path of the invalid value.
@@ -147,4 +150,4 @@ def section(type_: type[T], properties: JsonObject, field: str) -> T:
     try:
         return codec.convert(properties, type_, strict=False)
     except msgspec.ValidationError as error:
-        raise ApiError(400, "invalid", f"{field}: {error}") from None
+        raise ApiError(400, "invalid", f"{name}: {error}") from None

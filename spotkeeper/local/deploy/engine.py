@@ -1,7 +1,8 @@
 """Deploys with Pulumi's own engine, if the ``pulumi`` command is installed.
 
-It runs the project as a user would (`pulumi up` in the checkout), with its state in a folder of the one-machine cloud
-and a replacement for the `gcp` provider on PATH. It downloads nothing.
+It runs the checkout's program, as `pulumi up` does for a user, but from a copy of ``Pulumi.yaml`` in the folder of the
+one-machine cloud. Pulumi's state is in that folder too, and PATH has a replacement for the `gcp` provider. It downloads
+nothing.
 """
 
 from __future__ import annotations
@@ -83,14 +84,14 @@ class Engine:
 
     @property
     def _project(self) -> Path:
-        """The folder of the engine's own copy of the project: the engine writes and deletes stack files there."""
+        """The folder of the copy of ``Pulumi.yaml``, because the engine writes and deletes stack files beside it."""
         return (self.folder / "project").absolute()
 
     def exists(self) -> bool:
         return (self.folder / "state" / ".pulumi" / "stacks").exists()
 
     def select(self, config_file: Path) -> None:
-        """Write the project (the checkout's program with this cloud's addresses) and the plugin; select the stack."""
+        """Write ``Pulumi.yaml``, a stack file with this cloud's addresses, and the provider; select the stack."""
         for name in ("state", "home", "bin", "project"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         plugin = self.folder / "bin" / PLUGIN

@@ -18,7 +18,11 @@ STACK_REFERENCE = "pulumi:pulumi:StackReference"
 
 
 class Registrar(Protocol):
-    """The runner as the monitor needs it. If ``shown`` is not None, the run only collects resources and makes none."""
+    """The runner as the monitor needs it.
+
+    ``shown``: the list to which a run that only shows the declared resources, and makes none, adds each of them; None:
+    the run deploys the resources or previews the deployment.
+    """
 
     @property
     def shown(self) -> list[StateEntry] | None: ...
@@ -39,13 +43,13 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
-        """Return a reference to another stack. Its outputs are unknown, so only a run that makes nothing may use it."""
+        """Return a reference to another stack; DeployError unless the run only shows resources: outputs are unknown."""
         if self._run.shown is None:
             raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
         return stack, {"name": stack}
 
     def make(self) -> tuple[str | None, dict[str, Any]]:
-        """Make the resource that this thread's request registers; return its id and outputs."""
+        """Make the resource that this thread is registering; return its id (None: it has none) and outputs."""
         request = self._request.now
         inputs = plain(rpc.deserialize_properties(request.object), masked=self._run.shown is not None)
         inputs.pop("__provider", None)

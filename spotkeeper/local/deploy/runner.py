@@ -123,7 +123,7 @@ class DeployRun:
     defaults: ProviderDefaults
     on_event: OnEvent
     dry: bool
-    shown: list[StateEntry] | None = None  # if set, collects declared resources instead of making them
+    shown: list[StateEntry] | None = None  # not None: the run collects resources and makes none
     declared: dict[str, str] = field(default_factory=dict)  # URN -> type; a resource comes after its dependencies
     replaced: list[StateEntry] = field(default_factory=list)  # old resources, deleted after their replacements
     changes: Counter[DeployOp] = field(default_factory=Counter)

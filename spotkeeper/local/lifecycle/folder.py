@@ -80,7 +80,10 @@ def _busy(path: Path, folder: Path, otherwise: str) -> str:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Wait for the folder's lock, so that two ``up`` at the same time start one cloud."""
+    """Lock the file ``lock`` in the folder, so that two ``up`` at the same time start one cloud.
+
+    It waits for the lock. :func:`only_one` locks another file, beside the folder, and does not wait.
+    """
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
