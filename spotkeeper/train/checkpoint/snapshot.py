@@ -1,4 +1,4 @@
-"""Copies what optimizers own while the next forward and backward run, so that a save hardly stops training.
+"""Copies parameters and optimizer state during the next forward and backward pass: a save hardly stops training.
 
 Trained parameters and optimizer state change only in an optimizer's step. So a save copies everything else at the
 boundary, and a thread copies these tensors into staging memory. Each attached optimizer waits for the thread before

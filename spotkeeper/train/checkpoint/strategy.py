@@ -112,7 +112,7 @@ class Replicated:
         """Make the strategy of one rank.
 
         ``late``: the checkpoint folder to use once this node's disk is mounted (``Control.disk_ready``). ``copier``:
-        copies what optimizers own while training continues; None: a save copies everything before it returns.
+        copies parameters and optimizer state while training continues; None: a save copies all before it returns.
         """
         self._gang = gang
         self._writer = writer

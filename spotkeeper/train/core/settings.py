@@ -38,7 +38,7 @@ class RunSettings:
     mean_life_s: float  # mean time between losses, real seconds
     keep: int  # number of checkpoints kept
     seed: int
-    snapshots: bool  # a save copies what optimizers own while training continues
+    snapshots: bool  # a save copies parameters and optimizer state while training continues
     replicated: bool  # the job file says `checkpoint: {replicated: true}`
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
