@@ -240,7 +240,7 @@ class Membership:
 
     def output_there(self, event: OutputThere) -> None:
         if self._components.output.done(event):
-            self._ended(0, "\n".join(f"not kept of SPOTKEEPER_OUTPUT: {line}" for line in event.left_out))
+            self._ended(0, "\n".join(f"not uploaded from SPOTKEEPER_OUTPUT: {line}" for line in event.left_out))
 
     def output_failed(self, error: str) -> None:
         if why_not := self._components.output.failed(error):

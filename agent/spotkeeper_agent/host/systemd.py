@@ -102,4 +102,4 @@ def power_off(log: Log) -> None:
         except RefusedError as error:
             log("power.trouble", error=str(error))
     else:
-        log("power.off", by="nothing", detail=f"neither systemd nor {INIT} is there, so the machine stays on")
+        log("power.off", by="nothing", detail=f"systemd is not the init and {INIT} is not set, so the machine stays on")

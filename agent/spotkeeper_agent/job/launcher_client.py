@@ -255,7 +255,7 @@ class Launcher:
                 self._process = process = self._spawn(kind)
             time.sleep(RETRY_S)
         process.terminate()
-        limit = f"{BUILD_S:.0f} s of making the job's environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
+        limit = f"{BUILD_S:.0f} s of building the job's environment" if time.monotonic() > latest else f"{WARM_S:.0f} s"
         raise LaunchError(f"the launcher was not ready after {limit}")
 
     def _try_connect(self) -> socket.socket | None:

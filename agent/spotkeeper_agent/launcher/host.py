@@ -91,7 +91,7 @@ class Host:
             if op == "signal":
                 pid = int(message["pid"])
                 if pid <= 1:
-                    raise ValueError(f"{pid} is not a program's pid")  # kill(2) would take it for a group, or for all
+                    raise ValueError(f"pid {pid}: a signal needs a pid above 1")  # to kill(2), 0 and less are groups
                 os.kill(pid, int(message["signal"]))
                 return {"ok": True}
             if op == "sweep":

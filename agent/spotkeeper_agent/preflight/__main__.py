@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--notice", type=float, metavar="SECONDS", help="length of a preemption notice")
     parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the interpreter that runs the job")
     parser.add_argument("--quick", action="store_true", help="only the checks that run at every boot")
-    parser.add_argument("--json", action="store_true", help="one document instead of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     asked = parser.parse_args(argv)
     machine = here(asked.folder, tuple(asked.peer), asked.notice, asked.python)
     findings: list[Finding] = []

@@ -72,7 +72,7 @@ def _kernel_clock() -> Finding:
 
 
 def metadata(machine: Machine) -> Finding:
-    """Check that this machine can prove its identity, and that no stranger can use its metadata."""
+    """Check that this machine can prove its identity, and that an attacker cannot read its metadata."""
     if machine.metadata is None:
         return Finding("metadata", Level.SKIPPED, NEEDS_CLOUD)
     try:
@@ -147,7 +147,7 @@ def space(machine: Machine) -> Finding:
             "space", Level.ERROR, words, "use a larger disk (`disk` of the pool), or delete files there", figures
         )
     if (newest and free < KEPT * newest) or free < LITTLE_BYTES:
-        return Finding("space", Level.WARNING, words, f"use a larger disk, for {KEPT} checkpoints", figures)
+        return Finding("space", Level.WARNING, words, f"use a larger disk, with room for {KEPT} checkpoints", figures)
     return Finding("space", Level.OK, words, figures=figures)
 
 
@@ -231,5 +231,5 @@ CHECKS = (
     Check("space", space, 5.0, "the disk does not answer: look at `dmesg`", boot=True),
     Check("tcp_retries2", retries, 1.0, "", boot=True),
     PEERS,
-    Check("bandwidth", bandwidth, 20.0, "the disk takes no data: look at `dmesg`", alone=True),
+    Check("bandwidth", bandwidth, 20.0, "the disk does not finish writes: look at `dmesg`", alone=True),
 )

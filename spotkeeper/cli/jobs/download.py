@@ -73,7 +73,7 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
     done = download(store, record, folder, node, quiet=as_json)
     emit(done, as_json, text(done))
     for line in done.left_out:
-        note(f"not kept: {printable(line)}")
+        note(f"not uploaded by the machine: {printable(line)}")
     if record.outcome is None:
         note(f"{record.name} is still running: its machines may write more output")
 
