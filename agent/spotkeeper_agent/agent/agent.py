@@ -248,7 +248,7 @@ class Agent:
     def _may_upgrade(self) -> bool:
         """Whether a newer agent may take over now.
 
-        Not during a stop or a teardown, with a notice that ends within ``NEAR_S``, before the end of a generation is
+        Not during a stop or a teardown, with a notice's deadline within ``NEAR_S``, before the end of a generation is
         reported, or while the helper thread does work that the newer agent would begin again.
         """
         busy = any(map(self._components.helper.busy, ("mount", "unmount", "drop", "source", "sources")))

@@ -2,8 +2,8 @@
 
 Replies are only recorded here; ``membership.py`` and ``teardown.py`` act on them. The document with the highest version
 counts, in whatever order replies arrive. If replies stop for longer than :class:`Lease` allows, the job is saved and
-stopped; a shorter outage of the function stops no training. At that time, or if no job is assigned within the time of
-:class:`BootWatch`, a machine that is not static powers itself off.
+stopped, and a machine that is not static powers itself off. A shorter outage of the function stops no training. If no
+job is assigned within the time of :class:`BootWatch`, a machine that is not static powers itself off too.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Bundles:
         self._proved = False
 
     def wants(self, sha256: str) -> bool:
-        """Whether to upgrade to this bundle: it is not the own one, and fewer than :data:`TRIES` tries have failed."""
+        """Whether to upgrade to this bundle: it is not this agent's, and fewer than :data:`TRIES` tries have failed."""
         if self._own is None or not _HASH.match(sha256) or sha256 == self._own.name:
             return False
         return self._tried(sha256) < TRIES

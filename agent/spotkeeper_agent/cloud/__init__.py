@@ -73,7 +73,7 @@ def vendor() -> str:
 
 
 def job_identity(name: str, metadata: Metadata, clock: Clock, endpoints: Endpoints) -> JobIdentity:
-    """Return the identity that the stack gives to jobs. ``name``: a service account's address or a role's ARN.
+    """Return the identity that the stack gives to jobs. ``name``: a service account's email or a role's ARN.
 
     Raises:
         IdentityError: ``name`` is neither of these, or belongs to another cloud.

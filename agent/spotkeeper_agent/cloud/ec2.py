@@ -3,7 +3,7 @@
 The service has no long poll: interruption notices are polled every second. Other events are announced long before and
 polled less often. The stack's settings are in the instance's tags (``InstanceMetadataTags``), under the names of
 Compute Engine's attributes. Every request carries a session token. Version 1 needs no token, so it would also answer
-requests that an attacker makes some program on the machine send.
+an attacker who can make some program on the machine send a request (SSRF).
 
 Source: AWS, "Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices",
 "EC2 instance rebalance recommendations", "View scheduled events".

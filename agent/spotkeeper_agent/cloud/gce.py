@@ -84,8 +84,11 @@ class Gce:
         return self._read(text), etag or mark
 
     def prove(self, function: str, path: str, body: bytes) -> dict[str, str]:
-        """Return two tokens. Cloud Run checks the second one and removes its signature, so the function cannot check
-        it. The function checks the first one, which is valid for this path only and arrives unchanged."""
+        """Return headers with two tokens: one that the function checks, and one that Cloud Run checks.
+
+        Cloud Run removes its token's signature, so the function cannot check that token. The function's token is valid
+        for this path only and arrives unchanged.
+        """
         return {
             "Authorization": f"Bearer {self.identity_token(function + path)}",
             "X-Serverless-Authorization": f"Bearer {self.identity_token(function)}",

@@ -42,7 +42,7 @@ class IdentityError(Exception):
 
 @dataclass(frozen=True)
 class IdentityAnswer:
-    """An HTTP answer of the server."""
+    """An HTTP answer of the server. ``kind``: the content type."""
 
     status: int
     body: bytes = b""
@@ -93,7 +93,7 @@ class JobIdentity(Protocol):
 
 
 class IdentityServer:
-    """The HTTP server that gives jobs credentials. The folder ``run`` keeps its port and token over restarts."""
+    """The HTTP server that gives jobs credentials. The folder ``run`` keeps its port and token across restarts."""
 
     def __init__(self, identity: JobIdentity, run: Path, log: Log) -> None:
         self.identity = identity

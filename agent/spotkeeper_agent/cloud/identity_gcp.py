@@ -1,4 +1,4 @@
-"""A service account as the jobs' identity: tokens by impersonation, served as by a metadata server.
+"""A service account as the jobs' identity: gets tokens by impersonation and serves them like a metadata server.
 
 The machine's own account is allowed to do only one thing with the service account: request its tokens from IAM
 Credentials (``infra/gcp/identity.py``).
@@ -45,7 +45,7 @@ class _Secret(Struct, frozen=True):
 
 
 class GcpIdentity:
-    """A service account as the jobs' identity. ``account``: its address; ``machine``: gives the machine's own token."""
+    """A service account as the jobs' identity. ``account``: its email; ``machine``: returns the machine's own token."""
 
     def __init__(self, account: str, machine: Callable[[], str], clock: Clock, endpoints: Endpoints) -> None:
         self._account = account

@@ -30,7 +30,7 @@ _SURER = tuple(Cause)
 
 
 class CloudWarning(Struct, frozen=True):
-    """A warning by the cloud. ``deadline``: the machine's end in unix seconds; None if the cloud does not tell it."""
+    """A warning by the cloud. ``deadline``: the machine's end in unix seconds; None if the cloud gives none."""
 
     cause: Cause
     deadline: float | None = None
@@ -75,7 +75,7 @@ class Change:
 def observe(known: Notice | None, instance: Instance, notice_s: float, now: float) -> Change:
     """Compare the known notice with the metadata server's current state.
 
-    ``notice_s``: seconds from a preemption's first warning to the machine's end, used if the cloud tells no deadline.
+    ``notice_s``: seconds from a preemption's first warning to the machine's end, used if the cloud gives no deadline.
     """
     warning = instance.warning
     if known is not None and known.cause is Cause.SHUTDOWN:
@@ -100,9 +100,10 @@ def _replace(known: Notice, given: Notice, *, exact: bool) -> Change:
 
 
 def prolong(known: Notice | None, now: float) -> Change:
-    """Postpone the deadline of a rebalance recommendation. AWS tells no deadline; this one is only Spotkeeper's guess.
+    """Postpone the deadline of a rebalance recommendation, so that it never stops the job.
 
-    So the guess never stops the job, which has saved and continues to train until the requested replacement is ready.
+    AWS gives no deadline, so this one is Spotkeeper's guess. The job has saved and continues to train until the
+    requested replacement is ready.
     """
     if known is None or known.cause is not Cause.REBALANCE or known.deadline - now > REBALANCE_S / 2:
         return Change()

@@ -199,7 +199,7 @@ class S3:
 
 
 def address(bucket: str, region: str) -> str:
-    """Return a bucket's address on AWS. A name with dots goes into the path: as a host it would fit no certificate."""
+    """Return a bucket's address on AWS. A name with dots goes into the path: as a host it matches no certificate."""
     host = f"s3.{region}.amazonaws.com" + (".cn" if region.startswith("cn-") else "")
     return f"https://{host}/{bucket}" if "." in bucket else f"https://{bucket}.{host}"
 

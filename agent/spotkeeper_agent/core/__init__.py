@@ -16,8 +16,9 @@ function assigns these while the machine runs.
 ``sk-bundle``          SHA-256 of the agent's bundle
 ``sk-job-identity``    the identity that jobs get; optional
 ``sk-notice-s``        virtual seconds from a preemption notice to the machine's end (Compute Engine)
-``startup-script``     and ``shutdown-script``. EC2 allows only 16 KB of user data: there the tag ``sk-boot`` names the
-                       script ``boot/<sha256>.sh``, and the user data, the same in all releases, runs it at every boot
+``startup-script``     runs at every boot; ``shutdown-script`` at a shutdown (both Compute Engine)
+``sk-boot``            SHA-256 of the startup script ``boot/<sha256>.sh`` in the bucket (EC2, which allows only 16 KB of
+                       user data: the user data, the same in all releases, runs this script at every boot)
 ====================== ==============================================================================================
 
 **Environment.** ``GCE_METADATA_HOST`` and ``AWS_EC2_METADATA_SERVICE_ENDPOINT`` (with ``http://``) name the metadata

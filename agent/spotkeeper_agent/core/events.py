@@ -128,7 +128,7 @@ class OutputThere:
 
 @dataclass(frozen=True)
 class MetricsThere:
-    """A generation's metrics are in the bucket. ``number``: of the file; 0: the generation's last file."""
+    """A generation's metrics are in the bucket. ``number``: the file's number; 0: the generation's last file."""
 
     gen: int
     number: int

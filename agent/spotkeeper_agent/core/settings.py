@@ -39,7 +39,7 @@ class Settings:
     root: Path
     boot: str
     fabric: str = ""  # network of the GPUs: rdma, tcpx, tcpxo (Google Cloud), efa (AWS); "": plain TCP
-    job_identity: str = ""  # the jobs' identity: a service account's address or a role's ARN; "": none
+    job_identity: str = ""  # the jobs' identity: a service account's email or a role's ARN; "": none
 
     @property
     def run(self) -> Path:
@@ -112,8 +112,8 @@ def notice_s(text: str | None) -> float:
 def boot_id(run: Path) -> str:
     """Return this boot's id, which the boot's first agent makes and stores in a file for agents that follow.
 
-    A reboot empties ``/run``, where the file lies, but not in the one-machine cloud. So the file also tells to which
-    boot it belongs: by the kernel's boot id, and the pid of the process that stands for the VM's init.
+    The file is in ``/run``, which a reboot empties, but not in the one-machine cloud. So the file also contains the
+    kernel's boot id and the pid of the process that stands for the VM's init; if one differs, a new id is made.
     """
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     this = f"{kernel}/{os.environ.get('SPOTKEEPER_INIT_PID', '1')}"

@@ -76,7 +76,7 @@ class AgentState(Enum):
     HELLO      STANDBY    the function answers that the machine is an attempt of a node
     IDLE       STANDBY    a job is granted this machine
     STANDBY    RUNNING    a document lists the machine; source, launcher and disk are there
-    RUNNING    SAVING     the document says SAVE_STOP, the notice or lease ends, or the machine shuts down
+    RUNNING    SAVING     the document says SAVE_STOP, a deadline is near, the lease ends, or the machine shuts down
     RUNNING    RUNNING    a newer generation lists the machine: the old one is ended, the new one started
     RUNNING    STOPPED    the job ended by itself (reported as EXIT or RELEASED); its output is in the bucket
     SAVING     STOPPED    the processes have ended (reported as RELEASED)
@@ -127,7 +127,10 @@ class MachineState:
             self.log.once(f"saved {error.errno}", "state.trouble", error=str(error), at=at)
 
     def say(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None:
-        """Report a fact to the function. ``gen``: the fact's generation, by default the newest one known here."""
+        """Report a fact to the function, only once unless ``again`` is set.
+
+        ``gen``: the fact's generation, by default the newest one known here.
+        """
         self.sync.say(FactIn(kind, self.gen if gen is None else gen, value), again=again)
 
     @property

@@ -2,10 +2,10 @@
 
 ``disk.py``, ``mounting.py`` the data disk · ``systemd.py`` readiness, root requests, power-off · ``roothelper.py`` the
 root process, four requests · ``roothelper_fence.py`` blocks the metadata server for jobs · ``memory.py`` memory use ·
-``usage.py`` how busy the machine is · ``nvml.py`` how busy its NVIDIA devices are, read by a process of its own.
+``usage.py`` how busy the machine is · ``nvml.py`` how busy its NVIDIA devices are, read in a separate process.
 
 **Three users** share a machine under systemd: root, the agent's and the jobs'. The agent (``spotkeeper``) may read the
-kernel's log but has no other right of root. For all else that needs root it sends requests to the root helper, whose
+kernel's log but is otherwise unprivileged. For all else that needs root it sends requests to the root helper, whose
 code is in the startup script. Launcher and saver belong to the jobs' unit (``spotkeeper-job``): its process
 (``launcher/host.py``) starts and signals them, each in a cgroup of its own below the unit's. systemd makes the unit's
 socket, which only the agent may open. If the unit's process does not answer for 10 s, for example because a job has

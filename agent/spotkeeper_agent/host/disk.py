@@ -65,7 +65,7 @@ class Disk:
 
     @property
     def device(self) -> Path:
-        """The disk's link in ``/dev/disk/by-id``: that with the fixed name if it exists, or else :func:`ebs_volume`."""
+        """The disk's link in ``/dev/disk/by-id``: the configured one if it exists, or else :func:`ebs_volume`."""
         return self._named if self._named.exists() else ebs_volume(self._named.parent) or self._named
 
     def present(self) -> bool:

@@ -31,7 +31,7 @@ EVERY_S = 3600.0  # steady virtual seconds between two queries
 
 
 class ReportFact(Protocol):
-    """Reports a fact to the function. ``gen``: the fact's generation, by default the newest one known here."""
+    """Reports a fact to the function, as :meth:`MachineState.say` does."""
 
     def __call__(self, kind: Kind, value: str = "0", *, gen: int | None = None, again: bool = False) -> None: ...
 
@@ -102,7 +102,7 @@ class Mounting:
         self.tell()
 
     def tell(self, *, again: bool = False) -> None:
-        """Report the disk's content, then ATTACHED: when ATTACHED arrives, the function has the whole content."""
+        """Report the disk's checkpoints, then ATTACHED: when ATTACHED arrives, the function knows all checkpoints."""
         if self.number is not None:
             if self.newest is not None:
                 self._say(Kind.CHECKPOINT, str(self.newest), again=again)

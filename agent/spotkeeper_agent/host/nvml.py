@@ -1,6 +1,6 @@
 """Reads NVIDIA devices by NVML, prints their figures as JSON, and ends.
 
-The agent runs this file once a minute as a process of its own, so that NVML's library, which takes 20 MB and may hang
+The agent runs this file once a minute as a separate process, so that NVML's library, which takes 20 MB and may hang
 with its driver, is never in the agent. It imports only the standard library. A figure that cannot be read is null.
 """
 

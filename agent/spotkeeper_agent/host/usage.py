@@ -41,7 +41,7 @@ def _busy(before: Ticks | None, after: Ticks | None) -> float | None:
 
 
 def cpu_ticks(proc: Path = PROC) -> Ticks | None:
-    """Return idle and all ticks since the boot. Waiting for a disk counts as idle, a hypervisor's theft as busy."""
+    """Return idle and all ticks since the boot. Waiting for a disk counts as idle, steal time as busy."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         words = (proc / "stat").read_text().split("\n", 1)[0].split()
         numbers = [int(word) for word in words[1:9]]

@@ -121,7 +121,7 @@ class NodeLog:
         return True
 
     def note(self, text: str) -> None:
-        """Add a note of the agent's."""
+        """Add a note from the agent."""
         if not text:
             return
         with contextlib.suppress(OSError):  # the disk is full

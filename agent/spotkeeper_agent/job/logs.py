@@ -1,4 +1,4 @@
-"""A thread that uploads a job's logs: all output as chunks (``chunks.py``), and the ends to ``<node>/<gen>.log``.
+"""Uploads a job's logs in a thread: all output as chunks (``chunks.py``), the files' ends as ``<node>/<gen>.log``.
 
 The ends of all files, sorted so that the probable cause of a crash comes last, let ``status`` tell why a generation
 failed. They are uploaded once a minute and when the generation has ended. On the machine the files are kept short: they
@@ -119,7 +119,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
 
 
 def trim(folder: Path) -> None:
-    """Free the space of all but the end of each long log, for logs that ``launcher/output.py`` does not keep short."""
+    """Free the space of each long log except for its end, if ``launcher/output.py`` has not kept the log short."""
     for name in printed(folder):
         with contextlib.suppress(OSError):  # it is gone, or the file system has no holes
             fd = beneath.open_file(folder, name, os.O_WRONLY)
@@ -156,7 +156,7 @@ class Uploader(threading.Thread):
         self._ends_at = 0.0
 
     def follow(self, task: Task) -> None:
-        """Upload the previous task a last time, and this task from now on. All others here must have ended."""
+        """Upload the previous task a last time, then this one. All other generations here must have ended."""
         self._idle.clear()
         self._messages.put(_Message(task, [run for run in left(self._logs) if run != task.run]))
 

@@ -1,8 +1,8 @@
 """Uploads a generation's metrics to ``jobs/<job>/logs/metrics/<gen>``: once a minute, and when the generation ends.
 
-Only the agent of the generation's lowest member uploads, as rank 0, whose metrics count, runs there. The library writes
-``metrics.json`` and its number (``spotkeeper/train/loop/metrics.py``). Once the file is in the bucket, the control file
-gets that number, so that checkpoints need no longer carry these points.
+Only the agent of the generation's lowest member uploads, because the metrics are those of rank 0, which runs there. The
+library numbers each ``metrics.json`` that it writes (``spotkeeper/train/loop/metrics.py``). Once a file is in the
+bucket, the agent writes the file's number into the control file: checkpoints no longer carry the points in that file.
 
 Only the loop's thread may call ``Metrics``; a helper thread reads and sends the file.
 """

@@ -88,7 +88,10 @@ class Mirroring:
             self._send(self._upload)
 
     def _begin(self, machine: MachineState, child: Child, want: MirrorRun, doc: Generation) -> None:
-        """Copy the newest checkpoint once per interval. All nodes' intervals begin together, to copy the same one."""
+        """Begin to copy the newest checkpoint, once per interval.
+
+        Intervals begin at the same time on all nodes, so that all nodes choose the same checkpoint.
+        """
         commit, now = child.control.commit, self._clock.now()
         turn, (known, known_at) = int(now // want.every_s), self._known
         early = turn == self._turn or (known_at is not None and turn <= int(known_at // want.every_s))

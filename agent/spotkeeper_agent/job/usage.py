@@ -1,7 +1,7 @@
 """Uploads once a minute how busy this machine is, while it is a member of its job (``contract/usage.py``).
 
-A thread that lives as long reads the figures and sends them. On a machine with NVIDIA's driver a process of its own
-reads the devices (``host/nvml.py``). Whatever fails is left out until the next minute: no decision reads these figures.
+For each report a thread reads the figures and sends them. On a machine with NVIDIA's driver a separate process
+reads the devices (``host/nvml.py``). A report that fails is dropped: no decision reads these figures.
 """
 
 from __future__ import annotations

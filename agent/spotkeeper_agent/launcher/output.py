@@ -126,7 +126,7 @@ def _supervise(files: dict[int, tuple[int, bytes]], kept: int) -> None:
 
 
 def _copy(files: dict[int, tuple[int, bytes]], kept: int, *, killed: bool) -> None:
-    """Copy each pipe to its log file and to the spool until all writers have closed the pipes. Never returns."""
+    """Copy each pipe to its log file and to the spool until all writers have closed the pipes, then exit."""
     try:
         spool = Spool.of(os.environ, killed=killed)
         sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd, _ in files.values()}

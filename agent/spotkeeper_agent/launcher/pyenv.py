@@ -81,8 +81,8 @@ def _hash(found: hashlib._Hash, source: Path, path: Path) -> list[Path]:
 def _digest_of(found: hashlib._Hash, path: Path) -> bytes:
     """Add a file's content to the hash and return its beginning.
 
-    The job can put anything into its source. So that reading ends, only regular files are read, and of a file larger
-    than any wheel only the beginning and the size count.
+    The job can put anything into its source. To bound the reading, only regular files are read, and a file larger than
+    any wheel counts only with its beginning and its size.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

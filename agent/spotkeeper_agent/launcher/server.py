@@ -104,7 +104,7 @@ class Server:
         os.close(self._lock)
 
     def _listen(self) -> socket.socket:
-        """Make the socket. An address has at most 108 bytes, so it names the folder by a descriptor, not a path."""
+        """Make the socket. Its address names the folder by a descriptor, because an address has at most 108 bytes."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
         try:
             beneath.make_way(self.folder, SOCKET)

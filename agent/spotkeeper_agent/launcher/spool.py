@@ -4,11 +4,11 @@ The agent makes a spool folder on the boot disk for each generation (``SPOTKEEPE
 and uploads them (``job/chunks.py``). Each file is one gzip member of whole lines::
 
     <unix ms> <local rank>o TEXT        a line of standard output; ``e``: of standard error
-    <unix ms> n TEXT                    a note of Spotkeeper's, such as how much output is missing here
+    <unix ms> n TEXT                    a note from Spotkeeper, such as how much output is missing here
 
-A file appears by rename, so the agent never meets half of one. The workers of a node share its rate: what they print
-beyond it is counted and dropped, as is everything while the folder or the disk is full. Printing never waits for the
-disk or the bucket. Standard library only.
+A file appears by rename, so the agent never finds an incomplete one. The workers of a node share its rate: what they
+print beyond it is counted and dropped, as is everything while the folder or the disk is full. Printing never waits for
+the disk or the bucket. Standard library only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RATE_FILE = "rate"
 
 
 def hide(content: bytes, secrets: Iterable[str]) -> bytes:
-    """Replace secrets by as many stars, so that byte positions stay valid."""
+    """Replace each byte of a secret by a star, so that byte positions stay valid."""
     for value in sorted(secrets, key=len, reverse=True):
         content = content.replace(value.encode(), b"*" * len(value.encode()))
     return content
@@ -49,7 +49,7 @@ def lines_of(values: Iterable[str]) -> set[str]:
 
 
 def packed(at: float, source: bytes, text: bytes) -> bytes:
-    """Return lines as one gzip member. ``at``: unix seconds; ``text``: whole lines, the last without its end."""
+    """Return lines as one gzip member. ``at``: unix seconds; ``text``: whole lines, the last without its newline."""
     gzip = zlib.compressobj(1, wbits=31)
     return gzip.compress(stamped(at, source, text)) + gzip.flush()
 
