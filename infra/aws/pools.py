@@ -52,7 +52,7 @@ class AwsPools(Component):
         self._scripts, self._bundle_sha256 = scripts, bundle_sha256
         self._network, self._identity, self._storage = network, identity, storage
         self._function, self._placement, self._disks = function, placement, disks
-        # A machine without its rights to the bucket and the function would only wait, and bill.
+        # A machine without its rights to the bucket and the function would only wait, and cost money.
         self._needs = [storage.bundle, storage.boot, *identity.bindings, *function.access]
         self.templates = {
             pool.name: {model: self._template(pool, model) for model in models(pool)} for pool in settings.dynamic()

@@ -18,7 +18,7 @@ from infra.shared import Component, protection
 # Compare-and-swapped documents, which unconditional writes would corrupt. A job's id has eight characters; `*` would
 # also match slashes, and thereby an output that a job names `rec`.
 SWAPPED: tuple[str, ...] = ("jobs/????????/rec", "stack/allocation")
-UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill until deleted
+UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one are billed until deleted
 
 
 def bucket_rules(settings: Settings) -> tuple[Statement, ...]:

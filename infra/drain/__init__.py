@@ -1,6 +1,6 @@
 """The Pulumi resource whose deletion deletes the machines, disks and snapshots that the function created.
 
-Those are not in Pulumi's state, so without this resource ``pulumi destroy`` would leave machines that bill, or fail
+Those are not in Pulumi's state, so without this resource ``pulumi destroy`` would leave running machines, or fail
 because machines use the network. The deletion writes ``stack/drain`` (then the function launches nothing), and deletes
 all that has the stack's label and a job's label until two listings in a row show nothing. It refuses the bucket of
 another stack, and never touches resources that Pulumi declared, since these have no job's label (``sk-job``).

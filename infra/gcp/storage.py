@@ -17,7 +17,7 @@ from infra.gcp.identity import GcpIdentity
 from infra.settings.model import Settings
 from infra.shared import Component, protection
 
-UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one bill until deleted
+UNFINISHED_DAYS = 1  # an upload takes minutes; parts of an unfinished one are billed until deleted
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def no_public_subnet(resource: DeclaredResource) -> Iterator[str]:
 
 
 def no_address(resource: DeclaredResource) -> Iterator[str]:
-    yield "this resource reserves a public address, which bills: remove it"
+    yield "this resource reserves a public address, which is billed: remove it"
 
 
 def no_nat(resource: DeclaredResource) -> Iterator[str]:

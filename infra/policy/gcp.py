@@ -50,7 +50,7 @@ def no_public_address(resource: DeclaredResource) -> Iterator[str]:
 
 def no_address(resource: DeclaredResource) -> Iterator[str]:
     if resource.at("addressType") != "INTERNAL":
-        yield "this resource reserves a public address, which bills: remove it"
+        yield "this resource reserves a public address, which is billed: remove it"
 
 
 def no_nat(resource: DeclaredResource) -> Iterator[str]:

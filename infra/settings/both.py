@@ -84,7 +84,7 @@ def channel_secrets(s: Settings, *, schemes: tuple[str, ...], want: str) -> Iter
 
 
 def machine_addresses(s: Settings) -> Iterator[Problem]:
-    """Check ``network.addresses``: a machine with another address is never admitted, and bills until it is deleted."""
+    """Check ``network.addresses``: a machine with another address is never admitted, and costs money until deleted."""
     networks = []
     for index, text in enumerate(s.network.addresses):
         path = join("network.addresses", index)

@@ -62,7 +62,7 @@ def disks_kept(names: Iterable[str]) -> str:
     if not known:
         return ""
     more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
-    return f"{len(known)} disk{'s' * (len(known) > 1)} kept, which bill: {', '.join(known[:NAMED])}{more}"
+    return f"{len(known)} disk{'s' * (len(known) > 1)} kept and billed: {', '.join(known[:NAMED])}{more}"
 
 
 class DiskSnapshot(Struct, frozen=True):

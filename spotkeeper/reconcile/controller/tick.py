@@ -204,7 +204,7 @@ def _tell(job: str, listing: Listing) -> None:
     log.error(
         "ALARM: job %s has machines, disks or grants but no record: Spotkeeper ends it and deletes its machines; %s",
         job,
-        disks or "it has no known disk",
+        disks or "no disk of the job is known",
         extra={"job": job, "event": "orphan"},
     )
 
@@ -253,7 +253,7 @@ def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
         except CorruptError:
             spec = None
         name = spec.name if spec is not None else job
-        if end := withdraw(store, job, name, clock.now(), "it was never submitted whole"):
+        if end := withdraw(store, job, name, clock.now(), "its submission was never completed"):
             bury(store, end, clock.now())
             log.warning("job %s: its submission began a day ago and was never completed; its files are deleted", job)
 

@@ -47,7 +47,7 @@ def channels_for(notification: Notification, stack: StackState, spec: JobSpec | 
 
 def test_message(channel: ChannelState, stack: StackState, at: float, number: str) -> Notification:
     """Return the message that `spotkeeper notify test` sends. ``number`` makes its id unique."""
-    told = ", ".join(event.value for event in channel.events) or "none; a job file can name some"
+    told = ", ".join(event.value for event in channel.events) or "none; a job file can choose events"
     text = f"can send to the channel {channel.name}. Default events: {told}."
     return Notification(f"test.{number}", (), at, stack.stack, "", "", text)
 
@@ -108,7 +108,7 @@ def _hold(entry: Entry, record: Record, stack: StackState) -> Notification | Non
     begin = "failed and is on hold" if NotifyEvent.FAILED in events else "is on hold"
     again = f" It retries by itself at {time_of_day(record.hold_until)}." if record.hold_until is not None else ""
     end = f" Without a resume it ends at {_time(record.hold_ends)}." if record.hold_ends is not None else ""
-    kept = " It has no machines; the disks with its checkpoints bill."
+    kept = " It has no machines; the disks with its checkpoints are billed."
     return _of(entry, record, stack, events, f"{begin}: {_sentence(_reason(entry))}{kept}{again}{end}", _remedy(record))
 
 
@@ -136,7 +136,7 @@ def _end(entry: Entry, record: Record, stack: StackState) -> Notification:
 
 
 def _disks(record: Record) -> str:
-    return " Its disks are kept and bill until you delete them." if record.keep_disks else ""
+    return " Its disks are kept and billed until you delete them." if record.keep_disks else ""
 
 
 def _of(

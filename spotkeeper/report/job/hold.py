@@ -20,7 +20,7 @@ class HoldView(Struct, frozen=True):
     resume: str  # the command that resumes the job
     resume_with: str  # the command that resumes the job with another job file
     cancel: str  # the command that ends the job
-    disks: int = 0  # number of disks that still bill
+    disks: int = 0  # number of disks that are still billed
     disk_gb: int = 0  # their total size
     usd_per_day: float | None = None
     tries_in_s: float | None = None  # until the job tries again by itself

@@ -186,7 +186,7 @@ def _from_where(view: JobView) -> str:
 
 
 def kept_lines(view: JobView) -> list[str]:
-    """The disks of an ended job that still bill, and how to delete them."""
+    """The disks of an ended job that are still billed, and how to delete them."""
     if not view.disks_kept:
         return []
     listed = f"gcloud compute disks list --uri --filter=labels.sk-job={view.job}"

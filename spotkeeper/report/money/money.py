@@ -38,7 +38,7 @@ STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # the loss of a member also write
 
 @dataclass(frozen=True)
 class Attempt:
-    """One machine's time for one node. Times are virtual unix seconds; ``end`` is None while the machine bills."""
+    """One machine's time for one node. Times are virtual unix seconds; ``end`` is None while the machine is billed."""
 
     node: int
     attempt: int

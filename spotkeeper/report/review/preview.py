@@ -231,7 +231,7 @@ def _change(step: _Step) -> Change | None:
         unknown = "an unknown operation: check it yourself"
         return Change(Op.UPDATE, kind, name, (step.op,), _data(Op.DELETE, kind, name, step), unknown)
     if op is Op.DELETE and step.oldState is not None and step.oldState.retainOnDelete:
-        kept = "stays in the cloud and bills until you delete it" if kind in HOLDS_DATA else ""
+        kept = "stays in the cloud and is billed until you delete it" if kind in HOLDS_DATA else ""
         return Change(Op.KEEP, kind, name, warning=kept)
     return Change(op, kind, name, tuple(_why(step)), _data(op, kind, name, step), warning or _warning(op, kind))
 

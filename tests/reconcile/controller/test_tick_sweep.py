@@ -64,7 +64,7 @@ def test_a_disk_without_a_record_is_kept() -> None:
 def test_a_deleted_record_is_reported_once_with_the_kept_disks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They bill until a person has looked: an alarm, not a warning, and no word that nothing is left."""
+    """They are billed until a person has looked: an alarm, not a warning, and no word that nothing is left."""
     world = trained()
     for node in (0, 1):
         disk = Disk(f"sk-t-{GHOST}-n000{node}-d1", "z-b", GHOST, node, 1)
@@ -76,10 +76,10 @@ def test_a_deleted_record_is_reported_once_with_the_kept_disks(
     assert found == [("ERROR", "orphan", GHOST)], "what the alarm looks for"
     assert told[0].getMessage() == (
         f"ALARM: job {GHOST} has machines, disks or grants but no record: Spotkeeper ends it and deletes its machines; "
-        f"2 disks kept, which bill: sk-t-{GHOST}-n0000-d1 (z-b), sk-t-{GHOST}-n0001-d1 (z-b)"
+        f"2 disks kept and billed: sk-t-{GHOST}-n0000-d1 (z-b), sk-t-{GHOST}-n0001-d1 (z-b)"
     )
     (done,) = world.events(Event.DONE, job=GHOST)
-    assert done.detail == f"but 2 disks kept, which bill: sk-t-{GHOST}-n0000-d1, sk-t-{GHOST}-n0001-d1"
+    assert done.detail == f"but 2 disks kept and billed: sk-t-{GHOST}-n0000-d1, sk-t-{GHOST}-n0001-d1"
     assert "its disks are kept" in world.record(GHOST).reason
 
 
@@ -345,4 +345,4 @@ def test_a_submission_that_began_a_day_ago_and_has_no_record_is_given_up(
     if read is not None:
         record = read.value
         assert (record.phase, record.outcome, record.name) == (Phase.DONE, Outcome.CANCELLED, "gpt")
-        assert (record.reason, record.created) == ("it was never submitted whole", world.now())
+        assert (record.reason, record.created) == ("its submission was never completed", world.now())

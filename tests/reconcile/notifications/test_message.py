@@ -50,7 +50,7 @@ class TestEvents:
         held = record(phase=Phase.HOLD, hold=Hold.PAUSE, hold_count=1, reason="paused by kim")
         found = one(Event.HOLD, held, cause="pause", detail="paused by kim")
         assert found.events == (NotifyEvent.HOLD,)
-        assert found.text == "is on hold: paused by kim. It has no machines; the disks with its checkpoints bill."
+        assert found.text == "is on hold: paused by kim. It has no machines; the disks with its checkpoints are billed."
         assert found.todo == "To continue: spotkeeper resume digits. To end it: spotkeeper cancel digits"
 
     def test_a_failure_is_a_hold_too(self) -> None:
@@ -93,7 +93,7 @@ class TestEvents:
         found = one(Event.END, record(phase=Phase.END, outcome=outcome), cause=outcome.value, detail="cancelled by kim")
         assert (found.events, found.text) == ((event,), text)
         kept = one(Event.END, record(keep_disks=True), cause=outcome.value, detail="cancelled by kim")
-        assert kept.text.endswith("Its disks are kept and bill until you delete them.")
+        assert kept.text.endswith("Its disks are kept and billed until you delete them.")
 
     def test_the_first_checkpoint(self) -> None:
         found = first_checkpoint(entry(Event.CHECKPOINT, "first", step=40), record(), STACK)
@@ -156,4 +156,4 @@ class TestTexts:
         assert found.text == ("can send to the channel ml-team. Default events: hold, over-budget, finished, failed.")
         assert (found.id, found.events, found.job) == ("test.0123", (), "")
         none = message.test_message(replace(SLACK, events=()), STACK, AT, "0123")
-        assert none.text.endswith("Default events: none; a job file can name some.")
+        assert none.text.endswith("Default events: none; a job file can choose events.")

@@ -74,7 +74,7 @@ def test_kept_disks_of_an_ended_job_are_named(local: bool) -> None:
     done = entry(Event.DONE, 2 * HOUR, cause="succeeded", detail=f"but {disks_kept(['sk-prod-abcdefgh-n0000-d0'])}")
     over = a_record(phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nodes=(Node(),), members=(), keep_disks=True)
     view = job_view(over, None, (done,), STACK, now=9 * HOUR, site=Site(local=local))
-    assert view.disks_kept == "1 disk kept, which bill: sk-prod-abcdefgh-n0000-d0"
+    assert view.disks_kept == "1 disk kept and billed: sk-prod-abcdefgh-n0000-d0"
     for text in (printed(status(view)), printed(report(view)), printed(live(view)), printed(job_table([view]))):
         assert view.disks_kept in text
     how = "spotkeeper local down deletes them" if local else "--filter=labels.sk-job=abcdefgh)"

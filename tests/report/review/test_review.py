@@ -121,7 +121,7 @@ def test_resources_are_counted_as_pulumi_counts_them() -> None:
 def test_a_retained_disk_is_noted_as_billed() -> None:
     found = read(captured("retained-removed"))
     (disk,) = [change for change in found.changes if change.type == DISK]
-    assert (disk.op, disk.data) == (Op.KEEP, "") and "bills" in disk.warning
+    assert (disk.op, disk.data) == (Op.KEEP, "") and "is billed" in disk.warning
     assert "1 deleted, 1 left in the cloud" in comment(found)
 
 
