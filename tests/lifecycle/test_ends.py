@@ -252,7 +252,7 @@ def test_a_rank_that_hangs_in_c_is_detected_and_restarted(stage: Stage, tmp_path
         assert (crash.node, crash.cause, crash.gen) == (1, "hang", 1)
         told = describe(crash)
         assert told.startswith("node 1 hangs: no step after ") and ", and the others wait for it. " in told
-        assert told.endswith("Stacks: spotkeeper logs hangs --generation 1 --node 1")
+        assert told.endswith("Stack traces: spotkeeper logs hangs --generation 1 --node 1")
         run.until("what hung to be shown", lambda: any("main.py:12 in deadlocks" in line for line in run.view().failed))
         record = run.over()
         restored = run.watcher.traces()[2].restored

@@ -90,7 +90,7 @@ def known(found: Iterable[T | None]) -> tuple[T, ...]:
 
 
 def label_number(labels: Mapping[str, str], name: str) -> int:
-    """Return the number in a label; -1 if the label is missing or no number."""
+    """Return the number in a label; -1 if the label is missing or not a number."""
     text = labels.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 

@@ -64,7 +64,7 @@ class Lease:
 
 
 def in_thread(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
-    """Call ``work`` in a thread, every so many real ``seconds``. The returned function ends the thread."""
+    """Call ``work`` in a thread, every ``seconds`` (real time). The returned function ends the thread."""
     ended = threading.Event()
 
     def beat() -> None:

@@ -221,7 +221,7 @@ class Queries:
         if slot.machine is not None and any(
             fact.kind is Kind.DROPPED for fact in self.facts.get((node, slot.attempt), ())
         ):
-            return "the static machine dropped it"
+            return "the static machine dropped the attempt"
         return None
 
     def insert_result(self, node: int, slot: Slot) -> Result | None:

@@ -86,7 +86,7 @@ def parse_addresses(text: str) -> dict[str, str]:
     """Return the addresses in ``SPOTKEEPER_CHANNELS``, by channel.
 
     Raises:
-        ValueError: the text is no JSON object of strings. The message does not contain the text.
+        ValueError: the text is not a JSON object of strings. The message does not contain the text.
     """
     try:
         found: dict[str, str] = codec.decode(text.encode(), dict[str, str]) if text else {}

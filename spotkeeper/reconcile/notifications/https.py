@@ -70,14 +70,14 @@ class HttpsSender:
 
         Raises:
             AddressError: one of them is not public.
-            SendError: the host's name has no address.
+            SendError: the host's name does not resolve.
         """
         try:
             found = self._resolve(host, port)
         except (OSError, UnicodeError):
             found = []
         if not found:
-            raise SendError("its name has no address")
+            raise SendError("its host name does not resolve")
         if not all(is_public(each) or (self._loopback and _is_loopback(each)) for each in found):
             raise AddressError("leads to an address that is not public")
         return found

@@ -143,11 +143,11 @@ def _kept(data: bytes | None, pool: str, hour: int) -> MarketPast | None:
     try:
         past = None if data is None else codec.decode(data, MarketPast)
     except msgspec.DecodeError as error:
-        log.warning("%s is invalid and is collected again: %s", paths.market_past(pool), error)
+        log.warning("%s is invalid and is rebuilt: %s", paths.market_past(pool), error)
         return None
     if past is not None and (past.pool != pool or past.hour > hour + RECENT_H):
-        said = f"its content is of pool {past.pool}, hour {past.hour}"
-        log.warning("%s is invalid and is collected again: %s", paths.market_past(pool), said)
+        said = f"it is the history of pool {past.pool} until hour {past.hour}"
+        log.warning("%s is invalid and is rebuilt: %s", paths.market_past(pool), said)
         return None
     return past
 

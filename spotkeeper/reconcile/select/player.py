@@ -21,7 +21,7 @@ MODELS = {"spot": Model.SPOT, "od": Model.ON_DEMAND}
 
 
 class Player:
-    """Answers for any number of cases (replayed jobs) in turn. ``found``: the newest answer with its reasons."""
+    """Plays the selection rule in replayed jobs ("cases"), one after another. ``found``: the newest selection."""
 
     def __init__(self, rule: Rule = RULE) -> None:
         self.rule = rule

@@ -50,7 +50,7 @@ class HazardShape:
     weight: float = 2.0  # the prior counts as so many losses
 
     def losses(self, start_h: float, end_h: float) -> float:
-        """Return the losses to expect of a machine between two ages of its zone, hours."""
+        """Return the expected losses of a machine while its zone's age grows from ``start_h`` to ``end_h``."""
         total, begin = 0.0, 0.0
         for until, hazard in zip(self.until_h, self.hazard, strict=True):
             low, high = max(begin, start_h), min(until, end_h)
@@ -78,7 +78,7 @@ def expected(shape: HazardShape, age_h: float, factor: float, start_h: float, le
 
     Args:
         start_h: the launch's start-up time, without work.
-        left_h: the work left; hours beyond it count nothing.
+        left_h: the work left; later hours do not count.
 
     Survival is exp(-factor x cumulative hazard), integrated piece by piece.
     """
@@ -167,7 +167,8 @@ class Track:
         A zone that lost spot and has it again at the next observation shows no loss. The estimate assumes that a zone
         draws its state anew at random moments, ``rate`` times an hour, and that a share ``up`` of the draws gives spot.
         While the zone has spot, it then loses it ``(1 - up) * rate`` times an hour, and an hourly observation sees a
-        loss with probability ``(1 - up) * (1 - exp(-rate))``. This method solves the second for ``rate``.
+        loss with probability ``(1 - up) * (1 - exp(-rate))``. This method takes that probability from the observed
+        losses, solves it for ``rate``, and scales ``losses`` to the true number.
         """
         if self.losses <= 0 or self.up_h <= 0:
             return

@@ -249,13 +249,13 @@ class Verifier:
         self._check(claims, {self._audience + AGENT_PATH})
         machine = claims.google.compute_engine if claims.google else None
         if machine is None:
-            raise AuthError("no claims of a machine")
+            raise AuthError("no claims about a machine: not a token with format=full")
         if not email or claims.email != email:
             raise AuthError("another service account")
         if machine.project_id != project:
             raise AuthError("another project")
         if not machine.instance_id.isascii() or not machine.instance_id.isdigit() or not machine.instance_name:
-            raise AuthError("the token's claims about the machine are impossible")
+            raise AuthError("the machine's id or name in the token is malformed")
         return Speaker(machine.instance_id, machine.instance_name, machine.zone.rpartition("/")[2])
 
     def invoker(self, authorization: str | None, emails: frozenset[str]) -> Caller:
@@ -304,7 +304,7 @@ class Verifier:
         if header.alg != "RS256" or header.crit is not None or header.typ != "JWT":
             raise AuthError("not an RS256 token")
         if not _holds(self._keys.key(header.kid), signed.encode(), signature):
-            raise AuthError("the signature does not hold")
+            raise AuthError("the signature is invalid")
         return _claims_of(_payload(token))
 
     def _check(self, claims: _Claims, audiences: set[str]) -> None:
@@ -316,7 +316,7 @@ class Verifier:
         if not claims.email_verified:
             raise AuthError("an email that is not verified")
         if not claims.iat < claims.exp <= claims.iat + MAX_LIFE_S:
-            raise AuthError("times that make no sense")
+            raise AuthError(f"exp is not within {MAX_LIFE_S:.0f} s after iat")
         if now >= claims.exp + SKEW_S:
             raise AuthError("expired")
         if max(claims.iat, claims.nbf or 0.0) > now + SKEW_S:

@@ -2,8 +2,8 @@
 
 The URL's ``AuthType`` is ``AWS_IAM``, so Lambda has checked the signature and says in the request's context who
 signed; no header or body can change this. A node signs with its instance profile, and the session name of such
-credentials is the instance id. This proves the id only while the role's trust policy lets nobody but EC2 assume the
-nodes' role, because any other caller that assumes a role chooses the session's name.
+credentials is the instance id. This proves the id only while the role's trust policy lets only EC2 assume the nodes'
+role, because any other caller that assumes a role chooses the session's name.
 
 Source: AWS, "Lambda function URL payload format 2.0", ``requestContext.authorizer.iam``.
 """
@@ -53,7 +53,7 @@ def instance(iam: Iam | None, account: str, node_role: str) -> str:
     iam, session = _signed(iam)
     role = _PRINCIPAL.match(node_role)
     if session is None or role is None or role["kind"] != "role":
-        raise AuthError("no session of a role")
+        raise AuthError("not a session of a role")
     if not account or {session["account"], role["account"], iam.account_id} != {account}:
         raise AuthError("another account")
     if session["role"] != role["name"]:
@@ -89,7 +89,7 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
 def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:
     """Return the stack's machines in a listing, by id.
 
-    Left out are machines with the same id, since the id does not say which of them the caller is, and machines whose
+    This leaves out machines with the same id, since the id does not say which of them the caller is, and machines whose
     name is not the one that the stack, job, node and attempt require.
     """
     times = Counter(vm.uid for vm in listing.vms)

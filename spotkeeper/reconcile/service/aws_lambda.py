@@ -1,7 +1,7 @@
 """The function's entry point on AWS: a function URL (``AuthType`` AWS_IAM), a schedule, and EventBridge.
 
-Handler: ``spotkeeper.reconcile.service.aws_lambda.handler``. A request of the URL contains what IAM says about the
-caller. A caller that invokes the function directly could forge this part. So machines have the right
+Handler: ``spotkeeper.reconcile.service.aws_lambda.handler``. A request to the URL contains what IAM says about the
+caller. A caller that invokes the function directly could forge this part. So machines have the permission
 ``lambda:InvokeFunction`` only with the condition ``lambda:InvokedViaFunctionUrl``. The function's resource policy lets
 the schedule and EventBridge invoke it directly; their events are hints, which cause a round at most.
 """
@@ -83,7 +83,7 @@ class _Detail(Struct, frozen=True):
 
 
 class BridgeEvent(Struct, frozen=True):
-    """An event of EventBridge: a hint which machine of which account to look at. Its ``kind`` is only logged."""
+    """An event of EventBridge: a hint that a machine of an account has changed. Its ``kind`` is only logged."""
 
     source: str
     account: str = ""
@@ -147,7 +147,7 @@ class LambdaApp(HttpApp):
         return {"statusCode": status, "headers": headers, "body": body.decode()}
 
     def _hinted_by(self, event: dict[str, Any]) -> Ticked:
-        """Handle an event. After an error Lambda sets the event aside, and the next tick does the event's work."""
+        """Handle an event. After an error Lambda moves it to the dead-letter queue, and the next tick does its work."""
         from spotkeeper.reconcile.controller import alarm
         from spotkeeper.reconcile.store.documents import CorruptError
 

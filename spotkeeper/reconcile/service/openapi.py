@@ -79,7 +79,7 @@ def _post(summary: str, body: str, answer: str, caller: str, *more: int) -> Json
 def _event() -> Json:
     """Return the description of ``/v1/event``. It accepts any push, because a refused push is repeated for days."""
     push = {"application/json": {"schema": {"anyOf": [{"$ref": _REF.format(name="Push")}, {}]}}}
-    about = "A Pub/Sub push: a hint which job needs a round. An unreadable push is ignored and answered with 200"
+    about = "A Pub/Sub push: a hint that a job needs a round. An unreadable push is ignored and answered with 200"
     return {**_post(about, "Push", "Ticked", "invoker"), "requestBody": {"required": False, "content": push}}
 
 

@@ -55,7 +55,7 @@ class Request(Protocol):
 
 
 class Refusal(str, Enum):
-    """The words by which a request is refused; :data:`STATUS` has their HTTP status."""
+    """The values of ``error`` in the answer to a refused request; :data:`STATUS` has the HTTP status of each."""
 
     INVALID = "invalid"
     UNAUTHORIZED = "unauthorized"
@@ -95,7 +95,7 @@ def read_body(request: Request) -> bytes:
     """Return the body of a POST, at most ``MAX_BODY`` bytes, not parsed yet."""
     encoding = request.headers.get("Content-Encoding")
     if encoding not in (None, "", "identity"):
-        raise RequestRefusedError(Refusal.UNSUPPORTED, "a packed body")
+        raise RequestRefusedError(Refusal.UNSUPPORTED, "a compressed body")
     if (request.content_length or 0) > MAX_BODY:
         raise RequestRefusedError(Refusal.TOO_LARGE)
     data = request.stream.read(MAX_BODY + 1)
@@ -143,20 +143,20 @@ def _strict(text: str) -> None:
         nonlocal keys
         keys += len(pairs)
         if len({key for key, _ in pairs}) != len(pairs):
-            raise BodyError("a key twice")
+            raise BodyError("a duplicate key")
 
     try:
         json.loads(text, object_pairs_hook=once, parse_constant=_constant, parse_int=_int, parse_float=_float)
     except BodyError:
         raise
     except (ValueError, RecursionError):
-        raise BodyError("no JSON") from None
+        raise BodyError("not JSON") from None
     if keys > MAX_KEYS:
         raise BodyError("too many keys")
 
 
 def _constant(_: str) -> NoReturn:
-    raise BodyError("not a number of JSON's")
+    raise BodyError("not a JSON number")
 
 
 def _int(text: str) -> int:
@@ -190,7 +190,7 @@ class ProtoPayload(Struct, frozen=True, rename="camel"):
 
 
 class LogEntry(Struct, frozen=True, rename="camel"):
-    """A preemption's audit entry. Only the machine's name is read, as a hint which job needs a round."""
+    """A preemption's audit entry. Only the machine's name is read, as a hint that its job needs a round."""
 
     proto_payload: ProtoPayload = ProtoPayload()
 

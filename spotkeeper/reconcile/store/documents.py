@@ -109,7 +109,7 @@ class OfferHistory(Struct, frozen=True, omit_defaults=True):
         return max(self.refused_at, self.quota_at)
 
     def denied_within(self, seconds: float, now: float) -> bool:
-        """Whether the offer was refused, for any reason, in the last so many seconds."""
+        """Whether the offer was refused, for any reason, in the last ``seconds``."""
         return self.denied_at > 0 and now - self.denied_at < seconds
 
 
@@ -124,7 +124,7 @@ def decode(data: bytes, kind: type[T], path: str) -> T:
     """Decode a document of this type from its bytes.
 
     Raises:
-        CorruptError: the bytes are no such document; the message names the object and the wrong field.
+        CorruptError: the bytes are not such a document; the message names the object and the wrong field.
     """
     try:
         return codec.decode(data, kind)

@@ -97,7 +97,7 @@ class Objects(Protocol):
     def part(self, key: str, start: int, size: int) -> bytes | None:
         """Read ``size`` bytes of a large object, fewer at its end; None if it is missing.
 
-        From the object's end on, a part is empty. The object can change between the reads of two parts.
+        A part that starts at or after the object's end is empty. The object can change between the reads of two parts.
         """
 
     def refresh(self, key: str, known: Blob) -> Blob | None:

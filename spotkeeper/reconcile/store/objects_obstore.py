@@ -127,7 +127,7 @@ class ObstoreObjects:
             return None if about is None else b""
 
     def _about(self, key: str) -> ObjectMeta | None:
-        """Return what the store tells of an object without its content; None if it is missing."""
+        """Return an object's metadata; None if it is missing."""
         try:
             return self._twice(key, lambda: obstore.get(self._store, check_key(key)).meta)
         except FileNotFoundError:
@@ -237,7 +237,7 @@ class ObstoreObjects:
         try:
             return self._twice(key, write)
         except FileNotFoundError as error:  # S3 answers 404 to If-Match on a missing key
-            raise ConflictError(f"{key}: gone since it was read") from error
+            raise ConflictError(f"{key}: deleted since it was read") from error
 
     def _twice(self, key: str, call: Callable[[], T]) -> T:
         """Make a call, and retry once after a transient error. obstore retries only before an answer's first byte."""

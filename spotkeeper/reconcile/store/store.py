@@ -380,7 +380,7 @@ class Store:
                 if blob is None:
                     self._forget_hours(pool, hour - HOURS_KEPT)
                 return True
-        log.warning("%s: others were first at every write; %d observations are not stored", path, len(observations))
+        log.warning("%s: other writers were first each time; %d observations are not stored", path, len(observations))
         return False
 
     def _forget_hours(self, pool: str, before: int) -> None:

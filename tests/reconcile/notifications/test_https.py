@@ -175,7 +175,7 @@ class TestAddresses:
         def missing(host: str, port: int) -> list[str]:
             raise OSError("no such name")
 
-        with pytest.raises(SendError, match="its name has no address"):
+        with pytest.raises(SendError, match="its host name does not resolve"):
             HttpsSender(resolve=missing).post("https://hooks.example.test/", b"{}", "k")
 
     @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ REASONS = {
         "alg PS256",
         "alg rs256",
     ],
-    "the signature does not hold": [
+    "the signature is invalid": [
         "own key in the header",
         "signature of another token",
         "signature flipped",
@@ -269,14 +269,14 @@ REASONS = {
         "gcloud's audience",
         "audience empty",
     ],
-    "no claims of a machine": ["no machine", "machine empty"],
+    "no claims about a machine: not a token with format=full": ["no machine", "machine empty"],
     "expired": ["expired", "expired at the edge of the skew", "expired years ago"],
     "not valid yet": ["of the future", "not before the future"],
-    "times that make no sense": ["lives for days", "ends before it begins"],
+    "exp is not within 7200 s after iat": ["lives for days", "ends before it begins"],
     "another service account": ["another account", "the schedule's account", "e-mail in other case"],
     "an email that is not verified": ["e-mail not verified"],
     "another project": ["another project"],
-    "the token's claims about the machine are impossible": [
+    "the machine's id or name in the token is malformed": [
         "id no number",
         "id empty",
         "id in other digits",

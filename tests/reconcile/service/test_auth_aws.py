@@ -31,9 +31,9 @@ def test_a_machine_of_the_stack_is_known_by_its_session() -> None:
     ("caller", "account", "role", "why"),
     [
         (None, ACCOUNT, ROLE, "IAM names no caller: is the function URL's AuthType AWS_IAM?"),
-        (replace(NODE, user_arn=f"arn:aws:iam::{ACCOUNT}:user/nodes"), ACCOUNT, ROLE, "no session of a role"),
-        (NODE, ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/nodes", "no session of a role"),
-        (NODE, ACCOUNT, "", "no session of a role"),
+        (replace(NODE, user_arn=f"arn:aws:iam::{ACCOUNT}:user/nodes"), ACCOUNT, ROLE, "not a session of a role"),
+        (NODE, ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/nodes", "not a session of a role"),
+        (NODE, ACCOUNT, "", "not a session of a role"),
         (replace(NODE, account_id=""), "", ROLE, "another account"),
         (NODE, OTHER, ROLE, "another account"),
         (NODE, ACCOUNT, ROLE.replace(ACCOUNT, OTHER), "another account"),

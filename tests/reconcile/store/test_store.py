@@ -726,7 +726,7 @@ def test_observations_are_given_up_if_others_always_write_first(
     path = paths.market_hour("gpu", 1)
     assert not open_store(f"sqlite://{tmp_path}/b.db").add_observations("gpu", 1, (Observation("a", Event.GONE, 1.0),))
     assert tries == [path] * store_module.MARKET_TRIES
-    assert caplog.messages == [f"{path}: others were first at every write; 1 observations are not stored"]
+    assert caplog.messages == [f"{path}: other writers were first each time; 1 observations are not stored"]
 
 
 def test_a_document_evicted_during_a_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,11 +89,11 @@ class Ec2Verbs:
                 found = codec.convert(self._api.once("describe_instances", query, ends), Instances)
             except Ec2RefusedError as error:
                 if error.code in GONE:
-                    return ResultKind.DEAD_KEY, f"the machine {made.instance_id} that this token launched is gone"
+                    return ResultKind.DEAD_KEY, f"machine {made.instance_id} of this client token no longer exists"
                 raise
             made = next((item for one in found.reservations for item in one.instances), made)
         if made.state.name in (schema.TERMINATED, "shutting-down"):
-            return ResultKind.DEAD_KEY, f"the machine {made.instance_id} that this token launched is {made.state.name}"
+            return ResultKind.DEAD_KEY, f"machine {made.instance_id} of this client token is {made.state.name}"
         return ResultKind.ACCEPTED, made.instance_id
 
     def delete_vm(self, action: DeleteVm, ends: float) -> Meaning:
@@ -128,13 +128,13 @@ class Ec2Verbs:
                 )
             except Ec2RefusedError as error:
                 if error.code in GONE:
-                    return ResultKind.DEAD_KEY, f"the disk {made.volume_id} that this token made is gone"
+                    return ResultKind.DEAD_KEY, f"disk {made.volume_id} of this client token no longer exists"
                 raise
             made = next(iter(found.volumes), made)
         if made.state == "error":
             self._api.gone("delete_volume", {"VolumeId": made.volume_id}, ends)
         if made.state not in THERE:
-            return ResultKind.DEAD_KEY, f"the disk {made.volume_id} that this token made is {made.state}"
+            return ResultKind.DEAD_KEY, f"disk {made.volume_id} of this client token is {made.state}"
         return ResultKind.ACCEPTED, made.volume_id
 
     def attach_disk(self, action: AttachDisk, ends: float) -> Meaning:

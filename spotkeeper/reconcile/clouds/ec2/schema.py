@@ -169,8 +169,8 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
     """Return the network fields of a launch request: the pool's interfaces, each with the zone's subnet.
 
-    If the pool has no interfaces, it is the subnet alone: EC2 refuses a subnet field beside interfaces. If the zone has
-    no subnet either, it is {}.
+    A pool without interfaces gets the field ``SubnetId`` instead, because EC2 refuses both together, or no field if
+    the zone has no subnet.
     """
     subnet = pool.subnets.get(zone, "")
     if not pool.interfaces:

@@ -141,7 +141,9 @@ class GceVerbs:
         if found.status != 200:
             return ""
         there = codec.decode(found.body, Id)
-        return "" if there.id == operation.target_id else f"what this key created is gone; {name} is a newer resource"
+        if there.id == operation.target_id:
+            return ""
+        return f"the {name} created with this idempotency key no longer exists; the present one is newer"
 
     def _other(self, path: str, uid: str, ends: float) -> Answer | None:
         """Return None if the machine at this path has this unique id; otherwise the answer to report.

@@ -124,7 +124,7 @@ def obtainable(body: bytes, zone: str) -> Guess | None:
 
 
 def kept(body: bytes) -> Guess | None:
-    """Return the mean share of machines not preempted, of an answer's newest ``DAYS`` days; None if it has no days."""
+    """Return the mean share of machines not preempted in an answer's newest ``DAYS`` days; None if it has no days."""
     try:
         told = codec.decode(body, History).preemption_history
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -199,7 +199,7 @@ class Hints:
         return None if body is None else price_runs(body)
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return estimates by zone of how likely machines are obtained and survive; None: unknown.
+        """Return by zone how likely a machine is to be obtained and to survive; None: unknown.
 
         Each zone has its own requests, because one score covers all zones of a request.
         """

@@ -74,7 +74,7 @@ class Lists:
         for _ in range(MAX_PAGES):
             page = self._get(f"aggregated/{what}", query, Aggregated[kind], ends)  # type: ignore[valid-type]
             if page.error is not None:
-                raise ListError("an error for a list")
+                raise ListError("the answer is an error, not a list")
             if is_partial(page.warning) and not page.unreachables:
                 raise ListError(f"warning {page.warning.code if page.warning else ''}")
             silent |= {last_part(scope) for scope in page.unreachables}
@@ -97,7 +97,7 @@ class Lists:
         for _ in range(newest_pages or MAX_PAGES):
             page = self._get(path, query, Page[kind], ends)  # type: ignore[valid-type]
             if page.error is not None:
-                raise ListError("an error for a list")
+                raise ListError("the answer is an error, not a list")
             if page.warning is not None and is_partial(page.warning):
                 raise ListError(f"warning {page.warning.code}")
             items += page.items

@@ -1,10 +1,10 @@
 """Tells where the newest checkpoint is, and therefore on which machines nodes may train and when a gang may begin.
 
 A node's *checkpoint disk* is the disk with its checkpoints: if the node was last a member on a static machine, that
-machine's disk, otherwise the node's own. With replicated state one node that uses a checkpoint disk with the newest
-checkpoint suffices, and all other nodes can use any machine. Otherwise the node whose checkpoint disk has it waits for
-that disk, however cheap other machines are: no gang silently continues from an older checkpoint. If the bucket has a
-copy of the newest checkpoint no node has to wait, since any machine can fetch the copy (``mirrors``).
+machine's disk, otherwise the node's own. With replicated state one node must use a checkpoint disk that has the newest
+checkpoint, and all other nodes can use any machine. With sharded state every node must use its own checkpoint disk. A
+node waits for such a disk however cheap other machines are: no gang silently continues from an older checkpoint. If the
+bucket has a copy of the newest checkpoint no node has to wait, since any machine can fetch the copy (``mirrors``).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def mounted(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def blank(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether one of these nodes lacks a machine that reported a checkpoint: its disk has none or is not mounted."""
+    """Whether one of these nodes has reported no checkpoint: it has no machine, or its disk is blank or not mounted."""
     return any(
         (slot := draft.nodes[index].cur) is None or draft.queries.checkpoint(index, slot) is None for index in ready
     )
@@ -237,7 +237,7 @@ def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
 
 
 def pinned(draft: Draft) -> str | None:
-    """Return the static machine that has the only copy of the newest checkpoint and so binds the gang; or None."""
+    """Return a static machine with the newest checkpoint if only static machines have it, which binds the gang."""
     commit = newest(draft)
     if commit is None or given_up(draft) or covered(draft):
         return None

@@ -230,7 +230,7 @@ def _verdict(draft: Draft, reported: Hung, answers: dict[int, StacksAnswer]) -> 
     since = f"no step after {reported.step} for {max(0.0, draft.now - reported.since):.0f} s"
     bad = sorted(index for index, answer in answers.items() if answer.word in _BAD)
     victims = [index for index, answer in answers.items() if answer.word is WorkerState.WAITS]
-    logs = f"Stacks: spotkeeper logs {record.name} --generation {record.gen}"
+    logs = f"Stack traces: spotkeeper logs {record.name} --generation {record.gen}"
     if not bad:
         waits = "every node waits for the others" if len(victims) == len(answers) > 1 else "the job hangs"
         node = min(answers) if len(answers) == 1 else None

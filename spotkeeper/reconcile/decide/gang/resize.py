@@ -119,9 +119,9 @@ def _park(draft: Draft, index: int) -> None:
 def left(draft: Draft, index: int) -> bool:
     """Whether a node's old disks can be deleted although it does not use its newest disk yet.
 
-    A node that is parked gives up its disk and gets the number of a new one. The old disk can be deleted while the gang
-    trains and a member has the newest commit on its disk. The node itself must be parked and no member, or a member,
-    which may still train without a disk.
+    A parked node gives up its disk and gets the number of a new one. The old disk can be deleted while the gang trains
+    and a member has the newest commit on its disk. The node itself must be either parked and no longer a member, or a
+    member (which can train without a disk).
     """
     record = draft.record
     parked = draft.parked(index) and index not in record.members

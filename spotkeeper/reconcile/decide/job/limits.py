@@ -55,7 +55,7 @@ def bars(draft: Draft, index: int) -> str:
 
 
 def spare(draft: Draft, nodes: Sequence[int]) -> bool:
-    """Whether half of the hour's launches are left for losses after one more launch of each of these nodes."""
+    """Whether one more launch of each of these nodes leaves half of the hour's launches for losses."""
     times, size = draft.times, len(draft.nodes)
     every = sum(node.launches for node in draft.nodes) + len(nodes)
     job = every <= SPARE * (times.launches_node + times.launches_job * size) or _new_hour(draft)
@@ -63,7 +63,7 @@ def spare(draft: Draft, nodes: Sequence[int]) -> bool:
 
 
 def node_spare(draft: Draft, index: int) -> bool:
-    """Whether half of this node's launches of the hour are left for losses after one more launch."""
+    """Whether one more launch of this node leaves half of its launches of the hour for losses."""
     return draft.nodes[index].launches + 1 <= SPARE * draft.times.launches_node or _new_hour(draft)
 
 
@@ -165,7 +165,7 @@ def spent_up(draft: Draft) -> bool:
 
 
 def forgive(draft: Draft) -> None:
-    """At a resume, let the job spend ``max_usd`` once more if it is spent: what the job has cost so far counts no more.
+    """At a resume, let a job that has spent its ``max_usd`` spend it once more: its cost so far no longer counts.
 
     If a new job file raised ``max_usd`` above that cost, the cost still counts, so the job may spend the difference.
     """
@@ -236,7 +236,7 @@ def on_demand(draft: Draft) -> float:
     """Return the list price of the whole gang on-demand, USD per hour, on the most expensive allowed machines.
 
     0 if unknown. The record does not say when the gang had which machine types. So the highest price is compared with
-    the job's cost: otherwise a job on dear machine types could seem to cost more on spot than on-demand.
+    the job's cost: otherwise a job on expensive machine types could seem to cost more on spot than on-demand.
     """
     spec, zone, size = draft.snapshot.spec, draft.record.zone, draft.size()
     found: list[float] = []

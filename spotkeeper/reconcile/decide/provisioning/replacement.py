@@ -187,8 +187,8 @@ def _back_up(draft: Draft) -> None:
 def _no_room_for_backup(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
     """Whether the caps have no room for a backup of the machine in ``slow``.
 
-    They then have room neither for any of ``options`` nor for another machine of the same pool, zone and model as
-    ``slow``, which ``options`` can lack after a refusal.
+    They must lack room for each of ``options``, and for another machine of the pool, zone and model of ``slow``, which
+    ``options`` does not contain if the cloud refused it.
     """
     alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))

@@ -23,7 +23,7 @@ SWAP = "swap to spot"  # the cause of an attempt
 
 
 def step(draft: Draft) -> None:
-    """Request machines for vacant nodes. The highest nodes are first, and so get the static machines that are idle."""
+    """Request machines for vacant nodes, from the highest node down: high nodes get the idle static machines."""
     if not draft.nodes and draft.snapshot.spec is not None:
         draft.set(nodes=(Node(),) * draft.snapshot.spec.size().max)
     record = draft.record
@@ -250,7 +250,10 @@ def _gone(draft: Draft, grant: Grant) -> Entry:
 
 
 def _over(draft: Draft, grant: Grant) -> bool:
-    """Whether a grant's attempt is over and its machine gone (a static one: dropped the grant, or left the stack)."""
+    """Whether a grant's attempt is over and its machine is gone.
+
+    A static machine counts as gone once it dropped the attempt or was removed from the stack.
+    """
     live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
     ended = draft.before.over
     if grant.attempt in live or (grant.attempt > _written_top(draft, grant) and not ended):

@@ -93,19 +93,20 @@ def test_a_machine_without_an_answer_is_lost_and_no_crash() -> None:
         (
             [(WorkerState.WAITS, 0), (WorkerState.ELSEWHERE, 3)],
             "local rank 3 of node 1 hangs: no step after 812 for 640 s, and the others wait for it."
-            " Stacks: spotkeeper logs j --generation 3 --node 1",
+            " Stack traces: spotkeeper logs j --generation 3 --node 1",
         ),
         (
             [(WorkerState.WAITS, 0), (WorkerState.WAITS, 0)],
-            "every node waits for the others: no step after 812 for 640 s. Stacks: spotkeeper logs j --generation 3",
+            "every node waits for the others: no step after 812 for 640 s."
+            " Stack traces: spotkeeper logs j --generation 3",
         ),
         (
             [(WorkerState.SILENT, 0), (WorkerState.ELSEWHERE, 0)],
-            "nodes 0, 1 hang: no step after 812 for 640 s. Stacks: spotkeeper logs j --generation 3",
+            "nodes 0, 1 hang: no step after 812 for 640 s. Stack traces: spotkeeper logs j --generation 3",
         ),
         (
             [(WorkerState.UNKNOWN, 0)],
-            "the job hangs: no step after 812 for 640 s. Stacks: spotkeeper logs j --generation 3 --node 0",
+            "the job hangs: no step after 812 for 640 s. Stack traces: spotkeeper logs j --generation 3 --node 0",
         ),
     ],
 )
