@@ -5,5 +5,5 @@ when · ``charts.py`` charts as plain values, ``chart.py`` one on a page · ``fr
 ``pages.py`` their addresses · ``jobs_page.py`` ``job_page.py`` ``log_panel.py`` ``stack_page.py`` the pages ·
 ``actions.py`` what changes a job
 
-NiceGUI and what it brings are imported here alone, and only by the command ``spotkeeper dashboard``.
+This package imports NiceGUI and its dependencies, so only the command ``spotkeeper dashboard`` imports it.
 """

@@ -33,7 +33,12 @@ class Chart:
         self._shown: object = None
 
     def show(self, options: charts.Options, head: Sequence[str], rows: Sequence[Sequence[str]], none: str = "") -> None:
-        """Draw other data; the same data is not sent again, and the user's zoom stays."""
+        """Draw the data. Options that have not changed are not sent again, so the user's zoom stays.
+
+        Args:
+            head, rows: the table to download.
+            none: the text to show if ``rows`` is empty.
+        """
         self._rows = head, rows
         self._chart.set_visibility(bool(rows))
         put(self._none, "" if rows else el("p", none))

@@ -1,4 +1,4 @@
-"""Guards the dashboard: an ASGI app around all others, which checks each HTTP request and websocket first.
+"""Guards the dashboard: an ASGI app that wraps the dashboard's and checks each HTTP request and websocket first.
 
 Any program and any web page on this machine can reach a port of its loopback. So each request must have the cookie
 that a browser gets by opening the one-time address. It must name this server in ``Host`` (against DNS rebinding), and a

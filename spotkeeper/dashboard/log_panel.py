@@ -18,7 +18,7 @@ from spotkeeper.report.html.markup import el, join
 from spotkeeper.report.text.words import count
 
 LINES = 3000  # the newest lines that are shown
-READ_S = 120.0  # real; the longest read of a choice, so that no job keeps the server busy
+READ_S = 120.0  # real; a longer read is ended, so that no job keeps the server busy
 EVERY = "all"
 SINCE = {"10 minutes": 600.0, "1 hour": 3600.0, "1 day": 86400.0, EVERY: None}  # real seconds
 _COLOR = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
@@ -36,7 +36,7 @@ class Chosen:
 
 @dataclass
 class Tail:
-    """The newest lines that match a choice. Each read adds the lines that are new since the read before."""
+    """The newest lines that match a :class:`Chosen`; each read appends new lines. ``found``: the matches so far."""
 
     logs: list[NodeLines]
     words: str

@@ -220,7 +220,7 @@ class _Replay:
     def _force(self, last: int) -> None:
         """Finish a job that is not done after ``horizon_h``, on on-demand machines. It misses its deadline, if any.
 
-        ``last``: the first tick that is not replayed.
+        ``last``: the number of replayed ticks; the on-demand machines start then.
         """
         terms, out = self.terms, self.out
         start_up = self.pending if self.kind == "od" else terms.restart_h

@@ -58,7 +58,7 @@ class RecordedZone:
 class Recording:
     """What the zones of one machine type offered, sampled at the same times, ``tick_h`` hours apart.
 
-    ``gang``: a zone counts as having capacity while it has it for at least so many machines.
+    ``gang``: the number of machines for which a zone must have capacity to count as available.
     """
 
     collection: str

@@ -49,7 +49,7 @@ SPARK_WIDTH = 40  # characters
 
 
 def sparkline(steps: Sequence[int], values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """Draw a curve as block characters: the last value of each part of the steps; a space if that is no number."""
+    """Draw a curve as block characters: the last value of each part of the steps; a space if it is not finite."""
     if not steps:
         return ""
     first, span = steps[0], steps[-1] - steps[0] + 1
@@ -65,7 +65,7 @@ def sparkline(steps: Sequence[int], values: Sequence[float], width: int = SPARK_
 
 
 def bar(value: float, low: float, high: float) -> str:
-    """Draw a value between ``low`` and ``high`` as a block character; a space if it is no number."""
+    """Draw a value between ``low`` and ``high`` as a block character; a space if it is not finite."""
     if not math.isfinite(value):
         return " "
     share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0  # halves: no difference overflows
