@@ -150,9 +150,10 @@ def logs(
     """Print a job's complete log: all that its processes printed, in order of time, also on machines that are gone.
 
     Each line begins with its time (UTC) and its node; `node 1.3` is local rank 3 of node 1. torchrun's own messages and
-    the stacks of a hung job are among the lines. New output appears within 10 s. What is missing is said where it is
-    missing: a node's output beyond 2 MB/s, and the oldest lines beyond the job file's `logs.keep_mb`. Values of the
-    job's `secrets` are stars. `--json` prints one document per line.
+    the stacks of a hung job are among the lines. New output appears within 10 s. A line of the log
+    says how much is missing where a node printed more than 2 MB/s; a note on standard error says how much of the oldest
+    output was deleted because of `logs.keep_mb`. Values of the job's `secrets` are replaced by stars. `--json` prints
+    one document per line.
 
     Examples: `spotkeeper logs first --follow`, `spotkeeper logs first --node 1 --since 2h --grep 'loss|Error'`
     """

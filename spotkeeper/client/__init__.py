@@ -34,7 +34,8 @@ def find_target(stack: str | None, start: Path | None = None) -> Target:
         here = f", and the one-machine cloud in {folder} is another stack, `local`" if folder is not None else ""
         raise CliError(f"no stack {name}: SPOTKEEPER_BUCKET is not set{here}", Exit.MISSING, export_bucket(name))
     raise CliError(
-        "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and no .spotkeeper/local is found from here up",
+        "no stack: SPOTKEEPER_STACK and SPOTKEEPER_BUCKET are not set, and this folder and its parents have no "
+        ".spotkeeper/local",
         Exit.MISSING,
         "on this machine: spotkeeper local up; for a local cloud in another folder: export SPOTKEEPER_FOLDER=..."
         "/.spotkeeper/local; in a cloud: export SPOTKEEPER_STACK=... SPOTKEEPER_BUCKET=gs://...",

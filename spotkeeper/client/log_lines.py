@@ -191,9 +191,9 @@ def in_order(nodes: Sequence[NodeLines]) -> Iterator[LogLine]:
 
 
 def _sorted(lines: Iterable[LogLine], most: int) -> Iterator[LogLine]:
-    """Sort lines by time. A line that comes after one more than ``LATE_MS`` newer is too late to be sorted.
+    """Yield lines in order of time, if each comes before every line that is more than ``LATE_MS`` newer.
 
-    Lines wait here for older ones. Beyond ``most`` bytes of waiting lines, the oldest is yielded without waiting.
+    Lines wait here for older ones. While more than ``most`` bytes wait, the oldest line is yielded at once.
     """
     waiting: list[tuple[int, int, LogLine]] = []
     numbers, newest, size = count(), 0, 0

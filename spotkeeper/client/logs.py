@@ -86,7 +86,7 @@ def heading(store: Store, record: Record, gen: int) -> str:
 
 
 def whole(data: bytes) -> str:
-    """Return a node's stored log, the result of :func:`stored`, as text. A heading names each file above its tail."""
+    """Return a node's log as text: the tail of each file below a heading. ``data``: the result of :func:`stored`."""
     out = ""
     for part in split_log(data):
         head = f"--- {part.title}\n" if part.path else ""

@@ -312,9 +312,9 @@ def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[J
 def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
     """Return an estimate of how long a start of a job takes, virtual seconds.
 
-    It is the sum of three measured times: the boot of a machine in the slowest of these pools, and, from the newest job
-    of this name, its save and the time from its last generation to the first step. It is ``START_S`` if no such job
-    measured this or the bucket fails, and at least ``START_S`` if no recent boot in these pools is known.
+    The estimate adds up measured times: a boot in the slowest of these pools; and, from the newest job of this name, a
+    save and the time from a generation's start to its first step. Without times of such a job, or if the bucket fails,
+    the estimate is ``START_S``. Without a recent boot in these pools, it is at least ``START_S``.
     """
     from spotkeeper.reconcile.select import market
 

@@ -93,7 +93,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
 
         withdraw(store, job, spec.name, now, "another submission of this name came first")  # a tick deletes its files
         why = f"{spec.name}: another submission of this name came first"
-        raise CliError(why, Exit.REFUSED, "submit again to see the job of that submission")
+        raise CliError(why, Exit.REFUSED, "submit again to see which job has the name")
     store.set_active(job, now)  # the ``active`` object of an interrupted submission may be gone
     if not store.create_record(_record(store, job, full, digest, now, by)):
         theirs = store.read_record(job)

@@ -101,10 +101,10 @@ def local_folder(start: Path) -> Path | None:
 
 
 def named(folder: Path) -> Path:
-    """Return the one-machine cloud's folder that a command means: ``folder``, unless that is the default.
+    """Return the folder of the one-machine cloud that a command is for: ``folder``, unless that is the default.
 
-    In place of the default: the folder that ``SPOTKEEPER_FOLDER`` names, else an existing cloud's folder in the working
-    folder or above it, else the default after all.
+    For the default, the first of these counts: the folder that ``SPOTKEEPER_FOLDER`` names; an existing cloud's folder
+    in the working folder or above it; the default itself.
     """
     return named_folder() or local_folder(Path.cwd()) or folder if folder == LOCAL else folder
 

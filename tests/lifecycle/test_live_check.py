@@ -36,7 +36,7 @@ def test_live_check_runs_every_check_and_leaves_nothing(shell: Stage, capsys: py
     _, rows = checked(capsys, "--yes")
     drill = rows.pop("a preemption costs no step")
     assert drill.state is CheckResult.OK or "target" in drill.found, drill  # a busy machine may miss a target of time
-    fence = rows.pop("the job is refused the machine's token")
+    fence = rows.pop("the job cannot get the machine's token")
     assert (fence.state, "does not apply" in fence.found) == (CheckResult.SKIPPED, True)
     assert {row.state for row in rows.values()} == {CheckResult.OK}, rows
     assert "spot in " in rows["a spot machine is launched"].found

@@ -140,7 +140,7 @@ class Interpreter:
             Its exit code; None if it took longer than ``LONGEST_S`` and was killed.
 
         Raises:
-            CliError: this process has ended, for example because it lacks torch.
+            CliError: the interpreter has exited, for example because it lacks torch.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then no answer comes

@@ -83,7 +83,7 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
 
     def resize(record: Record, value: str) -> str:
         if not value.isdigit() or not 1 <= int(value) <= 10_000:
-            raise CliError(f"{value!r} is no number of machines", Exit.USAGE)
+            raise CliError(f"{value!r} is not a number of machines: enter 1 to 10,000", Exit.USAGE)
         return request(RequestKind.RESIZE, record, nodes=int(value))
 
     def move(record: Record, value: str) -> str:

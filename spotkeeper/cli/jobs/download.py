@@ -230,7 +230,7 @@ def fetch_file(
     """Write the concatenated objects (name, bytes) to ``target``; return True if ``target`` had this content already.
 
     Raises:
-        DifferentBytesError: the objects do not have this content; nothing of them stays here.
+        DifferentBytesError: the objects have other content; ``target`` is left as it was.
         OSError, StoreError: the file cannot be written, or the bucket not read.
     """
     if content.is_at(target):

@@ -108,7 +108,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     spot = [_spot(pool, zone, prices, known.now) for zone in pool.zones]
     if known.store is not None and (untold := [zone for zone in pool.zones if _told(zone, prices, known.now) is None]):
         where = ", ".join(untold)
-        said.append(f"prices: the cloud reported none for {where} within a day, so the stack's list prices count")
+        said.append(f"prices: the cloud reported none for {where} within a day, so this uses the stack's list prices")
     demand = [pool.prices[zone].on_demand for zone in pool.zones]
     return Task(
         spec=spec,
@@ -122,13 +122,13 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
 
 
 def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
-    """The note about each static pool: its machines are used first and count in the job's `max_usd` and report."""
+    """The note about each static pool: the job uses its machines first, and their cost counts toward `max_usd`."""
     for pool in pools_of(spec, stack):
         if pool.kind == "static":
             dearest = max((price.on_demand for price in pool.prices.values()), default=0.0)
             yield (
-                f"static: idle machines of {pool.name} are used first, and count ${dearest:.2f} an hour in max_usd; "
-                f"this forecast leaves out these {pool.max_machines} x {pool.machine_type}, as with `static: never`"
+                f"static: the job first uses idle machines of {pool.name}, each ${dearest:.2f} an hour toward max_usd; "
+                f"this forecast ignores these {pool.max_machines} x {pool.machine_type}, as if `static: never` were set"
             )
 
 
@@ -152,10 +152,10 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
 
 
 def _reported_work_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
-    """The virtual hours that this job must train, and "" or a note; computed from what an earlier job reported.
+    """Return the virtual hours that this job must train, and a note or ""; None if no earlier job reported its steps.
 
-    The hours are the number of steps times the duration of a step, both as the newest job of this name reported them;
-    None if it did not. If it had other machines, the duration is converted to this job's machines; the note says so.
+    The hours are the steps of the newest job of this name, times the step duration that this job reported. If it had
+    other machines, the duration is converted to this job's machines, as the note says.
     """
     told = known.ran(spec.name)
     if told is None or not told.total_steps:

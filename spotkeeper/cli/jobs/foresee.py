@@ -150,4 +150,4 @@ def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
     plain = [line for line, name in calls.plain_steps if name in calls.optimizers]
     if elastic and plain and "step" not in used:
         remedy = "call run.backward(loss) and run.step() instead of loss.backward() and optimizer.step()"
-        yield plain[0], f"with `nodes: {{min, max}}` the script must {remedy}, also if it uses a scaler"
+        yield plain[0], f"with `nodes: {{min, max}}` the script must {remedy}, even if it uses a GradScaler"

@@ -26,7 +26,7 @@ GREP_S = 2.0  # real; for one line, which is at most 128 KB long
 
 
 class Pattern:
-    """A regular expression. Some take years on some lines, so a search longer than ``GREP_S`` ends the command."""
+    """A regular expression. Backtracking can take years, so a search of more than ``GREP_S`` ends the command."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -100,7 +100,7 @@ def run(
 
 
 def _ms_before(since: str | None, clock: Clock) -> int:
-    """Return when a span that ends now began, in real unix ms; 0 for None."""
+    """Return when the last ``since`` (such as 2h) began, in real unix ms; 0 for None. CliError if it is not a span."""
     if since is None:
         return 0
     try:

@@ -77,9 +77,9 @@ def _delete(cloud: Cloud, victim: Victim) -> None:
 
 
 def gce_api(target: Target) -> Api:
-    """Return a client of the Compute API: of Google's, with the user's gcloud login, or of a simulated one.
+    """Return a client of Google's Compute API, with the user's gcloud login, or of a simulated API.
 
-    A simulated API is served on this machine by plain HTTP, which its address shows, and has a token of its own.
+    An address without https is that of a simulated API, which runs on this machine and has a token of its own.
     """
     from spotkeeper.cli.stacks.reconcile import GcloudToken
 
@@ -187,7 +187,7 @@ def _refuse_others(ec2: Any, victim: Victim) -> None:
 
 
 def _see_it_run(fis: Any, experiment_id: str, victim: Victim, wait: Callable[[float], None]) -> None:
-    """Wait until the experiment has completed, or has run so long that a refused action would have ended it.
+    """Wait until the experiment has completed, or runs for ``FIS_SETTLED_S``, since a refused action fails sooner.
 
     Raises:
         CliError: the experiment failed, or did not start in time.

@@ -226,12 +226,15 @@ def agree_to_lose(target: Target, yes: str) -> None:
     lost = list(losers(target))
     if not lost:
         return
-    what = "these unfinished jobs lose their checkpoints with the cloud:\n" + "\n".join(lost)
+    what = "the checkpoints of these unfinished jobs are deleted with the cloud:\n" + "\n".join(lost)
     agree(what, "Destroy all of it?", yes)
 
 
 def losers(target: Target) -> Iterator[str]:
-    """Yield a line for every unfinished job without a request to cancel it, and for every unreadable record."""
+    """Yield a line for each job that would lose its checkpoints, and for each unreadable record.
+
+    These are the unfinished jobs whose cancellation has not been requested.
+    """
     store = target.store()
     found = lookup.all_jobs(store, finished=False)
     for record in found.records:

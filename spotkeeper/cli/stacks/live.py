@@ -33,7 +33,7 @@ class LiveCheck(Struct, frozen=True):
 
 
 def of_stack(stack: str | None) -> tuple[LiveCheck, ...]:
-    """Return a stack's checks. Errors: as :func:`read_stack_file`, or :data:`PAGE` is missing."""
+    """Return a stack's checks. Raises as :func:`read_stack_file`, and CliError if :data:`PAGE` is missing."""
     settings = read_stack_file(None, stack, "spotkeeper live-check --list --stack NAME").settings
     names = {
         "STACK": settings.stack,

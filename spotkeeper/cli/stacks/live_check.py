@@ -195,7 +195,7 @@ def _paid(probe: Probe) -> Iterator[Row]:
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("a spot machine is launched", lambda: _launched(probe)),
         ("its disk is attached and the job trains", lambda: _trains(probe)),
-        ("the job is refused the machine's token", lambda: _fenced(probe)),
+        ("the job cannot get the machine's token", lambda: _fenced(probe)),
         ("a checkpoint is durable", lambda: _saves(probe)),
         ("a preemption costs no step", lambda: _drill(probe)),
     )

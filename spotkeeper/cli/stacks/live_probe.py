@@ -20,7 +20,7 @@ STEPS = 100_000  # hours: it is cancelled long before
 
 
 def ask(path: str, method: str, header: tuple[str, str]) -> str:
-    """Request a token from the metadata server; return ``given``, or why the request failed."""
+    """Request a token from the metadata server; return "given" if the server answers with one, else the failure."""
     request = urllib.request.Request(METADATA + path, method=method, headers=dict([header]))  # noqa: S310
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

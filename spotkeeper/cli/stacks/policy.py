@@ -60,7 +60,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 def _wrong(error: Exception) -> str:
     if isinstance(error, AttributeError):
-        return "no case has begun"
+        return "no valid `start` came before this line"
     return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit this case's `start` ({error})"
 
 

@@ -43,7 +43,7 @@ def run(file: Path | None, stack: str | None, *, as_json: bool) -> None:
 
 
 def stack_texts(file: Path | None, stack: str | None) -> tuple[Rendered, ...]:
-    """Return the scripts of a stack's machines (default: the local stack). Errors: as :func:`read_stack_file`."""
+    """Return the scripts of a stack's machines (default: the local stack). Raises as :func:`read_stack_file`."""
     settings = read_stack_file(file, stack, "spotkeeper render FILE").settings
     from infra import boot
 
@@ -122,7 +122,7 @@ def plan(file: Path | None, stack: str | None) -> tuple[Planned, ...]:
 
     Raises:
         SpecError: the stack file is invalid; the problems have line numbers.
-        CliError: no such stack, no checkout, or the program failed.
+        CliError: no such stack, the package ``infra`` is missing, or the Pulumi program failed.
     """
     read = read_stack_file(file, stack, "spotkeeper plan FILE")
     from spotkeeper.local.deploy import DeployError, runner

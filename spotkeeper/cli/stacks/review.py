@@ -145,8 +145,8 @@ def _settings(path: Path, name: str) -> Settings:
     """Read the settings of a stack file for the stack ``name``, whatever the file is called.
 
     Raises:
-        SpecError: it is invalid.
-        CliError: this is no checkout.
+        SpecError: the file is invalid.
+        CliError: the package ``infra`` is missing.
     """
     try:
         from infra.settings.read import from_config
@@ -215,7 +215,7 @@ def broken_rules(preview: bytes, stack: str, config: Path = CONFIG) -> tuple[Bro
     Rules over the whole stack are checked only if the preview lists all of it (`--show-sames`).
 
     Raises:
-        CliError: the file that turns rules off is invalid, or this is no checkout.
+        CliError: the file that turns rules off is invalid, or the package ``infra`` is missing.
         PreviewError: the text is not a preview.
     """
     try:

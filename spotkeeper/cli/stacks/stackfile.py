@@ -46,7 +46,7 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
 
     Raises:
         SpecError: the stack file is invalid; the problems have line numbers.
-        CliError: no such stack, or this is no checkout.
+        CliError: no such stack, or the package ``infra`` is missing.
     """
     try:
         from infra.settings.read import clashes, from_config
@@ -119,7 +119,7 @@ def schema_of(document: str) -> str:
     The schema has types and ranges; only ``spotkeeper submit`` checks how fields go together.
 
     Raises:
-        CliError: no such document, or (``stack``) this is no checkout.
+        CliError: no such document, or (``stack``) the package ``infra`` is missing.
     """
     known = ["job", STACK, "state"]
     if document not in known:
@@ -150,7 +150,7 @@ def stack_schema() -> dict[str, Any]:
     """Return the schema of a stack file: the fields of ``infra.settings.model.Settings``, as Pulumi names them.
 
     Raises:
-        CliError: this is no checkout.
+        CliError: the package ``infra`` is missing.
     """
     try:
         from infra.settings.model import Settings
@@ -280,7 +280,7 @@ def run_check(stack: str | None, *, as_json: bool) -> None:
 
     Raises:
         SpecError: all problems; with ``as_json``, they are printed and a :class:`CliError` is raised instead.
-        CliError: no such stack, or no checkout.
+        CliError: no such stack, or the package ``infra`` is missing.
     """
     file = stack_path(stack, "spotkeeper check FILE")
     try:
@@ -299,7 +299,7 @@ def check(file: Path) -> CheckedStack:
 
     Raises:
         SpecError: all problems of the stack file and of the job files that it names.
-        CliError: this is no checkout.
+        CliError: the package ``infra`` is missing.
     """
     try:
         from infra.settings.read import read_jobs

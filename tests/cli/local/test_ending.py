@@ -22,7 +22,7 @@ from tests.contract.samples import STACK
 
 REACHED = "error: the stack local: the end of the stack has begun\n"
 NAMED = [
-    "error: these unfinished jobs lose their checkpoints with the cloud:",
+    "error: the checkpoints of these unfinished jobs are deleted with the cloud:",
     "error:   works (bbbb2345)  training, step 306",
     "error:   waits (cccc2345)  on hold (paused), no step reported yet",
 ]

@@ -94,7 +94,9 @@ def test_an_invalid_tick_gets_the_safe_answer(line: bytes) -> None:
 def test_a_tick_before_any_start_is_answered_too() -> None:
     answers, errors = talk(TICK)
     assert answers == [{"try": ["keep", "od"], "probe": []}]
-    assert errors.startswith("spotkeeper policy: line 1: no case has begun, so the answer is: keep what runs, else ")
+    assert errors.startswith(
+        "spotkeeper policy: line 1: no valid `start` came before this line, so the answer is: keep what runs, else "
+    )
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"[1", b'{"type":"boat"}', b"\xff\xfe", b"{" * 100_000])
