@@ -131,7 +131,7 @@ class Bucket(Protocol):
         """
 
     def delete(self, name: str) -> None:
-        """Delete an object. A missing object is no error.
+        """Delete an object. A missing object is not an error.
 
         Raises:
             StorageError: the store does not answer, or refuses.

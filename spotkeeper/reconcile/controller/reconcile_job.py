@@ -40,7 +40,7 @@ log = logging.getLogger("spotkeeper.reconcile")
 
 PASSES = 8
 AGAIN = 4  # how often a round without passes left, or with new facts, starts over under one lease
-BURST = 8  # with so many new facts during a round more will follow (a burst); small gangs never wait
+BURST = 8  # this many new facts during a round are a burst: more will follow; small gangs never wait
 BURST_WAITS = 4
 GATHER_S = 2.0  # real; pause between two rounds while BURST machines or more are still to report
 PARALLEL = 16

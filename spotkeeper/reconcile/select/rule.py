@@ -113,11 +113,11 @@ class Rule:
     shape: HazardShape = SHAPE
     wait_left: float = 0.14  # wait while the slack exceeds this share of the work left ...
     wait_planned: float = 0.22  # ... plus this share of the planned slack ...
-    wait_ticks: float = 1.0  # ... plus so many ticks
+    wait_ticks: float = 1.0  # ... plus this many ticks
     leave_left: float = 0.04  # leave on-demand only with this share of the work left as slack ...
-    leave_restarts: float = 2.0  # ... plus so many restarts
+    leave_restarts: float = 2.0  # ... plus this many restarts
     caution: float = 1.5  # multiplies the estimated hazard: a life estimated too long costs a restart
-    back: float = 1.5  # a later return to on-demand costs so many restarts
+    back: float = 1.5  # a later return to on-demand costs this many restarts
     least: float = -0.25  # worth an hour from which an idle job launches; a launch also observes the zone
     cheaper_by: float = 0.05  # another zone must be cheaper than the present zone by this ...
     better: float = 0.1  # ... and worth more by this an hour

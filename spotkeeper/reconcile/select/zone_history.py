@@ -3,8 +3,8 @@
 :class:`HazardShape` has the usual losses per hour by a zone's *age*, the time since spot became available in it: after
 six hours a zone is twelve times safer than at first. It was fitted on all recorded markets. A zone's own losses, which
 :class:`Track` counts, scale this hazard, with a gamma prior that counts as ``HazardShape.weight`` losses and has the
-mean of all zones of the job. ``fold`` and ``now`` make tracks from a pool's observations. Only spot machines count. If
-a job gives a machine up this is no loss, and shows that spot was available until then.
+mean of all zones of the job. ``fold`` and ``now`` make tracks from a pool's observations. Only spot machines count. A
+machine that its job gives up is not a loss, and shows that spot was available until then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JUST_H = 0.05  # the age of a zone that is up since an unknown time
 UNKNOWN_H = 1.0  # the age of a zone without an observation
 MOST_HIDDEN = 0.95
 HALF_H = 48.0  # an observation of this age counts half
-GHOST_H = 7 * 24.0  # a machine whose end nobody reported for so long is forgotten
+GHOST_H = 7 * 24.0  # a machine without a reported end is forgotten after this time
 BOOTS = 60  # boots remembered per pool
 FEW_BOOTS = 3  # fewer boots say nothing about the slowest ones
 MANY_BOOTS = 10  # fewer boots have no 95th percentile: the slowest one times WIDER replaces it
@@ -47,7 +47,7 @@ class HazardShape:
 
     until_h: tuple[float, ...] = (0.5, 2.0, 6.0, 24.0, math.inf)
     hazard: tuple[float, ...] = (1.2, 0.6, 0.2, 0.1, 0.03)
-    weight: float = 2.0  # the prior counts as so many losses
+    weight: float = 2.0  # the prior counts as this many losses
 
     def losses(self, start_h: float, end_h: float) -> float:
         """Return the expected losses of a machine while its zone's age grows from ``start_h`` to ``end_h``."""

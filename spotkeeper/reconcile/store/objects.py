@@ -125,10 +125,10 @@ class Objects(Protocol):
         """Return the ``most`` keys of a folder that were written last, newest first. This lists the whole folder."""
 
     def delete(self, key: str) -> None:
-        """Delete an object. A missing object is no error."""
+        """Delete an object. A missing object is not an error."""
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete many objects at once. A missing object is no error."""
+        """Delete many objects at once. A missing object is not an error."""
 
 
 def check_key(key: str) -> str:

@@ -136,7 +136,7 @@ class Store:
     def list_facts(self, job: str) -> tuple[Fact, ...]:
         """Return all facts of a job in the order of their keys. Invalid keys are skipped."""
         folder = paths.facts(job)
-        # The whole rest of the path: what machines themselves write is in subfolders (``_read_all``) and is no fact.
+        # The whole rest of the path: what machines themselves write is in subfolders (``_read_all``) and is not a fact.
         keys = (path.removeprefix(folder) for path in self._objects.list(folder))
         return tuple(fact for key in keys if (fact := Fact.parse(key)) is not None)
 
@@ -151,7 +151,7 @@ class Store:
         return self._create(paths.fact(job, fact), b"") is not None
 
     def delete_facts(self, job: str, facts: tuple[Fact, ...]) -> None:
-        """Delete these facts. A missing fact is no error."""
+        """Delete these facts. A missing fact is not an error."""
         self._objects.delete_many([paths.fact(job, fact) for fact in facts])
 
     # -- stack/allocation
@@ -449,7 +449,7 @@ class Store:
         self._objects.put(path, data)
 
     def delete(self, path: str) -> None:
-        """Delete an object. A missing object is no error."""
+        """Delete an object. A missing object is not an error."""
         self._objects.delete(path)
 
     def list(self, prefix: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from spotkeeper.contract.record import Node, Phase, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import HOUR_S, Draft
 
-SHARE = 0.2  # share of the nodes: so many may have failed independently
+SHARE = 0.2  # the share of the nodes that may fail independently of each other
 AT_LEAST = 2
 SPARE = 0.5  # share of the hourly launches that probes and backups may use; the rest replaces lost machines
 NOTED = 0.01  # the record is updated when the hourly cost changes by more than this share

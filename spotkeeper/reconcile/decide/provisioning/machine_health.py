@@ -66,7 +66,7 @@ def planned(slot: Slot) -> bool:
 
 
 def over(slot: Slot) -> bool:
-    """Whether a machine has reached its planned end, so that its loss is no preemption."""
+    """Whether a machine has reached its planned end, so that its loss is not a preemption."""
     return slot.ends is not None and slot.notice == slot.ends
 
 

@@ -139,7 +139,7 @@ def _deadline(draft: Draft, node: Node) -> float | None:
 
 
 def _promote(draft: Draft) -> None:
-    """Promote each admitted ``next`` if its ``cur`` does not train: ``cur`` is no member, or has saved and stopped."""
+    """Promote each admitted ``next`` if its ``cur`` does not train: it is not a member, or has saved and stopped."""
     halted = draft.record.stop and draft.halted()
     for index, node in enumerate(draft.nodes):
         following = node.next

@@ -43,7 +43,7 @@ def _notices(draft: Draft, index: int) -> None:
     queries = draft.queries
     deadline = queries.notice(index, cur)
     if deadline == cur.notice or (deadline is None and not queries.running(index, cur)):
-        return  # the machine is gone, so a missing notice is no reprieve
+        return  # the machine is gone, so a missing notice is not a reprieve
     cut = deadline is not None and not queries.warned(index, cur)
     draft.put_slot(index, "cur", notice=deadline, cut=cut)
     if deadline is not None and cur.notice is None:
