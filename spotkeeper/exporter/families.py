@@ -66,7 +66,7 @@ def _gauge(name: str, text: str, labels: Iterable[str] = ()) -> GaugeMetricFamil
 
 def _stack(reading: StackReading) -> Iterator[Metric]:
     found = Counter(state_of(one) for one in reading.jobs)
-    jobs = _gauge("jobs", "Jobs by state; a finished job counts for an hour.", ["state"])
+    jobs = _gauge("jobs", "Jobs by state; a finished job is counted for one more hour.", ["state"])
     for state in STATES:
         jobs.add_metric([state], found[state])
     yield jobs

@@ -2,7 +2,7 @@
 
 A job's ledger is listed only after its record or generation has changed, or every ten minutes, since a list costs as
 much as twelve reads. A job is dropped an hour after all its machines are deleted. Agents write once a minute how busy
-their machines are, and it is read as often.
+their machines are, and the exporter reads these reports as often.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serves the newest reading to Prometheus, as OpenMetrics or as classic text, whichever the request accepts.
 
 A thread reads the bucket every ``every_s`` seconds, however often Prometheus scrapes; a scrape never reads. The thread
-also renders each reading in advance, so that a scrape only sends bytes: in the two formats that Prometheus requests by
-default, and in other versions of them, or without gzip, if an earlier scrape has requested these. If the bucket fails,
+also renders each reading in advance, so that a scrape only sends bytes. It renders the two formats that Prometheus
+requests by default, and other formats (another version, or no gzip) once a scrape has requested them. If a read fails,
 the last reading stays; two metrics tell its age and the number of failed reads.
 """
 
@@ -52,7 +52,7 @@ class Pages:
         self._rendered: dict[tuple[str, bool], bytes] = {}
 
     def show(self, reading: StackReading) -> None:
-        """Replace the reading, once it is rendered."""
+        """Render a reading, then serve it in place of the former one."""
         self._replace(reading, self._failures)
 
     def failed(self) -> None:
@@ -67,7 +67,7 @@ class Pages:
             self._reading, self._failures, self._rendered = reading, failures, rendered
 
     def page(self, accept: str, *, packed: bool) -> tuple[bytes, str]:
-        """Return the body for a request's ``Accept`` header, and its content type. ``packed``: compress it by gzip."""
+        """Return the body for a request's ``Accept`` header, and its content type. ``packed``: gzip the body."""
         encoder, content = choose_encoder(accept)
         key = content, packed
         with self._lock:  # one thread renders; others wait for its bytes
@@ -104,7 +104,7 @@ def read_forever(
     stop: threading.Event,
     then: Callable[[StackReading], None] = lambda _: None,
 ) -> None:
-    """Read until ``stop``; ``then`` gets each reading. The first read has been done by the caller."""
+    """Read every ``every_s`` seconds until ``stop``; pass each reading to ``then``. The caller makes the first read."""
     while not stop.wait(every_s):
         read_once(read, pages, then)
 

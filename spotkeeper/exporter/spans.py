@@ -1,8 +1,9 @@
-"""Sends ended recoveries to an OpenTelemetry backend: a trace for each job, whose root is the job.
+"""Sends ended recoveries to an OpenTelemetry backend: one trace per job, with a root span for the job.
 
-Ids are hashes of the job and the part, so a recovery that is sent again, as after a restart of the exporter, has the
-same ids. A job's root is sent when the job has ended, since a span has an end. A thread of its own sends, so that a
-backend that hangs delays no metrics; what it refuses is sent again with the next reading.
+Span ids are hashes of what a span describes, so a recovery that is sent again, for example after a restart of the
+exporter, has the same ids. A job's root span is sent once the job has ended, because a span needs an end. A separate
+thread sends, so a backend that hangs does not delay metrics. Spans that the backend does not accept are sent again with
+the next reading.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TraceMaker:
         self._scope = InstrumentationScope("spotkeeper", __version__)
 
     def spans(self, one: JobReading, now: float, scale: float) -> Iterator[tuple[Sent, list[ReadableSpan]]]:
-        """Yield the spans of each ended recovery of a job and, once the job has ended, its root."""
+        """Yield the spans of each ended recovery of a job and, once the job has ended, its root span."""
         job = one.record.job
         trace = job_trace(job, one.record.name, one.ledger, now, self._stack, scale)
         for recovery in trace.recoveries:
@@ -134,7 +135,7 @@ def _about(span: PartSpan) -> Attributes:
 
 
 class TraceSender:
-    """Sends what is new in each reading, in a thread of its own."""
+    """Sends the spans of each reading that have not been sent yet, in a separate thread."""
 
     def __init__(self, url: str, stack: str, scale: float = 1.0, timeout_s: float = TIMEOUT_S) -> None:
         self._maker, self._scale = TraceMaker(stack), scale
@@ -145,14 +146,14 @@ class TraceSender:
         self._thread.start()
 
     def offer(self, reading: StackReading) -> None:
-        """Queue a reading for sending. Skip it if one waits already: a later reading contains the same recoveries."""
+        """Queue a reading for sending. Skip it if another is queued: a later reading contains the same recoveries."""
         try:
             self._readings.put_nowait(reading)
         except queue.Full:
             log.info("traces are sent more slowly than the bucket is read")
 
     def close(self) -> None:
-        """Send what waits, for at most a few seconds."""
+        """Send the queued reading, for at most a few seconds."""
         try:
             self._readings.put(None, timeout=TIMEOUT_S)
         except queue.Full:
