@@ -45,6 +45,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
             processes than were started, so that each would train alone.
         AttachError: the trainer uses DeepSpeed, FSDP or ``auto_find_batch_size``; or the checkpoint was saved by
             another number of processes.
+
     Example::
 
         trainer = Trainer(model, args, train_dataset=data, callbacks=[SpotkeeperCallback()])
@@ -108,7 +109,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
                 del trainer._load_from_checkpoint
 
     def _done_before(self, trainer: Any, restored: dict[str, Any]) -> TrainOutput:
-        """Restore the trainer of a training that an earlier generation has completed, for the code after ``train``."""
+        """Restore a trainer whose training an earlier generation has completed; the code after ``train`` needs it."""
         assert self.run is not None and self._state is not None
         if trainer.model_init is not None:
             trainer.model = trainer.call_model_init()

@@ -188,7 +188,7 @@ def _scopes(caller: FrameType | None) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _objects(caller: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """Yield variables other than plain numbers and texts, and attributes of the script's own objects, by name."""
+    """Yield (name, value) of the script's variables and its objects' attributes, except plain numbers and strings."""
     for scope, variables in _scopes(caller):
         for name, value in list(variables.items()):
             fields = vars(value).items() if _of_script(value) else ()
@@ -276,7 +276,7 @@ def _own(file: str) -> bool:
 
 
 def _shown(value: Any) -> str | dict[str, str]:
-    """Return a value in printable form; for a state dict, each number or text in it."""
+    """Return a value in printable form; for a state dict, each number and string in it."""
     if isinstance(value, dict):
         shown = ((str(key), _word(each)) for key, each in value.items() if not str(key).startswith("_"))
         return {key: text for key, text in shown if text}
@@ -291,7 +291,7 @@ def _word(value: Any) -> str:
 
 
 def record(argv: list[str]) -> None:
-    """Run a script with an agent's environment variables. ``argv``: OUT SCRIPT [ARGS...]."""
+    """Run a script and record its state in OUT. ``argv``: OUT SCRIPT [ARGS...]. Needs an agent's variables."""
     out, script, *args = argv
     probe = ScriptProbe(Path(out), int(os.environ[STOP]))
     plain_steps, plain_report = Run.steps, Run.report

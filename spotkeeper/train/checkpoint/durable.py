@@ -218,7 +218,7 @@ def save_refusal(folder: Path, commit: Commit, gen: int) -> str:
     """Return why a writer of generation ``gen`` may not write ``commit`` to this disk; "" if it may."""
     there = store.scan(folder)
     if there and there[0].gen > gen:
-        return f"the disk has checkpoint {there[0]}, but the writer is only of generation {gen}"
+        return f"the disk has checkpoint {there[0]}, which is newer than the writer's generation {gen}"
     if commit not in there:
         return ""
     if any(commit in found for found in (store.complete(folder), store.partial(folder))):
@@ -232,7 +232,7 @@ def save_refusal(folder: Path, commit: Commit, gen: int) -> str:
 def write_checkpoint(
     folder: Path, manifest: Manifest, buffer: Buffer, stretches: tuple[Stretch, ...], part: bool
 ) -> Manifest:
-    """Write all files, then COMMIT (or PART), and return the manifest with hashes. On an error no file stays."""
+    """Write all files, then COMMIT (or PART), and return the manifest with hashes. On an error no file remains."""
     home = folder / str(manifest.commit)
     home.mkdir()
     try:

@@ -49,7 +49,7 @@ def tensor_key(tensor: torch.Tensor) -> TensorKey:
 
 @dataclass(frozen=True)
 class TensorCopy:
-    """The copy of one tensor into an image. ``name``: the tensor's, for messages."""
+    """One tensor and its place in an image; ``run`` copies it there. ``name``: the tensor's name, for messages."""
 
     name: str
     base: torch.Tensor  # the image's tensor bytes
@@ -63,7 +63,7 @@ class TensorCopy:
             view(self.base, self.slot).copy_(self.tensor)
 
     def equal(self) -> bool:
-        """Whether the image has the tensor's present bits. (``torch.equal`` of the values would fail for NaN.)"""
+        """Whether the image has the tensor's current bits. (``torch.equal`` of the values would fail for NaN.)"""
         there = self.base[self.slot.offset : self.slot.offset + self.slot.bytes]
         return bool(torch.equal(there, self.tensor.reshape(-1).view(torch.uint8)))
 
@@ -108,14 +108,14 @@ class Image:
     def copy_to(
         self, memory: memoryview, places: tuple[int, int] | None = None, later: Mapping[TensorKey, str] = _NONE
     ) -> list[TensorCopy]:
-        """Copy all bytes into ``memory``, except those of the tensors ``later``; return these tensors' copies.
+        """Copy all bytes into ``memory``, except the tensors in ``later``; return the copies that are still to be made.
 
         One thread copies: on a machine whose cores were busy training, one thread took 0.04 s and two took 0.8 s.
 
         Args:
             memory: the memory to fill.
             places: offsets of the two files in ``memory``; default: ``lay_out``'s.
-            later: names of the tensors that the caller copies later, by ``tensor_key``.
+            later: names, by ``tensor_key``, of the tensors that the caller copies later.
         """
         begin, at = places or (0, self.stretches[1].offset)
         memory[at : at + len(self._skeleton)] = self._skeleton

@@ -179,7 +179,7 @@ class Peer:
     keep: int = 2
 
     def tell(self, message: Answer, fd: int | None = None) -> None:
-        """Send an answer. If the trainer is gone, nobody needs the answer, so the failure to send it is ignored.
+        """Send an answer. Ignore a failure if the trainer is gone, because it then needs no answer.
 
         After any other failure, end the connection, because the trainer would otherwise wait for the answer forever.
         """

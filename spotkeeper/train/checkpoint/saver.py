@@ -1,9 +1,9 @@
 """The saver: one small process per node that makes staged checkpoints durable.
 
-The saver knows no tensors. A trainer (local rank 0) copies its state into a memory file that the saver owns, and lists
-which bytes belong into which file. The saver writes the files with O_DIRECT while it hashes them, writes COMMIT, then
-deletes old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still becomes
-durable. The next trainer finds the memory allocated, and restores its state from there if possible.
+The saver handles bytes, not tensors. A trainer (local rank 0) copies its state into a memory file that the saver owns,
+and lists which bytes go into which file. The saver writes the files with O_DIRECT while it hashes them, writes COMMIT,
+then deletes old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still
+becomes durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
 Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
 ``hello`` of a new generation after the save of an older generation is finished.

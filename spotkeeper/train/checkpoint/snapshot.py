@@ -76,11 +76,11 @@ class BackgroundCopier:
         }
 
     def begin(self, copies: Sequence[TensorCopy], request: Callable[[], None], discard: Callable[[str], None]) -> None:
-        """Begin to copy.
+        """Start copying.
 
         Args:
-            copies: what is left of the image.
-            request: asks the saver to write the image; called once the image is whole.
+            copies: the copies that the image still lacks.
+            request: asks the saver to write the image; called once the image is complete.
             discard: called instead if the image may be torn, with the reason.
         """
         number, self._begun = self._begun, self._begun + 1
@@ -94,7 +94,7 @@ class BackgroundCopier:
         self._running = _Running(copies, versions, copied, request, discard)
 
     def wait(self) -> None:
-        """Wait until the running copy is whole, and request its save. Does nothing if no copy runs."""
+        """Wait until the running copy is complete, and request its save. Does nothing if no copy runs."""
         running, self._running = self._running, None
         if running is None:
             return

@@ -70,7 +70,7 @@ class StateSource(Protocol):
 class SaveStrategy(Protocol):
     """How one run saves and restores.
 
-    All methods but ``warm``, ``copied`` and ``ready`` are collective; ``settle`` is so only for sharded state.
+    All methods except ``warm``, ``copied`` and ``ready`` are collective, ``settle`` only with sharded state.
     """
 
     def begin(
@@ -82,10 +82,10 @@ class SaveStrategy(Protocol):
         """Reserve the saver's memory. Every rank calls this method, but ranks do not wait for each other."""
 
     def save(self, subject: StateSource, commit: Commit) -> None:
-        """Stage a save. Until the next optimizer step or ``copied``, tensors of optimizers may not change."""
+        """Stage a save. On return the state may change, but optimizers' tensors only in a step or after ``copied``."""
 
     def copied(self) -> None:
-        """Wait until the staged save needs the state no more. Not collective."""
+        """Wait until the staged save no longer needs the state. Not collective."""
 
     def ready(self) -> bool:
         """Whether this rank has written a part that needs ``publish``."""

@@ -186,7 +186,8 @@ class CheckpointWriter:
     ) -> None:
         """Stage and request a save. Returns when the state may change again.
 
-        With a ``copier``, the tensors ``owned`` may not change yet: it copies them, and waits in their optimizers.
+        With a ``copier``, the tensors ``owned`` may change only in their optimizers' next step: the copier still copies
+        them in the background, and that step waits for it.
         """
         if not self.begin(manifest.commit):
             return
@@ -204,7 +205,7 @@ class CheckpointWriter:
             )
 
     def _discard(self, commit: Commit, why: str) -> None:
-        """Give up a save whose copy is not one step's state, and make the next one due."""
+        """Give up a save whose copy may be torn, and make another save due at once."""
         self.fail(commit, why)
         self._pace.since = -math.inf
 
@@ -243,7 +244,7 @@ class CheckpointWriter:
                 self._client.publish(manifest)
 
     def fail(self, commit: Commit, why: str) -> None:
-        """Report that a save failed on the trainers' side: by another machine, or a copy that is not one state."""
+        """Report a failed save whose cause lies outside this node's saver, such as a failure on another machine."""
         self.written = None
         self._tell(Fault.WRITE_FAILED, f"checkpoint {commit} was not saved: {why}")
 

@@ -34,10 +34,10 @@ class Gang(Protocol):
         """Return every rank's bytes, in rank order, on every rank."""
 
     def highest(self, value: int) -> Callable[[], int]:
-        """Start to find the highest value of all ranks; return a function that waits for this value."""
+        """Start finding the highest value of all ranks; return a function that waits for this value."""
 
     def share(self, values: tuple[float, ...]) -> Callable[[], list[tuple[float, ...]]]:
-        """Start to exchange values; return a function that waits for all ranks' values, in rank order."""
+        """Start exchanging values; return a function that waits for all ranks' values, in rank order."""
 
     def send(self, view: memoryview, to: int) -> None:
         """Send bytes to one rank, which calls ``receive``. Not collective."""

@@ -47,7 +47,7 @@ class MicroPlan:
     costs: tuple[float, ...] = ()  # seconds per sample of each rank in this world; 0: not measured
 
     def batch_of(self, local: int) -> int:
-        """Return the samples of a global batch: ``batch``, or ``local``, the loader's batch size, times ``ranks``."""
+        """Return the samples of a global batch. ``local``: the loader's batch size, used if ``batch`` is None."""
         return self.batch or local * self.ranks
 
 

@@ -41,7 +41,7 @@ def adapt(name: str, part: object) -> LocalPart | None:
     """Return a wrapper that saves and loads a part's state; None for types that this module does not know.
 
     Raises:
-        PartError: a dict, list or dataclass has other values than numbers.
+        PartError: a dict, list or dataclass has a value that cannot be saved; or a dataclass is frozen.
     """
     if isinstance(part, torch.Generator):
         return _TorchGenerator(part)
@@ -135,7 +135,7 @@ def _array(values: Any, dtype: Any) -> Any:
 
 
 class _PlainValues:
-    """A dict, list or dataclass of numbers. Its state is loaded in place, because the script refers to the object."""
+    """A dict, list or dataclass of plain data. Its state is loaded in place, since the script refers to the object."""
 
     def __init__(self, name: str, part: Any) -> None:
         self._name = name
@@ -298,7 +298,7 @@ class Attached:
     def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors that only an optimizer's step changes: trained parameters and their state, with names.
 
-        A frozen parameter is left out: if anything changes it, that is the script (a momentum encoder).
+        Frozen parameters are left out, because the script itself can change them (a momentum encoder).
         """
         names = {id(param): plain(name) for name, param in self._parameters()}
         for each in self.optimizers:
@@ -326,7 +326,7 @@ class Attached:
         """Load all state but the random state into the objects.
 
         Raises:
-            AttachError: the script attaches other objects than the script that saved.
+            AttachError: the attached objects are not those in the checkpoint.
         """
         self._compare(rest, local)
         if self.core is not None:

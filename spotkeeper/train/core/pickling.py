@@ -226,7 +226,7 @@ def _member(kind: Any, name: str) -> Any:
     """Return an enum's member. A pickle gets this function in place of ``getattr``, so it reads no other attribute."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[name]
-    raise pickle.UnpicklingError(f"{name!r:.80} is not a member of an enum")
+    raise pickle.UnpicklingError(f"the pickle gets the attribute {name!r:.80}, which is not a member of an enum")
 
 
 def _refusal(what: str, module: str, name: str, remedy: str) -> str:

@@ -155,8 +155,8 @@ def rebuild(
 
     Args:
         loader: map-style, with a batch size or without automatic batching.
-        batch: samples of the run's global batch; None in a new run, for which ``plan`` or the loader's batch size
-            times the number of ranks decides.
+        batch: samples of the run's global batch. None in a new run: ``plan`` sets the number or, without a plan, it is
+            the loader's batch size times the number of ranks.
         plan: how batches are cut, if the number of ranks may change.
 
     Returns:
@@ -202,7 +202,7 @@ def _check(loader: DataLoader[Any]) -> None:
 
 
 def _is(part: object, kind: type) -> bool:
-    """Whether ``part`` is exactly of this class, or of the class of that name that StatefulDataLoader uses."""
+    """Whether ``part`` is of exactly this class, or of torchdata's class of the same name (StatefulDataLoader's)."""
     own = type(part).__module__.startswith("torchdata.") and type(part).__name__ == kind.__name__
     return type(part) is kind or own
 

@@ -158,7 +158,8 @@ class Boundary:
         if self._gang.local_rank == 0:
             then = found.manifest
             self._control.resumed(then.commit, sum(file.bytes for file in (*then.files, *then.others)))
-            resized = "" if found.same_world else f"; saved by {_ranks(then.world)}, now {self._gang.world}: new seeds"
+            change = f"saved by {_ranks(then.world)}, now {self._gang.world}: random generators are reseeded"
+            resized = "" if found.same_world else f"; {change}"
             say(f"generation {self._info.gen}: resumed from {then.commit} ({found.source}{resized})")
 
     def start_loop(self) -> None:

@@ -122,7 +122,7 @@ class LagVerdict:
         self.lag = 0.0
 
     def window(self, ranks: Sequence[WindowTimes], mine: Sequence[int]) -> None:
-        """Renew the verdict with the times of all ranks in one more window. ``mine``: the ranks of this machine."""
+        """Update the verdict with all ranks' times in the newest window. ``mine``: the ranks of this machine."""
         ratio = max((ratio_of(ranks, rank) for rank in mine), default=0.0)
         if not ratio:
             return  # not measured
@@ -173,8 +173,8 @@ class LagMonitor:
         """Add a step. Collective: all ranks call it after the same steps.
 
         Args:
-            own_s: own time of a step, if the stopwatch has measured one.
-            samples: samples of this rank in this step, copies included.
+            own_s: this rank's own time (see the module's docstring) of a recent step; None: not measured.
+            samples: samples that this rank computed in this step, also those of a copied micro-batch.
             step_s: this rank's usual step time, seconds.
         """
         if self._gang.world == 1:

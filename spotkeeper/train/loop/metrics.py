@@ -87,7 +87,7 @@ class MetricHistory:
     """The metrics of one generation.
 
     Args:
-        folder: the run folder; None: keep no history, only the last loss (other ranks than 0, and runs without agent).
+        folder: the run folder; None (ranks other than 0, runs without an agent): keep no history, only the last loss.
     """
 
     def __init__(self, control: Control, folder: Path | None, gen: int) -> None:

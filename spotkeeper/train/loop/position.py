@@ -52,7 +52,7 @@ class RunPosition:
 
     @property
     def current_step(self) -> int:
-        """The step to which the current code belongs: within a loop the batch's own, done or not; else the last one."""
+        """The step that the script works on: in a loop the current batch's, done or not; elsewhere the last step."""
         return self.step if self.feed is None or self.stepped else self.step + 1
 
     @property

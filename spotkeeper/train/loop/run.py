@@ -85,7 +85,7 @@ def attach(
     Raises:
         PartError: an object has no state to save; the message names the argument.
         AttachError: nothing was given to save; the checkpoint belongs to another model or other objects; or the number
-            of ranks may change, but not with this model.
+            of ranks may change and the model or optimizer does not support that.
         CallError: several ranks run without a process group, or ``attach`` was called before.
         RuntimeError: another run uses the checkpoint folder.
 
@@ -177,8 +177,8 @@ class Run:
     def output(self) -> Path:
         """Folder for results, such as the final model. It is uploaded to the bucket once the job has succeeded.
 
-        ``spotkeeper download`` fetches the folder of each machine. Like a checkpoint, the folder survives preemptions
-        with its files. Outside Spotkeeper it is ``./output``.
+        ``spotkeeper download`` fetches the folder of each machine. The files in the folder survive preemptions, as
+        checkpoints do. Outside Spotkeeper the folder is ``./output``.
         """
         return make_output(self._settings.output, self._settings.managed)
 
@@ -197,8 +197,8 @@ class Run:
             steps: length of the loop in optimizer steps, counted from the beginning of the run.
 
         Raises:
-            CallError: ``epochs`` or ``steps`` is not a whole number from 1; or an earlier run with other arguments
-                has done all steps.
+            CallError: ``epochs`` or ``steps`` is not a whole number from 1; or no step is left to do, because an
+                earlier run of the script, with other arguments, has done them all.
             DataError: the run cannot keep its place in this loader; the message says what to use instead.
             SystemExit: 0, after the save, if the agent, SIGTERM or Ctrl-C asked the run to stop.
 
@@ -314,7 +314,7 @@ class Run:
 
         Args:
             values: numbers or tensors of one element, under at most 64 names of letters, digits and ``_ . / -``. Pass
-                names with other characters than Python allows as ``**{"val/loss": value}``. None is left out.
+                names that are not Python names as ``**{"val/loss": value}``. None is left out.
 
         Example::
 
@@ -323,7 +323,7 @@ class Run:
         self._reporter.report(self._position.current_step, values)
 
     def report_at(self, step: int, values: dict[str, Any]) -> None:
-        """Report metrics of a step that has been done, for a framework that logs when its own loop is further on."""
+        """Report metrics of ``step``, which is done: a framework can log it when the run is at a later step."""
         self._reporter.report(step, values)
 
     def save(self, *, wait: bool = True) -> Commit | None:

@@ -73,7 +73,7 @@ def test_one_rank_restores_the_state_of_two(one: tuple[Path, str], tmp_path: Pat
     shutil.copytree(one[0], tmp_path / "ckpt")
     (told,) = taken_up(Life(1, 1, tmp_path / "ckpt", tmp_path / "out"))
     assert (told["step"], told["state"]) == (SAVED, one[1])
-    assert "saved by 2 ranks, now 1: new seeds" in told["log"]
+    assert "saved by 2 ranks, now 1: random generators are reseeded" in told["log"]
 
 
 def test_peers_send_parts_to_machines_without_them(two: tuple[Path, str], tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_peers_send_parts_to_machines_without_them(two: tuple[Path, str], tmp_pa
     shutil.copytree(two[0] / "node1", tmp_path / "ckpt/node0")
     third = taken_up(Life(3, 3, tmp_path / "ckpt", tmp_path / "third"))
     assert [told["state"] for told in third] == [two[1]] * 3
-    assert "(rank 0, 2; saved by 2 ranks, now 3: new seeds)" in third[1]["log"]
+    assert "(rank 0, 2; saved by 2 ranks, now 3: random generators are reseeded)" in third[1]["log"]
     shutil.copytree(two[0] / "node0", tmp_path / "swapped/node1")
     shutil.copytree(two[0] / "node1", tmp_path / "swapped/node0")
     swapped = taken_up(Life(2, 2, tmp_path / "swapped", tmp_path / "out"))

@@ -152,7 +152,7 @@ def test_more_ranks_resume_from_one(tmp_path: Path) -> None:
         gang.run(1)
         gang.nodes = 2
         assert gang.run(2)[0].code == 0, gang.log(0, 2)
-        assert "; saved by 1 rank, now 2: new seeds" in gang.log(0, 2)
+        assert "; saved by 1 rank, now 2: random generators are reseeded" in gang.log(0, 2)
 
 
 def test_fewer_ranks_resume_with_the_same_batches(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_fewer_ranks_resume_with_the_same_batches(tmp_path: Path) -> None:
         gang.run(1)
         gang.nodes = 1
         assert gang.run(2)[0].code == 0, gang.log(0, 2)
-        assert "saved by 3 ranks, now 1: new seeds" in gang.log(0, 2)
+        assert "saved by 3 ranks, now 1: random generators are reseeded" in gang.log(0, 2)
         assert "(12 per rank) and keeps this size, although the loader now gives 4 per rank" in gang.log(0, 2)
     seen, expected = ((tmp_path / name).read_text().splitlines() for name in ("seen", "expected"))
     assert len(expected) == 9 * 12
