@@ -39,7 +39,7 @@ class Lines:
     _wake: tuple[int, ...] = ()
 
     def open(self) -> None:
-        """Start to watch for ended children. Clients that connect from now on wait until :meth:`serve`."""
+        """Start watching for ended children. Clients that connect from now on wait until :meth:`serve`."""
         read, write = self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the wake-up descriptor stays silent
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
