@@ -77,7 +77,7 @@ class Victim(Struct, frozen=True):
 class PhaseView(Struct, frozen=True):
     """One phase of a recovery. ``at_s`` and ``took_s`` are None until the phase is reached.
 
-    ``at_s``: time since the preemption; ``took_s``: time since the last phase that this one waits for;
+    ``at_s``: time since the preemption; ``took_s``: time since the last phase that this phase depends on;
     ``limit_s``: the target for ``took_s``.
     """
 
@@ -103,7 +103,7 @@ class DrillView(Struct, frozen=True):
 
 
 class Targets(Struct, frozen=True):
-    """The target of each phase in virtual seconds.
+    """The target of each phase, and of the lost work (``again_s``), in virtual seconds.
 
     On a faster clock, real work (processes, saves, boots) takes more virtual seconds; see :meth:`scaled`.
     """
@@ -170,7 +170,7 @@ def _saved(victim: Victim, look: Evidence) -> bool:
 
 
 def _stopped(victim: Victim, look: Evidence) -> bool:
-    """Whether the processes of all members have ended, except the preempted machine, which cannot report."""
+    """Whether all members have ended their processes; the preempted machine is left out, as it cannot report."""
     ended = {(f.node, f.attempt) for f in look.facts if f.kind in (Kind.RELEASED, Kind.EXIT) and f.gen == victim.gen}
     wanted = {member for member in victim.members if member[0] != victim.node}
     return look.record.gen > victim.gen or (bool(ended) and wanted <= ended)
@@ -283,7 +283,7 @@ def patience_s(targets: Targets) -> float:
 
 # --- for people -------------------------------------------------------------------------------
 
-LEGEND = "after: time since the preemption; took: time since the last phase that it waits for; target: limit of took"
+LEGEND = "after: time since the preemption; took: time since the last phase it depends on; target: limit of took"
 
 
 def table(view: DrillView) -> RenderableType:

@@ -51,8 +51,8 @@ class PoolView(Struct, frozen=True):
     """A pool with its limits.
 
     Attributes:
-        used: how many of its ``max_machines`` machines jobs have, or are about to get.
-        used_on_demand: how many of these are on-demand machines, at most ``max_on_demand``.
+        used: the number of machines that jobs have or are about to get, at most ``max_machines``.
+        used_on_demand: how many of these are on-demand, at most ``max_on_demand``.
     """
 
     name: str
@@ -76,7 +76,7 @@ class StackView(Struct, frozen=True):
     """A stack now.
 
     Attributes:
-        usd_hour: what all machines cost an hour at present prices: of jobs, and static ones, which always run.
+        usd_hour: the hourly cost at present prices of the jobs' machines and of all static machines, which always run.
         listed_usd_hour: the same for dynamic machines at list prices, which ``max_usd_hour`` limits.
     """
 

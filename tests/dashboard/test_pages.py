@@ -205,7 +205,7 @@ def test_the_page_of_the_stack(bucket: Bucket, play: Callable[..., None]) -> Non
     async def story(user: User) -> None:
         await user.open("/stack")
         await until(lambda: "workers" in text(user))
-        assert "us-central1-c" in text(user) and "Costs an hour now" in text(user)
+        assert "us-central1-c" in text(user) and "Cost per hour now" in text(user)
 
     play(story)
 

@@ -73,7 +73,7 @@ def test_bars_have_one_character_for_each_part() -> None:
 def test_the_tables_fit_and_say_where_a_price_comes_from() -> None:
     text = printed(market(seen(), STACK))
     lines = text.splitlines()
-    assert lines[0].startswith("market of prod: the last 8h00m, 1h00m a character")
+    assert lines[0].startswith("market of prod: the last 8h00m, 1h00m per character")
     row = next(line for line in lines if line.startswith(A))
     assert "$2.00" in row and "67 %" in row and "1/2" in row and "·▁▁▁▁▁██" in row
     assert "$1.00*" in text and "* the stack file's price" in text

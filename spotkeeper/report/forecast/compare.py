@@ -1,8 +1,8 @@
 """Compares a job on several shapes of machines: the duration of a step on each, and the job's cost. Pure.
 
-A step is arithmetic, shared by all processes, plus the all-reduce of gradients over the network. A step that was
-measured on one shape is split into these two parts, and each part is scaled to the other shape. This is a model and no
-benchmark, so the assumptions are printed.
+A step consists of computation, split among all processes, and the all-reduce of gradients over the network. A step
+measured on one shape is divided into these two parts, and each part is scaled to the other shape. This is a model, not
+a benchmark, so the assumptions are printed.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _ring(members: int) -> float:
 def step_s(step: MeasuredStep, shape: GangShape) -> float:
     """Seconds that the measured step takes on another shape, with the same global batch.
 
-    The arithmetic is scaled by the accelerators' peak speeds. If a speed is unknown, both accelerators count as equal.
+    The time of the computation is scaled by the accelerators' peak speeds. If a speed is unknown, both
+    accelerators count as equal.
     """
     arithmetic = step.seconds - network_s(step, step.shape)
     ours, theirs = step.shape.tflops, shape.tflops
@@ -136,8 +137,8 @@ def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step that the machines of a shape spend on summing gradients.
 
     On the measured shape the model can give more seconds than the whole step took, because the job sums fewer gradients
-    than assumed, or sums them during the arithmetic. Then the seconds of every shape are reduced in the same ratio, so
-    that on the measured shape they are as long as the measured step.
+    than assumed, or sums them while it computes. Then the seconds of every shape are reduced in the same ratio, so that
+    those of the measured shape equal the measured step.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
 
@@ -182,15 +183,15 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
     """The assumptions about a step, a line each."""
     every = [step.shape, *found]
     lines = [
-        "step: the global batch is the same; all processes share the arithmetic, then sum the gradients in a ring",
+        "step: the global batch is the same; all processes share the computation, then sum the gradients in a ring",
         f"gradients: {step.gradients_gb:g} GB a step"
         + ("" if step.gradients_gb else ", so networks make no difference (--gradients-gb sets the gradients' size)"),
     ]
     if _visible(step) < 1.0:
         lines.append(
             f"gradients: by this estimate their sum takes {reduce_s(step.shape, step.gradients_gb):.3f} s, but a whole "
-            f"step takes {step.seconds:.3f} s; perhaps the job has fewer gradients, or sums them during the "
-            f"arithmetic, so only {percent(_visible(step))} of the estimated time is counted on every shape"
+            f"step takes {step.seconds:.3f} s; so only {percent(_visible(step))} of the estimated time is counted on "
+            "every shape (perhaps the job has fewer gradients, or sums them while it computes)"
         )
     if len({family(shape.machine_type) for shape in every}) > 1:
         lines.append("accelerators: as fast as their peak of dense 16-bit arithmetic; unknown speeds count as equal")
@@ -199,7 +200,7 @@ def assumed(step: MeasuredStep, found: Iterable[GangShape]) -> list[str]:
         lines.append("network: " + ", ".join(_network(shape) for _, shape in sorted(networks.items())))
     unknown = sorted({shape.machine_type for shape in every if not shape.known and shape.nodes > 1})
     if unknown:
-        lines.append(f"network: {NETWORK_GBIT_S:g} Gbit/s of {', '.join(unknown)}, an estimate")
+        lines.append("network: " + ", ".join(f"{name} {NETWORK_GBIT_S:g} Gbit/s (an estimate)" for name in unknown))
     inside = {shape.machine_type: shape for shape in every if shape.nproc > 1}
     if step.gradients_gb and inside:
         lines.append("inside a machine: " + ", ".join(_inside(shape) for _, shape in sorted(inside.items())))
@@ -216,9 +217,9 @@ ELSEWHERE = "a wider terminal and --json show them"
 
 
 def table(made: Comparison) -> RenderableType:
-    """Return the same rows in two tables, sorted by cost and by time.
+    """Return the forecasts twice: in a table sorted by cost, and in a table sorted by time.
 
-    A narrow terminal drops columns, and last of all the column by which the table is sorted.
+    A narrow terminal drops columns of a table; the column by which the table is sorted goes last.
     """
     from rich.console import Group
     from rich.text import Text

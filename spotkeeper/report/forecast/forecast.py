@@ -60,7 +60,7 @@ class Outlook(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """The forecast of one job on one pool, and on its on-demand machines alone, whose cost and end are exact values."""
+    """The forecast of one job on one pool. ``on_demand``: exact cost and end on the pool's on-demand machines alone."""
 
     job: str
     pool: str
@@ -174,7 +174,7 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
     spec = task.spec
     names = Counter(part.recording.name for part in library.parts)
     where = ", ".join(f"{name}: {count} region{'s' * (count > 1)}" for name, count in sorted(names.items()))
-    yield f"market: capacity comes and goes as in one of the recorded markets ({where}), from any moment of it on"
+    yield f"market: capacity comes and goes as in one of the recorded markets ({where}), from many starting times"
     if library.own:
         yield (
             f"market: {', '.join(part.name for part in library.own)} is the market in which the job would run; "
@@ -195,14 +195,14 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield f"nodes: all {task.nodes} or none, although the job could continue with {spec.size().min}"
     start, move = (f"{hours * 60:.0f} min" for hours in (task.restart_h, MOVE_H))
     yield (
-        f"start: each launch takes {start}, which are billed, before it trains ({move} more in another zone); "
+        f"start: each launch bills {start} before training begins ({move} more in another zone); "
         f"a refused request adds {ATTEMPT_H * 3600:.0f} s"
     )
     yield "work: a preemption costs the time of a restart; no step is lost (the notice gives time for a save)"
     if task.shop.on_demand:
         yield "on-demand: available at any time"
     else:
-        yield f"on-demand: {barred(task)}, so no such machine is bought; the on-demand column is for comparison"
+        yield f"on-demand: {barred(task)}, so the replays buy none; the on-demand column is for comparison"
     yield "not included: disks and traffic"
     yield f"range: should contain {percent(PROMISED)} of outcomes, tested on unseen markets (bench/market/forecast.py)"
 
@@ -235,7 +235,7 @@ def risks(of: Outlook) -> Iterator[tuple[str, float]]:
 
 
 def headline(made: Forecast) -> str:
-    saved = f"{percent(made.saves)} less than on-demand" if made.saves >= 0.005 else "no less than on-demand"
+    saved = f"{percent(made.saves)} cheaper than on-demand" if made.saves >= 0.005 else "no cheaper than on-demand"
     until = "" if made.deadline_h is None else f", deadline in {hours(made.deadline_h)}"
     return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training{until}: {saved}"
 
@@ -264,7 +264,7 @@ def below(lines: Iterable[str]) -> RenderableType:
 
 
 def markdown(made: Forecast) -> str:
-    """The forecast as Markdown for a comment. Names from users become code spans; the assumptions are folded."""
+    """The forecast as Markdown for a comment. Names from users become code spans; the assumptions are collapsed."""
     title = f"**{code(made.job)} on {code(made.pool)}**: {code(headline(made))}"
     cells = [list(row) for row in rows(made)]
     lines = [title, "", *markdown_table(list(HEAD), cells, right=(1, 2, 3)), ""]

@@ -99,7 +99,7 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
 
 
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
-    """Draw a recorded zone for each zone of the job, or fewer if fewer are recorded; one of them has spot at times.
+    """Draw a recorded zone for each zone of the job (fewer if fewer are recorded), at least one with spot capacity.
 
     The prices of each drawn zone are scaled, so that their mean is the job's price in the zone for which it stands.
     """
@@ -174,7 +174,7 @@ def _spans(observations: list[Observation]) -> Iterable[tuple[str, Span]]:
 
 
 def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
-    """Whether each tick had capacity; None: unknown. A machine that ran all tick outweighs a refusal or preemption."""
+    """Whether each tick had capacity; None: unknown. A machine that ran for all of it outweighs a refusal or loss."""
     known: list[bool | None] = [None] * ticks
     for start, end, up in sorted(spans, key=lambda span: span[2]):
         first, last = (start - begin) / TICK_S, (end - begin) / TICK_S

@@ -39,7 +39,7 @@ _EVENT_KIND = {
 
 
 def notes(view: JobView) -> Markup:
-    """What needs attention: reasons, warnings, the deadline, a hold and its commands, the end of a failed log."""
+    """What needs attention: reasons, warnings, the deadline, a hold and its commands, the end of the crash log."""
     lines = [*view.warnings]
     if view.reason and not (view.over() and view.outcome and view.outcome.value == "succeeded"):
         lines.insert(0, view.reason)

@@ -19,7 +19,7 @@ _QUIET = frozenset({Event.GONE, Event.REQUEST, Event.ROLL, Event.MIRRORED})
 
 
 class Column(Struct, frozen=True):
-    """A column of the list. ``key``: what it is sorted by; None: it cannot be sorted."""
+    """A column of the list of jobs. ``key``: the sort key; None: the list cannot be sorted by this column."""
 
     name: str
     key: Callable[[JobView], object] | None = None

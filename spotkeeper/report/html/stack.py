@@ -12,7 +12,7 @@ def figures(view: StackView) -> Markup:
     limit = "no limit" if view.max_usd_hour is None else f"of at most {usd(view.max_usd_hour)} (limits.usd_per_hour)"
     return el(
         "div",
-        fact("Costs an hour now", usd(view.usd_hour), "machines of jobs, and static ones"),
+        fact("Cost per hour now", usd(view.usd_hour), "machines of jobs, and static ones"),
         fact("At list prices", usd(view.listed_usd_hour), limit),
         fact("Dynamic machines", str(view.machines), most),
         fact("Jobs", str(view.jobs), f"{view.training} training"),

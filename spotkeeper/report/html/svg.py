@@ -48,7 +48,7 @@ def key() -> Markup:
 
 
 def timeline(view: Timeline) -> Markup:
-    """Draw the machines of a job: one lane a node, bars by what a machine does, colors by its price model."""
+    """Draw the machines of a job, one lane per node: bars show what a machine does, colors its price model."""
     lanes = {node: at for at, node in enumerate(view.nodes)}
     bottom = TOP + LANE * max(1, len(lanes))
     span = view.end - view.start

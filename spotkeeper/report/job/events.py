@@ -1,4 +1,4 @@
-"""The text of each event of a job: whom it concerns, what happened, and what to do where the reader can act."""
+"""The text of each event of a job: its node or machine, what happened, and what the reader can do about it."""
 
 from __future__ import annotations
 

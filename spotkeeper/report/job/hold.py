@@ -41,7 +41,7 @@ def resume(record: Record) -> str:
 
 
 def goes_back(record: Record) -> bool:
-    """Whether the record's reason is a lost newest checkpoint; then a plain resume would only cause another hold."""
+    """Whether the job is on hold because its newest checkpoint is lost; a plain resume would put it on hold again."""
     return record.hold in (Hold.CLOUD, Hold.CAPACITY) and record.go_back() in record.reason
 
 

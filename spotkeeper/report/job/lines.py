@@ -72,7 +72,7 @@ def matches(view: JobView, words: str) -> bool:
 
 
 def step_word(view: JobView) -> str:
-    """The job's step: ``1200``; ``586+`` if a succeeded job perhaps made more steps after its last report."""
+    """The job's step: ``1200``; ``586+`` if a succeeded job may have made more steps after its last report."""
     if view.step is None:
         return "-"
     return f"{view.step}+" if view.outcome is Outcome.SUCCEEDED and _stale(view) else str(view.step)
@@ -86,9 +86,9 @@ def state_word(view: JobView) -> str:
 
 
 def _stale(view: JobView) -> bool:
-    """Whether an ended job perhaps made more steps than its last report says, since reports come once a minute.
+    """Whether an ended job may have made more steps than its last report says, since reports come once a minute.
 
-    It made no more if the report is of the last of ``total_steps``.
+    False if that report is of the last step (``total_steps``).
     """
     return view.over() and view.step is not None and view.step != view.total_steps
 

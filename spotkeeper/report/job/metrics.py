@@ -49,7 +49,7 @@ class JobMetrics(Struct, frozen=True):
 
 
 def joined(found: Iterable[GenerationMetrics]) -> dict[str, MetricColumns]:
-    """Join the files of a job's generations; those that are no ancestors of the newest one are ignored."""
+    """Join the files of a job's newest generation and its ancestors; other generations are ignored."""
     by_gen = {one.gen: one for one in found}
     if not by_gen:
         return {}

@@ -1,4 +1,4 @@
-"""The life of every machine of a job as bars on one lane a node, from the ledger alone. Pure.
+"""The life of every machine of a job as bars on one lane per node, from the ledger alone. Pure.
 
 The bars of one machine do not overlap. Times are virtual unix seconds.
 

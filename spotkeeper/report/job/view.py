@@ -138,7 +138,7 @@ class JobView(Struct, frozen=True):
         return self.deadline_in_s is not None and self.deadline_in_s < (self.left_s or 0.0)
 
     def stands(self) -> bool:
-        """Whether only a user's resume can continue the job (on hold, none requested), or nothing can (over)."""
+        """Whether the job is over, or on hold until a user resumes it (and no resume is requested yet)."""
         waits = self.hold is not None and self.hold.ends_in_s is not None and not self.hold.resuming
         return self.over() or waits
 
@@ -154,7 +154,7 @@ def job_view(
     prices: PricesByPool = NO_PRICES,
     site: Site = CLOUD,
 ) -> JobView:
-    """Return the view of one job at ``now`` (virtual unix seconds). ``resuming``: a request to resume waits."""
+    """Return the view of one job at ``now`` (virtual unix seconds). ``resuming``: a resume is requested."""
     entries = first_of_each(ledger)
     ended = next((entry.at for entry in entries if entry.event is Event.END), None)
     until = now if ended is None else ended

@@ -175,7 +175,7 @@ def _ended(machine: Attempt, own: Sequence[Entry], entries: Sequence[Entry]) -> 
 def _given_back(machine: Attempt, end: float, own: Sequence[Entry], entries: Sequence[Entry]) -> str:
     """Why the job released a machine: the job's end, a replacement, a hold or a move.
 
-    ``end``: a time at or after the call that deleted the machine.
+    ``end``: the machine's end, rounded up, so that it is not before the call that deleted the machine.
     """
     over = next((entry for entry in entries if entry.event is Event.END), None)
     if over is not None and end >= over.at:

@@ -1,4 +1,4 @@
-"""Computes the possible cost of a stack: each pool by the hour, and a month at full size. Pure.
+"""Computes the possible cost of a stack: of each pool per hour and, at full size, per month. Pure.
 
 It uses the list prices of the stack file and `infra/catalog.py`, so that a stack file can be judged before anything
 runs. The module ``money`` computes what jobs really cost.

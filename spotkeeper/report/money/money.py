@@ -1,17 +1,17 @@
 """Computes the cost of a job from its ledger and the prices that the cloud reported, and its cost on-demand.
 
-A machine is paid from its start to its end. The start is `started`, if the cloud reported it, else the INTENT, which
-can be too early; the end is `ended`, if the cloud reported it, else the GONE, which can be a minute late. A spot
+A machine costs money from its start to its end. The start is `started`, if the cloud reported it, else the INTENT,
+which can be too early; the end is `ended`, if the cloud reported it, else the GONE, which can be a minute late. A spot
 machine costs the market price of each moment, if reported; if not, and for other models, it costs the price in its
 INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds the bill by seconds for
-each machine, since EC2 does not report when a requested machine began to run, and since time that a cloud waives counts
-(Google: the first minute of a spot machine, if it is preempted then).
+each machine, because EC2 does not report when a requested machine began to run, and because time that a cloud waives is
+included (Google waives the first minute of a spot machine that is preempted in that minute).
 
-Two comparisons are separate. ``saved`` compares with the same machine-hours at on-demand prices, including boots,
+The cost is compared in two ways. ``saved`` compares with the same machine-hours at on-demand prices, including boots,
 overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is the cost of another
 run, on uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop
-and the next generation. It is shown beside ``spent`` and never subtracted from it, since nobody is billed for such a
-run. It includes the time of repeated steps, because the ledger does not record this time.
+and the next generation. It is shown beside ``spent`` and never subtracted from it, since such a run is not billed. It
+includes the time of repeated steps, because the ledger does not record this time.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
 def over_time(
     ledger: Iterable[Entry], stack: StackState | None, now: float, prices: PricesByPool = NO_PRICES, points: int = 120
 ) -> tuple[tuple[float, float, float], ...]:
-    """Return (time, spent, the same machine-hours on demand) from the first request on; the last is :func:`money`'s."""
+    """Return (time, spent, on_demand_only) at points since the first request; the last is equal to :func:`money`."""
     entries = first_of_each(ledger)
     machines = attempts(entries)
     listed = _list_prices(machines, stack)

@@ -194,7 +194,7 @@ def _no_preview(text: bytes, why: str) -> str:
 
 
 def _merged(steps: tuple[_Step, ...]) -> tuple[Change, ...]:
-    """Return one change per resource: the first step of the resource that loses data, or else its first step."""
+    """Return one change per resource: its first step that loses data, or else its first step."""
     found: dict[str, Change] = {}
     empty = [_bucket(step) for step in steps if step.op == "create" and _kind(step) in BUCKETS]
     for step in steps:

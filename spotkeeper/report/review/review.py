@@ -200,7 +200,7 @@ def _cost(cost: StackCost, before: StackCost | None) -> Iterator[str]:
     earlier = {pool.name: pool for pool in before.pools} if before else {}
     yield "\n#### Cost\n"
     yield from _bounds(cost, before)
-    head = ["pool", "machines", "spot, $/h each", "on-demand, $/h each", "a month at full size"]
+    head = ["pool", "machines", "spot, $/h each", "on-demand, $/h each", "$/month at full size"]
     rows = [_pool(pool, earlier.get(pool.name), before is not None) for pool in cost.pools]
     gone = [name for name in earlier if name not in {pool.name for pool in cost.pools}]
     rows += [[f"{code(name)} (removed)", "0", "", "", "$0.00"] for name in gone]
@@ -233,11 +233,11 @@ def _bounds(cost: StackCost, before: StackCost | None) -> Iterator[str]:
         return f"- {what}: {now}{f', was {was}' if was is not None and was != now else ''}"
 
     always, month = _dollars(cost.always), _dollars(cost.month)
-    yield line("Idle (static machines), a month", always, _dollars(before.always) if before else None)
-    yield line("Everything at full size, a month", month, _dollars(before.month) if before else None)
-    yield line("Dynamic machines at once, at most", str(cost.machines), str(before.machines) if before else None)
+    yield line("Idle (static machines), per month", always, _dollars(before.always) if before else None)
+    yield line("Everything at full size, per month", month, _dollars(before.month) if before else None)
+    yield line("Most dynamic machines at once", str(cost.machines), str(before.machines) if before else None)
     if cost.usd_per_hour is not None:
-        yield f"- Dynamic machines together, at most: ${cost.usd_per_hour:,.2f} an hour (`limits.usd_per_hour`)"
+        yield f"- Most that all dynamic machines may cost: ${cost.usd_per_hour:,.2f} an hour (`limits.usd_per_hour`)"
     elif before is not None and before.usd_per_hour is not None:
         yield f"- **The limit of ${before.usd_per_hour:,.2f} an hour (`limits.usd_per_hour`) is removed**"
     unknown = sorted({thing for pool in cost.pools for thing in pool.unknown})

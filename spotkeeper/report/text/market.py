@@ -16,15 +16,15 @@ UNKNOWN = "·"
 SPARE = ("last", "per 100 h", "low to high", "requests over time", "interrupted over time", "of on-demand")
 LAST_SPARE = "price over time"
 LEGEND = (
-    "charts: the oldest time on the left; price: on one scale for all zones of a pool; requests: full block, all were "
-    f"served, lowest block, all were refused, {UNKNOWN} none was made; interrupted: spot machines that the cloud took"
+    "charts: oldest on the left; price: one scale for all zones of a pool; requests: a full block if all were served, "
+    f"the lowest if all were refused, {UNKNOWN} if none was made; interrupted: spot machines that the cloud took"
 )
 
 
 def market(view: MarketView, stack: StackState) -> RenderableType:
     span = duration(view.until - view.since)
     part = duration(view.part_s)
-    parts: list[RenderableType] = [Text(f"market of {view.stack}: the last {span}, {part} a character", style="bold")]
+    parts: list[RenderableType] = [Text(f"market of {view.stack}: the last {span}, {part} per character", style="bold")]
     for pool in stack.pools:
         zones = [zone for zone in view.zones if zone.pool == pool.name]
         if zones:

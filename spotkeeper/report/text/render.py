@@ -239,7 +239,7 @@ def reason_table(nodes: Iterable[NodeView]) -> Table:
 
 
 def _hanging(*, right: bool = False) -> Table:
-    """An empty table of two columns without titles: a word, and a text that continues below its own start."""
+    """An empty table of two columns without titles: a word, and a text with a hanging indent."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right" if right else "left", min_width=7, no_wrap=True)
     table.add_column(overflow="fold")

@@ -52,7 +52,7 @@ def heading(one: RecoveryTrace, trace: JobTrace, now: float) -> str:
 def slowest(one: RecoveryTrace) -> str:
     """Return ``slowest part: boot of node 1, 58s of the 1m40s without training``."""
     if one.slowest is None:
-        return "no times of its parts are recorded" if one.idle_s else "training has not stopped"
+        return "the times of the parts of this recovery are not recorded" if one.idle_s else "training has not stopped"
     node = "" if one.slowest.node is None else f" of node {one.slowest.node}"
     took = f"{duration(one.slowest_s)} of the {duration(one.idle_s)} without training"
     return f"slowest part: {one.slowest.part.value}{node}, {took}"

@@ -103,7 +103,7 @@ def block(text: str, longest: int = LONGEST_BLOCK) -> str:
 
 
 def _visible(char: str) -> str:
-    """Replace control characters, marks of text direction and all white space by a space."""
+    """Return a space for a control character, a mark of text direction or white space, else the character itself."""
     return " " if unicodedata.category(char)[0] in "CZ" else char
 
 

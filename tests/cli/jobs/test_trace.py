@@ -31,5 +31,5 @@ def test_the_newest_recovery_or_all(cli: Cli, store: Store) -> None:
 
 def test_without_recorded_parts_a_recovery_says_so() -> None:
     one = RecoveryTrace(1, 2, "crash", (), began=0.0, end=100.0, idle_s=100.0, steps_again=None, spans=())
-    assert slowest(one) == "no times of its parts are recorded"
+    assert slowest(one) == "the times of the parts of this recovery are not recorded"
     assert slowest(replace(one, idle_s=0.0)) == "training has not stopped"

@@ -1,4 +1,4 @@
-"""A step on another shape: arithmetic is shared, gradients are summed over the network that the machines have."""
+"""A step on another shape: the computation is shared, gradients are summed over the network that the machines have."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_measured_bandwidth_replaces_the_vendors() -> None:
 
 def test_an_unknown_network_is_noted() -> None:
     lines = assumed(MeasuredStep(1.0, ONE, 1.0), [GangShape("unheard-of", 2, 1), FOUR_MACHINES])
-    assert any("10 Gbit/s of unheard-of" in line for line in lines)
+    assert any("unheard-of 10 Gbit/s (an estimate)" in line for line in lines)
     assert any("g5.xlarge 2.5 Gbit/s" in line for line in lines)
     assert any(line.startswith("accelerators") for line in lines)
 

@@ -134,7 +134,7 @@ def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> Non
 def test_the_on_demand_column_is_explained_if_it_is_not_allowed(policy: str, on_demand: int, library: Library) -> None:
     job = task(on_demand=on_demand, deadline_h=8.0, policy=policy)
     (line,) = [line for line in forecast(job, library).assumptions if line.startswith("on-demand: ")]
-    assert line.endswith("so no such machine is bought; the on-demand column is for comparison")
+    assert line.endswith("so the replays buy none; the on-demand column is for comparison")
 
 
 def begun(job: Task, ups: str, hours: float = 0.5) -> PlayedOutcome:

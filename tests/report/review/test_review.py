@@ -417,7 +417,7 @@ def test_a_comment_shows_previous_new_and_removed_values() -> None:
     text = comment(read(captured("resize")), cost=now, before=before)
     assert "at most 4, 1 of them on-demand, was at most 2, 1 of them on-demand" in text
     assert "`fresh` (new)" in text and "`old` (removed)" in text
-    assert "Dynamic machines at once, at most: 8, was 6" in text
+    assert "Most dynamic machines at once: 8, was 6" in text
 
 
 def test_the_comments_marker_names_its_stack() -> None:
