@@ -338,7 +338,7 @@ class _Evaluation:
     def _term(self, token: re.Match[str]) -> bool:
         call, text, compare = token["call"], token["text"], token["compare"]
         if (call == "extract") != bool(compare):
-            raise ConditionError(f"{token[0].strip()!r}: `extract` needs a comparison, other calls allow none")
+            raise ConditionError(f"{token[0].strip()!r}: only `extract` can, and must, be compared by == or !=")
         if call == "extract":
             return (extract(self._name, text) == token["value"]) == (compare == "==")
         return self._name.startswith(text) if call == "startsWith" else self._name.endswith(text)

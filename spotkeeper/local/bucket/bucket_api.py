@@ -150,7 +150,7 @@ class BucketApi:
 
 
 def _fields(body: JsonValue) -> JsonObject:
-    """Return the bucket's fields in a request body; ApiError 400 if it is no object, 501 for an unsupported field."""
+    """Return the bucket's fields in a request body; ApiError 400 if not an object, 501 for an unsupported field."""
     clean = without_nulls(body)
     if not isinstance(clean, dict):
         raise ApiError(400, "parseError", "Expected a bucket.")

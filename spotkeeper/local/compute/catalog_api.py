@@ -257,7 +257,7 @@ def _types(types: tuple[str, ...]) -> tuple[str, ...]:
         raise errors.required("types")
     for kind in types:
         if kind not in ("PREEMPTION", "PRICE"):
-            raise errors.invalid("types", kind, "Want PREEMPTION or PRICE.")
+            raise errors.invalid("types", kind, "Must be PREEMPTION or PRICE.")
     return types
 
 

@@ -112,7 +112,7 @@ class ComputeApi:
         head, _, body = payload.replace(b"\r\n", b"\n").partition(b"\n\n")
         words = head.split(b"\n", 1)[0].decode().split(" ")
         if len(words) < 2:
-            raise ApiError(400, "badRequest", "A part of the batch is no HTTP request.")
+            raise ApiError(400, "badRequest", "A part of the batch is not an HTTP request.")
         target = urlsplit(words[1])
         path = unquote(target.path).partition("/compute/")[2].partition("/")[2]
         status, answered = self.answer(words[0], path, dict(parse_qsl(target.query)), body, principal)

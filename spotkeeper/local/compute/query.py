@@ -58,7 +58,7 @@ class Filter:
         if len(groups) > 1 and ("(" not in text or any(not group for group in groups)):  # OR needs parentheses
             raise _invalid(text, "Invalid list filter expression.")
         if len(groups) > 1 and any(len(group) > 1 for group in groups):
-            raise _invalid(text, "Mixing AND, OR and parentheses.")
+            raise _invalid(text, "A filter with both AND and OR is not supported.")
         return cls(tuple(tuple(group) for group in groups))
 
     def matches(self, resource: JsonObject) -> bool:
@@ -124,7 +124,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while at < len(text.rstrip()):
         found = _TOKEN.match(text, at)
         if not found or found.end() == at:
-            raise _invalid(text, f"Cannot read it from '{text[at:]}'.")
+            raise _invalid(text, f"Syntax error at '{text[at:]}'.")
         kind = found.lastgroup or ""
         value = found[kind]
         if kind in ("quoted", "single", "bare"):

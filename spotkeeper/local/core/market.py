@@ -106,7 +106,7 @@ class Market:
             if not starts:
                 raise ValueError(
                     f"market {name!r}: its zones {', '.join(zones)} never all keep capacity for half of the "
-                    f"recorded gang for {calm_s:.0f} s"
+                    f"recorded gang for {calm_s:.0f} s: reduce calm_s, or choose another market"
                 )
         first = {region_of(zone): zone for zone in reversed(zones)}  # a region's zones have one price
         return cls(

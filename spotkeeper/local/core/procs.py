@@ -24,7 +24,7 @@ def mark(name: str, value: str) -> bytes:
 
 
 def marked(wanted: bytes) -> set[int]:
-    """Living processes that were started with this variable in their environment."""
+    """Return the living processes that were started with ``wanted`` (``NAME=value``) in their environment."""
     return {pid for pid in living() if wanted in _read(pid, "environ")}
 
 

@@ -115,7 +115,7 @@ class ApiCall:
 
 Handler = Callable[[ApiCall], JsonObject]
 Route = tuple[str, str, Handler]
-"""HTTP method, pattern of the path below its project, and handler."""
+"""HTTP method, pattern of the path below ``projects/<project>``, and handler."""
 
 
 # Bodies

@@ -58,12 +58,14 @@ END_S = 240.0  # real; time limit for the rest of the training, after the last f
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, default=1, help="draws other faults")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random faults")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the job")
     parser.add_argument(
         "--scale", type=float, default=SCALE, help="how many times faster than real time the cloud's clock runs"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where everything is written")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="folder of the cloud and the report; its contents are deleted first"
+    )
     parser.add_argument("--engine", choices=("auto", "pulumi", "in-process"), default="auto")
     return parser.parse_args(argv)
 
@@ -71,7 +73,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run the demo and return its exit code.
 
-    0: all promises hold; 1: a promise is broken, or the demo failed; 2: another demo uses the folder; 130: Ctrl-C.
+    0: all checks passed; 1: a check or the demo failed; 2: another demo uses the folder; 130: Ctrl-C.
     """
     args = parse(sys.argv[1:] if argv is None else argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
@@ -154,7 +156,7 @@ class Screen:
 
 
 class DemoError(Exception):
-    """Raised if a promise of the demo does not hold."""
+    """Raised if a step of the demo fails or times out."""
 
 
 class Demo:
@@ -326,7 +328,7 @@ class Demo:
             self.stop.check()
             if poll():
                 return
-        raise DemoError(f"waited {seconds:.0f} s in vain for this: {event}")
+        raise DemoError(f"timed out after {seconds:.0f} s, waiting until {event}")
 
     def say(self, text: str) -> None:
         self.stop.check()

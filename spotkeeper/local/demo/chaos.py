@@ -1,4 +1,4 @@
-"""Chaos: preempts machines as clouds do, one fault after the other.
+"""Chaos: preempts machines as clouds do, one fault after another.
 
 A fault waits until training is steady, preempts, and waits until the preempted machine is replaced. ``proof`` measures
 the cost of each fault.
@@ -190,7 +190,7 @@ class Chaos:
         for _ in ticks(PATIENCE_S, period_s):
             if found := poll():
                 return found
-        raise ChaosError(f"waited {PATIENCE_S:.0f} s in vain for this: {event}")
+        raise ChaosError(f"timed out after {PATIENCE_S:.0f} s, waiting until {event}")
 
 
 def ticks(seconds: float, period_s: float = 0.1) -> Iterator[None]:

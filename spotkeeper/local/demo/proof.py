@@ -69,7 +69,7 @@ class DemoReport(Struct, frozen=True):
     engine: str
 
     def holds(self) -> bool:
-        """Whether the promises hold: equal weights, nothing left over, no step lost in an announced recovery."""
+        """Whether all checks passed: equal weights, nothing left over, no step lost in an announced recovery."""
         kept = all(not one.steps_lost for one in self.recoveries if one.announced)
         return self.weights_identical and not self.left_over and kept
 

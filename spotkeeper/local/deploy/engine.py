@@ -1,8 +1,8 @@
 """Deploys with Pulumi's own engine, if the ``pulumi`` command is installed.
 
 It runs the checkout's program, as `pulumi up` does for a user, but from a copy of ``Pulumi.yaml`` in the folder of the
-one-machine cloud. Pulumi's state is in that folder too, and PATH has a replacement for the `gcp` provider. It downloads
-nothing.
+one-machine cloud. Pulumi's state is in that folder too, and PATH has a replacement for the `gcp` provider. The engine
+downloads nothing.
 """
 
 from __future__ import annotations

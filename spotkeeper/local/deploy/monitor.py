@@ -18,10 +18,9 @@ STACK_REFERENCE = "pulumi:pulumi:StackReference"
 
 
 class Registrar(Protocol):
-    """The runner as the monitor needs it.
+    """The part of the runner that the monitor uses.
 
-    ``shown``: the list to which a run that only shows the declared resources, and makes none, adds each of them; None:
-    the run deploys the resources or previews the deployment.
+    ``shown``: the resources declared so far, in a run that only lists them; None in a deployment or its preview.
     """
 
     @property

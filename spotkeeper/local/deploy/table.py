@@ -366,7 +366,7 @@ KINDS: dict[str, ResourceType] = {
     "gcp:compute/instance:Instance": _compute(
         "zones/{zone}/instances", _instance, ("metadata", "labels"), ignore=frozenset({"allowStoppingForUpdate"})
     ),
-    # An archive's name contains the hash of its content, so that another path is no change.
+    # An archive's name contains the hash of its content, so a new path alone is not a change.
     "gcp:storage/bucketObject:BucketObject": ResourceType(_object, in_place=None, ignore=frozenset({"source"})),
     "gcp:storage/bucket:Bucket": ResourceType(_bucket, in_place=None),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _MEMBER,

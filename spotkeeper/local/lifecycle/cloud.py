@@ -117,7 +117,7 @@ class LocalCloud:
             market: a recording of ``local/markets``, or the path of another recording (``.json``).
             per_zone: a zone's capacity, in spot VMs, at times when the recorded zone has capacity for the whole gang of
                 the recording (16 VMs); at other times the capacity is reduced in proportion.
-            calm_s: virtual seconds at the start in which the market preempts nothing.
+            calm_s: virtual seconds at the start in which every zone keeps at least half of ``per_zone``.
 
         Raises:
             LocalCloudError: the cloud does not answer; the message has the end of its log.
@@ -228,7 +228,7 @@ class LocalCloud:
         self._post(f"vms/{vm}/maintenance", views.Maintenance(event, in_s))
 
     def set_capacity(self, zone: str, nodes: int | None, *, model: str = "spot", reclaim: bool = True) -> None:
-        """Set a zone's capacity to ``nodes`` VMs; None undoes this. ``reclaim``: preempt the spot VMs in excess."""
+        """Set a zone's capacity to ``nodes`` VMs; None ends the override. ``reclaim``: preempt VMs in excess."""
         self._post("capacity", views.SetCapacity(zone, nodes, model, reclaim))
 
     def partition(self, zone: str, partitioned: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 The saver writes images to disk, and ranks send them to each other::
 
-    state.bin      the bytes of every tensor, one after the other
+    state.bin      the bytes of every tensor, one after another
     skeleton.pkl   everything else: the place of each tensor, and pickles that refer to tensors
 
 Each save has its own skeleton, so tensors may be added (an optimizer's moments) or change their size between saves. The
