@@ -1,6 +1,6 @@
 """The types of the stack file: every field of `Pulumi.<stack>.yaml` under `spotkeeper:`, with its type and range.
 
-``checks``, ``gcp`` and ``aws`` beside this file check how fields go together. Editors show the fields' descriptions,
+``checks``, ``gcp`` and ``aws`` beside this file check combinations of fields. Editors show the fields' descriptions,
 and the table in `docs/stack-file.md` is made from them.
 """
 
@@ -58,8 +58,8 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
     """The stack's bucket: all of its state, and its jobs' checkpoints and outputs."""
 
-    name: Annotated[str | None, about("unset: sk-<project or account>-<stack>")] = None
-    location: Annotated[str | None, about("gcp: unset: the stack's region")] = None
+    name: Annotated[str | None, about("bucket's name; unset: sk-<project or account>-<stack>")] = None
+    location: Annotated[str | None, about("gcp: region or multi-region; unset: the stack's region")] = None
     on_destroy: Annotated[OnDestroy, about("what a destroy does to the bucket")] = "delete"
 
 
@@ -86,7 +86,11 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     machines: (
         Annotated[
             int,
-            Meta(ge=1, le=100_000, description="most dynamic machines at once in all pools; unset: sum of their sizes"),
+            Meta(
+                ge=1,
+                le=100_000,
+                description="maximum number of dynamic machines in all pools; unset: sum of their sizes",
+            ),
         ]
         | None
     ) = None
@@ -103,7 +107,7 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
 
     losses: Annotated[
         int,
-        Meta(ge=1, le=1000, description="a fallback starts at so many losses in the window plus the number of nodes"),
+        Meta(ge=1, le=1000, description="this many losses in the window, plus one per node, start a fallback"),
     ] = 3
     window_minutes: Annotated[float, Meta(gt=0, le=10080, description="window in which losses count, minutes")] = 60
     short_life_minutes: Annotated[
@@ -179,7 +183,7 @@ class Alerts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Channel(Struct, frozen=True, forbid_unknown_fields=True):
-    """A channel that the function tells of jobs' events."""
+    """A channel to which the function sends notifications about jobs' events."""
 
     name: Annotated[str, about("name by which job files choose it: a-z, 0-9 and -, at most 32 characters")]
     kind: Annotated[ChannelKind, about("form of the messages")]
@@ -195,8 +199,8 @@ class Channel(Struct, frozen=True, forbid_unknown_fields=True):
 class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Addresses of the cloud's APIs. Only stacks in the one-machine cloud set them; all others use the cloud's own."""
 
-    compute: Annotated[str, about("unset: Compute Engine's, EC2's")] = ""
-    storage: Annotated[str, about("unset: Cloud Storage's, S3's")] = ""
+    compute: Annotated[str, about("address of the compute API; unset: Compute Engine's or EC2's")] = ""
+    storage: Annotated[str, about("address of the storage API; unset: Cloud Storage's or S3's")] = ""
     jwks: Annotated[str, about("gcp: address of the keys that verify identity tokens; unset: Google's")] = ""
     issuer: Annotated[str, about("gcp: issuer of identity tokens; unset: Google's")] = ""
     function: Annotated[str, about("gcp: address of the function; unset: the usual one under cloudfunctions.net")] = ""

@@ -1,6 +1,6 @@
 """The types of a pool in the stack file: one machine shape in a set of zones, each field with its type and range.
 
-``checks``, ``gcp`` and ``aws`` beside this file check how fields go together. Editors show the fields' descriptions,
+``checks``, ``gcp`` and ``aws`` beside this file check combinations of fields. Editors show the fields' descriptions,
 and the table in `docs/stack-file.md` is made from them.
 """
 
@@ -122,7 +122,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["spot", "static"],
         about("spot: machines that jobs request; static: always-on on-demand machines, declared by Pulumi"),
     ]
-    size: Annotated[int, Meta(ge=1, le=10_000, description="static: number of machines; spot: most machines at once")]
+    size: Annotated[int, Meta(ge=1, le=10_000, description="static: number of machines; spot: maximum number at once")]
     machine: Machine
     disk: DataDisk
     zones: Annotated[
@@ -132,7 +132,7 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     image: Annotated[str, about("machine image; unset: the stack's")] = ""
     placement: Placement | None = None
     max_on_demand: (
-        Annotated[int, Meta(ge=0, le=10_000, description="most on-demand machines at once; unset: `size`")] | None
+        Annotated[int, Meta(ge=0, le=10_000, description="maximum number of on-demand machines; unset: `size`")] | None
     ) = None
     notice_s: (
         Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds of a preemption notice; unset: 120")] | None

@@ -35,8 +35,8 @@ def _unoffered(text: str) -> Meta:
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of machines. With ``min < max`` the job shrinks when machines are missing, and later grows again."""
 
-    min: Annotated[int, Meta(ge=1, le=10_000, description="fewest machines to train with")]
-    max: Annotated[int, Meta(ge=1, le=10_000, description="most machines to train with")]
+    min: Annotated[int, Meta(ge=1, le=10_000, description="minimum number of machines")]
+    max: Annotated[int, Meta(ge=1, le=10_000, description="maximum number of machines")]
 
 
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,7 +79,10 @@ class Hang(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 30.0
     floor_min: Annotated[float, Meta(ge=1, le=1e6, description="minutes before a step can count as hung")] = 10.0
     idle_min: Annotated[
-        float, Meta(ge=1, le=1e6, description="minutes without CPU use, outside the loops, before a job counts as hung")
+        float,
+        Meta(
+            ge=1, le=1e6, description="outside the training loop: minutes without CPU use before a job counts as hung"
+        ),
     ] = 60.0
 
 
@@ -132,7 +135,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     hold_days: Annotated[
         float, Meta(ge=0, le=365, description="days that a failed job keeps its disks for `resume`; 0: none")
     ] = HOLD_DAYS
-    max_on_demand: Annotated[int, Meta(ge=0, description="on-demand machines at once, at most")] | None = None
+    max_on_demand: Annotated[int, Meta(ge=0, description="maximum number of on-demand machines")] | None = None
     max_usd: (
         Annotated[float, Meta(gt=0, description="the job goes on hold after spending this much on machines")] | None
     ) = None

@@ -116,7 +116,7 @@ def schema_of(document: str) -> str:
     """Return the JSON Schema of ``job``, ``stack`` or ``state`` (``stack/pools.json``, which Pulumi writes).
 
     ``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an editor complete and check it.
-    The schema has types and ranges; only ``spotkeeper submit`` checks how fields go together.
+    The schema has types and ranges; only ``spotkeeper submit`` checks combinations of fields.
 
     Raises:
         CliError: no such document, or (``stack``) the package ``infra`` is missing.
