@@ -16,7 +16,7 @@ TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcil
 MESSAGES: dict[str, tuple[str, str]] = {
     "holds": ("hold", "a job is on hold and waits for a person"),  # a paused job sends no mail
     "spend": ("limit", "a spending limit is reached: no machine is bought until a person acts"),
-    "orphans": ("orphan", "there are machines or disks of an unknown job"),
+    "orphans": ("orphan", "machines or disks belong to an unknown job"),
 }
 
 
@@ -62,7 +62,7 @@ class AwsAlerts(Component):
     def _alarm(self, topic: aws.sns.Topic, key: str, message: str, metric: str, missing: int = 0) -> None:
         """Declare an alarm that is raised when ``metric`` counts a log line.
 
-        With ``missing`` > 0 the alarm is raised instead when the metric has counted no line for so many minutes.
+        With ``missing`` > 0 the alarm is raised instead when the metric has counted no line for ``missing`` minutes.
         """
         aws.cloudwatch.MetricAlarm(
             key,

@@ -55,7 +55,7 @@ class Ec2:
                 for name in ("ec2", "s3")
             }
         except BotoCoreError as error:  # a missing profile
-            raise DrainError(f"AWS cannot be asked: {error}") from None
+            raise DrainError(f"cannot call AWS: {error}") from None
         return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, **clients)
 
     def owner(self) -> str | None:
@@ -119,9 +119,9 @@ class Ec2:
                 yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
-        """Make a call; return whether AWS accepted it, and a list with its permanent refusal, if it was refused.
+        """Make a call; return (whether AWS accepted it, a list with the error if AWS refused it permanently).
 
-        (False, []) means that the resource is gone or busy, or that AWS did not answer; the next listing shows which.
+        (False, []): the resource is gone or busy, or AWS did not answer; the next listing shows which.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 

@@ -101,7 +101,7 @@ def empty(
             cloud.announce()  # repeated: without the mark the function would launch machines
             left = list(cloud.things())
         except LaterError as busy:
-            clean, still = 0, f"the cloud gives no listing ({busy})"
+            clean, still = 0, f"the cloud still does not list the stack's resources ({busy})"
         else:
             found |= {(thing.kind, thing.where) for thing in left}
             clean, still = 0 if left else clean + 1, f"these are left: {', '.join(thing.name for thing in left[:10])}"

@@ -16,7 +16,7 @@ _CLOSED = "86400s"
 LOGGED: dict[str, tuple[str, str]] = {
     "holds": ('jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"', "a job is on hold and waits for a person"),
     "spend": ('jsonPayload.event="limit"', "a spending limit is reached: no further machine is bought"),
-    "orphans": ('jsonPayload.event="orphan"', "there are machines or disks of an unknown job"),
+    "orphans": ('jsonPayload.event="orphan"', "machines or disks belong to an unknown job"),
 }
 TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
 _DOCUMENTATION = (
@@ -51,7 +51,7 @@ class GcpAlerts(Component):
         )  # fmt: skip
 
     def _policy(self, key: str, message: str, conditions: list[gcp.monitoring.AlertPolicyConditionArgs]) -> None:
-        """Declare an alert policy. The API demands a mail limit for conditions on logs, and forbids it for others."""
+        """Declare an alert policy. For conditions on logs the API demands a rate limit; for others it forbids one."""
         of_log = any(condition.condition_matched_log is not None for condition in conditions)
         rate = gcp.monitoring.AlertPolicyAlertStrategyNotificationRateLimitArgs(period=_EVERY) if of_log else None
         gcp.monitoring.AlertPolicy(
@@ -86,7 +86,7 @@ class GcpAlerts(Component):
         series = f'logging_googleapis_com:user_{metric}{{monitored_resource="cloud_run_revision"}}'
         window = f"[{max(5, 2 * self.settings.reconcile.tick_minutes)}m]"
         return gcp.monitoring.AlertPolicyConditionArgs(
-            display_name="no tick that succeeded",
+            display_name="no tick succeeded",
             condition_prometheus_query_language=gcp.monitoring.AlertPolicyConditionConditionPrometheusQueryLanguageArgs(
                 query=f"sum(increase({series}{window})) < 1 or absent_over_time({series}{window})",
                 duration=f"{self.settings.alerts.missed_minutes * 60}s",
@@ -108,9 +108,9 @@ class GcpAlerts(Component):
         return " AND ".join((*where, pattern))
 
     def _undelivered(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the condition that an event was given up; the next tick finds the loss that the event announced."""
+        """Return the condition that an event could not be delivered; the next tick finds the loss that it announced."""
         return gcp.monitoring.AlertPolicyConditionArgs(
-            display_name="an event was given up",
+            display_name="an event could not be delivered",
             condition_threshold=gcp.monitoring.AlertPolicyConditionConditionThresholdArgs(
                 filter=self._triggers.push.name.apply(
                     lambda name: (

@@ -38,7 +38,7 @@ def declared(of: ResourceValidationArgs | PolicyResource) -> DeclaredResource:
 
 
 def policies(rule: Rule) -> list[Policy]:
-    """Return a rule's Pulumi policies: one for its checks of single resources, another for checks of all together."""
+    """Return a rule's Pulumi policies: one for its checks of single resources, one for its checks of all resources."""
     level = EnforcementLevel.MANDATORY if rule.mandatory else EnforcementLevel.ADVISORY
 
     def of_one(args: ResourceValidationArgs, report: ReportViolation) -> None:

@@ -25,7 +25,7 @@ WHY: dict[str, str] = {
     "machines-end": "A machine that ends stays ended: only reconcile starts its replacement.",
     "runs-end": "In production the cloud itself ends machines that run too long.",
     "no-price-cap": "A spot machine never costs more than on-demand; a lower price cap only adds preemptions.",
-    "encrypted-disks": "Every disk is encrypted, also the boot disks of machines.",
+    "encrypted-disks": "Every disk is encrypted, including the boot disks of machines.",
     "own-identity": "Machines run as the stack's own service account or role, which has few permissions.",
     "shielded": "Secure boot and integrity monitoring ensure that a machine boots its image unchanged.",
     "pinned-image": "An image is pinned, so that a preview of an unchanged stack shows no change.",

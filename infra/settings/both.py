@@ -75,7 +75,7 @@ def secret_names(s: Settings, *, like: re.Pattern[str], want: str) -> Iterator[P
 
 
 def channel_secrets(s: Settings, *, schemes: tuple[str, ...], want: str) -> Iterator[Problem]:
-    """Check the references to secrets that have channels' addresses; ``schemes``: those of the stack's cloud."""
+    """Check channels' references to secrets; ``schemes``: the schemes of the stack's cloud."""
     for index, channel in enumerate(s.channels):
         reference = channel.address
         if is_reference(reference) and not any(secret_of(reference, scheme) for scheme in schemes):
@@ -117,7 +117,7 @@ def range_of(text: str) -> str | None:
 
 
 def bucket_name(s: Settings, *, is_one: Callable[[str], bool], characters: str) -> Iterator[Problem]:
-    """Check the bucket's name. ``characters``: as text, those it can have beside lower-case letters and digits."""
+    """Check the bucket's name. ``characters``: text that lists what else it may contain, for the message."""
     name = s.bucket_name()
     if s.bucket.name is None and not STACK_NAME.match(s.stack):
         return  # another rule reports it
@@ -138,7 +138,7 @@ def pool_architecture(pool: Pool, s: Settings, *, is_arm: Callable[[str], bool |
 def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> Iterator[Problem]:
     """Report the placement strategy ``other``, which is the other cloud's name for ``own``; suggest ``own``."""
     if pool.placement is not None and pool.placement.strategy == other:
-        yield problem("placement.strategy", f"is the name on {cloud}", other, own)
+        yield problem("placement.strategy", f"is {cloud}'s name for {own}", other, own)
 
 
 def pool_disk_sizes(

@@ -190,7 +190,7 @@ SIGN_WORDS = {
     Sign.FAULT: "a GPU that fails while it computes",
     Sign.DRIVER: "a GPU error reported by the driver (Xid)",
     Sign.HOST: "a machine check or disk error reported by the kernel",
-    Sign.NETWORK: "an NCCL error of its network",
+    Sign.NETWORK: "an NCCL network error",
 }
 
 

@@ -73,7 +73,7 @@ def command_words(job: JobContext) -> Iterator[Problem]:
     elif command[0] == "-m" and (len(command) < 2 or not command[1] or command[1][0] in "-."):
         yield problem("command", 'wants a module after "-m", such as my.package', list(command))
     elif command[0].startswith("-") and command[0] != "-m":
-        yield problem("command[0]", "is an option, want the script's name, or -m and a module", command[0])
+        yield problem("command[0]", "is an option: want the script's name, or -m and a module", command[0])
     if why := runner(command[0]):
         script = next((word for word in command[1:] if word.endswith(".py")), None)
         yield problem("command[0]", f"want the script: {why}", command[0], script)

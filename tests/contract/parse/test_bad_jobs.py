@@ -75,12 +75,12 @@ JOB_CASES = [
         "name: a\ncheckpoint:\n    keep: 2\n  interval_s: 3\n",
         "job.yaml:4: does not line up with the lines above: indent it as its neighbours, or quote the text",
     ),
-    ('name: "a\ncommand: b\n', "job.yaml:3: a quote is opened and not closed"),
+    ('name: "a\ncommand: b\n', "job.yaml:3: a quote opens and is not closed"),
     ("name: @x\n", "job.yaml:1: a text cannot begin with '@': put it in quotes"),
     ("name: [a, b]]\n", "job.yaml:1: ] has no opening bracket before it"),
-    ("name: {a: 1\ncommand: c\n", "job.yaml:2: a mapping is begun with { and not closed: a } is missing before this"),
+    ("name: {a: 1\ncommand: c\n", "job.yaml:2: a mapping opens with { and is not closed: a } is missing before this"),
     ("name: first\n\tcommand: [a]\n", "job.yaml:2: a tab cannot indent YAML: use spaces"),
-    ("name: first\ncommand: [a\n", "job.yaml:3: a list is begun with [ and not closed: a ] is missing before this"),
+    ("name: first\ncommand: [a\n", "job.yaml:3: a list opens with [ and is not closed: a ] is missing before this"),
     (GOOD + "name: other\n", "job.yaml:3: name: given twice (first in line 1): remove one"),
     ("name: &n first\ncommand: [*n]\n", "job.yaml:2: aliases (*name) are refused: write out the value"),
     (
@@ -105,7 +105,7 @@ JOB_CASES = [
     ),
     (
         "name: first\ncommand: [-c, 'print()']\n",
-        'job.yaml:2: command[0]: "-c": is an option, want the script\'s name, or -m and a module',
+        'job.yaml:2: command[0]: "-c": is an option: want the script\'s name, or -m and a module',
     ),
     (GOOD + "python: -c\n", 'job.yaml:3: python: "-c": want one interpreter, such as python3 or /opt/venv/bin/python'),
     (

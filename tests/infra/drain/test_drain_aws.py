@@ -115,7 +115,7 @@ def test_the_profile_of_the_stack_wins_over_the_shells_keys(tmp_path: Path, monk
         return {client._request_signer._credentials.access_key for client in (found.ec2, found.s3)}
 
     assert keys("acme") == {"ACME"} and keys("") == {"SHELL"}
-    with pytest.raises(DrainError, match="AWS cannot be asked: The config profile"):
+    with pytest.raises(DrainError, match="cannot call AWS: The config profile"):
         keys("nobody")
 
 
