@@ -116,7 +116,7 @@ def runs(jobs: list[tuple[int, int, float]], cores: int) -> Iterator[Run]:
 
 
 def soak(days: float, seed: int, cores: int, minutes: float = math.inf) -> dict[str, object]:
-    """Run all, or as much as fits into so many minutes; return the report."""
+    """Run all, or as much as fits into ``minutes``; return the report."""
     jobs, began = plan(days, seed), time.monotonic()
     sums = {nodes: Sum() for nodes in SHARES}
     told: list[str] = []
@@ -159,7 +159,7 @@ TOTALS = ("days", "violations", "runs", "launches", "duplicates", "left_over", "
 
 
 def _weight(nodes: int) -> float:
-    """Cost of a day with so many nodes, in days of one node."""
+    """Cost of a day with ``nodes`` nodes, in days of one node."""
     return math.pow(nodes, 1.2)
 
 
@@ -262,7 +262,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--days", type=float, default=DAYS, help="virtual days in all")
     parser.add_argument("--seed", type=int, default=1, help="of the first run; each run has the next")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so many, with what was done by then")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="end after this many minutes and report what is done"
+    )
     options = parser.parse_args(argv)
     report = soak(options.days, options.seed, max(1, options.cores), options.minutes)
     REPORT.parent.mkdir(exist_ok=True)

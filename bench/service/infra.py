@@ -41,7 +41,7 @@ def _program() -> list[dict[str, object]]:
 
 
 def _declare(pools: int) -> float:
-    """Seconds of the example's program with so many spot pools."""
+    """Seconds of the example's program with ``pools`` spot pools."""
     import json
 
     from spotkeeper.local.deploy.config import read_config

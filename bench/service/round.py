@@ -39,7 +39,7 @@ class Figure(Struct, frozen=True):
 
 
 def gang(nodes: int) -> tuple[Record, Snapshot]:
-    """A training job of so many nodes, and a round's snapshot of it."""
+    """A training job of ``nodes`` nodes, and a round's snapshot of it."""
     price = {ZONE: Price(on_demand=1.0, spot=0.3)}
     pool = PoolState("pool", "spot", "m", (ZONE,), 8, 2 * nodes, nodes, 100, "pd", price)
     stack = StackState(STACK, "gcp", "p", "z", "b", (pool,))

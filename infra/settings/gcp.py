@@ -54,7 +54,7 @@ _DISKS: dict[str, _Disk] = {
     "hyperdisk-ml": _Disk(10),
 }
 _SIZES = {kind: (disk.least, disk.most) for kind, disk in _DISKS.items()}
-_IOPS_A_GB = {"hyperdisk-balanced": 500, "hyperdisk-extreme": 1200}  # at most so many operations per GB
+_IOPS_A_GB = {"hyperdisk-balanced": 500, "hyperdisk-extreme": 1200}  # highest IOPS per GB
 _BOOTS = ("pd-standard", "pd-balanced", "pd-ssd", "pd-extreme", "hyperdisk-balanced")
 # Machine type -> its variant of GPUDirect, by which GPUs reach the network without the CPU.
 _GPU_DIRECT: dict[str, str] = {

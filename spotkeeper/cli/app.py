@@ -19,7 +19,7 @@ EPILOG = (
     "Errors are plain text on standard error, also with `--json`."
 )
 JOBS, STACKS = "Jobs", "Stacks"
-FIRST_SENTENCE = 200  # characters; so long that a command's first sentence is never cut
+FIRST_SENTENCE = 200  # characters; no command's first sentence is longer, so none is cut
 _AFTER_DASHES = "spotkeeper.after_dashes"
 
 

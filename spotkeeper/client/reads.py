@@ -21,7 +21,7 @@ from spotkeeper.reconcile.store.store import Store, open_objects
 # https://aws.amazon.com/s3/pricing. A byte that leaves the cloud costs by the larger of both first tiers.
 USD_GET, USD_LIST, USD_BYTE = 0.4e-6, 5e-6, 0.12e-9
 KEPT_BYTES = 32 << 20
-WINDOW_S = 300.0  # real; the cost of an hour is told from so long
+WINDOW_S = 300.0  # real; the cost per hour is computed from this much time
 
 
 class Spending(Struct, frozen=True):

@@ -24,7 +24,7 @@ POINTS = 4000
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
 _MOST_STEP = 1 << 40
 _MOST_S = 1e11
-_ROUNDED_S = 256.0  # a float32 offset from today to a clock that began at 0 is rounded by at most so much
+_ROUNDED_S = 256.0  # rounding of a float32 offset from a clock that began at 0 to today, at most
 
 
 class _Columns(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,9 +55,9 @@ class MetricPoints:
 class GenerationMetrics:
     """The metrics of one generation.
 
-    ``ancestors``: (generation, step) of checkpoints, oldest first. This generation resumed from the last of them; the
-    generation that saved that one had resumed from the one before it, and so on. What such a generation trained after
-    its checkpoint here was lost and trained again, so its points of those steps do not count.
+    ``ancestors``: (generation, step) of the checkpoints that led here, oldest first. This generation resumed from the
+    last one; the generation that saved that one had resumed from the one before it, and so on. An ancestor's points
+    after the step of its checkpoint do not count, since a later generation trained those steps again.
     """
 
     gen: int

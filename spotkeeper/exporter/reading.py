@@ -30,9 +30,9 @@ from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.report.job.view import JobView, Site, job_view
 from spotkeeper.report.stack import StackView, stack_view, usd_per_hour
 
-LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) appear after so long
-LEAVES_S = 3600.0  # virtual; after its end a job stays so long
-MOST_JOBS = 1000  # the newest; so many jobs are about 40,000 time series
+LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) appear within this time
+LEAVES_S = 3600.0  # virtual; a job stays this long after its end
+MOST_JOBS = 1000  # the newest; this many jobs give about 40,000 time series
 MOST_ENDED = 64  # ended jobs that are read at the start
 USAGE_S = 55.0  # real; agents write once a minute
 MOST_NODES = 1000  # whose use is read, over all jobs

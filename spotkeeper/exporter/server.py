@@ -29,7 +29,7 @@ from spotkeeper.reconcile.store.objects import StoreError
 
 MOST_FORMATS = 8  # a request names the version and the escaping that it accepts
 USUAL = ("application/openmetrics-text; version=1.0.0", "text/plain; version=0.0.4")  # Prometheus accepts both by gzip
-IDLE_S = 10.0  # real; a connection that sends nothing for so long is closed
+IDLE_S = 10.0  # real; a connection that sends nothing for this long is closed
 FAILURES = "Reads of the bucket that failed since the exporter's start."
 
 log = logging.getLogger("spotkeeper.exporter")

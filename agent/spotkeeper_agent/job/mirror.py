@@ -24,7 +24,7 @@ from spotkeeper_agent.job.mirror_transfer import CheckpointDownload, CheckpointU
 from spotkeeper_agent.job.supervisor import Child
 
 UP, DOWN = "mirror", "fetch"
-PATIENCE_S = 900.0  # virtual; a fetch fails if it receives no byte for so long
+PATIENCE_S = 900.0  # virtual; a fetch fails if it receives no byte for this long
 PATIENCE_FLOOR_S = 5.0  # real; lower limit of ``PATIENCE_S``
 PAUSE_MOST_S = 60.0  # real; longest pause between two tries of an upload
 

@@ -35,7 +35,7 @@ from spotkeeper_agent.job.jobhost import share
 MOST_FILES = 10_000
 MOST_FILES_READ, MOST_DEPTH = 100_000, 64
 MOST_TOLD = 20  # maximum number of reported lines about files that are left out
-PATIENCE_S = 900.0  # virtual; an upload fails if it adds no file to the bucket for so long
+PATIENCE_S = 900.0  # virtual; an upload fails if it adds no file to the bucket for this long
 PATIENCE_FLOOR_S = 1.0  # real; lower limit of ``PATIENCE_S``
 PAUSE_MOST_S = 15.0  # real; longest pause between two tries
 BEAT_S = 60.0  # virtual; interval of signs of life

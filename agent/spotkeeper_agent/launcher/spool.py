@@ -23,11 +23,11 @@ from pathlib import Path
 
 FOLDER, SECRETS = "SPOTKEEPER_SPOOL", "SPOTKEEPER_SECRETS"  # variables: the folder; names of the secrets' variables
 RATE = 2e6  # bytes per second that the log of a node takes, as printed
-BURST_S = 4.0  # a node may print so many seconds' bytes at once
+BURST_S = 4.0  # a node may print the bytes of this many seconds at once
 AGAIN_S = 1.0  # output is taken again once this much of the burst is free, so that pieces are not tiny
 FILE_BYTES = 256 << 10  # of a file's text; compressed it is hardly ever larger
-FLUSH_S = 1.0  # a file is written at latest so long after its first line
-IDLE_S = 4.0  # an unfinished line is written after so long without a new byte
+FLUSH_S = 1.0  # a file is written at most this long after its first line
+IDLE_S = 4.0  # an unfinished line is written after this long without a new byte
 LINE_BYTES = 32 << 10  # a longer line is cut
 SPOOL_BYTES, SPOOL_FILES = 64 << 20, 4000  # in the folder
 FREE_BYTES, FREE_SHARE = 1 << 30, 0.05  # the spool leaves this much of its disk free, or this share if that is less

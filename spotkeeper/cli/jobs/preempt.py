@@ -37,7 +37,7 @@ from spotkeeper.report.drill import Victim
 
 CALL_S = 30.0
 FIS_S, FIS_EVERY_S = 120.0, 2.0  # time limit for the start of an experiment, and time between polls
-FIS_SETTLED_S = 20.0  # after so long in "running" an experiment has its targets, and a refused action has failed
+FIS_SETTLED_S = 20.0  # after this long in "running" an experiment has its targets, and a refused action has failed
 TAG, NOW = "sk-drill", "now"
 TEMPLATE = "SPOTKEEPER_FIS_TEMPLATE"
 

@@ -6,8 +6,8 @@ The methods of ``advice`` answer with the spot capacity, prices and preemption r
 last 30 days. Custom machine types and N1 have no history (400).
 
 ``capacity``: the chance (0 to 1) to get all machines of a request, and their expected uptime, an hour or ten minutes.
-The chance is the share of the last day in which the zone had capacity for so many machines. The uptime is an hour if,
-for at least half of the moments with capacity, the zone also had capacity an hour later, otherwise ten minutes.
+The chance is the share of the last day in which the zone had capacity for all of them. The uptime is an hour if, for at
+least half of the moments with capacity, the zone also had capacity an hour later, otherwise ten minutes.
 Distributions over several zones, machines other than spot, accelerators, local disks and ``calendarMode`` get 501.
 
 Source of ``advice``: https://cloud.google.com/compute/docs/reference/rest/v1/advice

@@ -16,7 +16,7 @@ CLOUD = "SPOTKEEPER_CLOUD"  # every process of one cloud
 VM = "SPOTKEEPER_VM"  # every process of one VM
 FUNCTION = "SPOTKEEPER_FUNCTION"  # every process of one function
 
-_SWEEPS = 50  # most sweeps; only a fork bomb survives so many
+_SWEEPS = 50  # most sweeps; only a fork bomb survives this many
 
 
 def mark(name: str, value: str) -> bytes:

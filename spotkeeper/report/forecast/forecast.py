@@ -297,7 +297,7 @@ def hours(hours: float) -> str:
 
 PROMISED = 0.80
 ADDED = 0.5  # divided by the number of markets, this is added to PROMISED
-DIGITS = 9  # values that agree in so many digits count as equal
+DIGITS = 9  # values that agree in this many digits count as equal
 Weighted = tuple[float, float]  # a value and its weight
 
 

@@ -20,7 +20,7 @@ from spotkeeper.replay.model import ATTEMPT_H, LEAST_UP, PROBE_H, Case, PlayedOu
 from spotkeeper.replay.recording import RecordedZone, Recording
 from spotkeeper.report.forecast.player import TIMES, Chooser, Shop
 
-UNENDING = 10.0  # a replay without a deadline stops after so many times the work, plus UNENDING_H
+UNENDING = 10.0  # a replay without a deadline stops after this many times the work, plus UNENDING_H
 UNENDING_H = 240.0
 MOVE_H = TIMES.copy_s / 3600.0  # the duration of a move that jobs expect; the evaluation of policies uses another value
 

@@ -26,7 +26,7 @@ from spotkeeper.train.checkpoint.image import TensorCopy, TensorKey, tensor_key
 from spotkeeper.train.core.errors import say
 
 CHECKED = 3  # first copies of a run that are checked
-EVERY = 1000  # later, one copy in so many is checked
+EVERY = 1000  # later, one copy in this many is checked
 
 
 @dataclass(frozen=True)
