@@ -262,6 +262,6 @@ class AwsTriggers(Component):
 
 
 def pattern(account: str, key: str, kinds: Sequence[str]) -> dict[str, object]:
-    """Return EventBridge's pattern for these events. Of state changes it matches only those to a state in ``ENDS``."""
+    """Return EventBridge's pattern for these events; it matches a state change only if the new state is in ``ENDS``."""
     found: dict[str, object] = {"source": ["aws.ec2"], "account": [account], "detail-type": list(kinds)}
     return {**found, "detail": {"state": list(ENDS)}} if key == "state" else found

@@ -2,7 +2,7 @@
 
 For a launch the function chooses only a template and a zone. The templates of a spot pool differ only in their market
 options; a static pool has one template for its machines. No template contains the data disk: it is attached to a
-running machine, so that a replacement can boot while the machine before it shuts down.
+running machine, so that a replacement can boot while its predecessor shuts down.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def machine_tags(
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
     """Return a template's market options: a one-time request without a price cap.
 
-    A persistent request would launch again by itself. A price cap could only cost machines, as spot never costs more
-    than on-demand.
+    A persistent request would launch again by itself. Spot never costs more than on-demand, so a price cap would only
+    add preemptions.
     """
     if model != "spot":
         return None

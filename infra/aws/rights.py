@@ -116,7 +116,7 @@ class Arns:
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
     def secret(self, name: str) -> tuple[str, ...]:
-        """Return ARN patterns of a secret. AWS appends six characters to its name; a given ARN has them or not."""
+        """Return ARN patterns of a secret. AWS appends six characters to its name; an ARN in ``name`` may omit them."""
         if not name.startswith("arn:"):
             return (self._of("secretsmanager", f"secret:{name}-??????"),)
         return (name, f"{name}-??????")

@@ -1,7 +1,7 @@
 """The pools: two machine templates for each spot pool, and the machines of each static pool.
 
 For a launch the function chooses only a template and a zone. A pool's templates differ only in scheduling. None has the
-data disk: it is attached to a running machine, so that a replacement can boot while the machine before it ends.
+data disk: it is attached to a running machine, so that a replacement can boot while its predecessor ends.
 """
 
 from __future__ import annotations

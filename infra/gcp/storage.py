@@ -46,8 +46,8 @@ def function_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return the function's rights in the bucket: it writes its own documents and only reads what Pulumi writes.
 
     It must not write bundles: it tells machines which bundle to run, so with a bundle of its own it could have them run
-    any code as root. It can list the whole bucket, although the condition excludes what Pulumi writes by the beginning
-    of the objects' names: the resource of a list call is the bucket itself, whose name begins otherwise.
+    any code as root. It can still list the whole bucket: the condition excludes prefixes of object names, but the
+    resource of a list call is the bucket itself, whose name has none of these prefixes.
     """
     objects = _objects(bucket)
     declared = ("bundles/", "function/", "stack/drain", "stack/pools.json")

@@ -1,6 +1,6 @@
 """Rules that a stack file must satisfy on any cloud. Each rule is a function from settings to problems.
 
-A problem names the path, the value, and the nearest valid name or the remedy. In a rule for pools the path begins in
+A problem names the path, the value, and the nearest valid name or the remedy. A rule for pools gives paths relative to
 the pool. Types and ranges have been checked before; a rule reads no file, no environment variable and no cloud.
 """
 

@@ -37,7 +37,7 @@ class Guess(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         had: chance that the requested number of machines is available now (GCE's obtainability, EC2's score / 10).
-        lasts: the share of an hour that most of them would run (GCE's estimated uptime, cut at an hour).
+        lasts: for how long most of the machines would run, in hours, at most 1 (GCE's estimated uptime).
         kept: the share of recently ended machines that the cloud had not preempted (GCE's preemption history).
     """
 

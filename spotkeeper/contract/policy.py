@@ -55,7 +55,7 @@ class Start(Struct, frozen=True, tag_field="type", tag="start"):
 
 
 class On(Struct, frozen=True):
-    """The launch that runs now. ``pending_h``: hours until it has started; 0 afterwards."""
+    """The current launch. ``pending_h``: hours until its machines run; 0 once they do."""
 
     kind: Literal["spot", "od"]
     zone: str

@@ -30,7 +30,7 @@ _known: set[str] = set()
 
 
 def learn(values: Iterable[str]) -> None:
-    """Remove these values from now on, even if they do not look like secrets."""
+    """Make :func:`redact` remove these values too, even if they do not look like secrets."""
     _known.update(values)
 
 

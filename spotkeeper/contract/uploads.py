@@ -1,4 +1,4 @@
-"""What machines upload beside reports: logs, output files, copies of checkpoints. Does no I/O.
+"""What machines upload besides reports: logs, output files, copies of checkpoints. Does no I/O.
 
 ::
 
