@@ -121,7 +121,7 @@ def narrow_role(resource: DeclaredResource) -> Iterator[str]:
         if "*" in permission:
             yield f"{permission}: name each permission"
         elif permission.endswith(_GIVES_RIGHTS):
-            yield f"{permission} lets its holder get every other permission: leave it out"
+            yield f"{permission}: its holder can get every other permission: leave it out"
 
 
 def no_key(resource: DeclaredResource) -> Iterator[str]:

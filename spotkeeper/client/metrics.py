@@ -16,7 +16,7 @@ class MetricsReader:
     """Reads the metrics of a job again and again. Generations that have ended are read once.
 
     Args:
-        most: read only so many of the newest generations; None: all.
+        most: number of newest generations to read; None: all.
     """
 
     def __init__(self, store: Store, job: str, most: int | None = None) -> None:

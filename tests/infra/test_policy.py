@@ -132,7 +132,7 @@ CASES: list[Case] = [
      {"permissions": ["compute.instances.*"]}, "dev", "compute.instances.*: name each permission"),
     ("least-privilege", gcp.CUSTOM_ROLE, {"permissions": ["compute.instances.create"]},
      {"permissions": ["resourcemanager.projects.setIamPolicy"]}, "dev",
-     "resourcemanager.projects.setIamPolicy: who has"),
+     "resourcemanager.projects.setIamPolicy: its holder"),
     ("private-bucket", gcp.BUCKET, GCP_BUCKET, {"publicAccessPrevention": "inherited"}, "dev",
      "publicAccessPrevention: want enforced"),
     ("private-bucket", gcp.BUCKET, GCP_BUCKET, {"uniformBucketLevelAccess": None}, "dev",
