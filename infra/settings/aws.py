@@ -72,7 +72,7 @@ def account(s: Settings) -> Iterator[Problem]:
     if not s.account:
         yield Problem("account", 'missing: set the account id, for example "123456789012"')
     elif not _ACCOUNT.match(s.account):
-        yield problem("account", "is no account id: want 12 digits in quotes", s.account)
+        yield problem("account", "is not an account id: want 12 digits in quotes", s.account)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:

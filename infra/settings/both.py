@@ -80,7 +80,7 @@ def channel_secrets(s: Settings, *, schemes: tuple[str, ...], want: str) -> Iter
         reference = channel.address
         if is_reference(reference) and not any(secret_of(reference, scheme) for scheme in schemes):
             path = join("channels", index)
-            yield problem(f"{path}.address", f"is no reference to a secret of {s.cloud}; {want}", reference)
+            yield problem(f"{path}.address", f"is not a reference to a secret of {s.cloud}; {want}", reference)
 
 
 def machine_addresses(s: Settings) -> Iterator[Problem]:
@@ -91,7 +91,7 @@ def machine_addresses(s: Settings) -> Iterator[Problem]:
         try:
             networks.append(found := ipaddress.ip_network(text))
         except ValueError:
-            yield problem(path, "is no address range; want, for example, 100.64.0.0/10", text, range_of(text))
+            yield problem(path, "is not an address range; want, for example, 100.64.0.0/10", text, range_of(text))
             continue
         if not s.endpoints.compute.startswith("http:") and any(map(found.overlaps, NEVER)):
             yield problem(path, "includes loopback, link-local or multicast addresses: want a smaller range", text)
@@ -122,13 +122,13 @@ def bucket_name(s: Settings, *, is_one: Callable[[str], bool], characters: str) 
     if s.bucket.name is None and not STACK_NAME.match(s.stack):
         return  # another rule reports it
     if not is_one(name):
-        yield problem("bucket.name", f"is no bucket name (3 to 63 lower-case letters, digits{characters})", name)
+        yield problem("bucket.name", f"is not a bucket name (3 to 63 lower-case letters, digits{characters})", name)
 
 
 def pool_architecture(pool: Pool, s: Settings, *, is_arm: Callable[[str], bool | None]) -> Iterator[Problem]:
     """Check that a pool's machines have the architecture of the agent's wheels.
 
-    ``is_arm`` returns None for a name that is no machine type, which another rule reports.
+    ``is_arm`` returns None for a name that is not a machine type, which another rule reports.
     """
     arm = is_arm(pool.machine.type)
     if arm is not None and arm != (s.agent.arch == "aarch64"):
@@ -147,7 +147,7 @@ def pool_disk_sizes(
     """Check types and sizes of a pool's disks; ``say`` returns the message about the sizes of a disk type."""
     for path, disk in (("disk", pool.disk), ("boot_disk", pool.boot_disk)):
         if disk.type not in kinds:
-            message = f"is no {word} type, want one of {choices(disk.type, kinds)}"
+            message = f"is not a {word} type, want one of {choices(disk.type, kinds)}"
             yield problem(f"{path}.type", message, disk.type, nearest(disk.type, kinds))
         elif not kinds[disk.type][0] <= disk.size_gb <= kinds[disk.type][1]:
             yield problem(f"{path}.size_gb", say(disk.type), disk.size_gb)

@@ -127,7 +127,7 @@ def network_range(s: Settings) -> Iterator[Problem]:
     try:
         network = ipaddress.ip_network(s.network.cidr)
     except ValueError:
-        yield problem("network.cidr", "is no address range", s.network.cidr, range_of(s.network.cidr))
+        yield problem("network.cidr", "is not an address range", s.network.cidr, range_of(s.network.cidr))
         return
     nodes = sum(pool.size for pool in s.pools)
     if not isinstance(network, ipaddress.IPv4Network) or not any(network.subnet_of(each) for each in PRIVATE):
@@ -207,7 +207,7 @@ def channels(s: Settings) -> Iterator[Problem]:
             yield Problem(f"{path}.address", f"{error}; or name the secret that has the address")
             continue
         if not s.endpoints.compute.startswith("http:") and _is_address(host) and not is_public(host):
-            yield Problem(f"{path}.address", "is no public address, and the function sends to public addresses only")
+            yield Problem(f"{path}.address", "is not a public address, and the function sends to public addresses only")
     if (size := len(s.addresses())) > _ADDRESSES_BYTES:
         told = f"the addresses have {size} bytes, at most {_ADDRESSES_BYTES} fit: put long ones into the secret store"
         yield Problem("channels", told)
@@ -223,7 +223,7 @@ def _is_address(host: str) -> bool:
 
 def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.email and not EMAIL.match(s.alerts.email):
-        yield problem("alerts.email", "is no email address", s.alerts.email)
+        yield problem("alerts.email", "is not an email address", s.alerts.email)
     if s.alerts.email and not s.alerts.about:
         told = "is empty, so no alarm is sent: remove `about` to get all alarms, or `email` to get none"
         yield Problem("alerts.about", told)
@@ -364,7 +364,7 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
     kind, listed = pool.machine.type, _PRICES[s.cloud]
     has = f"which has {choices(kind, listed)}"
     if not _MACHINE[s.cloud].match(kind):
-        message = f"is no machine type of {s.cloud}: see infra/catalog.py, {has}"
+        message = f"is not a machine type of {s.cloud}: see infra/catalog.py, {has}"
         yield problem("machine.type", message, kind, nearest(kind, listed))
         return
     if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:

@@ -101,7 +101,7 @@ def project_id(s: Settings) -> Iterator[Problem]:
     if not s.project:
         yield Problem("gcp:project", "missing: set the project's id")
     elif not _PROJECT.match(s.project) and not is_local(s):
-        yield problem("gcp:project", "is no project id (6 to 30 lower-case letters, digits and -)", s.project)
+        yield problem("gcp:project", "is not a project id (6 to 30 lower-case letters, digits and -)", s.project)
 
 
 def _image(path: str, name: str) -> Iterator[Problem]:
@@ -176,7 +176,7 @@ def _is_bucket(name: str) -> bool:
 def bucket_place(s: Settings) -> Iterator[Problem]:
     place = s.bucket.location
     if place is not None and place.lower() not in _PLACES:
-        message = "is no bucket location: want a region, or a multi-region (US, EU, ASIA, NAM4, EUR4 ...)"
+        message = "is not a bucket location: want a region, or a multi-region (US, EU, ASIA, NAM4, EUR4 ...)"
         yield problem("bucket.location", message, place, nearest(place.lower(), _PLACES))
 
 

@@ -113,7 +113,7 @@ def check_address(address: str) -> tuple[str, int, str]:
         parts = urlsplit(address)
         host, port = (parts.hostname or "").lower(), parts.port or 443
     except ValueError:
-        raise AddressError("is no address") from None
+        raise AddressError("is not an address: want an https address") from None
     if parts.scheme != "https":
         raise AddressError("want an https address")
     if "@" in parts.netloc:

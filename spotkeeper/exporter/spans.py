@@ -196,7 +196,7 @@ def _batches(found: Iterable[tuple[Sent, list[ReadableSpan]]]) -> Iterator[list[
 
 
 def endpoint(url: str) -> str:
-    """Return the address for traces. Raises ValueError if ``url`` is no http(s) address."""
+    """Return the address for traces. Raises ValueError if ``url`` is not an http(s) address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url}: want http(s)://HOST:PORT, for example http://127.0.0.1:4318")

@@ -35,7 +35,7 @@ RUN_BYTES = 64 << 20
 RETRIES = 8  # tcp_retries2: 5 detects a silent peer in 13.5 s, 8 in about 100 s, the default 15 in 15 minutes
 PEER_S = 4.0  # a lost SYN is sent again after 1 s, and after 3
 PEER_PORT = 22  # any port, since a refused connection is an answer
-NEEDS_CLOUD = "this is no cloud machine; run the check on a machine of the stack"
+NEEDS_CLOUD = "this is not a cloud machine; run the check on a machine of the stack"
 NTP = "synchronise the clock: run chrony with the cloud's server metadata.google.internal, or 169.254.169.123 on EC2"
 
 

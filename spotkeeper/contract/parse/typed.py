@@ -63,7 +63,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)  # bounded: a link to a device would never end
         if len(data) > MAX_BYTES:
-            size = f"is larger than {MAX_BYTES // 1000} kB, so it is no job or stack file"
+            size = f"is larger than {MAX_BYTES // 1000} kB, too much for a job or stack file"
             raise SpecError([Problem("", size, source=str(path))])
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError:

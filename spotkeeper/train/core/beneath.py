@@ -68,7 +68,7 @@ def open_file(base: Path | str, name: str, flags: int = os.O_RDONLY, mode: int =
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     _close(file)
-    raise OSError(errno.EINVAL, "is no regular file", str(Path(base) / name))
+    raise OSError(errno.EINVAL, "is not a regular file", str(Path(base) / name))
 
 
 def read(base: Path | str, name: str, most: int) -> bytes:
@@ -97,7 +97,7 @@ def size(base: Path | str, name: str) -> int:
     """Return the size of a regular file in bytes, without opening it. Raises OSError, ValueError."""
     about = status(base, name)
     if not stat.S_ISREG(about.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(Path(base) / name))
+        raise OSError(errno.EINVAL, "is not a regular file", str(Path(base) / name))
     return about.st_size
 
 

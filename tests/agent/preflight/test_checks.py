@@ -137,7 +137,7 @@ def test_metadata(imds: Imds) -> None:
     said(checks.metadata(Machine(metadata=Ec2(Clock(), imds.url))), Level.ERROR, "instance profile")
     imds.enabled = False
     said(checks.metadata(Machine(metadata=Ec2(Clock(), imds.url))), Level.ERROR, "HttpEndpoint")
-    said(checks.metadata(Machine()), Level.SKIPPED, "no cloud machine")
+    said(checks.metadata(Machine()), Level.SKIPPED, "not a cloud machine")
 
 
 # ---------------------------------------------------------------- the disk

@@ -546,9 +546,9 @@ def test_secret_values_are_never_repeated(folder: Path) -> None:
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "{path}: not a text file (UTF-8)"),
         (
             lambda path: path.write_bytes(b"#" * 1_000_001),
-            "{path}: is larger than 1000 kB, so it is no job or stack file",
+            "{path}: is larger than 1000 kB, too much for a job or stack file",
         ),
-        (lambda path: path.symlink_to("/dev/zero"), "{path}: is larger than 1000 kB, so it is no job or stack file"),
+        (lambda path: path.symlink_to("/dev/zero"), "{path}: is larger than 1000 kB, too much for a job or stack file"),
     ],
     ids=["missing", "folder", "binary", "huge", "endless"],
 )

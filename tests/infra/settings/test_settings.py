@@ -64,7 +64,7 @@ def test_a_wrong_type_hides_no_other_problem() -> None:
         ("Dev", "acme-train", 'stack: "Dev": want a letter'),
         ("s" * 25, "acme-train", "stack:"),
         ("dev", "", "gcp:project: missing: set the project's id"),
-        ("dev", "acme", 'gcp:project: "acme": is no project id'),
+        ("dev", "acme", 'gcp:project: "acme": is not a project id'),
         ("production", "acme-train", 'bucket.on_destroy: "delete": a destroy of production would delete data'),
     ],
 )
