@@ -527,9 +527,9 @@ def resume(
     job stays on hold. A resume gives the job a new crash budget, or its `max_usd` once more.
 
     With a job file, the job continues with that file and its source folder: a corrected script, another `command`,
-    `env` or `max_usd`. Fields on which the disks depend must not change: `name`, `nodes`, `spread`, `seed`,
-    `checkpoint.replicated`, and the kinds of the pools. If you submitted the job with `--name` or with arguments after
-    `--`, repeat these: `spotkeeper resume wide job.yaml --name wide -- --width 9`.
+    `env` or `max_usd`. Fields on which the disks depend must not change: `name`, `nodes`, `spread`, `seed`, `stop`,
+    `checkpoint.replicated` (and `nproc` if that is false), and the kinds of the pools. If you submitted the job with
+    `--name` or with arguments after `--`, repeat these: `spotkeeper resume wide job.yaml --name wide -- --width 9`.
 
     A job never returns to an older checkpoint by itself. If its newest one was on a lost disk, or on a static machine
     that does not come back, the job waits or goes on hold until you pass `--go-back`, which asks for confirmation

@@ -139,10 +139,10 @@ def view_of(
     ledger: Sequence[Entry] | None = None,
     prices: Mapping[str, Prices] | None = None,
 ) -> JobView:
-    """Return the view of a job, from five reads of the bucket.
+    """Return the view of a job.
 
-    A job on hold takes one more read. A job that failed takes one more, for the log of the node that failed, or, if
-    it hung, one more for each node's log.
+    It reads the job's progress and ledger and the pools' prices; for a job on hold also its requests; after a failure
+    the log of the node that failed, after a hang the logs of several nodes.
 
     Args:
         now: virtual unix seconds.

@@ -1,4 +1,4 @@
-"""What the pages can do to a job. The functions are those of the commands; `spotkeeper dashboard` passes them in."""
+"""What the pages can do to a job. `spotkeeper dashboard` passes in the functions, which are the commands' own."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def run(job: str, node: int | None, stack: str | None, *, notice: bool, yes: boo
     try:
         view = follow(lambda: read(target, store, victim), victim, targets, shown(as_json))
     except KeyboardInterrupt:
-        note(f"{victim.vm} is preempted all the same; to see the job recover: spotkeeper watch {victim.name}")
+        note(f"{victim.vm} is still preempted; to see the job recover: spotkeeper watch {victim.name}")
         raise
     if as_json:
         emit(view, True, "")

@@ -8,7 +8,7 @@ from spotkeeper.report.job.trace import job_trace
 
 
 def run(job: str, stack: str | None, *, every: bool, as_json: bool) -> None:
-    """Print the newest recovery of a job, or all of them; JSON has all in any case."""
+    """Print the newest recovery of a job, or with ``every`` all of them. JSON always contains all."""
     from spotkeeper.report.text.waterfall import waterfalls
 
     target = find_target(stack)

@@ -121,7 +121,7 @@ def test_ctrl_c_says_that_the_machine_is_preempted_anyway(
     monkeypatch.setattr(drilling, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         drilling.run("first", None, None, notice=True, yes=True, as_json=False)
-    assert "is preempted all the same" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
+    assert "is still preempted" in (err := capsys.readouterr().err) and "spotkeeper watch first" in err
 
 
 def test_without_a_terminal_a_drill_names_its_victim_at_once(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
