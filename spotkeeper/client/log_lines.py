@@ -113,7 +113,7 @@ class _Unpacker:
 
 @dataclass
 class NodeLines:
-    """One node's log. Each call of :meth:`read` yields the lines that are new since the call before.
+    """One node's log. Each call of :meth:`read` yields the lines that are new since the previous call.
 
     ``gen``: only lines of this generation; None: of all. ``since``: only lines from this time on, real unix ms.
     ``ends``: the moment (``time.monotonic()``) at which reading must stop, since a small object can be unpacked for
@@ -175,7 +175,7 @@ class NodeLines:
 
 
 def _parsed(line: bytes, node: int, gen: int, before: int) -> LogLine:
-    """Return a line; ``before``: the time of the line before, used if this line has none."""
+    """Return a line; ``before``: the time of the previous line, used if this line has none."""
     found = _LINE.match(line)
     if found is None:
         return LogLine(before, node, gen, "stdout", 0, line[:LINE_BYTES].decode("utf-8", "replace"))

@@ -20,7 +20,7 @@ from spotkeeper.reconcile.store.store import Store
 WHOLE_S = 75.0  # length of a lease that is not renewed: the function's timeout and 15 s
 SHORT_S = 4.0  # length of a lease that is renewed every BEAT_S
 BEAT_S = 1.5  # Google allows one write per second to an object
-TROUBLE_S = 2.0  # virtual; the next round is due so long after a round that the bucket interrupted
+TROUBLE_S = 2.0  # virtual; delay of the next round after a round that the bucket interrupted
 
 Every = Callable[[float, Callable[[], object]], Callable[[], None]]  # (seconds, work) -> a function that ends the work
 
