@@ -111,9 +111,15 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._save_point(trainer, SavePoint.BATCH)
 
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """End the copy of a save here, also where no optimizer step follows: later hooks may swap the weights."""
+        if self.run is not None:
+            self.run.copied()
+
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._loop is not None and not trainer.sanity_checking:
+        if self._loop is not None and self.run is not None and not trainer.sanity_checking:
             self._save_point(trainer, SavePoint.VALIDATION)
+            self.run.copied()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs

@@ -1,26 +1,30 @@
 """Copies parameters and optimizer state during the next forward and backward pass: a save hardly stops training.
 
 Trained parameters and optimizer state change only in an optimizer's step. So a save copies everything else at the
-boundary, and a thread copies these tensors into staging memory. Each attached optimizer waits for the thread before
-its step (a pre-step hook), and then the save is requested from the saver. ``step(closure)`` waits before the closure,
-so nothing is hidden there. Tensors that are not on the CPU are copied at the boundary.
+boundary, and a thread copies these tensors into staging memory. Every optimizer of the process, attached or not, waits
+for the thread before its step (a pre-step hook), and then the save is requested from the saver. ``step(closure)`` waits
+before the closure, so nothing is hidden there. Tensors that are not on the CPU are copied at the boundary.
 
 **Check.** A script may change parameters elsewhere too: by ``clamp_`` before the forward pass, or by SAM's first step.
 So the first ``CHECKED`` copies, and then one in ``EVERY``, are made at the boundary and compared before the next step
 with what the tensors hold then. After each copy, version counters are compared as well; they miss writes through
 ``.data`` and fused kernels. If a tensor has changed, all later saves copy at the boundary, and a save whose copy may
-be torn is not written.
+be torn is not written. A copy that fails has the same effect; the error reaches the log, not the script.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spotkeeper.train.checkpoint.image import TensorCopy, TensorKey, tensor_key
 from spotkeeper.train.core.errors import say
@@ -39,19 +43,26 @@ class _Running:
     request: Callable[[], None]
     discard: Callable[[str], None]
 
+    def failed(self) -> str:
+        """Wait for the copy; return why it failed, or ""."""
+        if self.copied is None:
+            return ""
+        error = self.copied.exception()
+        return "" if error is None else f"the copy failed: {type(error).__name__}: {error}"
+
     def changed(self) -> str:
-        """Return the name of a tensor that has changed since the boundary, or ""."""
+        """Return which tensor has changed since the boundary, or ""."""
         for copy, version in zip(self.copies, self.versions, strict=True):
             if copy.tensor._version != version or (self.copied is None and not copy.equal()):
-                return copy.name
+                return f"{copy.name} changed before an optimizer's step"
         return ""
 
 
 class BackgroundCopier:
-    """Copies optimizers' tensors in a thread, and makes the optimizers wait for it.
+    """Copies optimizers' tensors in a thread, and makes every optimizer wait for it.
 
     Args:
-        optimizers: the attached optimizers.
+        optimizers: the attached optimizers. If one of them calls no hooks, all tensors are copied at the boundary.
         stalls: seconds that saves stopped the loop, newest last; the copier adds the waits to the newest.
     """
 
@@ -60,10 +71,13 @@ class BackgroundCopier:
         self._thread = ThreadPoolExecutor(1, "spotkeeper-copy")
         self._running: _Running | None = None
         self._begun = 0
-        self._on = all(hasattr(each, "register_step_pre_hook") for each in optimizers)
+        self._lock = threading.RLock()  # several threads may step
+        self._pid = os.getpid()
+        self._on = all(map(_calls_hooks, optimizers))
         if self._on:
-            for each in optimizers:
-                each.register_step_pre_hook(self._before_step)
+            me = weakref.ref(self)
+            hook = register_optimizer_step_pre_hook(lambda *_: _before_step(me()))
+            weakref.finalize(self, hook.remove)
 
     def select(self, owned: Iterable[tuple[str, torch.Tensor]]) -> dict[TensorKey, str]:
         """Return the names of the tensors that may be copied while training continues."""
@@ -85,36 +99,67 @@ class BackgroundCopier:
         """
         number, self._begun = self._begun, self._begun + 1
         versions = [copy.tensor._version for copy in copies]
-        copied = None
-        if number < CHECKED or number % EVERY == 0:
+        copied = None if number < CHECKED or number % EVERY == 0 else self._submit(copies)
+        if copied is None:
             _run(copies)
             request()
-        else:
-            copied = self._thread.submit(_run, copies)
         self._running = _Running(copies, versions, copied, request, discard)
 
-    def wait(self) -> None:
-        """Wait until the running copy is complete, and request its save. Does nothing if no copy runs."""
-        running, self._running = self._running, None
-        if running is None:
-            return
-        if running.copied is not None:
-            running.copied.result()
-        name = running.changed()
-        if name:
-            self._on = False
-            say(f"snapshots are off for the rest of this run: {name} changed before an optimizer's step")
-        if running.copied is not None and name:
-            running.discard(f"{name} changed while it was copied")
-        elif running.copied is not None:
-            running.request()
+    def _submit(self, copies: Sequence[TensorCopy]) -> Future[None] | None:
+        """Start the copy in the thread; return None if the process may have no more threads."""
+        try:
+            return self._thread.submit(_run, copies)
+        except RuntimeError as error:
+            self._end(str(error))
+            return None
 
-    def _before_step(self, *_: object) -> None:
+    def wait(self) -> None:
+        """Wait until the running copy is complete, and request its save. Does nothing if no copy runs.
+
+        An interrupted wait (Ctrl-C) leaves the copy running, for the next wait.
+        """
+        if self._running is None or os.getpid() != self._pid:  # a fork has no thread, and saves nothing
+            return
+        with self._lock:
+            running = self._running
+            if running is None:  # another thread has waited
+                return
+            failed = running.failed()
+            why = failed or running.changed()
+            try:
+                if why:
+                    self._end(why)
+                if running.copied is not None and why:
+                    running.discard(failed or why.replace("before an optimizer's step", "while it was copied"))
+                elif running.copied is not None:
+                    running.request()
+            finally:
+                self._running = None
+
+    def _end(self, why: str) -> None:
+        self._on = False
+        say(f"snapshots are off for the rest of this run: {why}")
+
+    def before_step(self) -> None:
+        """Wait before an optimizer's step, and count the time as a stall."""
         if self._running is not None:
             began = time.monotonic()
             self.wait()
             if self._stalls:
                 self._stalls[-1] += time.monotonic() - began
+
+
+def _before_step(copier: BackgroundCopier | None) -> None:
+    if copier is not None:
+        copier.before_step()
+
+
+def _calls_hooks(optimizer: Any) -> bool:
+    """Whether a step of the optimizer calls hooks: torch wraps ``step`` of the classes that it initialises."""
+    step = getattr(type(optimizer), "step", None)
+    return bool(getattr(step, "hooked", False)) or isinstance(
+        getattr(optimizer, "optimizer", None), torch.optim.Optimizer
+    )
 
 
 def _run(copies: Sequence[TensorCopy]) -> None:

@@ -298,14 +298,18 @@ class Attached:
     def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors that only an optimizer's step changes: trained parameters and their state, with names.
 
-        Frozen parameters are left out, because the script itself can change them (a momentum encoder).
+        A frozen parameter is left out, and one without state in an optimizer that keeps state for others: only the
+        script itself changes these (a momentum encoder).
         """
         names = {id(param): plain(name) for name, param in self._parameters()}
         for each in self.optimizers:
             for param in (param for group in each.param_groups for param in group["params"] if param.requires_grad):
+                state = each.state.get(param, {})
+                if each.state and not state:
+                    continue
                 name = names.get(id(param), f"a parameter of shape {tuple(param.shape)}")
                 yield name, param
-                for key, value in each.state.get(param, {}).items():
+                for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         yield f"{key} of {name}", value
 

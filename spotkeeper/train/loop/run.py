@@ -352,6 +352,14 @@ class Run:
         self._boundary.last_end += time.monotonic() - began
         self._boundary.watch.begin()
 
+    def copied(self) -> None:
+        """Wait until the last save needs the state no more.
+
+        With ``checkpoint.snapshots``, call it before code between two optimizer steps that changes weights, such as a
+        swap with their average. ``untimed`` and the frameworks' callbacks do so themselves.
+        """
+        self._boundary.copied()
+
     def wait(self) -> Commit | None:
         """Wait until no save runs on this node; return its newest durable checkpoint.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import spotkeeper
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import snapshot, store
-from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw, unpack
+from spotkeeper.train.checkpoint.image import RunState, TensorCopy, TensorSlot, extent, lay_out_of, thaw, unpack
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.loop.run import Run
@@ -36,15 +38,15 @@ class LatestCopier:
     def submit(self, work: Callable[[Any], None], what: Any) -> Future[None]:
         self.copies += 1
         future: Future[None] = Future()
-        take = future.result
+        take = future.exception
 
-        def result(timeout: float | None = None) -> None:
+        def exception(timeout: float | None = None) -> BaseException | None:
             if not future.done():
                 work(what)
                 future.set_result(None)
             return take(timeout)
 
-        future.result = result  # type: ignore[method-assign]
+        future.exception = exception  # type: ignore[method-assign]
         return future
 
 
@@ -144,6 +146,32 @@ class Momentum(Training):
         for ours, theirs in zip(frozen.parameters(), online.parameters(), strict=True):
             ours.data.mul_(0.9).add_(theirs.data, alpha=0.1)
         return (online(x) - frozen(x) - 1).square().mean()
+
+
+class Unfrozen(Momentum):
+    """The momentum encoder is not frozen, but gets no gradients, so its optimizer has no state for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[1].requires_grad_(True)  # type: ignore[index]
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        online, average = self.model  # type: ignore[misc]
+        for ours, theirs in zip(average.parameters(), online.parameters(), strict=True):
+            ours.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+        with torch.no_grad():
+            target = average(x)
+        return (online(x) - target - 1).square().mean()
+
+
+class Unattached(Training):
+    """A second optimizer that no ``attach`` knows: it comes after three steps and steps first."""
+
+    def step(self, x: torch.Tensor, number: int) -> None:
+        self.loss(x).backward()
+        if number >= 3:
+            torch.optim.SGD(self.model.parameters(), lr=0.01, fused=False, foreach=False).step()
+        super().step(x, number)
 
 
 class Averaged(Training):
@@ -263,7 +291,7 @@ def check(states: dict[int, Any], folder: Path, least: int = STEPS) -> None:
         assert on_disk(folder, commit) == states[commit.step], f"{commit} is not the state of its step"
 
 
-SAFE = [Training, Accumulated, Rhythms, Momentum, Averaged, Closure]
+SAFE = [Training, Accumulated, Rhythms, Momentum, Unfrozen, Unattached, Averaged, Closure]
 
 
 @pytest.mark.parametrize("make", SAFE)
@@ -308,7 +336,7 @@ def test_optimizers_own_trained_parameters_and_their_state() -> None:
     model.bias.requires_grad_(False)
     model.register_buffer("noise", torch.ones(2))
     optimizer = torch.optim.Adam([*model.parameters(), stray := nn.Parameter(torch.ones(3))])
-    model(torch.ones(1, 2)).sum().backward()
+    (model(torch.ones(1, 2)).sum() + stray.sum()).backward()
     optimizer.step()
     found = dict(Attached.of(model, optimizer, None, {}).optimizer_tensors())
     moments = optimizer.state[model.weight]
@@ -318,6 +346,9 @@ def test_optimizers_own_trained_parameters_and_their_state() -> None:
         "exp_avg of weight",
         "exp_avg_sq of weight",
         "a parameter of shape (3,)",
+        "step of a parameter of shape (3,)",
+        "exp_avg of a parameter of shape (3,)",
+        "exp_avg_sq of a parameter of shape (3,)",
     ]
     assert found["weight"] is model.weight and found["exp_avg of weight"] is moments["exp_avg"]
     assert found["a parameter of shape (3,)"] is stray
@@ -391,6 +422,135 @@ def test_a_machine_without_memory_for_a_save_trains_on(
     assert train(Training(), tmp_path / "ckpt")[STEPS] == expected
     assert store.complete(tmp_path / "ckpt") == [] and late.copies == 0
     assert "no memory is left" in capsys.readouterr().err
+
+
+def test_a_copy_that_fails_ends_snapshots_and_no_training(
+    tmp_path: Path, late: LatestCopier, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The copy of the fourth save fails, so this save is not written."""
+    expected = train(Training(), tmp_path / "whole")[STEPS]
+    late.copies = 0
+
+    def fail(work: object, what: object) -> Future[None]:
+        late.copies += 1
+        future: Future[None] = Future()
+        future.set_exception(MemoryError("no page is left"))
+        return future
+
+    monkeypatch.setattr(late, "submit", fail)
+    states = train(Training(), tmp_path / "ckpt")
+    check(states, tmp_path / "ckpt", STEPS - 1)
+    assert states[STEPS] == expected and late.copies == 1
+    assert 4 not in {commit.step for commit in store.complete(tmp_path / "ckpt")}
+    told = capsys.readouterr().err
+    assert "snapshots are off for the rest of this run: the copy failed: MemoryError: no page is left" in told
+    assert "checkpoint 0-4 was not saved: the copy failed" in told
+
+
+def test_a_process_without_threads_copies_at_the_boundary(
+    tmp_path: Path, late: LatestCopier, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(late, "submit", refuse)
+    check(train(Training(), tmp_path / "ckpt"), tmp_path / "ckpt")
+    assert capsys.readouterr().err.count("snapshots are off for the rest of this run: can't start new thread") == 1
+
+
+class Bare(torch.optim.Optimizer):
+    """An optimizer whose constructor does not call torch's, so its step calls no hooks."""
+
+    def __init__(self) -> None:
+        self.param_groups: Any = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_an_optimizer_that_calls_no_hooks_keeps_copies_at_the_boundary() -> None:
+    param = nn.Parameter(torch.zeros(3))
+    hooked = torch.optim.SGD([param], lr=0.1)
+    owned = [("p", param.detach())]
+    assert BackgroundCopier([hooked], [0.0]).select(owned)
+    assert not BackgroundCopier([hooked, Bare()], [0.0]).select(owned)
+
+
+class Slow:
+    """A copier with a running copy that ends when the test says so. It saves ``param``, which ``optimizer`` owns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(snapshot, "CHECKED", 0)
+        self.future: Future[None] = Future()
+        monkeypatch.setattr(snapshot, "ThreadPoolExecutor", lambda *_: self)
+        self.param = nn.Parameter(torch.zeros(3))
+        self.param.grad = torch.ones(3)
+        self.optimizer = torch.optim.SGD([self.param], lr=1.0)
+        self.asked: list[str] = []
+        self.copier = BackgroundCopier([self.optimizer], [0.0])
+        slot = TensorSlot("float32", (3,), 0, 12)
+        copy = TensorCopy("p", torch.zeros(12, dtype=torch.uint8), slot, self.param.detach())
+        self.copier._begun = 1  # the first copy is one of ``EVERY``
+        self.copier.begin([copy], lambda: self.asked.append("request"), self.asked.append)
+
+    def submit(self, *_: object) -> Future[None]:
+        return self.future
+
+
+def test_a_fork_does_not_wait_for_its_parents_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits
+        slow.optimizer.step()
+        os._exit(int(slow.param[0].item() != -1 or bool(slow.asked)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    slow.future.set_result(None)
+    slow.optimizer.step()
+    assert slow.asked == ["request"]
+
+
+def test_an_interrupted_wait_leaves_the_copy_to_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+
+    def interrupt(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slow.future, "exception", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        slow.optimizer.step()
+    assert slow.asked == [] and slow.param[0] == 0
+    monkeypatch.undo()
+    slow.future.set_result(None)
+    slow.copier.wait()
+    assert slow.asked == ["request"]
+
+
+def test_two_threads_that_step_request_one_save_of_unchanged_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread compares and requests, the other may not step."""
+    slow = Slow(monkeypatch)
+    slow.future.set_result(None)
+    other, began = torch.optim.SGD([slow.param], lr=1.0), threading.Event()
+    seen: list[float] = []
+
+    def step() -> None:
+        began.set()
+        other.step()
+
+    second = threading.Thread(target=step)
+
+    def request() -> None:
+        second.start()
+        began.wait(20)
+        second.join(0.2)  # too short for nothing: a step that does not wait takes microseconds
+        seen.append(slow.param[0].item())
+        slow.asked.append("request")
+
+    assert slow.copier._running is not None
+    slow.copier._running = replace(slow.copier._running, request=request)
+    slow.optimizer.step()
+    second.join(20)
+    assert slow.asked == ["request"] and seen == [0.0] and slow.param[0] == -2
 
 
 def test_waits_count_as_stalls(late: LatestCopier) -> None:
