@@ -1,8 +1,9 @@
 """Plans the calls to the cloud. Only a pass with nothing to write makes calls, and every call may be repeated.
 
 A machine is deleted, by its unique id, if the record has given up its attempt (the number is at most ``Node.top``, and
-neither ``cur`` nor ``next`` has it), or if the record names another machine for its attempt (rules 4 to 6). A disk is
-attached only to ``cur``, and only while no other machine has it, so two machines never write to it.
+neither ``cur`` nor ``next`` has it), or if the record names another machine for its attempt (rules 4 to 6 of
+``docs/protocol.md``). A disk is attached only to ``cur``, and only while no other machine has it, so two machines never
+write to it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _superfluous(draft: Draft, index: int, attempt: int, vm: Vm) -> bool:
 
 
 def _let_go(draft: Draft, index: int, attempt: int, vm: Vm) -> Iterator[Action]:
-    """Delete a superseded machine. In a planned replacement it first gets ``free_s`` to unmount its disk."""
+    """Delete a superseded machine. In a planned replacement it first gets ``Times.free_s`` to unmount its disk."""
     if vm.status is VmStatus.STOPPING:
         return
     node = draft.nodes[index] if index < len(draft.nodes) else Node()
@@ -92,9 +93,10 @@ def waits_for_disk(node: Node) -> bool:
 
 
 def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
-    """Insert the machine of an intent. Every round may repeat the call, with the same idempotency key (rule 8).
+    """Insert the machine of an intent. Every round may repeat the call, with the same idempotency key.
 
-    An intent without a grant is skipped: a submitter wrote it, not a round, and it would bypass the stack's caps.
+    A repeated call is the same call, since the intent fixes zone, pool and model (rule 8 of ``docs/protocol.md``). An
+    intent without a grant is skipped: a submitter wrote it, not a round, and it would bypass the stack's caps.
     """
     if slot.state is not SlotState.INTENT or slot.machine is not None or draft.snapshot.draining:
         return
@@ -274,7 +276,7 @@ def _unsettled(draft: Draft) -> bool:
 
 
 def _awaited(draft: Draft, index: int, node: Node) -> bool:
-    """Whether ``cur`` has no disk yet, or a machine that said hello is not admitted yet."""
+    """Whether the node's ``cur`` has no disk yet, or a machine of the node has said hello and is not admitted yet."""
     for slot in (node.cur, node.next):
         if slot is not None and slot.state is SlotState.INTENT:
             said = draft.queries.facts.get((index, slot.attempt), ())

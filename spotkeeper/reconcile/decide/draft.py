@@ -52,7 +52,7 @@ class Decision:
 
 
 class Draft:
-    """The record that a pass would write, and in ``wanted`` the grants that must exist before.
+    """The record that a pass would write, and in ``wanted`` the grants that must exist before it is written.
 
     ``nodes`` are separate from the record's other fields, so that changing one node costs the same in a gang of
     10,000. ``record`` has all other fields (its ``nodes`` are empty); ``whole()`` joins them.
@@ -210,7 +210,10 @@ class Draft:
         return all(self.queries.ended(index, slot, record.gen) for index, slot in self.members())
 
     def vacate(self, index: int, cause: str) -> None:
-        """Supersede a node's ``cur``. Its machine is deleted later, from the written record (rule 5)."""
+        """Supersede a node's ``cur``.
+
+        Its machine is deleted later, from the written record (rule 5 of ``docs/protocol.md``).
+        """
         self.put(index, cur=None, cause=cause, vacant_since=self.now)
 
     def promote(self, index: int, cause: str) -> None:

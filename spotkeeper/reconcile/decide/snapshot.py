@@ -1,4 +1,4 @@
-"""The input of a decision: plain values, read in the order that the rules require. No I/O, no clock.
+"""The input of a decision: plain values, read in the order of rule 3 (``docs/protocol.md``). No I/O, no clock.
 
 :class:`Snapshot` has the values. :class:`Queries` answers questions about them ("is this slot's machine gone?"), and
 treats a zone that did not answer as unknown.
@@ -103,7 +103,7 @@ REAL_S = {  # real seconds of real work within each time
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a pass reads besides the record: facts and allocation, then the cloud's listing."""
+    """Everything that a pass reads besides the record, which is read first."""
 
     stack: StackState
     spec: JobSpec | None  # None: the sweep made the record, or the object is gone
@@ -161,7 +161,10 @@ class Queries:
         return self.snapshot.stack.boot_deadline_s + self.snapshot.times.work_s
 
     def vm(self, node: int, slot: Slot) -> Vm | None:
-        """Return the slot's machine from the listing, or None. Its zone and unique id must be the slot's (rule 6)."""
+        """Return the slot's machine from the listing, or None.
+
+        A machine in another zone or with another unique id is not the slot's (rule 6 of ``docs/protocol.md``).
+        """
         if slot.machine is not None:
             found = self.static_machines.get(slot.machine)
             return found if found and slot.uid in (None, found.uid) else None
@@ -185,7 +188,11 @@ class Queries:
         return vm is not None and vm.status is VmStatus.RUNNING
 
     def gone(self, node: int, slot: Slot) -> bool:
-        """Whether an admitted machine has gone or broken for good; False (unknown) if its zone did not answer."""
+        """Whether an admitted machine is gone or broken; False (unknown) if its zone did not answer.
+
+        A static machine that dropped the attempt counts as gone, and so does a machine that is still stopping after the
+        deadline of its notice.
+        """
         if slot.machine is not None and self.removed(slot.machine):
             return True
         if slot.zone not in self.answered:
@@ -208,13 +215,13 @@ class Queries:
         return not declared and self.complete and machine not in self.static_machines
 
     def stillborn(self, node: int, slot: Slot) -> str | None:
-        """Return why an intent has failed (machine dead, idempotency key used up, no hello in time); else None."""
+        """Return why an intent has failed (machine dead, idempotency key refused, no hello in time); else None."""
         vm = self.vm(node, slot)
         if vm is not None and slot.machine is None and vm.status in (VmStatus.STOPPING, *BROKEN):
             return "died before its hello"
         result = self.insert_result(node, slot)
         if result is not None and result.kind is ResultKind.DEAD_KEY:
-            return "the idempotency key of its request is used up"
+            return "the cloud no longer accepts the idempotency key of its request"
         limit = self.snapshot.times.static_s if slot.machine else self.boot_s
         if self.snapshot.now > slot.since + limit:
             return "no hello in time"
@@ -261,7 +268,8 @@ class Queries:
     def notice(self, node: int, slot: Slot) -> float | None:
         """Return when the machine goes, virtual unix seconds: the earliest deadline of its notices; None: no notice.
 
-        A machine listed as stopping without a notice goes at the deadline in the record, or else in ``stopping_s``.
+        A machine listed as stopping without a notice goes at the deadline in the record, or if that has none, after
+        ``Times.stopping_s``.
         """
         deadlines = self._notices(node, slot)
         if deadlines:

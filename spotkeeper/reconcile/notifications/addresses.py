@@ -77,7 +77,7 @@ class ChannelAddresses:
         return found
 
     def forget(self, channel: str) -> None:
-        """Read the channel's secret again at the next use: the address that was read did not work."""
+        """Forget a channel's address that did not work, so that the next use reads the channel's secret again."""
         with self._lock:
             self._known.pop(channel, None)
 

@@ -88,7 +88,18 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class JobState(Work):
-    """A job's progress and its machine (``running``: SPOT, ON_DEMAND or None), ``age_h`` hours old, in ``zone``."""
+    """A job's progress, the machine on which it runs, and the delays that the rule allows for, in hours.
+
+    Attributes:
+        now_h: the present time, on the clock of the zones' tracks.
+        restart_h: how long a start takes, from the request for a machine to the next step.
+        move_h: how much longer than ``restart_h`` the job waits for a machine that never boots.
+        attempt_h: the delay that a refused offer causes.
+        tick_h: the longest time until the rule is applied again.
+        running: SPOT or ON_DEMAND; None: no machine runs.
+        age_h: how long the machine has run.
+        zone: the key of the machine's offer, for spot the zone's ``SpotZone.id``; "" if no machine runs.
+    """
 
     slack_h: float
     now_h: float
@@ -219,7 +230,10 @@ def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: R
 
 
 def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) -> Plan:
-    """Plan for a job on on-demand: stay until a zone is worth the move there and the return, with time for both."""
+    """Plan for a job on on-demand: stay until spot in a zone is worth the move to it and the later return.
+
+    ``must``: whether the deadline forbids leaving on-demand (:func:`_must`).
+    """
     keep = Proposal(Go.KEEP, job.zone, "on-demand runs")
     margin = 2.0 * job.restart_h
     if must or job.slack_h <= margin:

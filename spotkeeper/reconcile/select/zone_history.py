@@ -1,10 +1,11 @@
 """Estimates how long spot lasts in a zone, from the usual hazard by age and from observations of the zone. Pure.
 
 :class:`HazardShape` has the usual losses per hour by a zone's *age*, the time since spot became available in it: after
-six hours a zone is twelve times safer than at first. It was fitted on all recorded markets. A zone's own losses, which
-:class:`Track` counts, scale this hazard, with a gamma prior that counts as ``HazardShape.weight`` losses and has the
-mean of all zones of the job. ``fold`` and ``now`` make tracks from a pool's observations. Only spot machines count. A
-machine that its job gives up is not a loss, and shows that spot was available until then.
+six hours a zone is twelve times safer than at first. It was fitted on all recorded markets (``docs/selection.md``).
+A zone's own losses, which :class:`Track` counts, scale this hazard, with a gamma prior that counts as
+``HazardShape.weight`` losses and has the mean of all zones of the job. ``fold`` and ``now`` make tracks from a pool's
+observations. Only spot machines count. A machine that its job gives up is not a loss, and shows that spot was available
+until then.
 """
 
 from __future__ import annotations
@@ -144,7 +145,10 @@ class Track:
         self.up_h *= share
 
     def see(self, at_h: float, up: bool, *, watched: bool = False) -> None:
-        """Add an observation. ``watched``: a machine has run since the last observation, so no loss was missed."""
+        """Add an observation.
+
+        ``watched``: whether a machine has run in the zone since the last observation, so that no loss was missed.
+        """
         if at_h <= self.seen_h:
             return
         gap = at_h - self.seen_h
@@ -192,7 +196,7 @@ class Track:
 
 
 def common(tracks: list[Track], weight: float) -> float:
-    """Return the losses in all these zones together, relative to the usual losses."""
+    """Return the losses in all these zones together, relative to the usual losses, drawn towards 1 with this weight."""
     losses = sum(track.losses for track in tracks)
     return (weight + losses) / (weight + sum(track.exposure for track in tracks))
 
@@ -234,9 +238,10 @@ def fold(past: MarketPast, observations: Iterable[Observation], hour: int) -> Ma
 
 
 def now(past: MarketPast, observations: Iterable[Observation], at: float) -> tuple[dict[str, Watch], Boots]:
-    """Return the history of each observed zone until ``at``, and the pool's boots.
+    """Return what is known of each observed zone at ``at``, virtual unix seconds, and the pool's boot times.
 
-    ``observations``: the observations of the hours from ``past.hour`` on; earlier ones are ignored.
+    Both are ``past``, extended by the observations since ``past.hour``. Observations of earlier hours are ignored,
+    since ``past`` contains them already.
     """
     pool = _Pool(past, observations, math.nextafter(at, math.inf))
     for one in pool.alive.values():

@@ -224,7 +224,7 @@ class Verifier:
         clock: for the check of tokens' times.
         audience: the function's URL, which tokens must name; agents' tokens must name ``<URL>/v1/sync``.
         issuer: the tokens' issuer; Google's is accepted with and without ``https://``.
-        behind_iam: Cloud Run checks each request first.
+        behind_iam: whether Cloud Run checks each request before the function does.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Verifier:
         self._check(claims, {self._audience + AGENT_PATH})
         machine = claims.google.compute_engine if claims.google else None
         if machine is None:
-            raise AuthError("no claims about a machine: not a token with format=full")
+            raise AuthError("no claims about a machine: request the token with format=full")
         if not email or claims.email != email:
             raise AuthError("another service account")
         if machine.project_id != project:

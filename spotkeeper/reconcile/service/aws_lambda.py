@@ -187,7 +187,10 @@ class LambdaApp(HttpApp):
         return Speaker(auth_aws.instance(_iam(request), stack.project, stack.node_identity), "", "")
 
     def _speaker(self, who: Speaker, sync: Sync, stack: StackState, visit: Visit) -> Speaker:
-        """Return the machine's name, found by its id. The job in the body only says which record to read first."""
+        """Return ``who`` with the name of the machine that has its id, or unchanged if the id is not found.
+
+        The job in the body only says which record to read first.
+        """
         read = self.store(visit).read_record(sync.job) if sync.job is not None else None
         machine = named(read.value, stack.stack, who.uid) if read is not None else None
         return machine or self._listed(who.uid, stack) or who

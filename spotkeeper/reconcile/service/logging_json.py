@@ -50,7 +50,7 @@ class JsonLines(logging.Formatter):
 
 
 def setup() -> None:
-    """Send all log lines of ``spotkeeper`` to standard error as JSON; once per process."""
+    """Send all log lines of ``spotkeeper`` to standard error as JSON. Further calls in the process change nothing."""
     logger = logging.getLogger("spotkeeper")
     if not any(isinstance(handler.formatter, JsonLines) for handler in logger.handlers):
         handler = logging.StreamHandler(sys.stderr)

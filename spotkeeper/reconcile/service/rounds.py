@@ -43,12 +43,19 @@ class Ticked(Struct, frozen=True):
 
 @dataclass
 class Visit:
-    """The context of one request: its deadline, and fields of its log line."""
+    """The context of one request.
+
+    Attributes:
+        deadline: the request's deadline.
+        note: fields of the request's log line.
+        urgent: whether an agent waits for the answer.
+        ticked: whether the request is a tick, which also sends the notifications that killed processes left.
+    """
 
     deadline: Deadline
     note: dict[str, object] = field(default_factory=dict)
-    urgent: bool = False  # an agent waits for the answer
-    ticked: bool = False  # a tick also sends what killed processes left
+    urgent: bool = False
+    ticked: bool = False
 
 
 class Fresh(Generic[T]):
@@ -78,7 +85,7 @@ class Fresh(Generic[T]):
             self._read[job] = at, value
 
     def forget(self, job: str | None = None) -> None:
-        """Drop the job's document, because this process perhaps changed it; with ``job`` None, drop all documents."""
+        """Drop the job's document, or all documents if ``job`` is None, after this process may have changed them."""
         with self._lock:
             if job is None:
                 self._read.clear()
@@ -126,9 +133,9 @@ class Flights:
             raise
 
     def _called_again(self, key: str) -> bool:
-        """Return whether :meth:`run` returned None to a request since the last check.
+        """Return whether :meth:`run` has returned None to another request for this key since the last check.
 
-        If it did not, the key is removed in the same step, so the next request for this key does the work itself.
+        If it has not, remove the key in the same step, so that the next request for this key does the work itself.
         """
         with self._lock:
             again = self._again[key]
@@ -155,7 +162,10 @@ class Rounds:
         return self.runtime.store.until(visit.deadline)
 
     def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
-        """Run a round of the job; None if another request in this process runs one, which does this one's work too."""
+        """Run a round of the job.
+
+        Returns None if another request in this process is already running one: that round handles this request too.
+        """
         from spotkeeper.reconcile.controller import reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline

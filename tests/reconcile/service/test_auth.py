@@ -269,7 +269,7 @@ REASONS = {
         "gcloud's audience",
         "audience empty",
     ],
-    "no claims about a machine: not a token with format=full": ["no machine", "machine empty"],
+    "no claims about a machine: request the token with format=full": ["no machine", "machine empty"],
     "expired": ["expired", "expired at the edge of the skew", "expired years ago"],
     "not valid yet": ["of the future", "not before the future"],
     "exp is not within 7200 s after iat": ["lives for days", "ends before it begins"],

@@ -126,9 +126,10 @@ def lacking(draft: Draft) -> bool:
 
 
 def ruined(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether each node whose checkpoint disk has the newest commit uses that disk and reports the commit as damaged.
+    """Whether the newest commit is damaged on every checkpoint disk that has it.
 
-    With sharded state one damaged part suffices, since the other parts are useless without it.
+    It is damaged on a disk if the disk's node is in ``ready``, uses the disk, and reports the damage. With sharded
+    state one damaged part suffices, since the other parts are useless without it.
     """
     commit = newest(draft)
     keepers = [index for index, node in enumerate(draft.nodes) if commit is not None and _keeps(node, commit)]
@@ -223,8 +224,9 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
 def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
     """Whether this node's replacement may train on static machine ``machine`` (None: on the node's own disk).
 
-    The present machine can save again after this check, and a replacement on another disk would lack that commit. So
-    another member must train on its own checkpoint disk, which will have the commit as well.
+    The present machine can save again after this check, and a replacement on another disk would lack that commit. With
+    replicated state another disk is therefore allowed only while some other member trains on the disk with its own
+    checkpoints, since every save goes to that disk too; with sharded state, only if this node has saved nothing yet.
     """
     node = draft.nodes[index]
     if not may_take(draft, index, machine):
@@ -237,7 +239,10 @@ def may_follow(draft: Draft, index: int, machine: str | None) -> bool:
 
 
 def pinned(draft: Draft) -> str | None:
-    """Return a static machine with the newest checkpoint if only static machines have it, which binds the gang."""
+    """Return a static machine with the newest checkpoint if no other disk and no copy in the bucket has it, or None.
+
+    This machine binds the gang to its zone.
+    """
     commit = newest(draft)
     if commit is None or given_up(draft) or covered(draft):
         return None
@@ -269,7 +274,7 @@ def _on(node: Node, nodes: set[str]) -> bool:
 
 
 def only(draft: Draft, index: int) -> str:
-    """Return why a node must wait for its static machine, as text for the user."""
+    """Return a text for the user on why a node must wait for the static machine that :func:`bound` returned."""
     if sharded(draft):
         return f"node {index}'s part of the newest checkpoint is only on this machine's disk"
     return "the newest checkpoint is only on this machine's disk"

@@ -53,7 +53,7 @@ def _gone(draft: Draft, fact: Fact) -> None:
 
 
 def stale(draft: Draft) -> tuple[Fact, ...]:
-    """Return the reports of copies that the record has taken in, and that may therefore be deleted."""
+    """Return the facts about copies that the record already reflects, so that these facts may be deleted."""
     record = draft.record
     top, left = parse_commit(record.mirror_top) or (0, 0), {one.commit for one in record.mirror}
     made = (fact for fact in draft.queries.every(Kind.MIRRORED) if (parse_commit(fact.value) or (0, 0)) <= top)

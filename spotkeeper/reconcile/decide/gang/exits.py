@@ -83,7 +83,10 @@ def _going(draft: Draft) -> str:
 
 
 def call(draft: Draft, cause: str, detail: str = "", exits: bool = False) -> None:
-    """Open a roll call: every member must answer this version of the document."""
+    """Open a roll call: every member must answer this version of the document.
+
+    ``exits``: whether a process has ended; if all members then answer, its end counts as a crash.
+    """
     draft.set(roll=Roll(ver=draft.before.ver + 1, since=draft.now, cause=cause, exits=exits))
     draft.log(Event.ROLL, f"v{draft.before.ver + 1}", cause=cause, detail=detail)
 
@@ -198,10 +201,11 @@ def hung(draft: Draft) -> Hung | None:
 
 
 def _judge(draft: Draft, roll: Roll, ended: frozenset[int]) -> None:
-    """Judge a hang after all members answered the roll call.
+    """Judge a hang once all members have shown that they are alive (HERE).
 
-    Closes the roll call if the job no longer hangs, waits while answers with stacks are missing, and otherwise counts a
-    crash. ``ended``: nodes whose processes ended by themselves.
+    Closes the roll call if the job no longer hangs or a process is busy. Otherwise waits until all members have also
+    answered with the states of their workers (STACKS) or the time for it is over, and then counts a crash. ``ended``:
+    nodes whose processes ended by themselves.
     """
     reported, members = hung(draft), [index for index, _ in draft.members()]
     answers = {index: answer for index in members if (answer := _answer(draft, index, roll)) is not None}
@@ -212,11 +216,11 @@ def _judge(draft: Draft, roll: Roll, ended: frozenset[int]) -> None:
     elif all(index in answers or index in ended for index in members) or draft.now > roll.since + draft.times.roll(
         len(members)
     ):
-        _crash(draft, *_verdict(draft, reported, answers), HANG)  # agents of older versions never answer with stacks
+        _crash(draft, *_verdict(draft, reported, answers), HANG)  # agents of older versions never answer STACKS
 
 
 def _answer(draft: Draft, index: int, roll: Roll) -> StacksAnswer | None:
-    """Return a member's newest worker state for this roll call or a later one, or None."""
+    """Return a member's newest answer STACKS (its workers' state) to this roll call or a later one, or None."""
     slot = draft.nodes[index].cur
     if slot is None:
         return None

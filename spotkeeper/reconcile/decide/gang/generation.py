@@ -118,10 +118,10 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
 def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
     """Whether a generation may begin with this node's disk while other disks are missing.
 
-    An old machine that never releases its disk must not stop the job for ever. So after ``disk_s`` this disk suffices
-    if it has the last commit in the job's stored progress (``location.committed``). If the gang made one more commit
-    just before a loss, only the missing disks have that one, and its steps are repeated. If the newest commit was given
-    up, any disk suffices.
+    An old machine that never releases its disk must not stop the job for ever. So after a wait of ``Times.disk_s`` this
+    disk suffices if it has the last commit in the job's stored progress (``location.committed``). If the gang made one
+    more commit just before a loss, only the missing disks have that commit, and the steps up to it are repeated. If
+    the newest commit was given up, any disk suffices.
     """
     reported, commit = draft.queries.checkpoint(index, slot), location.committed(draft)
     given_up = location.given_up(draft)
@@ -134,9 +134,9 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def _renew(draft: Draft, ready: list[int]) -> None:
-    """Give all nodes new, blank disks, if other machines have not released the nodes' old disks within ``disk_s``.
+    """Give all nodes new, blank disks if other machines do not release the nodes' old disks within ``Times.disk_s``.
 
-    Only if the newest commit was given up, since new disks have no checkpoint.
+    New disks have no checkpoint, so this happens only if the newest commit was given up.
     """
     waited = draft.now >= max(_waits(draft, ready)) + draft.times.disk_s
     if not location.given_up(draft) or len(ready) < draft.size() or not waited:

@@ -144,7 +144,7 @@ def finish(draft: Draft) -> None:
     """Move an ended job to DONE, once every zone answered and nothing of it is left.
 
     The job has no live attempt, so ordinary calls delete its resources. A static machine that has not dropped its grant
-    yet does not delay DONE. The record stays as the tombstone (rule 9).
+    yet does not delay DONE. The record stays as the tombstone (rule 9 of ``docs/protocol.md``).
     """
     record, queries = draft.record, draft.queries
     if record.phase is not Phase.END or not queries.complete or draft.snapshot.blind:

@@ -18,7 +18,7 @@ from spotkeeper.reconcile.decide.provisioning import machine_health
 
 
 def take(draft: Draft, nodes: int | None) -> str:
-    """Accept a request for a new size. Returns "", or in one line why it is refused."""
+    """Accept a request for a new size. Returns "", or in one line why it is refused. ``nodes`` None is refused."""
     spec = draft.snapshot.spec
     if spec is None or nodes is None:
         return "no size was named"

@@ -156,7 +156,10 @@ def _arrive(draft: Draft) -> None:
 
 
 def _dry(draft: Draft) -> None:
-    """Leave a zone that had no capacity for a time, if another zone has offers that fit the caps and are not cold."""
+    """Leave a zone without capacity, if another zone has offers that fit the caps and are not cold.
+
+    A zone is left once it has had no capacity for ``Times.dry_s``, or when it was removed from the job's pools.
+    """
     record, spec = draft.record, draft.snapshot.spec
     vacant = [draft.nodes[index] for index in draft.filled() if draft.nodes[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:

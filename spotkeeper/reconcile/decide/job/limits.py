@@ -113,7 +113,7 @@ def deaf(draft: Draft, missing: int) -> bool:
 
 
 def count_unexplained(draft: Draft) -> None:
-    """Count one node that vanished without a preemption, and trip the breaker after too many at once."""
+    """Count a node that vanished without a preemption. If too many vanish at once, the breaker stops replacements."""
     limits = draft.record.limits
     recent = draft.now <= limits.unexplained_since + draft.times.breaker_window_s
     count = limits.unexplained + 1 if recent else 1

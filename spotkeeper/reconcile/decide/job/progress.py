@@ -112,10 +112,16 @@ def waits_since(draft: Draft) -> float:
 
 
 class LostWork(Struct, frozen=True):
-    """The work lost by a stop: steps, and the times of a step and a save, virtual seconds. None: unknown."""
+    """The work that a stop loses; None: unknown.
 
-    step: int | None = None  # the step from which the next generation continues
-    again: int | None = None  # steps that must be repeated
+    Attributes:
+        step: the step from which the next generation continues.
+        again: the number of steps that must be repeated.
+        step_s, save_s: how long a step and a save take, virtual seconds.
+    """
+
+    step: int | None = None
+    again: int | None = None
     step_s: float | None = None
     save_s: float | None = None
 

@@ -48,7 +48,10 @@ def note_end(draft: Draft, index: int) -> None:
 
 
 def turn(draft: Draft, index: int, vm: Vm, ends: float) -> float:
-    """Return when to request this node's replacement, virtual unix seconds; the time differs from node to node."""
+    """Return when to request the replacement of a machine that the cloud ends at ``ends``; both virtual unix seconds.
+
+    The time differs from node to node, so that not all replacements are requested together.
+    """
     times, run = draft.times, max(0.0, ends - vm.created)
     boot = draft.queries.boot_s + times.cold_s + draft.save_s() + times.stop_s + times.margin_s
     spread = SPREAD * run * (index + 1) / len(draft.nodes)
@@ -76,7 +79,7 @@ def over(slot: Slot) -> bool:
 def swap_straggler(draft: Draft, *, calm: bool) -> None:
     """Request a replacement of the machine that lags most, and withdraw requests for machines that keep up again.
 
-    ``calm``: no replacement is in progress.
+    ``calm``: whether no replacement or probe is in progress; if False, no new replacement is requested.
     """
     for index, node in enumerate(draft.nodes):
         asked = node.replace_reason == STRAGGLER and not draft.record.stop and node.cur is not None

@@ -131,7 +131,11 @@ def selection(
 ) -> Selection:
     """Return ``select()``'s answer, computed once in a pass for all nodes with the same needs.
 
-    ``runs``: the running machine that an offer must improve on; ``there``: offers whose probes have said hello.
+    Args:
+        zone: the only zone allowed; None: all.
+        models: the provisioning models allowed; (): those that the job's policy allows.
+        runs: the running machine that an offer must improve on; None: no machine runs.
+        there: keys of the offers whose probes have said hello.
     """
     refused = node.refused if draft.now < node.refused_at + draft.times.cold_s else ()
     fallback, left = draft.now < draft.record.fallback_until, on_demand_left(draft)

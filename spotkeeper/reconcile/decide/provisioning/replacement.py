@@ -75,7 +75,7 @@ def _serves(draft: Draft, node: Node) -> bool:
 
 
 def needed(node: Node) -> bool:
-    """Whether the node's admitted machine has a notice, a planned end or a replacement reason."""
+    """Whether to replace the node's admitted machine: it has a notice, a planned end or a replacement reason."""
     cur = node.cur
     return cur is not None and (node.replace_reason is not None or goes(cur)) and admitted(cur)  # rarest first
 
@@ -86,7 +86,10 @@ def goes(slot: Slot) -> bool:
 
 
 def _back_to_spot(draft: Draft) -> None:
-    """After an on-demand fallback, replace on-demand machines if spot is not cold or a static machine is idle."""
+    """After an on-demand fallback, request replacements of on-demand machines.
+
+    A machine is replaced if its zone has a better spot offer that is not cold, or an idle static machine.
+    """
     record, spec = draft.record, draft.snapshot.spec
     if record.stop or not record.gen or spec is None or spec.policy not in ("balanced", "spot", "shuffle"):
         return
@@ -123,7 +126,10 @@ def _stop(draft: Draft) -> None:
 
 
 def _why(needs: list[Node], pressed: bool) -> str:
-    """Return why a gang stops for replacements of these ``needs``, for the ledger. ``pressed``: one has a notice."""
+    """Return why a gang stops, for the ledger.
+
+    ``needs``: the nodes whose machines are replaced; ``pressed``: whether one of these machines has a notice.
+    """
     if all(node.cur is not None and machine_health.planned(node.cur) for node in needs):
         return machine_health.MAX_RUN
     return "notice" if pressed else "swap"

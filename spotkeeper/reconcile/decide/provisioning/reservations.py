@@ -181,7 +181,7 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
 
 
 def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, cause: str, why: str = "") -> None:
-    """Write an intent, which fixes zone, model and pool of the attempt before any call (rule 8)."""
+    """Write an intent: it fixes an attempt's zone, model and pool before any call (rule 8 of ``docs/protocol.md``)."""
     slot = Slot(
         attempt=attempt,
         state=SlotState.INTENT,

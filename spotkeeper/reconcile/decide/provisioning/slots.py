@@ -1,7 +1,11 @@
-"""Updates each node's ``next`` and ``cur``: refused, dead, admitted, under notice, lost or rebooted.
+"""Updates each node's ``cur`` and ``next`` by the reports and the listing of this round.
 
-Each node's cases are checked in the protocol's order: ``next`` dead, refused or admitted; the intent of ``cur`` dead,
-refused or admitted; ``cur`` gone; ``cur`` rebooted. A machine is gone if its zone answered and did not list it.
+For each node these are checked in this order: planned end and notices of ``cur``, then ``next``, then ``cur``.
+
+* An intent is admitted if its machine said hello, refused if the cloud refused the request, and dead if its machine
+  cannot join any more (``Queries.stillborn``).
+* An admitted machine is lost if it is gone (``Queries.gone``), and admitted again if it has rebooted. A ``next`` is
+  also given up at a notice, and a ``cur`` if it cannot mount its disk.
 """
 
 from __future__ import annotations
@@ -106,7 +110,7 @@ def _log_dead(draft: Draft, index: int, slot: Slot, why: str, started: float | N
 
 
 def admit(draft: Draft, index: int, which: str) -> None:
-    """Admit a machine that is listed and said hello: store its unique id and boot id (rule 2)."""
+    """Admit a machine that is listed and said hello: store its unique id and boot id (``docs/protocol.md``, rule 2)."""
     slot: Slot = getattr(draft.nodes[index], which)
     found = draft.queries.hello(index, slot)
     assert found is not None

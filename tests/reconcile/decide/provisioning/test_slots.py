@@ -42,7 +42,9 @@ def test_the_next_attempt_has_the_cause_of_the_refused_one(kind: ResultKind, cau
     (entry,) = draft.entries
     assert (entry.event, entry.node, entry.attempt) == (Event.REFUSED if refused else Event.LOSS, 1, 2)
     assert (entry.cause, entry.detail) == (
-        (kind.value, "said") if refused else ("never joined", "the idempotency key of its request is used up")
+        (kind.value, "said")
+        if refused
+        else ("never joined", "the cloud no longer accepts the idempotency key of its request")
     )
 
 
