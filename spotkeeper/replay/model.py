@@ -218,9 +218,9 @@ class _Replay:
         return need <= terms.tick_h + 1e-9
 
     def _force(self, last: int) -> None:
-        """Finish a job that is not done after ``horizon_h``, on on-demand machines. It misses its deadline, if any.
+        """Finish, with on-demand machines, a job that is not done after ``horizon_h``. It misses its deadline, if any.
 
-        ``last``: the number of replayed ticks; the on-demand machines start then.
+        ``last``: the number of replayed ticks, after which the on-demand machines start.
         """
         terms, out = self.terms, self.out
         start_up = self.pending if self.kind == "od" else terms.restart_h

@@ -58,7 +58,8 @@ class RecordedZone:
 class Recording:
     """What the zones of one machine type offered, sampled at the same times, ``tick_h`` hours apart.
 
-    ``gang``: the number of machines for which a zone must have capacity to count as available.
+    ``collection`` and ``market`` name the recording. ``gang``: a zone counts as available if it has capacity for this
+    many machines.
     """
 
     collection: str

@@ -105,7 +105,7 @@ class DrillView(Struct, frozen=True):
 class Targets(Struct, frozen=True):
     """The target of each phase, and of the lost work (``again_s``), in virtual seconds.
 
-    On a faster clock, real work (processes, saves, boots) takes more virtual seconds; see :meth:`scaled`.
+    On a faster clock, real work (starting processes, saving, booting) takes more virtual seconds; see :meth:`scaled`.
     """
 
     heard_s: float = 15.0

@@ -84,7 +84,10 @@ def market_view(
 
 
 class ZoneSeen:
-    """What a pool's spot machines saw in one zone. ``observed``: the pool's observations, in order of time."""
+    """What a pool's spot machines saw in one zone.
+
+    ``observed``: the pool's observations in all zones, in order of time.
+    """
 
     def __init__(self, observed: Sequence[Observation], zone: str) -> None:
         self._lives = [life for life in lives(observed) if life.zone == zone and life.model is Model.SPOT]

@@ -73,11 +73,12 @@ class HeldJob(Struct, frozen=True):
 
 
 class StackView(Struct, frozen=True):
-    """A stack now.
+    """A stack at one moment.
 
     Attributes:
-        usd_hour: the hourly cost at present prices of the jobs' machines and of all static machines, which always run.
-        listed_usd_hour: the same for dynamic machines at list prices, which ``max_usd_hour`` limits.
+        usd_hour: what all machines cost an hour at present prices, including static machines without a job.
+        listed_usd_hour: what the granted dynamic machines would cost an hour at list prices in each pool's most
+            expensive zone; ``max_usd_hour`` limits this.
     """
 
     stack: str

@@ -226,7 +226,7 @@ class _TrainerState:
 
 
 def _calling_trainer() -> Any:
-    """Return the trainer whose ``__init__`` is among the callers (no argument of the hook refers to the trainer)."""
+    """Find the calling trainer in the call stack: the hook does not get the trainer as an argument."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), Trainer):

@@ -112,7 +112,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
         self._save_point(trainer, SavePoint.BATCH)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """End the copy of a save here, also where no optimizer step follows: later hooks may swap the weights."""
+        """Wait until a save in progress has copied the weights, since later hooks may swap them."""
         if self.run is not None:
             self.run.copied()
 
@@ -158,7 +158,7 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
 
 
 class _LightningState:
-    """The trainer's state, attached to the run: ``dump_checkpoint()`` without what the run saves itself."""
+    """The trainer's state, attached to the run: Lightning's own checkpoint without the parts that the run saves."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -226,7 +226,7 @@ class _LightningState:
     # ------------------------------------------------------------ resuming
 
     def attached(self) -> None:
-        """Prepare a resumed trainer, once the run exists and its restored state is loaded."""
+        """Prepare a resumed trainer for training. Called after ``attach()`` has loaded the state."""
         if self._restored is not None:
             self._random = rng.capture()
             self._trainer.fit_loop._combined_loader = None  # drop iterators that were made to estimate the steps

@@ -237,9 +237,10 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def _kind(value: Stateful, parts: Attached) -> str:
-    """Return how ``attach()`` would take an object: the name of its argument, "optimizers" or "stateful".
+    """Return how a script should pass an object to ``attach()``.
 
-    "optimizers": in the argument ``optimizer``, beside other optimizers. "stateful": as a keyword argument of any name.
+    "model", "optimizer", "scheduler" and "scaler" are arguments of ``attach()``. "optimizers": in a list of all
+    optimizers, as the argument ``optimizer``. "stateful": as a keyword argument with a name that the script chooses.
     """
     if isinstance(value, torch.optim.Optimizer):
         return "optimizers" if parts.optimizers else "optimizer"
@@ -291,7 +292,10 @@ def _word(value: Any) -> str:
 
 
 def record(argv: list[str]) -> None:
-    """Run a script and record its state in OUT. ``argv``: OUT SCRIPT [ARGS...]. Needs an agent's variables."""
+    """Run a script and record its state in OUT. ``argv``: OUT SCRIPT [ARGS...].
+
+    The environment needs the variables that an agent sets, ``SPOTKEEPER_PROBE_STOP`` and ``SPOTKEEPER_PROBE_SEED``.
+    """
     out, script, *args = argv
     probe = ScriptProbe(Path(out), int(os.environ[STOP]))
     plain_steps, plain_report = Run.steps, Run.report

@@ -96,7 +96,7 @@ def _fields(of: type[Struct]) -> tuple[_Field, ...]:
 
 
 def _inside(want: inspect.Type) -> tuple[bool, str]:
-    """Return (whether the type is a tuple, kind): "past" and "until" are times, a "struct" has times, "" has none."""
+    """Return ``many`` and ``kind`` of a field of this type, as in :class:`_Field`; ``kind`` is "" without times."""
     match want:
         case inspect.Metadata():
             return False, str((want.extra or {}).get("clock", ""))

@@ -61,12 +61,12 @@ class NewerError(CorruptError):
 
 _JOB_REMEDIES = {
     "rec": "repair the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks",
-    "progress": "delete the object: the job's running machine with the lowest node writes it again within a minute",
+    "progress": "delete the object: the running job's next report writes it again within a minute",
     "spec.json": "repair the object, which is the job file as submitted, in JSON",
 }
 _REMEDIES = {
     "stack/allocation": "spotkeeper repair allocation (it rebuilds the object from ledgers, records and the cloud)",
-    "stack/pools.json": "write it again with pulumi up --refresh (on this machine: spotkeeper local up)",
+    "stack/pools.json": "write it again with pulumi up --refresh (in a one-machine cloud: spotkeeper local up)",
 }
 
 

@@ -138,7 +138,10 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if it names a folder. The prefix ``a/b`` would match ``a/bc`` in SQLite, but not in obstore."""
+    """Return the prefix. Raises ``BadKeyError`` unless it is empty or a valid key with a slash at its end.
+
+    Without the slash the stores would differ: ``a/b`` would match ``a/bc`` in SQLite, but not in obstore.
+    """
     if prefix and not prefix.endswith("/"):
         raise BadKeyError(f"prefix {prefix[:120]!r} must end with '/'")
     if prefix:

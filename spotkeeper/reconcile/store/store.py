@@ -69,8 +69,8 @@ def open_objects(url: str, endpoint: str | None, brief: bool) -> Objects:
 
     Args:
         endpoint: root of the store's HTTP API, if it is not the cloud's own.
-        brief: a call ends within ``objects.CALL_S`` seconds, because the function's requests have a deadline. Otherwise
-        a call has time for an upload.
+        brief: True for the function, whose requests have a deadline: each call ends within ``objects.CALL_S`` seconds.
+            False: a call has time for an upload.
 
     Raises:
         ValueError: the address has another form.
@@ -228,7 +228,10 @@ class Store:
             self._replace(path, msgspec.json.encode(_Lease(due=due)), read.token)
 
     def read_due(self, job: str) -> float | None:
-        """Return when the next round is due, as :meth:`drop_lease` noted; during a round, when the lease expires."""
+        """Return when the next round is due, as :meth:`drop_lease` noted; None if it noted none, or no round ever ran.
+
+        During a round, return when the lease expires.
+        """
         read = self._read(paths.lease(job), _Lease)
         if read is None:
             return None
@@ -263,7 +266,10 @@ class Store:
         return self._create(path, msgspec.json.encode(outgoing)) is not None
 
     def list_notifications(self) -> tuple[Versioned[Outgoing], ...]:
-        """Return the notifications to send, oldest first; of more than 500, a random choice, so that all get a turn."""
+        """Return the notifications to send, oldest first, 500 at most.
+
+        If more wait, the 500 are chosen at random at each call, so that every notification gets a turn.
+        """
         keys = self._objects.list(paths.NOTIFICATIONS)
         if len(keys) > NOTIFICATIONS_READ:
             keys = random.sample(keys, NOTIFICATIONS_READ)
@@ -307,7 +313,7 @@ class Store:
             raise StoreError(f"{path}: another job file is there, and job files are never replaced")
 
     def put_source(self, job: str, sha256: str, tar: bytes) -> None:
-        """Store a source tar, create-only: an existing object has the same hash in its name, which agents verify."""
+        """Store a source tar, unless an object with this hash exists. Agents verify the hash of what they download."""
         path = paths.source(job, sha256)
         if path not in self.list(path):
             self._objects.put(path, tar)
@@ -324,7 +330,7 @@ class Store:
         return tuple(self._read_all(paths.STATIC, StaticHello, deep=True))
 
     def put_static_hello(self, hello: StaticHello) -> bool:
-        """Store a static machine's hello, create-only. Hellos of its older boots are deleted."""
+        """Store a static machine's hello, create-only, and delete the hellos of its earlier starts."""
         mine = paths.static_hello(hello.machine, hello.boot)
         new = self._create(mine, msgspec.json.encode(hello)) is not None
         for path in self._objects.list(paths.static_machine(hello.machine)) if new else ():

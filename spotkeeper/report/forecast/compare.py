@@ -136,15 +136,15 @@ def step_s(step: MeasuredStep, shape: GangShape) -> float:
 def network_s(step: MeasuredStep, shape: GangShape) -> float:
     """The seconds of a step that the machines of a shape spend on summing gradients.
 
-    On the measured shape the model can give more seconds than the whole step took, because the job sums fewer gradients
-    than assumed, or sums them while it computes. Then the seconds of every shape are reduced in the same ratio, so that
-    those of the measured shape equal the measured step.
+    For the measured shape, :func:`reduce_s` can estimate more seconds than the whole step took, because the job sums
+    fewer gradients than assumed, or sums them while it computes. Then the seconds of every shape are reduced in the
+    same ratio, so that those of the measured shape equal the measured step.
     """
     return reduce_s(shape, step.gradients_gb) * _visible(step)
 
 
 def _visible(step: MeasuredStep) -> float:
-    """The share of the modelled gradient time that fits into the measured step, from 0 to 1."""
+    """The share of the time estimated by :func:`reduce_s` that fits into the measured step, from 0 to 1."""
     reduce = reduce_s(step.shape, step.gradients_gb)
     return min(1.0, step.seconds / reduce) if reduce else 1.0
 

@@ -1,7 +1,7 @@
 """Forecasts a job's cost and end: it replays, on recorded markets, the policy that buys machines. Pure.
 
-The job is replayed from many moments of each recorded region. Each region is a sample of what the job's market could be
-like, and all samples weigh the same; the job's own market, if recorded, weighs as much as all others together.
+The job is replayed from many moments of each recorded region, since each region is a sample of what the job's market
+could be like. All regions weigh the same; but if the job's own market is recorded, it has half of the whole weight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Market = Sequence[PlayedOutcome]
 
 
 class Library(Struct, frozen=True):
-    """The recorded markets: ``own`` has recordings of the job's own market, ``others`` all others."""
+    """Recordings of markets: ``own`` of the market in which the job would run, ``others`` of other markets."""
 
     others: tuple[RecordingPart, ...]
     own: tuple[RecordingPart, ...] = ()
@@ -121,7 +121,10 @@ def _played(task: Task, part: RecordingPart, library: Library, done: Callable[[]
 
 
 def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> Outlook:
-    """Compute the 80 % ranges. ``own``: the outcomes in the job's own markets; ``others``: in each other market."""
+    """Compute the 80 % ranges.
+
+    ``own`` and ``others``: the outcomes of the replays in each of the job's own markets, and in each other market.
+    """
 
     def of(value: Callable[[PlayedOutcome], float]) -> Values:
         return weigh(*([[value(out) for out in market] for market in markets] for markets in (others, own)))
@@ -327,7 +330,10 @@ class Values(Struct, frozen=True):
 
 
 def weigh(others: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = ()) -> Values:
-    """Weigh all markets alike; the job's ``own`` markets together weigh as much as all others."""
+    """Give each outcome its weight; the markets of ``others`` weigh the same.
+
+    If the job's ``own`` markets are known, they have half of the whole weight, shared equally.
+    """
     kinds = [markets for markets in (others, own) if markets]
     weighted = tuple(
         (value, 1.0 / len(kinds) / len(markets) / len(market))

@@ -159,7 +159,10 @@ class Chooser:
         return {zone: way for id_, zone in self.names.items() if id_ != home}
 
     def _work(self, tick: Tick) -> Work:
-        """The work that is left, and the slack. The slack is less by one tick, since a replay reacts only at ticks."""
+        """Return the work that is left, and the slack: the time until the deadline, less this work and one tick.
+
+        The tick is subtracted because a replay reacts only at ticks.
+        """
         whole, left = self.terms.work_h, tick.left_h
         excess = tick.cost / self.terms.on_demand_price - tick.done_h
         if tick.time_left_h is None:

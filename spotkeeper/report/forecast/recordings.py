@@ -27,7 +27,7 @@ MOVE_H = TIMES.copy_s / 3600.0  # the duration of a move that jobs expect; the e
 
 @dataclass(frozen=True)
 class RecordingPart:
-    """A region of one recording, or some of its hours; ``recording`` has only that region's zones."""
+    """The zones of one region, cut out of a recording (see ``spotkeeper/replay/recording.py``)."""
 
     name: str
     recording: Recording
@@ -101,7 +101,7 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:
     """Draw a recorded zone for each zone of the job (fewer if fewer are recorded), at least one with spot capacity.
 
-    The prices of each drawn zone are scaled, so that their mean is the job's price in the zone for which it stands.
+    A drawn zone stands for one of the job's zones: its prices are scaled, so that their mean is the job's price there.
     """
     every = range(len(recording.zones))
     first = rng.choice([index for index in every if has_spot(recording, index)])
@@ -135,9 +135,10 @@ Span = tuple[float, float, bool]  # from, to, whether spot was there
 
 
 def own_recording(pool: str, region: str, observations: Iterable[Observation]) -> Recording | None:
-    """Make a recording of a pool's zones from the stack's own history; None if too little is known.
+    """Make a market recording of a pool's zones from the stack's own history; None if too little is known.
 
-    The recorded gang is one machine, so a zone's capacity is 1 or 0.
+    The history shows only whether a zone had capacity for one machine. So each zone's capacity is 1 or 0, and a zone
+    counts as available if it has capacity for one machine (``gang`` is 1).
     """
     told = sorted(observations, key=lambda observation: observation.at)
     spans: dict[str, list[Span]] = {}
@@ -174,7 +175,10 @@ def _spans(observations: list[Observation]) -> Iterable[tuple[str, Span]]:
 
 
 def _states(spans: list[Span], begin: float, ticks: int) -> list[bool | None]:
-    """Whether each tick had capacity; None: unknown. A machine that ran for all of it outweighs a refusal or loss."""
+    """Return for each tick whether the zone had capacity; None: unknown.
+
+    A machine that ran throughout a tick outweighs a refusal or loss in that tick.
+    """
     known: list[bool | None] = [None] * ticks
     for start, end, up in sorted(spans, key=lambda span: span[2]):
         first, last = (start - begin) / TICK_S, (end - begin) / TICK_S

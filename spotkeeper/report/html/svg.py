@@ -29,7 +29,7 @@ KEYS = (
     *(("spot", "spot"), ("demand", "on-demand"), ("static", "static")),
     *(("save", "saves and waits"), ("notice", "notice")),
 )
-SIGNS = "hatched: boots; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation"
+SIGNS = "hatched: booting; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation"
 _FADED = {BarKind.BOOT: 0.45, BarKind.READY: 0.25, BarKind.LEAVE: 0.35}
 _STEPS_S = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000)
 _LEAST, _MOST = 1e-300, 1e300  # values and spans beyond overflow; such values are not drawn
@@ -117,7 +117,7 @@ def _text(x: float, y: float, words: str, anchor: str) -> Markup:
 
 
 def _round_step(span: float) -> float:
-    """Return the distance between lines that gives three to seven of them: 1, 2 or 5 times a power of ten."""
+    """Return 1, 2 or 5 times a power of ten: the distance at which a span has three to seven grid lines."""
     least = 10.0 ** math.floor(math.log10(span / 4))
     return next(step for step in (least, 2 * least, 5 * least, 10 * least) if span / step <= 6)
 

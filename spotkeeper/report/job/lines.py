@@ -1,4 +1,4 @@
-"""A job as lines of text. The views are made of them, and without a terminal ``watch`` prints them alone."""
+"""A job as lines of text, for `status`, `watch` and the pages. Without a terminal `watch` prints only these lines."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def undisturbed_line(view: JobView) -> str:
     """The cost of a run on uninterrupted on-demand machines, for comparison only."""
     return (
         f"uninterrupted on-demand machines for the same training time: {usd(view.money.undisturbed)}"
-        " (the figures above include boots, standstills and overlapping machines)"
+        " (the figures above include the time in which machines boot, wait or overlap)"
     )
 
 

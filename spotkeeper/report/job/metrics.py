@@ -40,7 +40,7 @@ class MetricColumns(Struct, frozen=True):
 
 
 class JobMetrics(Struct, frozen=True):
-    """The metrics of a job. ``resumed``: (generation, step) of each checkpoint from which a generation resumed."""
+    """The metrics of a job as joined curves; ``resumed``: the checkpoints that :func:`ancestors` returns."""
 
     job: str
     name: str
@@ -49,7 +49,7 @@ class JobMetrics(Struct, frozen=True):
 
 
 def joined(found: Iterable[GenerationMetrics]) -> dict[str, MetricColumns]:
-    """Join the files of a job's newest generation and its ancestors; other generations are ignored."""
+    """Return one curve per metric, joined from the newest generation and its ancestors; others are ignored."""
     by_gen = {one.gen: one for one in found}
     if not by_gen:
         return {}
@@ -70,7 +70,10 @@ def joined(found: Iterable[GenerationMetrics]) -> dict[str, MetricColumns]:
 
 
 def ancestors(found: Iterable[GenerationMetrics]) -> tuple[tuple[int, int], ...]:
-    """Return the checkpoints (generation, step) from which generations of the joined curves resumed, oldest first."""
+    """Return the checkpoints (generation, step) from which the newest generation and its ancestors resumed.
+
+    They are in order of age, the oldest first. An ancestor is a generation whose checkpoint a later one resumed from.
+    """
     return max(found, key=lambda one: one.gen, default=GenerationMetrics(0, (), {})).ancestors
 
 

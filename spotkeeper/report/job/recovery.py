@@ -60,7 +60,7 @@ _Machines: TypeAlias = Mapping[Key, Attempt]
 
 @dataclass
 class _Trouble:
-    """The events since the last generation, which perhaps are an interruption."""
+    """What the ledger says since the last generation; :meth:`counts` tells whether it is an interruption."""
 
     noticed: dict[int, float] = field(default_factory=dict)  # node -> time
     lost: dict[int, float] = field(default_factory=dict)  # without a notice
@@ -79,7 +79,7 @@ class _Trouble:
         return min(moments, default=None)
 
     def counts(self) -> bool:
-        """Whether these events are an interruption: a notice, a loss, or a stop that is not a user's pause."""
+        """Whether these events are an interruption: a notice, a loss, or a stop other than a user's pause."""
         return bool(self.noticed or self.lost) or (self.stopped is not None and self.cause not in PAUSES)
 
 
@@ -140,12 +140,11 @@ def _note(trouble: _Trouble, entry: Entry) -> None:
 
 
 def _came(trouble: _Trouble, key: Key, machines: _Machines, end: float | None) -> bool:
-    """Whether this machine belongs to a recovery: whether it was admitted before the recovery's ``end``.
+    """Whether a machine belongs to a recovery: it was admitted before the recovery's ``end``.
 
-    ``end`` is None while the recovery lasts; then a machine that is not yet admitted belongs to it too.
-
-    The machine of a swap boots beside a training machine, and a probe boots in another zone. Until such a machine is
-    promoted, it has no part in the recovery from a crash or loss.
+    While the recovery lasts, ``end`` is None, and a machine that is not yet admitted belongs to it too. The machine of
+    a swap and a probe belong to it only once they are promoted: a swap's machine boots beside a training machine, and
+    a probe in another zone.
     """
     machine = machines.get(key)
     if machine is None or machine.refused:

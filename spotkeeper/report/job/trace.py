@@ -33,7 +33,7 @@ from spotkeeper.report.money.money import Attempt, attempts, first_of_each
 
 
 class RecoveryPart(str, Enum):
-    """A part of a recovery; the module's docstring says from when to when."""
+    """A part of a recovery. The table in the module's docstring tells when each part begins and ends."""
 
     NOTICE = "notice"
     SAVE = "save"

@@ -242,7 +242,7 @@ def _warnings(record: Record, entries: tuple[Entry, ...], now: float, site: Site
 
 
 def _standing(entries: tuple[Entry, ...], gen: int) -> list[Entry]:
-    """The warning events that still apply: nodes that cannot save or delay the others; failed health checks.
+    """The warning events that still apply: a node cannot save, a node delays the others, a health check failed.
 
     Only an event of the same node ends a warning: another node's commit says nothing about this node's disk.
     """

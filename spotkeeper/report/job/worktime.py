@@ -73,7 +73,7 @@ class Still(NamedTuple):
 
 
 def pieces(entries: Sequence[Entry], machines: Sequence[Attempt], now: float) -> tuple[Piece, ...]:
-    """Divide the paid time of all machines into pieces. ``entries``: the ledger, one for each id, in order."""
+    """Divide the paid time of all machines into pieces. ``entries``: the ledger in order, one entry for each id."""
     told = _Firsts(entries)
     lives = _lives(entries, machines, told, now)
     stills = _stills(lives, entries, now)
@@ -196,8 +196,9 @@ def _trained(machine: Attempt, lives: Sequence[Life], worked: Sequence[Span]) ->
 def _idle(machine: Attempt, span: Span, stills: Sequence[Still], last: float, why: str) -> Iterable[Piece]:
     """Divide a span in which a machine did not train into pieces.
 
-    They are STANDING_STILL while the job was stopped, otherwise STANDING_BY before ``last`` and LEAVING after it.
-    ``last``: when the machine last trained, or its end if it never trained. ``why``: the cause of its end.
+    While the job was stopped, they are STANDING_STILL; otherwise they are STANDING_BY before ``last`` and LEAVING after
+    it. The caller passes the time at which the machine last trained as ``last`` (its end if it never trained), and the
+    cause of its end as ``why``.
     """
     left: Sequence[Span] = [span]
     for still in stills[max(0, bisect_right(stills, span[0], key=lambda one: one.span[0]) - 1) :]:

@@ -1,8 +1,8 @@
 """The account of a job, and the totals of a stack: machines, their cost, and how the paid time was used. Pure.
 
-Node-hours are hours of the cloud's clock, money is USD. Lost work is all paid time without kept steps, boots and waits
-included; ``goodput`` is the share of paid time with kept steps. The money spent is the cost of lost work plus that of
-training. There are totals by job, by submitter and by calendar month (UTC).
+Node-hours are hours of the cloud's clock, money is USD. Lost work is all paid time without kept steps, including the
+time in which machines boot or wait; ``goodput`` is the share of paid time with kept steps. The money spent is the cost
+of lost work plus that of training. Totals are by job, by submitter and by calendar month (UTC).
 """
 
 from __future__ import annotations
@@ -173,9 +173,9 @@ def _ended(machine: Attempt, own: Sequence[Entry], entries: Sequence[Entry]) -> 
 
 
 def _given_back(machine: Attempt, end: float, own: Sequence[Entry], entries: Sequence[Entry]) -> str:
-    """Why the job released a machine: the job's end, a replacement, a hold or a move.
+    """Return why the job released a machine: the job's end, a replacement, a hold or a move.
 
-    ``end``: the machine's end, rounded up, so that it is not before the call that deleted the machine.
+    ``end``: the machine's end. The caller rounds it up, so that it is not before the call that deleted the machine.
     """
     over = next((entry for entry in entries if entry.event is Event.END), None)
     if over is not None and end >= over.at:

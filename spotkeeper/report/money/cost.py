@@ -16,7 +16,7 @@ MONTH_H = 730.0  # hours of a month, as both clouds count
 
 
 class Range(Struct, frozen=True):
-    """The lowest and the highest amount of USD: in the cheapest zone and in the most expensive zone."""
+    """The lowest and the highest amount of USD, since zones and price models differ."""
 
     least: float
     most: float
@@ -169,7 +169,10 @@ def stack_cost(
 
 
 def _capped(costs: tuple[PoolCost, ...], machines: int, usd_per_hour: float | None) -> Range | None:
-    """USD for a month within the limits. Limits bound machines and not disks, because a job on hold keeps its disks."""
+    """Return USD for a month within the limits; None: a price is unknown.
+
+    The limits apply to machines. All disks count, because a job on hold keeps its disks.
+    """
     always = _sum(cost.month for cost in costs if cost.static)
     dynamic = [cost for cost in costs if not cost.static]
     if always is None or any(cost.month is None for cost in dynamic):

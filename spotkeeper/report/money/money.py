@@ -7,11 +7,11 @@ INTENT. A machine that the cloud refused, or that was never seen, costs nothing.
 each machine, because EC2 does not report when a requested machine began to run, and because time that a cloud waives is
 included (Google waives the first minute of a spot machine that is preempted in that minute).
 
-The cost is compared in two ways. ``saved`` compares with the same machine-hours at on-demand prices, including boots,
-overlaps and standstills, so that it can be checked against the cloud's bill. ``undisturbed`` is the cost of another
-run, on uninterrupted on-demand machines: without boots beside a running machine, and without the time between a stop
-and the next generation. It is shown beside ``spent`` and never subtracted from it, since such a run is not billed. It
-includes the time of repeated steps, because the ledger does not record this time.
+The cost is compared in two ways. ``saved`` compares with the same machine-hours at on-demand prices, so that it can be
+checked against the cloud's bill; it counts the time in which machines boot, overlap or stand still. ``undisturbed`` is
+the cost of another run, on uninterrupted on-demand machines. It omits replacements that boot beside a running machine,
+and the time between a stop and the next generation; it includes the time of repeated steps, because the ledger does not
+record this time. It is shown beside ``spent`` and never subtracted from it, since such a run is not billed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ENDS = (Event.END, Event.DONE)
 PricesByPool = Mapping[str, Prices]
 NO_PRICES: PricesByPool = MappingProxyType({})
 Span = tuple[float, float]  # start and end in seconds, start <= end
-SETTLED_S = 600.0  # virtual seconds of training; before that, boots dominate the saved share
+SETTLED_S = 600.0  # virtual seconds of training; before that, boot times dominate the saved share
 STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # the loss of a member also writes a STOP
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One machine's time for one node. Times are virtual unix seconds; ``end`` is None while the machine is billed."""
+    """One machine requested for a node. Times are virtual unix seconds; ``end`` is None while the machine is billed."""
 
     node: int
     attempt: int
@@ -164,7 +164,7 @@ def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
 
 
 def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices: PricesByPool = NO_PRICES) -> Money:
-    """Return the cost until ``now``, and the cost that on-demand machines would have had."""
+    """Return a job's cost until ``now``, with the comparisons that the module's docstring explains."""
     entries = first_of_each(ledger)
     machines = attempts(entries)
     listed = _list_prices(machines, stack)

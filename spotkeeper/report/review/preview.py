@@ -135,7 +135,7 @@ class _Diagnostic(Struct, frozen=True):
 
 
 class _Digest(Struct, frozen=True):
-    """The engine's JSON. Every preview has a ``config``, even a preview without changes; other JSON has none."""
+    """The output of `pulumi preview --json`. It always has a ``config``, even without changes; other JSON has none."""
 
     config: dict[str, Any] | UnsetType = UNSET
     steps: tuple[_Step, ...] | None = None
@@ -159,7 +159,9 @@ def read(text: bytes) -> Preview:
 
 
 def declared(text: bytes) -> tuple[tuple[Declared, ...], bool]:
-    """Return the resources after `up`, and whether the list is complete: it needs `--show-sames` for unchanged ones.
+    """Return the resources as they will be after `up`, and whether the list is complete.
+
+    Only the output of `pulumi preview --json --show-sames` includes the unchanged resources.
 
     Raises:
         PreviewError: as :func:`read`.
@@ -259,7 +261,7 @@ def _data(op: Op, kind: str, name: str, step: _Step) -> str:
 
 
 def _expiring(state: _State | None) -> set[str]:
-    """The bucket's lifecycle rules that delete objects, each as JSON; rules that only end uploads do not count."""
+    """The bucket's lifecycle rules that delete objects, each as JSON. Rules that only abort uploads do not count."""
     inputs = state.inputs if state else {}
     rules = [*_list(inputs.get("lifecycleRules")), *_list(inputs.get("rules"))]
     return {msgspec.json.encode(rule, order="deterministic").decode() for rule in rules if _deletes(rule)}
@@ -317,7 +319,7 @@ def _values(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def _harmless(value: object) -> str:
-    """A number or a short word; "" for anything else."""
+    """Return a number or a short string as text, without secrets; "" for any other value."""
     if isinstance(value, bool | int | float):
         return str(value).lower()
     if isinstance(value, str) and len(value) <= VALUE_CHARS and not value.startswith("["):
