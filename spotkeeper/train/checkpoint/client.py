@@ -212,7 +212,7 @@ class Client:
             SaverError: a save is running (call ``wait`` first), NO_MEMORY, or the saver is gone.
         """
         if self._pending is not None:
-            raise SaverError(Fault.WRITE_FAILED, f"{self._pending} is not durable yet")
+            raise SaverError(Fault.WRITE_FAILED, f"checkpoint {self._pending} is not durable yet: call wait() first")
         memory = self.memory(size)
         self._request({"op": "stage"})
         return memory

@@ -219,7 +219,7 @@ def listen(path: Path) -> socket.socket:
     with address(path) as name:
         if _answers(name):
             sock.close()
-            raise FileExistsError(errno.EEXIST, "a saver answers there already", str(path))
+            raise FileExistsError(errno.EEXIST, "a saver answers at this socket already", str(path))
         beneath.make_way(path.parent, path.name)
         old = os.umask(0o117)
         try:

@@ -23,7 +23,7 @@ _CHUNK = 64 << 20  # bytes per message: 256 MB messages were no faster, and one 
 
 
 class Gang(Protocol):
-    """The communication that the library needs."""
+    """Communication among all ranks of a run, as one rank uses it."""
 
     rank: int
     world: int
@@ -64,10 +64,10 @@ class SoloGang:
         return lambda: [values]
 
     def send(self, view: memoryview, to: int) -> None:
-        raise AssertionError("a single process sends nothing")
+        raise AssertionError("send() needs a second rank, but this run has one")
 
     def receive(self, view: memoryview, source: int, landed: Callable[[memoryview], None]) -> None:
-        raise AssertionError("a single process receives nothing")
+        raise AssertionError("receive() needs a second rank, but this run has one")
 
 
 class DistributedGang:
@@ -81,10 +81,10 @@ class DistributedGang:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """Destroy the group when the interpreter begins to end, because gloo's threads could later raise SIGABRT.
+        """Destroy the group. Called once the interpreter begins to end: gloo's threads could raise SIGABRT later.
 
         The threads end once nothing refers to the group, so this method drops the last reference. Python itself would
-        drop it too late, because the run, which holds it, and the optimizer refer to each other (by a hook).
+        drop it too late: the run holds it, and a cycle holds the run (the optimizer has a hook that refers to the run).
         """
         group, self._group = self._group, None
         with contextlib.suppress(ValueError, RuntimeError, AssertionError):  # the script has already destroyed it

@@ -84,10 +84,10 @@ def check_world(world: int, how: str) -> None:
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if world != started:
-        raise CallError(f"{started} processes were started, but this trainer counts {world}: {how}")
+        raise CallError(f"{started} processes were started, but the framework's Trainer counts {world}: {how}")
     if os.environ.get("SPOTKEEPER_MAX_WORLD"):
         raise AttachError(
-            "this job's number of nodes may change, so it must call run.backward() and run.step() "
-            '(docs/train.md, "A world that changes"), but trainers do not; submit it under another name with a fixed '
-            "number of nodes"
+            "this job's number of nodes may change, so its script must call run.backward() and run.step() "
+            '(docs/train.md, "A world that changes"), but the framework\'s Trainer does not call them; submit the job '
+            "under another name with a fixed number of nodes"
         )

@@ -29,11 +29,11 @@ SECONDS = 2.0
 MOST = 2000  # all-reduces
 FABRIC = "SPOTKEEPER_FABRIC"  # network between the machines' GPUs
 VARIABLES = {  # settings that make NCCL use each fabric, from Google's guides
-    "rdma": ("NCCL_NET=gIB", "source /usr/local/gib/scripts/set_nccl_env.sh"),
-    "tcpx": ("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME=eth1,eth2,eth3,eth4", "with NCCL_NET=GPUDirectTCPX_v7"),
+    "rdma": ("NCCL_NET=gIB", "`source /usr/local/gib/scripts/set_nccl_env.sh` sets the fabric's variables"),
+    "tcpx": ("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME=eth1,eth2,eth3,eth4", "together with NCCL_NET=GPUDirectTCPX_v7"),
     "tcpxo": (
         "NCCL_FASTRAK_IFNAME=eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8",
-        "nccl-env-profile.sh of the plugin",
+        "the plugin's nccl-env-profile.sh sets the fabric's variables",
     ),
 }
 
@@ -112,7 +112,8 @@ def missing_variable(environ: Mapping[str, str]) -> str:
 def _device() -> torch.device | None:
     """Return the device for the bandwidth test; None: no test.
 
-    ``SWITCH`` turns the test on or off. By default it runs only with NCCL on GPUs. It needs a process group.
+    The environment variable ``SPOTKEEPER_BANDWIDTH`` turns the test ``on`` or ``off``. By default it runs only with
+    NCCL on GPUs. Without a process group it never runs.
     """
     switch = os.environ.get(SWITCH, "")
     if switch == "off" or not dist.is_initialized():

@@ -51,4 +51,4 @@ def test_after_the_trainings_end_only_later_code_runs_again(tmp_path: Path) -> N
 def test_ranks_that_would_train_alone_are_refused(tmp_path: Path) -> None:
     """Lightning's default, one device, takes no notice of torchrun."""
     said = fails(tmp_path / "alone", SCRIPT, Case(("--unaware",), world=2))
-    assert "2 processes were started, but this trainer counts 1: set Trainer(strategy=" in said
+    assert "2 processes were started, but the framework's Trainer counts 1: set Trainer(strategy=" in said

@@ -107,7 +107,7 @@ def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int) -
         if number == part:
             data[at] ^= 1
 
-    with pytest.raises(RuntimeError, match=rf"{name} of 1-5 arrived damaged from rank 1; restart"):
+    with pytest.raises(RuntimeError, match=rf"{name} of 1-5 arrived damaged from rank 1: start again"):
         restore(Peer(flip), None, None, None)
 
 
