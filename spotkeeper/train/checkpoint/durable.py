@@ -232,7 +232,7 @@ def save_refusal(folder: Path, commit: Commit, gen: int) -> str:
 def write_checkpoint(
     folder: Path, manifest: Manifest, buffer: Buffer, stretches: tuple[Stretch, ...], part: bool
 ) -> Manifest:
-    """Write all files, then COMMIT (or PART), and return the manifest with hashes. On an error no file remains."""
+    """Write all files, then COMMIT (PART if ``part``); return the manifest with hashes. On an error no file remains."""
     home = folder / str(manifest.commit)
     home.mkdir()
     try:

@@ -49,10 +49,10 @@ def tensor_key(tensor: torch.Tensor) -> TensorKey:
 
 @dataclass(frozen=True)
 class TensorCopy:
-    """One tensor and its place in an image; ``run`` copies it there. ``name``: the tensor's name, for messages."""
+    """One tensor and its place in staging memory, to which ``run`` copies it. ``name``: its name, for messages."""
 
     name: str
-    base: torch.Tensor  # the image's tensor bytes
+    base: torch.Tensor  # the memory that becomes ``state.bin``
     slot: TensorSlot
     tensor: torch.Tensor
 
@@ -63,22 +63,22 @@ class TensorCopy:
             view(self.base, self.slot).copy_(self.tensor)
 
     def equal(self) -> bool:
-        """Whether the image has the tensor's current bits. (``torch.equal`` of the values would fail for NaN.)"""
+        """Whether the copy has the tensor's current bits. (``torch.equal`` of the values would fail for NaN.)"""
         there = self.base[self.slot.offset : self.slot.offset + self.slot.bytes]
         return bool(torch.equal(there, self.tensor.reshape(-1).view(torch.uint8)))
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run, split for saving."""
+    """The state of a run, as it is saved: model, other common state, and the local state of each rank."""
 
     model: object  # parameters; a load copies them into the module's existing tensors
     rest: object  # other common state; after a load the optimizers and other parts keep the loaded tensors
-    local: tuple[bytes, ...]  # one packed image per rank
+    local: tuple[bytes, ...]  # one packed state per rank
 
 
 class Image:
-    """An image before the copy into staging memory: the layout is known, the bytes are still in the tensors."""
+    """A state before its copy into staging memory: the layout is known, the bytes are still in the tensors."""
 
     def __init__(self, state: RunState, *, rank: int | None = None) -> None:
         """Lay out the state. ``rank``: this rank if the state is sharded; None for replicated state."""
@@ -188,7 +188,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """An image without the bytes of its tensors. ``plain``: slots of tensors that are not sharded."""
+    """A saved state without the bytes of its tensors. ``plain``: slots of tensors that are not sharded."""
 
     slots: list[TensorSlot]
     shards: list[TensorShard]
@@ -230,7 +230,7 @@ class Skeleton:
 
 
 def thaw(memory: memoryview, stretches: tuple[Stretch, ...], where: str = "") -> RunState:
-    """Rebuild the state from an image after its hashes were checked. ``where``: its origin, for messages.
+    """Rebuild the state from saved bytes whose hashes were checked. ``where``: the bytes' origin, for messages.
 
     Tensors of ``model`` are views of ``memory``, so ``memory`` must not change until the model has copied them. Other
     tensors are copies.
@@ -262,7 +262,7 @@ def unpack(data: bytes) -> Any:
 
 
 def lay_out(state: int, skeleton: int, names: tuple[str, str] = (STATE, SKELETON)) -> tuple[Stretch, ...]:
-    """Lay out the two files of an image in memory, given their sizes; each begins on a page, for O_DIRECT."""
+    """Lay out ``state.bin`` and ``skeleton.pkl`` in memory, given their sizes. Each begins on a page, for O_DIRECT."""
     return (Stretch(names[0], 0, state), Stretch(names[1], -(-state // PAGE) * PAGE, skeleton))
 
 
@@ -279,7 +279,7 @@ def extent(stretches: tuple[Stretch, ...]) -> int:
 
 
 def view(base: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
-    """Return one tensor of an image as a view of ``base``, the image's tensor bytes."""
+    """Return one saved tensor as a view of ``base``, the bytes of ``state.bin``."""
     dtype: Any = getattr(torch, slot.dtype)
     if not slot.bytes:
         return torch.empty(slot.shape, dtype=dtype)  # the offset of an empty tensor may be misaligned for the dtype

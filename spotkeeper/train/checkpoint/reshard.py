@@ -27,7 +27,7 @@ from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.shards import Meshes, TensorShard
 
-Need = tuple[int, int]  # a tensor to receive: the rank that saved it, and its slot in that rank's image
+Need = tuple[int, int]  # a tensor to receive: the rank that saved it, and its slot in that rank's saved state
 _WHOLE, _UNREADABLE, _CORRUPT = b"whole", b"unreadable", b"corrupt"  # a rank's verdict on the parts it has read
 
 
@@ -42,7 +42,7 @@ class _RestorePlan:
 
 @dataclass(frozen=True)
 class _RankImage:
-    """The image that one rank saved, read and verified."""
+    """The bytes that one rank saved, read and verified."""
 
     raw: bytes  # the skeleton
     skeleton: Skeleton
@@ -325,7 +325,7 @@ class _Exchange:
         if data:
             self._gang.receive(memoryview(data), sender, lambda _: None)
         if hashlib.sha256(data).digest() != told:
-            raise RuntimeError(f"checkpoint {self._plan.commit} arrived damaged from rank {sender}; restart")
+            raise RuntimeError(f"checkpoint {self._plan.commit} arrived damaged from rank {sender}: start again")
         at = 0
         for need, slot in zip(stream, slots, strict=True):
             self._got[need] = _own(memoryview(data)[at : at + slot.bytes], slot)

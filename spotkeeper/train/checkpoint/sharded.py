@@ -114,7 +114,10 @@ class Sharded:
         return image, image.chunks(self._parts.named(model, rest))
 
     def _announce(self, image: Image, chunks: list[shards.Chunk], commit: Commit) -> list[_SaveIntent] | None:
-        """Announce sizes (step 1). Returns all ranks' announcements; None if no save is possible or none is needed."""
+        """Announce this rank's sizes: the first of a save's four steps.
+
+        Returns all ranks' announcements; None if no save is possible or none is needed.
+        """
         writes, known = self._writer.writes, self._writer.commit == commit
         can = self._writer.begin(commit) or not writes or known
         state, skeleton = (stretch.bytes for stretch in image.stretches)
@@ -142,7 +145,10 @@ class Sharded:
         starts: list[tuple[int, int]],
         metadata: Stretch,
     ) -> str:
-        """Copy this rank's bytes into its node's staging memory (step 2). Returns the reason if that fails, or ""."""
+        """Copy this rank's bytes into its node's staging memory: the second of a save's four steps.
+
+        Returns the reason if that fails, or "".
+        """
         leader = next((rank for rank in self._mates if offers[rank]), None)
         if leader is None:
             return f"no rank on the machine of rank {self._gang.rank} writes the checkpoint"
@@ -166,7 +172,7 @@ class Sharded:
         self._writer.settle(timeout_s)
 
     def publish(self) -> None:
-        """Exchange the parts' manifests and request COMMIT (step 4)."""
+        """Exchange the parts' manifests and request COMMIT: the last of a save's four steps."""
         if self._open is None:
             return
         commit, self._open = self._open, None
@@ -212,7 +218,10 @@ def find_strategy(
 def _lay_out(
     mates: list[int], states: list[int], skeletons: list[int], metadata: int
 ) -> tuple[tuple[Stretch, ...], list[tuple[int, int]]]:
-    """Lay out a node's files in staging memory, ``.metadata`` last; also return the offsets of each rank's files."""
+    """Lay out a node's files in staging memory, given their sizes: two files for each rank, ``.metadata`` last.
+
+    Also return the offsets of each rank's two files. ``mates``: the node's ranks.
+    """
     stretches: list[Stretch] = []
     starts = []
     end = 0

@@ -3,7 +3,8 @@
 Trained parameters and optimizer state change only in an optimizer's step. So a save copies everything else at the
 boundary, and a thread copies these tensors into staging memory. Every optimizer of the process, attached or not, waits
 for the thread before its step (a pre-step hook), and then the save is requested from the saver. ``step(closure)`` waits
-before the closure, so nothing is hidden there. Tensors that are not on the CPU are copied at the boundary.
+before the closure, so this copy does not overlap with forward and backward. Tensors that are not on the CPU are copied
+at the boundary.
 
 **Check.** A script may change parameters elsewhere too: by ``clamp_`` before the forward pass, or by SAM's first step.
 So the first ``CHECKED`` copies, and then one in ``EVERY``, are made at the boundary and compared before the next step
@@ -51,7 +52,7 @@ class _Running:
         return "" if error is None else f"the copy failed: {type(error).__name__}: {error}"
 
     def changed(self) -> str:
-        """Return which tensor has changed since the boundary, or ""."""
+        """Return a message that names a tensor that has changed since the save began, or ""."""
         for copy, version in zip(self.copies, self.versions, strict=True):
             if copy.tensor._version != version or (self.copied is None and not copy.equal()):
                 return f"{copy.name} changed before an optimizer's step"
@@ -93,9 +94,9 @@ class BackgroundCopier:
         """Start copying.
 
         Args:
-            copies: the copies that the image still lacks.
-            request: asks the saver to write the image; called once the image is complete.
-            discard: called instead if the image may be torn, with the reason.
+            copies: the copies to make.
+            request: asks the saver to write the checkpoint; called once all copies are made.
+            discard: called instead, with the reason, if a copy may be torn.
         """
         number, self._begun = self._begun, self._begun + 1
         versions = [copy.tensor._version for copy in copies]
@@ -141,7 +142,7 @@ class BackgroundCopier:
         say(f"snapshots are off for the rest of this run: {why}")
 
     def before_step(self) -> None:
-        """Wait before an optimizer's step, and count the time as a stall."""
+        """Wait for the copy before an optimizer's step, and count this time as a stall."""
         if self._running is not None:
             began = time.monotonic()
             self.wait()
@@ -155,7 +156,7 @@ def _before_step(copier: BackgroundCopier | None) -> None:
 
 
 def _calls_hooks(optimizer: Any) -> bool:
-    """Whether a step of the optimizer calls hooks: torch wraps ``step`` of the classes that it initialises."""
+    """Whether a step calls hooks: of an optimizer that called ``Optimizer.__init__``, or of a wrapper around one."""
     step = getattr(type(optimizer), "step", None)
     return bool(getattr(step, "hooked", False)) or isinstance(
         getattr(optimizer, "optimizer", None), torch.optim.Optimizer

@@ -131,7 +131,7 @@ def _place(fields: Any) -> RankPlace:
 
 
 def _file(fields: Any) -> FileSum:
-    """Check a file entry: for example, a name with a ``/`` could lead a reader out of the checkpoint's folder."""
+    """Parse a file entry. Refuse names with a ``/``, which could lead a reader out of the checkpoint's folder."""
     name, sha256 = fields["name"], fields["sha256"]
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"COMMIT: {name!r:.80} is not a file name")

@@ -5,7 +5,7 @@ With ``Replicated``, every node writes a full copy of the state that all ranks s
 
 **Restore of replicated state.** Each rank announces the newest checkpoint in its folder. The ranks that have the newest
 of all read it and check its hashes. A rank whose copy is damaged drops that copy, and the search repeats until a copy
-is intact or no copy is left. Ranks with an intact copy then send the image to the others over the training network.
+is intact or no copy is left. Ranks with an intact copy then send its bytes to the others over the training network.
 Copies are compared by (generation, step), not by hash, because nodes may have different saves of the same step.
 """
 
@@ -61,7 +61,7 @@ class StateSource(Protocol):
         """
 
     def take_local(self) -> dict[str, object]:
-        """Return this rank's local state."""
+        """Return the state that each rank has for itself, such as its random generators."""
 
     def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors that only an optimizer's step changes, with their names."""
@@ -82,16 +82,20 @@ class SaveStrategy(Protocol):
         """Reserve the saver's memory. Every rank calls this method, but ranks do not wait for each other."""
 
     def save(self, subject: StateSource, commit: Commit) -> None:
-        """Stage a save. On return the state may change, but optimizers' tensors only in a step or after ``copied``."""
+        """Stage a save.
+
+        After it returns, optimizers' tensors may change in a step of these optimizers, but otherwise only after
+        ``copied``. All other state may change at once.
+        """
 
     def copied(self) -> None:
-        """Wait until the staged save no longer needs the state. Not collective."""
+        """Wait until the last save no longer needs the state. Not collective."""
 
     def ready(self) -> bool:
         """Whether this rank has written a part that needs ``publish``."""
 
     def publish(self) -> None:
-        """Complete a sharded checkpoint while no saver is busy. Does not wait."""
+        """Request COMMIT for a sharded checkpoint that all savers have written, if any. Does not wait for COMMIT."""
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait until no save runs and all saves are complete, at most ``timeout_s`` seconds."""
@@ -257,7 +261,7 @@ class _LocalCopies:
         return manifest, memory
 
     def _put_aside(self, commit: Commit) -> None:
-        """Quarantine a copy with wrong hashes; otherwise it would count as present, because its sizes are right."""
+        """Quarantine a copy with wrong hashes; because its sizes are right, it would otherwise count as complete."""
         if self._client is not None and self._folder is not None:  # only one rank of a node; no saver writes now
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)
@@ -325,5 +329,5 @@ def _receive(gang: Gang, source: int, manifest: Manifest, memory: memoryview) ->
             gang.receive(memory[part.offset : part.offset + part.bytes], source, landed)
             hasher.submit(lambda: None).result()  # one thread works in order, so all earlier digests are done now
             if digest.hexdigest() != next(file.sha256 for file in manifest.files if file.name == part.name):
-                raise RuntimeError(f"{part.name} of {manifest.commit} arrived damaged from rank {source}; restart")
+                raise RuntimeError(f"{part.name} of {manifest.commit} arrived damaged from rank {source}: start again")
     return memory

@@ -61,8 +61,8 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 class SavePace:
     """Measured times of one rank's steps and saves, and the interval between saves that follows from them, in seconds.
 
-    A *stall* is the time that a save stops the loop. ``stalls`` can come from an older generation. As long as there are
-    none, and the job file sets no interval, a save is due at once: it tests the disk and measures the first stall.
+    A *stall* is the time that a save stops the loop. ``stalls`` can come from an older generation. If it is
+    empty and the job file sets no interval, a save is due at once: this save tests the disk and measures a stall.
     """
 
     mean_life_s: float
@@ -161,12 +161,12 @@ class CheckpointWriter:
         return _STOP_AGAIN_S if self._silent else _STOP_S
 
     def has(self, manifest: Manifest) -> None:
-        """Record that the run started from this checkpoint on this node's disk."""
+        """Note that the run started from this checkpoint, which this node's disk has."""
         self.commit = manifest.commit
         self._control.committed(manifest.commit, manifest.saved_at)
 
     def adopt(self, folder: Path) -> None:
-        """Write to ``folder`` from now on. Called when the node's disk is mounted after the start."""
+        """Write to ``folder`` from now on. Called if the node's disk is mounted only after the run's start."""
         self._folder = folder
         with self._reporting():
             self._connect(0.0)
@@ -292,7 +292,7 @@ class CheckpointWriter:
             self._tell(event.fault, f"checkpoint {event.commit} was not saved: {event.why}")
 
     def lose(self, error: SaverError) -> None:
-        """Report a failed request and close the connection if the saver is gone; the next save tries again."""
+        """Report a failed request; the next save tries again. If the saver is gone, also close the connection."""
         self._tell(error.fault, str(error))
         self._silent |= isinstance(error, SaverSilentError) and self._silence_s() is not None
         if error.fault is Fault.SAVER_LOST and self._client is not None:

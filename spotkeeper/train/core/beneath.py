@@ -44,7 +44,7 @@ def folder(base: Path | str, name: str = "") -> Iterator[int]:
 
 
 def open_folder(base: Path | str, name: str = "") -> int:
-    """Like :func:`folder`; the caller closes the descriptor."""
+    """Open a folder and return its descriptor, which the caller closes. Raises OSError, ValueError."""
     fd = _open(base, _FOLDER & ~os.O_NOFOLLOW)
     for step in _steps(name):
         try:

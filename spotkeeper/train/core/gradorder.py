@@ -44,7 +44,7 @@ class Recorder:
         self._hooks.append(ddp.register_forward_pre_hook(self._forward))
 
     def stepped(self) -> None:
-        """Called after an optimizer step: the backward before this step has ended, so its order is complete."""
+        """Keep the order of the backward before this optimizer step, and remove the hooks once they are not needed."""
         if not self._recording:
             return
         self._recording = False
@@ -69,21 +69,25 @@ class Recorder:
 
 
 class Replayed:
-    """Takes the place of ``Recorder`` in a resumed run, where the order is known."""
+    """Takes the place of ``Recorder`` in a resumed run, where the checkpoint has the order of gradients."""
 
     def __init__(self, order: tuple[str, ...], synced: int) -> None:
         self.order = order
         self.synced = synced
 
     def stepped(self) -> None:
-        """Do nothing: the order is known from the checkpoint."""
+        """Do nothing: the checkpoint has the order of gradients."""
 
 
 def replay(ddp: DistributedDataParallel, order: tuple[str, ...], synced: int) -> None:
-    """Make ``ddp`` build its buckets as in the recorded run. Collective; call it before state is loaded.
+    """Make ``ddp`` build its buckets as before the restart. Collective; call it before state is loaded.
+
+    Args:
+        order: parameter names in the order in which gradients became ready, from the checkpoint.
+        synced: synchronized backwards before the save.
 
     Raises:
-        ValueError: the model lacks a parameter that the recorded order names.
+        ValueError: the model lacks a parameter that ``order`` names.
     """
     params = {plain(name): param for name, param in ddp.module.named_parameters()}
     if unknown := [name for name in order if name not in params]:

@@ -137,7 +137,7 @@ def find_plan(gang: Gang, batch: int | None, largest: int | None, cost: float = 
     """Return the run's plan; None if its number of ranks is fixed. Collective.
 
     Args:
-        batch: this rank's ``global_batch``.
+        batch: the ``global_batch`` given to ``attach()`` on this rank; None if it was not given.
         largest: most ranks that the job can have, as this machine's agent says; all ranks use rank 0's value.
         cost: seconds per sample that this machine needed in an earlier generation; 0: unknown.
 

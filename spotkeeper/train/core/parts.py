@@ -298,8 +298,8 @@ class Attached:
     def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors that only an optimizer's step changes: trained parameters and their state, with names.
 
-        A frozen parameter is left out, and one without state in an optimizer that keeps state for others: only the
-        script itself changes these (a momentum encoder).
+        Two kinds of parameters are left out, because only the script changes them, as in a momentum encoder: frozen
+        ones, and those without state in an optimizer that keeps state for others.
         """
         names = {id(param): plain(name) for name, param in self._parameters()}
         for each in self.optimizers:
@@ -348,7 +348,7 @@ class Attached:
             self.scaler.load_state_dict(local["scaler"])
 
     def reseed(self, *where: int) -> None:
-        """Reseed attached generators once the number of ranks has changed. ``where``: integers mixed into the seeds."""
+        """Reseed attached generators for a changed number of ranks. ``where``: integers mixed into the seeds."""
         for number, own in enumerate(self.own.values()):
             own.reseed(rng.mix(*where, number))
 

@@ -43,12 +43,12 @@ class RunSettings:
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
     def alone(self) -> None:
-        """Check that this process has no other run of this generation, because both would save into the same folder.
+        """Refuse a second run of this generation in this process: both would save into the same folder.
 
-        Without an agent, an earlier run counts only until the script loops over it, and in a notebook not at all.
+        Without an agent, a second run may begin once the script loops over the first; in a notebook, at any time.
 
         Raises:
-            CallError: this process has another run.
+            CallError: this process has begun another run.
         """
         notebook = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # a notebook may run a cell again
         if (self.run, self.gen) in _ATTACHED or (self._key in _UNLOOPED and not self.managed and not notebook):
@@ -58,17 +58,17 @@ class RunSettings:
             )
 
     def attached(self) -> None:
-        """Record that the run has begun."""
+        """Note that the run has begun."""
         if self.managed:
             _ATTACHED.add((self.run, self.gen))
         _UNLOOPED.add(self._key)
 
     def looped(self) -> None:
-        """Record that the script loops over the run."""
+        """Note that the script loops over ``run.steps()``."""
         _UNLOOPED.discard(self._key)
 
     def unlooped(self) -> bool:
-        """Whether the run has begun and the script has not looped over it."""
+        """Whether the run has begun, but the script has not looped over ``run.steps()`` yet."""
         return self._key in _UNLOOPED
 
     @property

@@ -1,7 +1,7 @@
 """Sharded tensors: this rank's part of a ``DTensor``, and the file format of ``torch.distributed.checkpoint`` (DCP).
 
 A ``DTensor`` (FSDP2's ``fully_shard``, tensor parallelism) consists of this rank's bytes, their place in the whole
-tensor, and a mesh of ranks. The bytes go into the image as for any tensor; a ``TensorShard`` describes the rest. A mesh
+tensor, and a mesh of ranks. The bytes are saved as any tensor's; a ``TensorShard`` describes the rest. A mesh
 cannot be saved, so a restore looks for a mesh with the same dimensions among those of the attached model and
 optimizers.
 
@@ -32,10 +32,9 @@ Path = tuple[str | int, ...]
 class TensorShard:
     """One occurrence of a sharded tensor in a rank's state.
 
-    ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` is the
-    number of the tensor in this rank's image. Slots can differ between ranks because of tied tensors, which share their
-    memory: on a rank that has bytes of them they share one slot. An empty part has no memory to share, so on a rank
-    whose part is empty each has a slot of its own.
+    ``number`` counts occurrences in pickling order and is equal on all ranks. ``slot`` is the number of the tensor's
+    memory in this rank's saved state, and can differ between ranks: tied tensors share one slot, except on a rank whose
+    part of them is empty. An empty part has no memory to share, so each gets a slot of its own.
     """
 
     number: int

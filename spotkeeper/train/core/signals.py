@@ -85,7 +85,7 @@ def unshield_workers() -> None:
 
 
 def end_workers() -> None:
-    """Called when the trainer exits. Workers end once their loaders are deleted; a thread kills workers that do not."""
+    """End loader workers when the trainer exits: a thread kills those that outlive the deletion of their loaders."""
     unshield_workers()
     left = [worker for worker in _STARTED if worker.is_alive()]
     if not left:
@@ -192,7 +192,7 @@ class StopSignals:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Restore the former handlers only: a fork calls this method and must leave the trainer's workers shielded."""
+        """Restore the former handlers, but leave loader workers shielded: forks call this too, and own no workers."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # another thread closes the loop

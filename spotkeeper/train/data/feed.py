@@ -19,7 +19,10 @@ from spotkeeper.train.data.sampler import is_map_style, rebuild
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The gang's place: ``consumed`` samples in map-style data, batch ``number`` of ``epoch`` in other data."""
+    """The place of all ranks in their data.
+
+    In map-style data it is given by ``consumed``, in other data by ``epoch`` and ``number``.
+    """
 
     loop: int = 0  # number of the ``steps()`` call; earlier loops are over
     consumed: int = 0  # samples in this loop, by all ranks
@@ -32,7 +35,7 @@ class DataPosition:
 
 
 class Feed(Protocol):
-    """The data of one loop."""
+    """The batches of one loop, and the run's place in them."""
 
     position: DataPosition  # after the last finished global batch
     micro_batch: MicroBatch  # the one yielded last
@@ -113,7 +116,7 @@ class _MapFeed:
 
 
 class _IterableFeed:
-    """Any other iterable, resumed by its own state if it has one, otherwise by skipping batches."""
+    """Any loader without map-style data, resumed by its own state if it has one, otherwise by skipping batches."""
 
     def __init__(self, loader: Iterable[Any], position: DataPosition, local: dict[str, Any] | None, gang: Gang) -> None:
         if isinstance(loader, Iterator):

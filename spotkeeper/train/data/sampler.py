@@ -202,7 +202,7 @@ def _check(loader: DataLoader[Any]) -> None:
 
 
 def _is(part: object, kind: type) -> bool:
-    """Whether ``part`` is of exactly this class, or of torchdata's class of the same name (StatefulDataLoader's)."""
+    """Whether ``part`` is of exactly the class ``kind``, or of the class that torchdata has under the same name."""
     own = type(part).__module__.startswith("torchdata.") and type(part).__name__ == kind.__name__
     return type(part) is kind or own
 

@@ -128,7 +128,7 @@ class Boundary:
     # ------------------------------------------------------------ beginning
 
     def restore(self) -> ResumePoint | None:
-        """Load the newest checkpoint that any rank has; None in a new run. Collective."""
+        """Load the newest checkpoint that any rank has, and return it; None in a new run. Collective."""
         known = self.writer.greet(self._info.gen)
         self._gang.gather(b"")  # a barrier: savers have finished the saves of older generations, so no folder changes
         found, skipped = self._strategy.begin(self._info.folder, known)
@@ -235,7 +235,7 @@ class Boundary:
         self._reporter.stalled()
 
     def copied(self) -> None:
-        """Wait until the script may change the state in other ways than an optimizer's step."""
+        """Wait until the last save no longer needs the state."""
         self._strategy.copied()
 
     def settle(self, timeout_s: float | None = None) -> Commit | None:
@@ -261,7 +261,7 @@ class Boundary:
         raise SystemExit(0)
 
     def end_loop(self, *, more: bool) -> None:
-        """Save at a loop's end, unless this state is saved already. ``more``: another epoch follows. Collective."""
+        """Save at a loop's end, unless the state is saved already. Collective. ``more``: whether an epoch follows."""
         self._lag.drain()
         self._agreement.drain()
         if not more:

@@ -108,7 +108,7 @@ def misfit(parts: Attached, found: ResumePoint, folder: str, managed: bool, erro
 
 
 def _differences(parts: Attached, saved: Any) -> Iterable[str]:
-    """Yield a description of each tensor that differs, with shapes."""
+    """Describe each tensor that differs between model and checkpoint, with shapes."""
     if parts.core is None or not isinstance(saved, dict):
         return
     now = {plain(name): param for name, param in parts.core.named_parameters(remove_duplicate=False)}
@@ -131,8 +131,13 @@ def check_rerun(steps: int, then: str, folder: str) -> None:
 
     Otherwise only the code after the loop would run, and the earlier run's results would look like this run's.
 
+    Args:
+        steps: steps of the earlier run.
+        then: the earlier run's script and arguments; "" if unknown.
+        folder: the checkpoint folder.
+
     Raises:
-        CallError: the earlier run had other arguments (``then``).
+        CallError: the earlier run had other arguments.
     """
     now = own_argv()
     if then and now and then != now and os.environ.get(AGAIN) != "1":

@@ -7,8 +7,9 @@ GPU, two CUDA events on the compute stream measure the own time, because the hos
 read after both have passed.
 
 Blind spots: collectives inside forward or backward (SyncBatchNorm; DDP's broadcast of rank 0's buffers, when rank 0
-waits for data) make all ranks look as slow as the slowest, and the optimizer's step is not included. Both can hide a
-slow rank; neither makes a fast rank look slow. Sharded models gather weights all the time and are not measured.
+waits for data) make all own times as long as the slowest rank's, and the optimizer's step is not included. Both can
+hide a slow rank; neither makes a rank look slower than the others. Sharded models gather weights all the time and are
+not measured.
 
 After each *window* of some seconds the ranks exchange three numbers while training continues. All ranks get the same
 list after the same step, and each machine judges itself. The agent reports this verdict from the control file to the
@@ -65,7 +66,7 @@ class Stopwatch:
             self._at, self._began = now, self._mark_of()
 
     def end(self) -> float | None:
-        """End a step. Return its own time (see the module's docstring) in seconds, or None if no own time is known.
+        """End a step. Return the seconds of its own work, without waits for other ranks, or None if unknown.
 
         A GPU runs behind the host, so its measurement of a step is read, and returned, at the end of a later step.
         """
@@ -173,7 +174,7 @@ class LagMonitor:
         """Add a step. Collective: all ranks call it after the same steps.
 
         Args:
-            own_s: this rank's own time (see the module's docstring) of a recent step; None: not measured.
+            own_s: seconds of this rank's own work in a recent step, without waits for other ranks; None: not measured.
             samples: samples that this rank computed in this step, also those of a copied micro-batch.
             step_s: this rank's usual step time, seconds.
         """

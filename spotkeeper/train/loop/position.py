@@ -94,7 +94,7 @@ class RunPosition:
         self.stepped = True
 
     def end_step(self) -> None:
-        """Called once a batch with an optimizer step has ended."""
+        """Note that a batch with an optimizer step has ended."""
         self.stepped = False
         if self._order is not None:
             self._order.stepped()

@@ -132,7 +132,7 @@ class RunReporter:
         self._metrics.poll(time.monotonic())
 
     def _total(self, step: int, left: BatchesLeft) -> int:
-        """Estimate the run's total steps from the batches per step so far (a script can accumulate gradients)."""
+        """Estimate the run's total steps, with as many batches per step as so far: several if gradients accumulate."""
         batches = max(1, round(self._trained / self._steps)) if self._steps else 1
         return self.estimate.total(step + left.batches // batches, left.of // batches)
 

@@ -282,7 +282,7 @@ class Run:
     def step(self, *, clip: Clip | None = None) -> bool:
         """Step optimizer, scaler and scheduler, and zero the gradients. Call it after ``backward``.
 
-        It replaces the ``step`` methods of these objects.
+        Do not call the ``step`` methods of these objects yourself.
 
         Args:
             clip: largest norm of all gradients together, or a function to call once they are complete and unscaled.
@@ -323,7 +323,7 @@ class Run:
         self._reporter.report(self._position.current_step, values)
 
     def report_at(self, step: int, values: dict[str, Any]) -> None:
-        """Report metrics of ``step``, which is done: a framework can log it when the run is at a later step."""
+        """Report metrics of ``step``, the last step or an earlier one: a framework may log them late."""
         self._reporter.report(step, values)
 
     def save(self, *, wait: bool = True) -> Commit | None:
@@ -353,7 +353,7 @@ class Run:
         self._boundary.watch.begin()
 
     def copied(self) -> None:
-        """Wait until the last save needs the state no more.
+        """Wait until the last save no longer needs the state.
 
         With ``checkpoint.snapshots``, call it before code between two optimizer steps that changes weights, such as a
         swap with their average. ``untimed`` and the frameworks' callbacks do so themselves.
@@ -405,7 +405,7 @@ class Run:
         self._reporter.begin(self._position.step, self._batches_left(feed), steps)
 
     def _batches_left(self, feed: Feed) -> BatchesLeft | None:
-        """Return the batches to the end of a loop; None if unknown, or if a number of steps ends the loop."""
+        """Count the batches to the end of a loop; None if unknown, or if the loop's length is a number of steps."""
         if self._epochs is None or feed.epoch_batches is None:
             return None
         every = self._epochs * feed.epoch_batches
