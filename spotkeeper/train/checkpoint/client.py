@@ -220,7 +220,8 @@ class Client:
     def save(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
         """Request that the staged bytes become durable. Returns at once; ``poll`` or ``wait`` return the result.
 
-        ``part``: the bytes are this node's part of sharded state, which is complete only after ``publish``.
+        ``part``: whether the bytes are this node's part of sharded state; the checkpoint is then complete only after
+        ``publish``.
         """
         self._request(
             {

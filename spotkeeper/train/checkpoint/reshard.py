@@ -2,7 +2,8 @@
 
 If the number of ranks is unchanged and each rank's part is in its own folder, each rank reads its own part. Otherwise
 the ranks that have parts read them and send, over the training network, each rank the tensors that it needs. They send
-one tensor after the other, so that no rank needs memory for more than a few parts. Collective.
+one tensor after the other, so that no rank needs memory for more than a few parts. All ranks take part in
+a restore.
 """
 
 from __future__ import annotations

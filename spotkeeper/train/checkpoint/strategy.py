@@ -1,4 +1,4 @@
-"""How a run saves and restores: the interface of a strategy, and the strategy for replicated state. Collective.
+"""How a run saves and restores: the interface of a strategy, and the strategy for replicated state.
 
 With ``Replicated``, every node writes a full copy of the state that all ranks share, and each rank's own state.
 ``sharded.py`` has the strategy for sharded models.
@@ -98,7 +98,7 @@ class SaveStrategy(Protocol):
         """Request COMMIT for a sharded checkpoint that all savers have written, if any. Does not wait for COMMIT."""
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until no save runs and all saves are complete, at most ``timeout_s`` seconds."""
+        """Wait until no save runs, then until COMMIT is written; at most ``timeout_s`` seconds for each of the two."""
 
 
 class Replicated:

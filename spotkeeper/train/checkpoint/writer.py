@@ -272,7 +272,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report a failed request instead of raising it."""
+        """Report the error of a failed request instead of raising it."""
         try:
             yield
         except SaverError as error:

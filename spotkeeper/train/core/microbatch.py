@@ -176,7 +176,7 @@ class BatchPhase(Enum):
 
 
 class Update:
-    """A run's gradients and optimizer steps. ``elastic``: its number of ranks may change."""
+    """A run's gradients and optimizer steps. ``elastic``: whether the number of ranks may change."""
 
     def __init__(self, parts: Attached, world: int, *, elastic: bool) -> None:
         """Register hooks on the optimizers.

@@ -141,7 +141,7 @@ def _method(loader: Any) -> str | None:
 
 
 def _wrap_loaders() -> None:
-    """Wrap ``DataLoader.__iter__``, to shield also the workers of loaders that the run does not know."""
+    """Wrap ``DataLoader.__iter__``, so that workers of loaders that the run does not know ignore stop signals too."""
     begin = DataLoader.__iter__
 
     @functools.wraps(begin)
@@ -238,7 +238,7 @@ _MASK = threading.local()  # .before: the forking thread's signal mask
 
 @functools.cache
 def _prepare_forks() -> None:
-    """Give forks of the trainer the former handlers, so that the script can end its child processes as usual.
+    """Arrange that forks of the trainer get the former handlers, so that the script can end them as usual.
 
     CPython drops signals that reach a child before ``os.fork`` has set it up, so stop signals stay blocked until then.
     """

@@ -196,7 +196,7 @@ def not_saved(step: int, newest: object) -> str:
 
 
 def failed_after(steps: int, idle: bool) -> str:
-    """Return the message for a failure after the loop. ``idle``: the loop yielded no batch."""
+    """Return the message for a failure after the loop. ``idle``: whether the loop yielded no batch."""
     yielded = "The loop yielded nothing here, because its steps were done before. " if idle else ""
     return (
         f"the loop ended after step {steps}, and the code after it failed. {yielded}A restart repeats only that code, "

@@ -113,7 +113,7 @@ class WindowTimes:
 
 
 class LagVerdict:
-    """One machine's verdict on itself.
+    """One machine's verdict on whether it slows the gang down.
 
     ``lag``: the machine's own time as a multiple of the median rank's; 0 while the machine keeps up.
     """
@@ -154,7 +154,7 @@ def ratio_of(ranks: Sequence[WindowTimes], rank: int) -> float:
 
 
 class LagMonitor:
-    """Exchanges times between ranks and writes this machine's verdict.
+    """Exchanges times between ranks and writes this machine's verdict on whether it slows the gang down.
 
     Args:
         mine: ranks of this machine.

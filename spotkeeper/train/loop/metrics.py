@@ -198,7 +198,7 @@ class MetricHistory:
     # ------------------------------------------------------------ files
 
     def write(self, *, wait: bool = False) -> None:
-        """Write all points to the run folder. ``wait``: also the values that a device still computes."""
+        """Write all points to the run folder. ``wait``: whether to wait for values that a device still computes."""
         self._sort(wait=wait)
         if self._path is None or not (self._fresh or (self._ancestors and not self._number)):
             return
