@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from spotkeeper.contract.metrics import BYTES, GenerationMetrics, folder_name, object_name, read_metrics
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.metrics import condensed
 
-READS = 8  # generations that are read at once
+READS = 4  # generations that are read at once
 MOST = 10_000  # generations of a job
 
 
 class MetricsReader:
     """Reads the metrics of a job again and again. Generations that have ended are read once.
 
+    Their curves are joined as they come, so the memory does not depend on the number of generations.
+
     Args:
-        most: number of newest generations to read; None: all.
+        most: number of newest generations to read at first; None: all.
     """
 
     def __init__(self, store: Store, job: str, most: int | None = None) -> None:
         self._store, self._job, self._most = store, job, most
-        self._ended: dict[int, GenerationMetrics | None] = {}
+        self._chain: list[tuple[int, int]] = []  # ancestors (generation, step) that were read
+        self._ended: GenerationMetrics | None = None  # their joined curves
         self.invalid: dict[int, str] = {}  # generation -> what is wrong with its file
 
     def read(self) -> tuple[GenerationMetrics, ...]:
-        """Return the newest generation that has metrics and its ancestors, oldest first."""
+        """Return the joined curves of the ancestors, and the newest generation that has metrics."""
         gens = self._generations()
         newest, at = None, len(gens)
         while newest is None and at:
@@ -34,15 +37,24 @@ class MetricsReader:
         if newest is None:
             return ()
         there = set(gens[:at])
-        wanted = [gen for gen, _ in newest.ancestors if gen in there]
-        wanted = wanted if self._most is None else wanted[len(wanted) - min(len(wanted), self._most - 1) :]
-        self._read([gen for gen in wanted if gen not in self._ended])
-        return (*(found for gen in wanted if (found := self._ended[gen]) is not None), newest)
+        self._join([(gen, step) for gen, step in newest.ancestors if gen in there])
+        return (newest,) if self._ended is None else (self._ended, newest)
 
-    def _read(self, gens: Iterable[int]) -> None:
-        with ThreadPoolExecutor(READS) as pool:
-            for gen, found in zip(gens, pool.map(self._of, gens), strict=True):
-                self._ended[gen] = found
+    def _join(self, chain: list[tuple[int, int]]) -> None:
+        """Read the ancestors of the newest generation that were not read yet."""
+        begins = chain.index(self._chain[0]) if self._chain and self._chain[0] in chain else len(chain)
+        known = chain[begins : begins + len(self._chain)]
+        if not known or known != self._chain:  # another history: the newest generation resumed from an older checkpoint
+            known, self._ended = [], None
+            begins = 0 if self._most is None else max(0, len(chain) - self._most + 1)
+        new = chain[begins + len(known) :]
+        for at in range(0, len(new), READS):
+            part = new[at : at + READS]
+            with ThreadPoolExecutor(READS) as pool:
+                found = [one for one in pool.map(self._of, (gen for gen, _ in part)) if one is not None]
+            ended = [] if self._ended is None else [self._ended]
+            self._ended = condensed([*ended, *found], chain[: begins + len(known) + at + len(part)])
+        self._chain = chain[begins:]
 
     def _generations(self) -> list[int]:
         prefix = folder_name(self._job)

@@ -106,7 +106,7 @@ def _points(name: str, began: float, columns: _Columns) -> MetricPoints:
         raise ValueError("a metric's name or length is invalid")
     if any(one >= other for one, other in pairwise(steps)) or any(not 0 <= step < _MOST_STEP for step in steps):
         raise ValueError(f"the steps of {name} are invalid")
-    times = [began + offset for offset in seconds]
+    times = array("d", [began + offset for offset in seconds])
     if any(not -_ROUNDED_S <= at < _MOST_S for at in times):
         raise ValueError(f"the times of {name} are invalid")
-    return MetricPoints(steps, [max(0.0, at) for at in times], values)
+    return MetricPoints(steps, array("d", [max(0.0, at) for at in times]), values)

@@ -8,14 +8,17 @@ points that were not uploaded yet, and the generation that resumes from it has t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from spotkeeper.contract.metrics import GenerationMetrics
+from spotkeeper.contract.metrics import GenerationMetrics, MetricPoints
 from spotkeeper.report.text.words import sparkline
 from spotkeeper.train.core.curve import Curve
 
+NAMES = 256  # curves of a job, those of newer generations first: each generation can use other names
 SHOWN = 6  # metrics that `status` and `watch` show
 
 
@@ -54,19 +57,44 @@ def joined(found: Iterable[GenerationMetrics]) -> dict[str, MetricColumns]:
     if not by_gen:
         return {}
     newest = by_gen[max(by_gen)]
-    points: dict[str, dict[int, tuple[float, float]]] = {}
-    for gen, last in (*newest.ancestors, (newest.gen, None)):
-        for name, columns in by_gen[gen].metrics.items() if gen in by_gen else ():
-            of = points.setdefault(name, {})
-            for step, at, value in zip(columns.steps, columns.times, columns.values, strict=True):
-                if last is None or step <= last:
-                    of[step] = at, value
-    curves = {}
-    for name in sorted(points):
-        curve = curves[name] = Curve()
-        steps = sorted(points[name])
-        curve.add(steps, [points[name][step][0] for step in steps], [points[name][step][1] for step in steps])
-    return {name: MetricColumns(curve.steps, curve.times, curve.values) for name, curve in curves.items() if curve}
+    return _joined(by_gen, (*newest.ancestors, (newest.gen, None)))
+
+
+def condensed(found: Iterable[GenerationMetrics], chain: Sequence[tuple[int, int]]) -> GenerationMetrics:
+    """Join the files of the ancestors ``chain`` (generation, step) to one: it stands for all of them in :func:`joined`.
+
+    The one that this function returned for an earlier part of the chain can stand for that part here too.
+    """
+    curves = _joined({one.gen: one for one in found}, chain)
+    return GenerationMetrics(
+        chain[-1][0],
+        tuple(chain[:-1]),
+        {
+            name: MetricPoints(array("q", curve.steps), array("d", curve.times), array("d", curve.values))
+            for name, curve in curves.items()
+        },
+    )
+
+
+def _joined(
+    by_gen: Mapping[int, GenerationMetrics], chain: Iterable[tuple[int, int | None]]
+) -> dict[str, MetricColumns]:
+    parts = [(by_gen[gen].metrics, last) for gen, last in chain if gen in by_gen]
+    names = sorted(list(dict.fromkeys(name for metrics, _ in reversed(parts) for name in metrics))[:NAMES])
+    curves = ((name, _curve([(metrics[name], last) for metrics, last in parts if name in metrics])) for name in names)
+    return {name: MetricColumns(curve.steps, curve.times, curve.values) for name, curve in curves if curve}
+
+
+def _curve(parts: Iterable[tuple[MetricPoints, int | None]]) -> Curve:
+    """Join the points of one metric; of each part those up to a step, or all."""
+    points: dict[int, tuple[float, float]] = {}
+    for columns, last in parts:
+        end = len(columns.steps) if last is None else bisect_right(columns.steps, last)
+        rows = zip(columns.times[:end], columns.values[:end], strict=True)
+        points.update(zip(columns.steps[:end], rows, strict=True))
+    curve, steps = Curve(), sorted(points)
+    curve.add(steps, [points[step][0] for step in steps], [points[step][1] for step in steps])
+    return curve
 
 
 def ancestors(found: Iterable[GenerationMetrics]) -> tuple[tuple[int, int], ...]:

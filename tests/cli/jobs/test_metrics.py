@@ -18,6 +18,7 @@ from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.metrics import joined
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
 
@@ -32,6 +33,10 @@ def put(store: Store, gen: int, ancestors: list[tuple[int, int]], **curves: dict
     }
     content = {"gen": gen, "ancestors": ancestors, "began": 1000.0, "metrics": metrics}
     store.put(object_name(JOB, gen), json.dumps(content).encode())
+
+
+def values(reader: MetricsReader) -> list[float]:
+    return joined(reader.read())["loss"].values
 
 
 @pytest.fixture
@@ -114,15 +119,31 @@ def test_watch_reads_ended_generations_once(job: Store, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Store, "part", counted)
     reader = MetricsReader(job, JOB)
-    assert [found.gen for found in reader.read()] == [1, 2] and sorted(read) == ["1", "2"]
+    assert values(reader) == [8.0, 4.0, 2.0, 1.0] and sorted(read) == ["1", "2"]
     put(job, 3, [(1, 2), (2, 4)], loss={5: 1.0})
     read.clear()
-    assert [found.gen for found in reader.read()] == [1, 2, 3]
+    assert values(reader) == [8.0, 4.0, 2.0, 1.0, 1.0]
     assert sorted(read) == ["2", "3"], "2 was the newest, and may have changed once more"
     read.clear()
-    assert [found.gen for found in reader.read()] == [1, 2, 3] and read == ["3"]
-    assert [found.gen for found in MetricsReader(job, JOB, 2).read()] == [2, 3], "only so many"
+    assert values(reader) == [8.0, 4.0, 2.0, 1.0, 1.0] and read == ["3"]
+    assert values(MetricsReader(job, JOB, 2)) == [2.0, 1.0, 1.0], "the newest two only"
+    put(job, 4, [(1, 2), (2, 3)], loss={4: 7.0})
+    read.clear()
+    assert values(reader) == [8.0, 4.0, 2.0, 7.0], "4 resumed from an older checkpoint than 3"
+    assert sorted(read) == ["1", "2", "4"]
     lines = status.Sparklines(job, JOB)
     assert lines.read() and lines.read()
     read.clear()
     assert lines.read() and not read, "not at each look"
+
+
+def test_ended_generations_take_no_memory_each(job: Store) -> None:
+    """100 generations of 2,000 points, which the curve's 4,000 points stand for."""
+    for gen in range(3, 103):
+        ancestors = [(of, 2000 * of) for of in range(3, gen)]
+        put(job, gen, ancestors, loss={2000 * (gen - 1) + at: float(at) for at in range(2000)})
+    reader = MetricsReader(job, JOB)
+    curve = joined(reader.read())["loss"]
+    assert (curve.steps[0], curve.steps[-1], max(curve.values)) == (4000, 203_999, 1999.0)
+    kept = [len(each.metrics["loss"].steps) for each in reader.read()]
+    assert kept[0] <= 4000 and kept[1:] == [2000]
