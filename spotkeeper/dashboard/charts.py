@@ -73,15 +73,6 @@ def _base(dark: bool, title: str) -> Options:
             "borderColor": paint["line"],
             "textStyle": {"color": paint["ink"], "fontSize": 12},
         },
-        "toolbox": {
-            "right": 0,
-            "top": -4,
-            "itemSize": 14,
-            "iconStyle": {"borderColor": paint["dim"]},
-            "feature": {
-                "saveAsImage": {"title": "PNG", "name": title, "backgroundColor": paint["card"], "pixelRatio": 2},
-            },
-        },
     }
 
 
@@ -103,7 +94,7 @@ def _time_axis(dark: bool, most: float) -> Options:
 
 
 def timeline_height(view: Timeline) -> int:
-    return 96 + 40 * max(1, len(view.nodes))
+    return 76 + 40 * max(1, len(view.nodes))
 
 
 def timeline(view: Timeline, dark: bool) -> Options:
@@ -134,7 +125,7 @@ def timeline(view: Timeline, dark: bool) -> Options:
     return {
         **options,
         "tooltip": tooltip,
-        "grid": {"left": 64, "right": 16, "top": 30, "bottom": 58},
+        "grid": {"left": 64, "right": 16, "top": 10, "bottom": 58},
         "xAxis": _time_axis(dark, view.end - view.start),
         "yAxis": _axis(dark, type="category", inverse=True, data=[f"node {node}" for node in view.nodes]),
         "dataZoom": [
@@ -189,18 +180,18 @@ def _bar(bar: Bar, lane: int, start: float, paint: dict[str, str]) -> list[Any]:
     return [lane, *times, bar.row, 1 + bar.shared, bar.kind.value, color, text]
 
 
-def timeline_rows(view: Timeline) -> list[tuple[str, ...]]:
-    """The data of :func:`timeline`, for a table and a download."""
+def timeline_rows(view: Timeline) -> list[tuple[object, ...]]:
+    """The data of :func:`timeline`, for a download."""
     return [
         (
-            str(bar.node),
-            str(bar.attempt),
+            bar.node,
+            bar.attempt,
             bar.kind.value,
-            f"{bar.start - view.start:.0f}",
-            f"{bar.end - view.start:.0f}",
+            round(bar.start - view.start),
+            round(bar.end - view.start),
             bar.model.value,
             bar.zone,
-            f"{bar.price:.4f}",
+            round(bar.price, 4),
         )
         for bar in view.bars
     ]
@@ -293,6 +284,6 @@ def prices(series: Series, dark: bool) -> Options:
         del one["sampling"]
     options["xAxis"] = {**options["xAxis"], "max": 0, "name": "days ago", "nameLocation": "middle", "nameGap": 24}
     options["xAxis"]["axisLabel"] = {**options["xAxis"]["axisLabel"], ":formatter": "v => -v"}
-    options["legend"] = {**options["legend"], "show": True, "type": "scroll", "right": 32}
+    options["legend"] = {**options["legend"], "show": True, "type": "scroll"}
     options["grid"] = {**options["grid"], "top": 34, "bottom": 22}
     return options

@@ -30,6 +30,7 @@ from spotkeeper.report.money.money import over_time
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
 MOST_METRICS = 24  # charts of metrics
 LOSS = "loss"
+Points = list[tuple[int, float]]  # points (step, value)
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
 
@@ -40,7 +41,7 @@ class JobPage(Page):
         self.viewer.lists = False
         self._updates = 0
         self._reader: MetricsReader | None = None
-        self._curves: dict[str, list[tuple[float, float]]] = {}
+        self._curves: dict[str, Points] = {}
         self._log = LogPanel(feed)
         with self.main:
             with ui.row().classes("items-center w-full q-mb-md"):
@@ -150,15 +151,15 @@ class JobPage(Page):
                 from_zero=True,
             ),
             ("seconds", "spent_usd", "on_demand_usd"),
-            [(f"{at - line.start:.0f}", f"{paid:.4f}", f"{other:.4f}") for at, paid, other in money]
+            [(round(at - line.start), round(paid, 4), round(other, 4)) for at, paid, other in money]
             if spent[-1][1]
             else [],
             "Nothing was spent yet.",
         )
         marks = resumed_steps(state.ledger)
-        speeds = [(float(step), speed) for step, _, speed in state.samples if speed is not None]
+        speeds = [(step, speed) for step, _, speed in state.samples if speed is not None]
         _draw(self._speed, "samples a second", speeds, marks, dark, from_zero=True)
-        losses = [(float(step), loss) for step, loss, _ in state.samples if loss is not None]
+        losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
         curves = {LOSS: losses, **self._curves}
         for name in list(curves)[:MOST_METRICS]:
             if name not in self._metrics:
@@ -179,11 +180,7 @@ class JobPage(Page):
             return
         self._curves = {
             name: thinned(
-                [
-                    (float(step), value)
-                    for step, value in zip(curve.steps, curve.values, strict=True)
-                    if math.isfinite(value)
-                ]
+                [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)]
             )
             for name, curve in sorted(found.items(), key=lambda item: item[0] != LOSS)
         }
@@ -273,7 +270,7 @@ class JobPage(Page):
             return f"{error}" + (f" (try: {remedy})" if remedy else "")
 
 
-def thinned(points: list[tuple[float, float]], most: int = 1000) -> list[tuple[float, float]]:
+def thinned(points: Points, most: int = 1000) -> Points:
     """Thin a curve to at most ``most`` points (an even number): keep the lowest and the highest of each part."""
     if len(points) <= most:
         return points
@@ -286,10 +283,7 @@ def thinned(points: list[tuple[float, float]], most: int = 1000) -> list[tuple[f
     ]
 
 
-def _draw(
-    chart: Chart, name: str, data: list[tuple[float, float]], marks: list[float], dark: bool, *, from_zero: bool = False
-) -> None:
+def _draw(chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, from_zero: bool = False) -> None:
     """Draw a curve over steps, with the recoveries marked."""
     options = charts.lines(name[:1].upper() + name[1:], [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
-    rows = [(f"{step:.0f}", f"{value!r}") for step, value in data] if len(data) > 1 else []
-    chart.show(options, ("step", name.replace(" ", "_")), rows, "Too few values yet.")
+    chart.show(options, ("step", name.replace(" ", "_")), data if len(data) > 1 else (), "Too few values yet.")

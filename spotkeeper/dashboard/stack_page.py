@@ -42,6 +42,6 @@ class StackPage(Page):
         self._prices.show(
             charts.prices(series, self.dark),
             ("pool and zone", "days_ago", "usd_per_hour"),
-            [(name, f"{-day:.4f}", f"{usd:.4f}") for name, points in series for day, usd in points],
+            [(name, round(0.0 - day, 4), round(usd, 4)) for name, points in series for day, usd in points],
             "The cloud has reported no spot price yet.",
         )

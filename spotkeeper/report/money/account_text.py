@@ -166,11 +166,11 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _safe(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
     return out.getvalue().rstrip("\n")
 
 
-def _safe(value: object) -> object:
+def safe_cell(value: object) -> object:
     """A cell's text on one line, quoted with ``'`` if a spreadsheet could take it for a formula.
 
     A formula can also begin with blanks or a full-width sign (OWASP, "CSV Injection").
