@@ -1,7 +1,7 @@
 """A function that is killed or frozen at any point loses no notification; a duplicate has the same id.
 
 Each story is played with the function killed after each of its effects in turn, among them the writes of notifications
-and the moment between a channel's receipt and the note of it (of the longest story, ``make test`` takes every third).
+and the moment between a channel's receipt and the note of it (``make test`` takes some of them: ``some``).
 What the ledger says is what must have been announced.
 """
 
@@ -113,6 +113,12 @@ def announced(entry: Entry) -> bool:
     return entry.event in (Event.CHECKPOINT, Event.FALLBACK, Event.HOLD, Event.END)
 
 
+def some(scenario: Scenario, every: int) -> list[int]:
+    """All effects in ``make stories``, else one of ``every``; of the longest story one of three times as many."""
+    step = 1 if WHOLE else 3 * every if scenario.name == LONG else every
+    return effects(Performance(scenario).told)[::step]
+
+
 @each
 def test_every_event_is_announced_once(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
     done = Performance(scenario)
@@ -124,15 +130,13 @@ def test_every_event_is_announced_once(scenario: Scenario, wanted: set[NotifyEve
 
 @each
 def test_a_function_killed_at_every_effect_loses_no_notification(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
-    points = effects(Performance(scenario).told)[:: 3 if scenario.name == LONG and not WHOLE else 1]
-    why = {at: said for at in points if (said := Performance(scenario, kill(at)).why())}
+    why = {at: said for at in some(scenario, 2) if (said := Performance(scenario, kill(at)).why())}
     assert why == {}
 
 
 @each
 def test_a_function_frozen_at_every_effect_loses_no_notification(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
-    points = effects(Performance(scenario).told)[:: 1 if WHOLE else 3]
-    why = {at: said for at in points if (said := Performance(scenario, freeze(at)).why())}
+    why = {at: said for at in some(scenario, 5) if (said := Performance(scenario, freeze(at)).why())}
     assert why == {}
 
 
