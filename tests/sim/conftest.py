@@ -1,4 +1,4 @@
-"""Logs are off: the function dies thousands of times here, and every line of it would be formatted with its traceback."""
+"""Logs are off: the function dies thousands of times here, and each time a traceback would be formatted."""
 
 from __future__ import annotations
 
