@@ -2,7 +2,8 @@
 
 A job whose page is open is read every 2 s, a job whose row is on a screen every 10 s, every other job of the list once
 a minute, and a job that has ended only every ten minutes. Nothing is read while no page is visible. A job's ledger is
-listed again only after its record has changed, or after ten minutes.
+listed again only after its record has changed, or after ten minutes; sooner while an entry is due that comes without a
+new record: the end of a dropped machine, or a generation's first step.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from spotkeeper.client.errors import CliError
 from spotkeeper.client.reads import Meter, metered_store
 from spotkeeper.client.target import Target
 from spotkeeper.contract.allocation import Allocation
-from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Observation, Prices
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import CLOUD, JobView, Site
+from spotkeeper.report.money.money import awaits_end
 
 OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the next
-LEDGER_S = 600.0  # real; a listing costs as much as a dozen reads, and nearly all entries come with a new record
+LEDGER_S = 600.0  # real; a listing costs as much as a dozen reads, and most entries come with a new record
 MARKET_S = 600.0  # real; what happened to machines in 90 days is many objects
 SAMPLES = 240  # of the loss and the throughput, for the small charts of the list
 READS = 16
@@ -211,7 +213,7 @@ class JobFeed:
             self.jobs.pop(job, None)
             return
         record, old = read.value, self.jobs.get(job)
-        same = old is not None and old.token == read.token and at - old.listed_at < LEDGER_S
+        same = old is not None and old.token == read.token and at - old.listed_at < self._ledger_s(old)
         ledger = old.ledger if same and old is not None else lookup.ledger_of(self.store, record)
         same_file = old is not None and old.record.spec_key() == record.spec_key()
         deadline = old.deadline if same_file and old is not None else lookup.deadline_of(self.store, record)
@@ -222,6 +224,16 @@ class JobFeed:
         if view.step is not None and (not state.samples or state.samples[-1][0] != view.step):
             state.samples.append((view.step, view.loss, view.samples_per_s))
         self.jobs[job] = state
+
+    def _ledger_s(self, old: KnownJob) -> float:
+        """Return for how many seconds a listing of a job's ledger is good while its record does not change."""
+        if awaits_end(old.record, old.ledger):
+            return ROW_S
+        record = old.record
+        starts = record.phase is Phase.RUN and record.gen > 0 and self.now() - record.gen_since < LEDGER_S
+        if starts and not any(entry.event is Event.FIRST and entry.gen == record.gen for entry in old.ledger):
+            return ROW_S
+        return LEDGER_S
 
     def find(self, word: str) -> str:
         """Return the id of the job with this id or name; "" if there is none. Blocks."""

@@ -1,8 +1,8 @@
 """Reads a stack's documents at a bounded pace: one list of unfinished jobs, and two conditional reads for each job.
 
-A job's ledger is listed only after its record or generation has changed, or every ten minutes, since a list costs as
-much as twelve reads. A job is dropped an hour after all its machines are deleted. Agents write once a minute how busy
-their machines are, and the exporter reads these reports as often.
+A job's ledger is listed only after its record or generation has changed, while the end of a deleted machine is due, or
+every ten minutes, since a list costs as much as twelve reads. A job is dropped an hour after all its machines are
+deleted. Agents write once a minute how busy their machines are, and the exporter reads these reports as often.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.usage import BYTES, HostUsage, NodeUsage, object_name, read_usage
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.report.job.view import JobView, Site, job_view
+from spotkeeper.report.money.money import awaits_end
 from spotkeeper.report.stack import StackView, stack_view, usd_per_hour
 
 LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) appear within this time
@@ -158,7 +159,7 @@ class StackReader:
             return None
         record, progress = read.value, lookup.progress_of(self._store, job)
         began = None if progress is None else (progress.gen, progress.begin_s)
-        ledger = (*self._ledger(job, (read.token, began)), *record.outbox)
+        ledger = (*self._ledger(record, (read.token, began)), *record.outbox)
         view = job_view(record, progress, ledger, stack, now, prices=prices, site=site)
         reading = JobReading(record, progress, ledger, view, usd_per_hour(ledger, now, prices))
         if record.phase is Phase.DONE and any(entry.event is Event.DONE for entry in ledger):
@@ -166,14 +167,19 @@ class StackReader:
                 self._done[job] = reading
         return reading
 
-    def _ledger(self, job: str, of: object) -> tuple[Entry, ...]:
+    def _ledger(self, record: Record, of: object) -> tuple[Entry, ...]:
         with self._lock:
-            known = self._known.get(job)
+            known = self._known.get(record.job)
         at = time.monotonic()
-        if known is None or known.of != of or at - known.listed_at >= LEDGER_S:
-            known = _Known(of, at, self._store.list_ledger(job))
+        if (
+            known is None
+            or known.of != of
+            or at - known.listed_at >= LEDGER_S
+            or awaits_end(record, (*known.ledger, *record.outbox))
+        ):
+            known = _Known(of, at, self._store.list_ledger(record.job))
             with self._lock:
-                self._known[job] = known
+                self._known[record.job] = known
         return known.ledger
 
     def _forget(self, jobs: Iterable[JobReading], active: Iterable[str], now: float) -> None:

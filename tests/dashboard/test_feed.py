@@ -109,6 +109,37 @@ def test_a_ledger_is_listed_again_only_after_its_record_changed(feed: JobFeed, t
     assert list(known.samples) == [(7, 1.5, 3.0)]
 
 
+def test_the_end_of_a_deleted_machine_appears_though_no_record_tells_of_it(
+    feed: JobFeed, ticks: Ticks, bucket: Bucket
+) -> None:
+    store = bucket[0]
+    for node, attempt in ((0, 1), (1, 1), (1, 2)):  # the record has dropped node 1's first machine
+        key = f"r{node}.a{attempt}"
+        store.append_ledger(JOB, Entry(at=1.0, id=f"intent.{key}", event=Event.INTENT, node=node, attempt=attempt))
+    store.append_ledger(JOB, Entry(at=2.0, id="first.g2", event=Event.FIRST, gen=2))
+    feed.add(Viewer(lambda: None, job=JOB, lists=False))
+    rounds(feed, ticks, 5)
+    store.append_ledger(JOB, Entry(at=9.0, id="gone.r1.a1", event=Event.GONE, node=1, attempt=1))
+    rounds(feed, ticks, 10)
+    known = feed.jobs[JOB]
+    assert Event.GONE in {entry.event for entry in known.ledger}
+    rounds(feed, ticks, 60)
+    assert feed.jobs[JOB].listed_at == known.listed_at  # nothing is due any more
+
+
+def test_a_generations_first_step_appears_though_no_record_tells_of_it(
+    feed: JobFeed, ticks: Ticks, bucket: Bucket
+) -> None:
+    read = bucket[0].read_record(JOB)
+    assert read is not None
+    assert bucket[0].cas_record(replace(read.value, ver=1, nonce="m", gen_since=feed.now()), read.token)
+    feed.add(Viewer(lambda: None, job=JOB, lists=False))
+    rounds(feed, ticks, 5)
+    bucket[0].append_ledger(JOB, Entry(at=9.0, id="first.g2", event=Event.FIRST, gen=2))
+    rounds(feed, ticks, 10)
+    assert Event.FIRST in {entry.event for entry in feed.jobs[JOB].ledger}
+
+
 def test_a_bucket_that_fails_is_said_and_tried_again(feed: JobFeed, bucket: Bucket) -> None:
     store = bucket[0]
     stack = store.get("stack/pools.json")

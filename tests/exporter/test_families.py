@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from spotkeeper.client.target import Target
+from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.usage import BYTES, DeviceUsage, HostUsage, NodeUsage, object_name
 from spotkeeper.exporter import families as made
 from spotkeeper.exporter import reading as reads
 from spotkeeper.exporter.reading import StackReader, StackReading
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB, a_job
-from tests.exporter.conftest import ENDED, StillClock
+from tests.exporter.conftest import ENDED, HELD, NOW, StillClock
 
 MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 
@@ -117,6 +118,7 @@ def test_an_unreadable_job_is_counted_and_stops_nothing(target: Target, store: S
 def test_later_reads_list_no_ledger_that_did_not_change(
     target: Target, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store.append_ledger(JOB, Entry(at=700.0, id="gone.r0.a2", event=Event.GONE, node=0, attempt=2))
     reader, listed = StackReader(target), list[str]()
     reader.read()
     whole = Store.list_ledger
@@ -127,6 +129,21 @@ def test_later_reads_list_no_ledger_that_did_not_change(
     assert read is not None and store.cas_record(replace(read.value, nonce="other", ver=7), read.token)
     reader.read()
     assert listed == [JOB]
+
+
+def test_a_deleted_machine_costs_nothing_more_though_no_record_tells_of_its_end(
+    target: Target, store: Store, clock: StillClock
+) -> None:
+    start = NOW - 100
+    intent = Entry(at=start, id="intent.r0.a1", event=Event.INTENT, node=0, attempt=1, price=36.0, started=start)
+    store.append_ledger(HELD, intent)
+    reader = StackReader(target)
+    reader.read()
+    gone = Entry(at=NOW, id="gone.r0.a1", event=Event.GONE, node=0, attempt=1, started=start, ended=NOW)
+    store.append_ledger(HELD, gone)
+    clock.at += 100
+    held = next(one for one in reader.read().jobs if one.record.job == HELD)
+    assert held.view.money.spent == pytest.approx(1.0)
 
 
 def names(families: list[Metric]) -> set[str]:

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
+from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import Model, StackState
 
 HOUR_S = 3600.0
@@ -136,6 +137,21 @@ def _attempt(node: int, number: int, entries: list[Entry], over: float | None) -
         refused=refused,
         listed=any(_seen(entry) for entry in entries),
     )
+
+
+def awaits_end(record: Record, ledger: Iterable[Entry]) -> bool:
+    """Return whether the ledger still lacks the end of a machine that the record has dropped.
+
+    The end (GONE) is written with the allocation, once the cloud lists the machine no longer, and the record need not
+    change then. Until it is read, the machine seems to run and its cost grows.
+    """
+    live = {
+        (number, slot.attempt)
+        for number, node in enumerate(record.nodes)
+        for slot in (node.cur, node.next)
+        if slot is not None
+    }
+    return any(one.end is None and (one.node, one.attempt) not in live for one in attempts(ledger))
 
 
 def _start(intent: Entry, entries: list[Entry]) -> float:
