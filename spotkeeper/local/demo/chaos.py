@@ -49,23 +49,24 @@ class Chaos:
     def faults(self) -> list[tuple[str, Callable[[], None]]]:
         """Return all faults in an order that the seed chooses; the loss of all capacity is always the third fault."""
         faults: list[tuple[str, Callable[[], None]]] = [
-            ("a spot machine with a notice", lambda: self.one(announced=True)),
-            ("a spot machine without a notice", lambda: self.one(announced=False)),
-            ("the master's machine", lambda: self.master(announced=self.rng.random() < 0.5)),
-            ("two machines at once", self.two),
-            ("a machine while it writes a checkpoint", self.during_save),
+            ("preempts a spot machine with a notice", lambda: self.one(announced=True)),
+            ("preempts a spot machine without a notice", lambda: self.one(announced=False)),
+            ("preempts the master's machine", lambda: self.master(announced=self.rng.random() < 0.5)),
+            ("preempts two machines at once", self.two),
+            ("preempts a machine while it writes a checkpoint", self.during_save),
         ]
         self.rng.shuffle(faults)
-        faults.insert(2, ("a machine whose zone has no more spot capacity, so on-demand fallback begins", self.dry))
+        dry = "preempts a machine whose zone has no spot capacity left, so that on-demand fallback begins"
+        faults.insert(2, (dry, self.dry))
         return faults
 
     def run(self) -> None:
         """Cause all faults one by one; ChaosError if a recovery takes more than ``PATIENCE_S`` real seconds."""
         for title, fault in self.faults():
-            self.steady("before the next fault")
-            self.report(f"preempts {title}")
+            self.until("training is steady before the next fault", self.is_steady)
+            self.report(title)
             fault()
-        self.steady("after the last fault")
+        self.until("training is steady after the last fault", self.is_steady)
 
     # Faults
 
@@ -102,7 +103,7 @@ class Chaos:
         try:
             self.preempt(node, slot, announced=True)
             self.until(f"node {node} runs on-demand", lambda: self.model_of(node) is Model.ON_DEMAND)
-            self.steady("on-demand")
+            self.until("training is steady on-demand", self.is_steady)
         finally:
             self.cloud.set_capacity(slot.zone, None, reclaim=False)
         self.report(f"spot capacity is back in {slot.zone}")
@@ -169,9 +170,6 @@ class Chaos:
             raise ChaosError(f"the job failed and is on hold: {record.reason}")
         return record
 
-    def steady(self, when: str) -> None:
-        self.until(f"training is steady {when}", self.is_steady)
-
     def is_steady(self) -> bool:
         """Whether every node is a member, no change is pending, and the generation has made ``STEADY_STEPS`` steps."""
         record = self.record()
@@ -186,7 +184,11 @@ class Chaos:
         return trace.last_step >= start + STEADY_STEPS
 
     def until(self, event: str, poll: Callable[[], T | None], period_s: float = 0.1) -> T:
-        """Call ``poll`` every ``period_s`` until it returns true; ChaosError after ``PATIENCE_S`` real seconds."""
+        """Call ``poll`` every ``period_s`` until its result counts as true, and return this result.
+
+        Raises:
+            ChaosError: ``event``, which is awaited, did not happen within ``PATIENCE_S`` real seconds.
+        """
         for _ in ticks(PATIENCE_S, period_s):
             if found := poll():
                 return found

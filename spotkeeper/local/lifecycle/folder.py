@@ -101,7 +101,7 @@ def read_config(folder: Path) -> Config | None:
     except FileNotFoundError:
         if read_pid(folder / KEEPER) is None:
             return None
-        damage = "the file is gone, but its cloud still runs"
+        damage = "the file is missing, but the keeper of its cloud still runs"
     except msgspec.DecodeError as error:
         damage = str(error)
     raise DamagedError(f"{path}: {damage}; {_end_of(folder)}, and start again")
@@ -186,7 +186,7 @@ def running_code(folder: Path) -> str:
 
 
 def marks(folder: Path) -> set[str]:
-    """Return the marks of running processes that belong to a cloud in ``folder`` (an absolute path)."""
+    """Return the cloud marks that running processes of ``folder`` (an absolute path) have in their environment."""
     found: set[str] = set()
     for pid in procs.living():
         values = procs.environment(pid)

@@ -91,7 +91,7 @@ def period_minutes(schedule: str) -> int:
 
 
 class Schedule(Effect):
-    """Implements ``cloudscheduler:job``: calls the job's target on schedule. A job's attempts never overlap.
+    """Implements ``cloudscheduler:job``: calls the scheduler job's target on schedule, one call at a time.
 
     ``restart`` restarts the process that serves a URL, as a platform restarts an instance that keeps failing.
     """
@@ -145,11 +145,11 @@ class Schedule(Effect):
         try:
             status = await post(target.uri, body, target.headers, target.oidc_token, self._tokens, now)
         except OSError as error:
-            log.warning("job %s: %s", name, error)
+            log.warning("scheduler job %s: %s", name, error)
             status = 0
         else:
             if not 200 <= status < 300:
-                log.warning("job %s: %s answered %d", name, target.uri, status)
+                log.warning("scheduler job %s: %s answered %d", name, target.uri, status)
         self._record(name, target.uri, succeeded=200 <= status < 300)
 
     def _record(self, name: str, uri: str, *, succeeded: bool) -> None:
@@ -161,7 +161,7 @@ class Schedule(Effect):
         self._failures[name] += 1
         patience = self._patience.get(name, PATIENCE)
         if self._failures[name] >= patience:
-            log.warning("job %s: %d attempts in a row failed, restarting its target", name, self._failures[name])
+            log.warning("scheduler job %s: %d calls in a row failed, restarting its target", name, self._failures[name])
             self._failures[name] = 0
             self._patience[name] = 2 * patience
             self._restart(uri)

@@ -243,7 +243,7 @@ def _end_record(job: str, listing: Listing, allocation: Allocation, now: float) 
 
 
 def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
-    """End submissions that began a day ago and still have no record: the submitting command died midway."""
+    """End submissions that have no record a day after they began: each was interrupted and not repeated."""
     for job in jobs:
         since = store.active_since(job)
         if since is None or clock.now() - since < GIVEN_UP_S or store.list(paths.ledger(job)):
@@ -255,7 +255,9 @@ def _withdraw(store: Store, clock: Now, jobs: Iterable[str]) -> None:
         name = spec.name if spec is not None else job
         if end := withdraw(store, job, name, clock.now(), "its submission was never completed"):
             bury(store, end, clock.now())
-            log.warning("job %s: its submission began a day ago and was never completed; its files are deleted", job)
+            log.warning(
+                "job %s: its submission began more than a day ago and was never completed; its files are deleted", job
+            )
 
 
 def _retire(

@@ -340,7 +340,7 @@ def test_a_submission_that_began_a_day_ago_and_has_no_record_is_given_up(
     assert (read is not None) is given_up
     assert (GHOST in world.store.active_jobs()) is not given_up
     told = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
-    text = f"job {GHOST}: its submission began a day ago and was never completed; its files are deleted"
+    text = f"job {GHOST}: its submission began more than a day ago and was never completed; its files are deleted"
     assert told == [text] * given_up
     if read is not None:
         record = read.value

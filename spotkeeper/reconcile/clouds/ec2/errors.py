@@ -79,7 +79,10 @@ REMEDIES: dict[str, str] = {
         "the account has no role for spot machines; create it: "
         "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
     ),
-    "Client.InternalError": "most often the right to use the encryption key is missing: `kms_key` in the stack file",
+    "Client.InternalError": (
+        "most often a right to use the disks' encryption key is missing: "
+        "check `kms_key` in the stack file and the key's policy"
+    ),
 }
 GONE = frozenset({"InvalidInstanceID.NotFound", "InvalidVolume.NotFound", "InvalidSnapshot.NotFound"})
 
