@@ -323,7 +323,7 @@ class Demo:
         self.cloud = None
 
     def until(self, event: str, poll: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Call ``poll`` until it returns true; DemoError after ``seconds`` real seconds."""
+        """Call ``poll`` until it returns true; raise a DemoError that names ``event`` after ``seconds`` real s."""
         for _ in ticks(seconds):
             self.stop.check()
             if poll():

@@ -118,7 +118,7 @@ def weights_in(log: str) -> str | None:
 
 
 def left_alone(source: Path, command: tuple[str, ...], nproc: int, env: dict[str, str], folder: Path) -> str:
-    """Train the same job under plain torchrun and return the hash of its weights.
+    """Train the demo's job undisturbed, under plain torchrun, and return the hash of its weights.
 
     Raises:
         RuntimeError: training failed, took too long, or printed no hash; the message has the end of its log.

@@ -1,4 +1,4 @@
-"""Reads stack files as Pulumi's engine passes them to the program, with this cloud's addresses added."""
+"""Reads a stack file in the form that Pulumi's engine gives the program, and adds this cloud's addresses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_config(config_file: Path, endpoint: str | None = None) -> dict[str, str
 
 
 def _text(value: object) -> str:
-    """Convert a value to the text that the engine passes; "" for a key without a value."""
+    """Convert a setting to text as Pulumi's engine does: text as it is, "" for None, all else as JSON."""
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 

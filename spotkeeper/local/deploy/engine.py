@@ -84,7 +84,7 @@ class Engine:
 
     @property
     def _project(self) -> Path:
-        """The folder of the copy of ``Pulumi.yaml``, because the engine writes and deletes stack files beside it."""
+        """The folder with a copy of ``Pulumi.yaml``; the engine writes and deletes its stack files in this folder."""
         return (self.folder / "project").absolute()
 
     def exists(self) -> bool:
@@ -123,7 +123,17 @@ class Engine:
         return done.stdout
 
     def run(self, *words: str) -> Mapping[DeployOp, int]:
-        """Run a deployment and report its events as they come."""
+        """Run a deploying command of Pulumi (``up``, ``preview``, ``destroy``) and report its events as they come.
+
+        Args:
+            words: the command and its options.
+
+        Returns:
+            The number of resources by action.
+
+        Raises:
+            DeployError: the command failed.
+        """
         listener = _EventListener(self.on_event, planning=words[0] == "preview")
         notes: list[str] = []
         command = [*self._command(*words), "--json"]

@@ -42,7 +42,11 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)  # type: ignore[no-untyped-call]
 
     def read(self, stack: str) -> tuple[str | None, dict[str, Any]]:
-        """Return a reference to another stack; DeployError unless the run only shows resources: outputs are unknown."""
+        """Return a reference to another stack, without its outputs, which only Pulumi's engine can read.
+
+        Raises:
+            DeployError: this is not a run that only lists resources.
+        """
         if self._run.shown is None:
             raise DeployError(f"{stack}: only Pulumi's own engine can read the outputs of another stack")
         return stack, {"name": stack}

@@ -47,7 +47,7 @@ class StandIn(p.Provider):
         return p.ConfigureResponse(supports_preview=True)
 
     async def check(self, request: p.CheckRequest) -> p.CheckResponse:
-        """Replace each file by its path, a string, because the engine's state would contain only the file's hash."""
+        """Replace each file asset by the file's path: of an asset, the engine's state would contain only the hash."""
         table.kind_of(type_of(request))
         files = {key: v for key, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
         paths = from_plain(to_plain(files))

@@ -103,7 +103,8 @@ def destroy(stack: str, config_file: Path, cloud: Endpoint, folder: Path, on_eve
     if state.stack != stack:
         raise DeployError(f"{folder / _STATE} belongs to the stack {state.stack!r}, not to {stack!r}")
     if guarded := [entry.name for entry in state.entries() if entry.protect]:
-        raise DeployError(f"these are protected: {', '.join(guarded)}. Set `on_destroy: delete` and run `up` first")
+        remedy = "Set their `on_destroy: delete` in the stack file and deploy it before the destroy"
+        raise DeployError(f"these resources are protected: {', '.join(guarded)}. {remedy}")
     defaults = ProviderDefaults(state.project, state.region)
     run = DeployRun(state, ResourceClient(cloud.endpoint.rstrip("/"), cloud.token), defaults, on_event, dry=False)
     run.forget_unfinished()
@@ -173,7 +174,7 @@ class DeployRun:
         self.state.arrange(urns[:drain], urns[drain:])
 
     def remove_undeclared(self) -> None:
-        """Delete resources that the program no longer declares, newest first; then resources that were replaced."""
+        """Delete resources that the program no longer declares, then old versions of replaced ones; newest first."""
         gone = [entry for entry in self.state.entries() if entry.urn not in self.declared]
         for entry in reversed(gone):
             self.remove(entry)
@@ -233,7 +234,7 @@ class DeployRun:
         return self.api.create(table.target(entry.type, entry.name, entry.inputs, self.defaults))
 
     def _provided(self, entry: StateEntry, old: StateEntry | None) -> Json:
-        """Create or update with the program's own provider; return computed outputs. A dry run only checks inputs."""
+        """Create or update by the program's dynamic provider; return computed outputs. A dry run only checks inputs."""
         own = provider(entry.type)
         before = {**old.inputs, **old.outputs} if old else {}
         if failures := own.check(before, dict(entry.inputs)).failures:
@@ -303,7 +304,7 @@ def provider(type_: str) -> ResourceProvider:
 
 @contextmanager
 def _environment(api: ResourceClient) -> Iterator[None]:
-    """Set, for a while, the environment variables from which the drain reads the token and Compute's URL."""
+    """Set the variables from which the drain reads the token and Compute's URL, for the ``with`` block only."""
     given = {"SPOTKEEPER_COMPUTE_ENDPOINT": addresses(api.endpoint)["compute"], TOKEN: api.token}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -329,7 +330,7 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Workers(ThreadPoolExecutor):
-    """Threads for registrations. Pulumi needs an event loop in each thread, but does not close the loops."""
+    """Threads for registrations. Pulumi needs an event loop in each; ``shutdown`` closes the loops."""
 
     def __init__(self) -> None:
         self._loops: list[asyncio.AbstractEventLoop] = []

@@ -116,7 +116,11 @@ def computed(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults)
 
 @dataclass(frozen=True)
 class InputChange:
-    """What changed between two declarations of a resource."""
+    """What changed between two declarations of a resource.
+
+    ``keys``: the changed inputs; ``replaces``: those that require a replacement; ``delete_first``: delete the old
+    resource before its replacement is made.
+    """
 
     keys: tuple[str, ...]
     replaces: tuple[str, ...]
@@ -127,7 +131,7 @@ class InputChange:
 
 
 def compare(type_: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> InputChange:
-    """Compare inputs. If a replacement needs the same name as the old resource, the old resource is deleted first."""
+    """Compare inputs. ``delete_first`` is True if the replacement needs the same name as the old resource."""
     kind = kind_of(type_)
     known = (set(old) | set(new)) - kind.ignore
     keys = tuple(sorted(key for key in known if old.get(key) != new.get(key)))

@@ -98,7 +98,7 @@ class Host:
         return process.pid, procs.start_time(process.pid) or 0
 
     def find_init(self, vm_id: int) -> tuple[int, int] | None:
-        """Find by its mark a VM's init whose pid was lost in a crash; return its pid and start time."""
+        """Find a VM's init by the VM's mark in its environment; return its pid and start time, or None."""
         pids = procs.marked(procs.mark(procs.VM, self.vm_mark(vm_id)))
         found = (pid for pid in sorted(pids) if "spotkeeper.local.machines.init" in procs.arguments(pid))
         pid = next(found, None)

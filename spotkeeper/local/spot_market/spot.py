@@ -21,7 +21,10 @@ KIND = "overrides"
 
 
 class Override(Struct, frozen=True):
-    """An operator's settings for a zone. None: the market's capacity (spot), or no limit (on-demand)."""
+    """An operator's settings for a zone.
+
+    ``spot``, ``on_demand``: its capacity in VMs; None: the market's (spot), or no limit (on-demand).
+    """
 
     zone: str
     spot: int | None = None

@@ -236,8 +236,8 @@ def _timed(event: Event, fact: Fact, now: float) -> Entry:
 def times(value: str) -> str:
     """Format the value of LAGS for the ledger: ``0-163`` becomes ``1.6x the median``.
 
-    The first number is that of the lag, as a machine can lag several times; the second is the machine's step time in
-    percent of the median of all nodes.
+    The first number tells the machine's lags apart; the second is the machine's step time in percent of the median of
+    all nodes.
     """
     return f"{int(value.partition('-')[2]) / 100:.1f}x the median"
 
@@ -269,7 +269,7 @@ def _sensible(record: Record, fact: Fact) -> bool:
 
 
 def _forget_boots(store: Store, record: Record, where: SpeakerPlace | None, fact: Fact) -> None:
-    """Delete the hellos of a machine's older boots when a new boot says hello, so that only the newest hello counts."""
+    """When a restarted machine says hello, delete its unrecorded earlier hellos, so that only the newest counts."""
     if where is None or where.slot is None or where.slot.boot == fact.boot:
         return
     older = tuple(
@@ -345,7 +345,7 @@ def _network(store: Store, record: Record, gbit_s: float, now: float) -> None:
 def _stored(progress: Progress, before: Progress | None, now: float) -> Progress:
     """Return what to store for the report ``progress``: values that it lacks come from the stored report, ``before``.
 
-    ``at`` is also that of ``before``, if both are of the same step and nothing is being uploaded.
+    ``at`` is ``now``, or ``before.at`` if both reports are of the same step and nothing is being uploaded.
     """
     commit = progress if progress.commit_gen is not None or before is None else before  # of an older generation
     newer = before is None or (before.commit_gen, before.commit_step) != (commit.commit_gen, commit.commit_step)

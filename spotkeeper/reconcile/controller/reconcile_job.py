@@ -78,7 +78,11 @@ class RoundResult:
 
 @dataclass
 class RoundOptions:
-    """Settings of a deployment. ``times``: the protocol's time limits; None: the defaults, scaled as the clock is."""
+    """How to run a round. ``times``: the protocol's time limits; None: the defaults, scaled as the clock is.
+
+    ``settle_s``: how long a round waits for the rest of a burst of reports. ``parallel``: the most calls to the cloud,
+    and the most rounds of a tick, at the same time.
+    """
 
     times: Times | None = None
     settle_s: float = SETTLE_S  # real seconds

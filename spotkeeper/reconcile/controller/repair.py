@@ -67,7 +67,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
 
 
 def _damaged(store: Store) -> str:
-    """Return the unreadable allocation's token, for the compare-and-swap that replaces it.
+    """Return the version token of the unreadable allocation, for the compare-and-swap that replaces it.
 
     Raises:
         RepairError: the allocation is readable, or a newer version of Spotkeeper wrote it.

@@ -83,7 +83,7 @@ class Pass:
     def granted(self, allocation: Allocation, won: bool) -> Pass:
         """Return the next pass, which reads this ``allocation``.
 
-        ``won``: this round wrote it. If another round did, the next pass writes the record without new grants.
+        ``won``: whether this round wrote it. If another round did, the next pass writes the record without new grants.
         """
         return Pass(self.record, replace(self.snapshot, allocation=allocation, grants_first=won))
 

@@ -38,7 +38,7 @@ class Ec2:
     """The cloud of one stack.
 
     Args:
-        stack: what Pulumi declared; names pools, templates, zones, subnets.
+        stack: the stack as declared: its pools, templates, zones and subnets.
         api: the client that makes the calls.
         clock: for the time in results.
         addresses: networks of machines' addresses; by default the private ones.
@@ -56,7 +56,7 @@ class Ec2:
     def list(self, stack: str) -> Listing:
         """List machines and disks by tag. ``answered`` lacks zones that failed.
 
-        One call lists the whole region; if it fails, one call lists each of the stack's zones.
+        One call lists the whole region; if it fails, each of the stack's zones is listed by its own call.
         """
         zones = self._stack.zones()
         ends = time.monotonic() + LISTING_S
@@ -165,7 +165,7 @@ class Ec2:
 
 
 def open_ec2(stack: StackState, clock: Clock, endpoint: str | None = None) -> Ec2:
-    """Return the stack's cloud, called with this process's identity.
+    """Return the stack's cloud; its calls use this process's identity.
 
     Args:
         endpoint: root of the EC2 API; None means the environment's (``AWS_ENDPOINT_URL``), otherwise AWS's.

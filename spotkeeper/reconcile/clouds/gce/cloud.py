@@ -52,7 +52,7 @@ class Gce(Hints):
     """The cloud of one stack.
 
     Args:
-        stack: what Pulumi declared; names pools, templates, zones and the project.
+        stack: the stack as declared: its pools, templates, zones and project.
         api: the client that makes the calls.
         clock: for the time in results.
         addresses: networks of machines' addresses; by default the private ones.
@@ -115,7 +115,7 @@ class Gce(Hints):
 
 
 def open_gce(stack: StackState, clock: Clock, endpoint: str | None = None, token: str = "") -> Gce:
-    """Return the stack's cloud, called with this machine's identity or with a given token.
+    """Return the stack's cloud; its calls use this machine's identity or the given token.
 
     Args:
         endpoint: root of the Compute API; None means Google's. An endpoint with plain http must be on this machine; it
