@@ -16,10 +16,10 @@ from spotkeeper_agent.launcher.stacks import TEXT
 
 JOB = "abcd2345"
 STACKS = """
---- 2026-11-21 16:00:00: stacks, of each thread the innermost call first
+--- 2026-11-21 16:00:00: stack traces, each thread's innermost call first
 local rank 0 (pid 7): works, in old.py:1 in first (sleeping)
 
---- 2026-11-21 16:10:00: stacks, of each thread the innermost call first
+--- 2026-11-21 16:10:00: stack traces, each thread's innermost call first
 local rank 0 (pid 7): {where} (sleeping)
 Current thread 0x1 (most recent call first):
   File "train.py", line 41 in load
@@ -45,12 +45,13 @@ def crash(cause: str, **more: Any) -> Entry:
 
 
 def test_a_hung_jobs_workers_are_listed_with_the_blocking_ones_first() -> None:
-    logs = store(r0=stacks("waits for its peers, in c10d.py:9"), r1=stacks("waits for no peer, in train.py:41 in load"))
+    blocks = "does not wait for its peers, in train.py:41 in load"
+    logs = store(r0=stacks("waits for its peers, in c10d.py:9"), r1=stacks(blocks))
     log, failed = lookup._crash_log(logs, record(), (crash("hang"),))
     assert log == ()
     assert failed == (
         "generation 3 hung; its workers' innermost calls:",
-        "  node 1, local rank 0 (pid 7): waits for no peer, in train.py:41 in load (sleeping)",
+        f"  node 1, local rank 0 (pid 7): {blocks} (sleeping)",
         "  node 0, local rank 0 (pid 7): waits for its peers, in c10d.py:9 (sleeping)",
     )
     held = Entry(2.0, "hold.3", Event.HOLD, gen=3, node=1, cause="failure")

@@ -258,7 +258,7 @@ def test_a_rank_that_hangs_in_c_is_detected_and_restarted(stage: Stage, tmp_path
         restored = run.watcher.traces()[2].restored
         for node, frame in ((0, "train.py"), (1, 'main.py", line 12 in deadlocks')):
             text = log_data(stage.store, record, node, 1)[1].decode()
-            assert "stacks, of each thread the innermost call first" in text, node
+            assert "stack traces, each thread's innermost call first" in text, node
             assert frame in text, node
     assert (record.outcome, record.gen, record.budget.crashes) == (Outcome.SUCCEEDED, 2, 1)
     assert restored is not None and 0 < restored.step < 120

@@ -98,7 +98,10 @@ class Agent:
         self._inbox.put(Terminated())
 
     def run(self) -> int:
-        """Run until the machine leaves its job for good, SIGTERM, or a newer agent is ready; return the exit code."""
+        """Run until the machine has left its job for good, SIGTERM has come, or a newer agent is ready.
+
+        Returns the exit code.
+        """
         self._begin()
         while self._exit is None:
             for event in self._next_events():

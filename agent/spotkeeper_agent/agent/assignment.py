@@ -46,7 +46,7 @@ WORK_S = 60.0  # real seconds of work in a boot, added for clocks that run faste
 
 @dataclass
 class BootWatch:
-    """Limits the time for which a machine that is not static waits for its first role, since waiting costs money.
+    """Limits how long a machine that is not static waits for its first role, since waiting costs money.
 
     If the agent never starts, a timer in the startup script powers the machine off. The agent stops that timer by
     making the file ``mark``. The file lies in ``/run``, which is empty after a boot, so the limit holds in every boot.
@@ -134,7 +134,7 @@ class ReplyHandler:
             self._take_document(reply.doc)
 
     def _repeat(self) -> None:
-        """Repeat the notice and the disk's facts: the function ignores both until it has admitted this machine."""
+        """Report notice and disk again, once per poll: the function ignores both until it has admitted this machine."""
         now = self._machine.clock.steady()
         if now < self._repeat_at:
             return
@@ -153,7 +153,7 @@ class ReplyHandler:
             self._teardown.begin(Departure("the job is done", then))
 
     def check_silence(self) -> None:
-        """End this machine's work once :class:`BootWatch` or :class:`Lease` is over."""
+        """End this machine's work if its first role (:class:`BootWatch`) or a reply (:class:`Lease`) is overdue."""
         machine, now = self._machine, self._machine.clock.steady()
         if self._boot_watch.over(now) and not machine.settings.static and machine.saved.assignment is None:
             self._teardown.begin(Departure("no job was assigned since the boot", Then.POWER_OFF))

@@ -2,8 +2,8 @@
 
 In the training loop, a step that takes many times the usual time is a hang; a worker that visibly works gets more time.
 Outside the training loop (imports, the first step, code after the loop) durations are unknown, so there an hour without
-processor time is a hang. This module reads files and ``/proc`` and requests stacks (``launcher/stacks.py``); the
-function decides which machines to restart.
+processor time is a hang. This module reads files and ``/proc`` and requests stack traces (``launcher/stacks.py``);
+the function decides which machines to restart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FLOOR_S = 10.0  # real; lower limit where a virtual minute is shorter: a busy ma
 IDLE_FLOOR_S = 60.0  # real, likewise
 BUSY_SHARE = 0.01  # of a core; a process that uses less merely polls
 SAMPLES = 20  # samples of processor time within the idle limit
-STACKS_S = 20.0  # real, for all stacks of a machine
-STALE_S = 120.0  # real; older stacks are no answer to a roll call
+STACKS_S = 20.0  # real, for all stack traces of a machine
+STALE_S = 120.0  # real; older stack traces are no answer to a roll call
 _OVER = (RunPhase.STOPPING, RunPhase.STOPPED)  # the run is ending, and a stop has its own deadline
 
 
@@ -69,11 +69,11 @@ class Watch:
         return self._idle(folder, now)
 
     def step_limit_s(self, step_s: float) -> float:
-        """Return the real seconds after which a step counts as a hang."""
+        """Return the real seconds after which a step counts as a hang. ``step_s``: the usual duration of a step."""
         return max(self._real(self.limits.floor_s, FLOOR_S), self.limits.factor * step_s)
 
     def may_work(self, now: float) -> bool:
-        """Whether a busy worker may be in a long step: the last step or change of phase is within the idle limit."""
+        """Whether the current step or phase may still be merely slow, because it began within the idle limit."""
         return self.since is None or now - self.since <= self.idle_limit_s
 
     @property
@@ -131,8 +131,9 @@ _WORDS = {
 def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
     """Return state and local rank of the running worker whose state comes first in :class:`WorkerState`.
 
-    ``may_work``: whether a worker that works (``stacks.Where.WORKS``) counts as BUSY. If False, it has worked without
-    ending a step for too long, and counts as ELSEWHERE, like one that hangs while its peers wait for it.
+    Pass ``may_work=True`` while the step may still be merely slow (:meth:`Watch.may_work`): a worker that makes
+    progress (``stacks.Where.WORKS``) then counts as BUSY. Otherwise it counts as ELSEWHERE, like a worker that hangs
+    while its peers wait for it.
     """
     places: tuple[_WorkerPlace, ...] = ()
     with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -144,17 +145,17 @@ def read_places(file: Path, *, may_work: bool) -> tuple[WorkerState, int]:
 
 
 class Asked(Enum):
-    """The state of a request for the call stacks of this machine's workers."""
+    """The state of a request for the stack traces of this machine's workers."""
 
     WAITING = 1
-    HAD = 2  # the call stacks have been written, or the agent no longer waits for them
+    HAD = 2  # the stack traces have been written, or the agent no longer waits for them
 
 
 @dataclass
 class _Dump:
-    mark: tuple[RunPhase, float]  # the generation's (see Watch) when the stacks were requested
-    by: float  # monotonic; the agent waits for the stacks until then
-    before: int  # mtime in ns of an older file of stacks, 0 if there is none
+    mark: tuple[RunPhase, float]  # the generation's (see Watch) when the stack traces were requested
+    by: float  # monotonic; the agent waits for the stack traces until then
+    before: int  # mtime in ns of an older file of stack traces, 0 if there is none
     made: float  # monotonic; time of the request
     asked: Asked = Asked.WAITING
 
@@ -214,7 +215,7 @@ class HangWatch:
         return self._dump.asked is Asked.HAD
 
     def _answer(self, child: Child, now: float, *, hangs: bool) -> None:
-        """Answer a roll call that asks for stacks. Another machine may have reported the hang."""
+        """Answer a roll call that asks for stack traces, even if only another machine has reported a hang."""
         doc = self.machine.doc
         if doc is None or not doc.stacks or doc.state is not DocState.ROLL_CALL or doc.gen != child.gen:
             return
@@ -234,7 +235,10 @@ class HangWatch:
         self.machine.say(Kind.STACKS, str(StacksAnswer(doc.ver, word, local_rank)), gen=child.gen)
 
     def _stands_still(self, child: Child, now: float) -> bool:
-        """Whether a step has taken half its limit: the agent answers roll calls with stacks, but reports no hang."""
+        """Whether a step has taken more than half the time after which it counts as a hang.
+
+        From then on the agent answers a roll call with the state of its workers, and no longer just with BUSY.
+        """
         if self._watch is None or in_untimed_section(child.folder) or not in_loop(child.control):
             return False
         watch = self._watch[1]

@@ -181,7 +181,7 @@ class Membership:
         self.lost(saved.started)
 
     def _find_again(self, gen: int | None, code: int | None) -> None:
-        """Adopt a generation that the launcher runs but the state file lacks (the disk was full at its start)."""
+        """Adopt a generation that the launcher runs but the state file lacks, because the disk was full then."""
         assignment, run = self._machine.saved.assignment, self._machine.saved.run
         if gen is None or code is not None or assignment is None or run is None:
             return
@@ -265,7 +265,7 @@ class Membership:
         self._components.metrics.advance(self._super.child if lowest else None)
 
     def _ended(self, code: int, words: str = "") -> None:
-        """Report and store a generation's end, after its upload. ``words``: text to add to the generation's log."""
+        """Report and store a generation's end, after the output's upload. ``words``: text to add to its log."""
         ending, self.unreported = self.unreported, None
         if ending is None:
             return

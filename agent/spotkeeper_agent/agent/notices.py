@@ -51,9 +51,9 @@ class NoticeHandler:
     def act(self) -> None:
         """Request a save at once, and later a save-and-stop, just in time to end with a reserve before the deadline.
 
-        If the time does not suffice for both, only the save-and-stop is requested. A generation that runs here after
-        the deadline, without such a request so far, is saved and stopped at once. Usually the function stops the job
-        earlier, when the replacement is ready.
+        If the time does not suffice for both, only the save-and-stop is requested. A generation that begins after the
+        deadline is saved and stopped at once. Usually the function stops the job earlier, when the replacement is
+        ready.
         """
         clock = self._machine.clock
         self._report(notices.prolong(self._machine.saved.notice, clock.now()))

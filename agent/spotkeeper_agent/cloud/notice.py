@@ -111,7 +111,7 @@ def prolong(known: Notice | None, now: float) -> Change:
 
 
 def scheduled(start: float, now: float) -> CloudWarning | None:
-    """Return maintenance as a :class:`CloudWarning`; None if ``start`` is over an hour ahead, or was over a day ago."""
+    """Return maintenance as a :class:`CloudWarning`; None if ``start`` is more than an hour ahead or a day past."""
     return CloudWarning(Cause.MAINTENANCE, start) if -WINDOW_S <= start - now <= HORIZON_S else None
 
 

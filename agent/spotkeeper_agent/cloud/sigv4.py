@@ -37,7 +37,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Scope:
-    """The service and region for which a signature is valid."""
+    """The region and service that a signature is valid for."""
 
     region: str
     service: str  # "lambda" for a function's URL, "s3"

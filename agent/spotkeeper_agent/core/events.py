@@ -232,7 +232,7 @@ class HelperThread(threading.Thread):
         return what in self._busy
 
     def done(self, what: str, event: Event) -> None:
-        """Note that work has ended, so that work of the same name may start again."""
+        """Mark this work as ended, so that work of the same name may start again."""
         self._busy.discard(what)
         if isinstance(event, Failed):
             self._not_before[what] = time.monotonic() + RETRY_S

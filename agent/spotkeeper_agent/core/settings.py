@@ -112,8 +112,9 @@ def notice_s(text: str | None) -> float:
 def boot_id(run: Path) -> str:
     """Return this boot's id, which the boot's first agent makes and stores in a file for agents that follow.
 
-    The file is in ``/run``, which a reboot empties, but not in the one-machine cloud. So the file also contains the
-    kernel's boot id and the pid of the process that stands for the VM's init; if one differs, a new id is made.
+    The file is in ``/run``. A VM's reboot empties that folder, but in the one-machine cloud a simulated reboot does
+    not. So the file also contains the kernel's boot id and the pid of the process that stands for the VM's init; if one
+    differs, a new id is made.
     """
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     this = f"{kernel}/{os.environ.get('SPOTKEEPER_INIT_PID', '1')}"

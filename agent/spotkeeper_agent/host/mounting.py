@@ -84,13 +84,16 @@ class Mounting:
             self._refuse(number, Why.MISSING)
 
     def failed(self, number: int | None, why: Why | None) -> None:
-        """Count a failed try to mount; report it after a few tries, but only if a job is assigned (``number``)."""
+        """Count a failed try to mount, and report it from the third on.
+
+        ``number``: the disk's number; None if no job is assigned: then nothing is reported.
+        """
         self._tries += 1
         if self._tries >= TRIES and number is not None:
             self._refuse(number, why or Why.MOUNT)
 
     def _refuse(self, number: int, why: Why) -> None:
-        """Report the failure at every try, because the function ignores reports until this machine is admitted."""
+        """Report an unusable disk at every try: the function ignores such reports until this machine is admitted."""
         self._say(Kind.NO_DISK, f"{number}-{why.value}", again=True)
 
     def mounted(self, event: Mounted) -> None:

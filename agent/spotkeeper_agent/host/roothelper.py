@@ -193,7 +193,7 @@ def _parse(packet: bytes) -> dict[str, str]:
     """Parse a request.
 
     Raises:
-        RefusedError: the packet is not exactly one of the four requests.
+        RefusedError: the packet is not exactly one of the requests that the module's docstring lists.
     """
     try:
         pairs = json.loads(packet.decode("ascii"), object_pairs_hook=list)
@@ -252,7 +252,7 @@ def serve_one(helper: RootHelper, listener: socket.socket) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the root helper. Arguments: the agent's user, and the group of the jobs that write on the disk."""
+    """Run the root helper. Arguments: the agent's user and the jobs' group, to own the data disk's root folder."""
     import grp
     import pwd
 

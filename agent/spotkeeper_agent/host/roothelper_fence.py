@@ -37,10 +37,10 @@ _COPY, _CALL, _UID_GID = 0xBF, 0x85, 15
 
 
 def program(addresses: tuple[str, ...], family: socket.AddressFamily, agent: int, jobs: int) -> bytes:
-    """Return BPF code that returns 0 (refuse) for a fenced user's stream to one of these addresses, otherwise 1.
+    """Return BPF code that returns 0 (refuse) for a stream of a fenced user to one of these addresses, otherwise 1.
 
-    ``agent`` and ``jobs`` are user ids. The agent may always connect, even if the image gave its account an id above
-    999.
+    Fenced are the user id ``jobs`` and all ids above 999, except for ``agent``: a machine's image can give the agent's
+    account such an id.
     """
     refuse = [
         _insn(_LOAD, 2, 6, _TYPE), _insn(_EQUAL, 2, 0, 4, int(socket.SOCK_DGRAM)),

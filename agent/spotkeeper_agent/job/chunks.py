@@ -4,7 +4,7 @@ The agent's folder for one generation is ``logs/<job>/<node>-<gen>`` on the boot
 
     spool/           the workers' output (``launcher/spool.py``); only the agent can write the other files
     <unix ms>        a chunk that is not completely in the bucket yet
-    read.json        how much of torchrun's log and of the dumped stacks the chunks have
+    read.json        how much of torchrun's log and of the stack traces the chunks have
 
 These files hold all that a restarted agent needs to continue where the last one ended, and all output that could not be
 sent while the bucket did not answer. The job can put anything into ``spool``, so the agent follows no link there, opens
@@ -94,7 +94,7 @@ class NodeLog:
     run: NodeRun
     _sent: dict[str, int] = field(default_factory=dict)  # bytes of each chunk in the bucket
     _index: LogIndex | None = None
-    _read: dict[str, int] | None = None  # bytes of torchrun's log and of the stacks in the chunks
+    _read: dict[str, int] | None = None  # bytes of torchrun's log and of the stack traces in the chunks
     _first: bool = True  # nothing was taken from the spool yet
 
     @property
@@ -104,7 +104,7 @@ class NodeLog:
     # -- from the spool into chunks on the disk
 
     def collect(self, run: Path | None, *, last: bool = False) -> bool:
-        """Move the spool's files into chunks, and add new lines of torchrun's log and of dumped stacks.
+        """Move the spool's files into chunks, and add new lines of torchrun's log and of ``stacks.log``.
 
         ``run``: the run folder. Returns whether the disk had room for all of the spool.
         """
@@ -121,7 +121,7 @@ class NodeLog:
         return True
 
     def note(self, text: str) -> None:
-        """Add a note from the agent."""
+        """Add a note from the agent to the log."""
         if not text:
             return
         with contextlib.suppress(OSError):  # the disk is full
@@ -181,7 +181,7 @@ class NodeLog:
         return {}
 
     def _read_piece(self, run: Path, name: str, source: bytes, read: dict[str, int], *, last: bool) -> bool:
-        """Add the next whole lines of a file that the launcher writes; return whether there were any."""
+        """Append the next whole lines of a file in the run folder to the newest chunk; return False if it has none."""
         length, at = beneath.size(run, name), read.get(name, 0)
         if length - at > BEHIND:
             self.note(f"{size(length - PIECE - at)} of {name} left out here")

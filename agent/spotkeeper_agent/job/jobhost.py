@@ -71,7 +71,7 @@ class _UnitReply(Struct, frozen=True):
 
 
 class Hosted:
-    """A program that the jobs' unit runs. The unit reports the program's end on ``sock``, which requested its start."""
+    """A program that the jobs' unit runs. The unit reports its end on ``sock``, which carried the start request."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -109,7 +109,7 @@ def give(path: Path) -> None:
 
 
 def share(path: Path) -> None:
-    """Let the jobs' user write this file or folder, whose parent folder the jobs' user must not be able to write."""
+    """Let the jobs' user write this file or folder; call it only if that user cannot write the parent folder."""
     if has_units():
         give(path)
         if not path.is_symlink():

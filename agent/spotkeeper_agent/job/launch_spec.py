@@ -135,7 +135,7 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface with this IPv4 address; None for loopback, for which gloo needs no name."""
+    """Return the name of the interface with this IPv4 address; None for loopback, where gloo needs no name."""
     if address.startswith("127."):
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

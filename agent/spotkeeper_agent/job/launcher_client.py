@@ -122,7 +122,7 @@ class Launcher:
     """One launcher. Its own thread starts it and reads its socket; only the loop's thread may call the methods."""
 
     def __init__(self, folder: Path, job_path: JobPath, post: Callable[[Posted], None], log: Log) -> None:
-        """``folder`` is for the launcher's socket and logs; its path marks the processes that the launcher starts."""
+        """``folder``: for the launcher's socket and logs. The launcher's processes carry its path as a mark."""
         self.folder = folder
         self._job_path = job_path
         self._post = post
@@ -179,7 +179,7 @@ class Launcher:
         self._ask({"op": "kill", "gen": gen})
 
     def stacks(self, gen: int) -> None:
-        """Have a generation's stacks written into its run folder. Raises LaunchError if the generation does not run."""
+        """Have a generation's stack traces written into its run folder. Raises LaunchError if it does not run."""
         self._ask({"op": "stacks", "gen": gen})
 
     def renew(self) -> None:

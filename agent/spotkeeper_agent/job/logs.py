@@ -119,7 +119,7 @@ def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
 
 
 def trim(folder: Path) -> None:
-    """Free the space of each long log except for its end, if ``launcher/output.py`` has not kept the log short."""
+    """Free the space of all but the end of each long log, such as torchrun's: not all are kept short as they grow."""
     for name in printed(folder):
         with contextlib.suppress(OSError):  # it is gone, or the file system has no holes
             fd = beneath.open_file(folder, name, os.O_WRONLY)
@@ -156,12 +156,12 @@ class Uploader(threading.Thread):
         self._ends_at = 0.0
 
     def follow(self, task: Task) -> None:
-        """Upload the previous task a last time, then this one. All other generations here must have ended."""
+        """Upload the previous task a last time, then this one. Call it once all other generations here have ended."""
         self._idle.clear()
         self._messages.put(_Message(task, [run for run in left(self._logs) if run != task.run]))
 
     def rest(self) -> None:
-        """Upload the current task a last time, then pause. All generations here must have ended."""
+        """Upload the current task a last time, then pause. Call it once all generations here have ended."""
         self._idle.clear()
         self._messages.put(_Message(None, left(self._logs)))
 

@@ -2,7 +2,7 @@
 
 Only the agent of the generation's lowest member uploads, because the metrics are those of rank 0, which runs there. The
 library numbers each ``metrics.json`` that it writes (``spotkeeper/train/loop/metrics.py``). Once a file is in the
-bucket, the agent writes the file's number into the control file: checkpoints no longer carry the points in that file.
+bucket, the agent writes the file's number into the control file, so that later checkpoints leave its points out.
 
 Only the loop's thread may call ``Metrics``; a helper thread reads and sends the file.
 """

@@ -133,7 +133,7 @@ class Mirroring:
         self._give_up()
 
     def _not_sent(self) -> None:
-        """Note a failed upload; the pause before the next try doubles."""
+        """Handle a failed upload; the pause before the next try doubles."""
         if self._upload is not None and not self._upload.stop.is_set():
             tries = self._trouble[0] + 1
             self._trouble = tries, time.monotonic() + min(PAUSE_MOST_S, 2.0**tries)
@@ -189,7 +189,7 @@ class Mirroring:
             machine.say(Kind.UNMIRRORED, str(event.commit))
 
     def _not_fetched(self, error: str, why: Why | None, machine: MachineState) -> None:
-        """Note a failed fetch. If no byte arrives for :data:`PATIENCE_S` seconds, the copy counts as gone."""
+        """Handle a failed fetch. If no byte arrives for :data:`PATIENCE_S` seconds, report the copy as unavailable."""
         download, now = self._download, self._clock.steady()
         if download is None or why is not None:
             return

@@ -102,7 +102,7 @@ class CheckpointUpload:
         self._done: dict[str, hashlib._Hash] = {}  # parts in the bucket, each with the file's digest up to its end
 
     def work(self) -> MirrorThere:
-        """Send the missing parts, then the list.
+        """Send the parts that the bucket lacks, then this node's list of files.
 
         Raises:
             StorageError: the bucket refused a part, or ``stop`` was set; try again.
@@ -117,7 +117,7 @@ class CheckpointUpload:
         return MirrorThere(self.commit, self._publish())
 
     def close(self) -> None:
-        """Close the files for good, even while the helper waits for the bucket, so that the disk can be unmounted."""
+        """Close the files for good, even while the helper thread waits for the bucket, so the disk can be unmounted."""
         self.stop.set()
         self._source.close()
 

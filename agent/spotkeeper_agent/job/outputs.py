@@ -47,7 +47,7 @@ _NOT_PLAIN = re.compile(r"[^-A-Za-z0-9._/]+")
 
 
 def folder_name(job: str, node: int) -> str:
-    """Return the prefix of a node's files in the bucket."""
+    """Return the prefix that a node's output files have in the bucket."""
     return f"jobs/{job}/out/{node}/"
 
 
@@ -83,7 +83,8 @@ class Found:
 def find(folders: tuple[Path, ...]) -> tuple[list[Found], list[str]]:
     """Return the files of these folders as one tree, sorted by path, and lines about files that are left out.
 
-    If two folders have a file with the same path, the newer one counts. A link inside the folder counts as its target.
+    If two folders have a file with the same path, the newer one counts. A link that stays in its folder
+    counts as its target.
 
     Raises:
         OSError: a folder cannot be read.
@@ -140,7 +141,7 @@ class OutputUpload:
         self._there: dict[tuple[str, int, int], OutputFile] = {}  # files that a later try need not check
 
     def work(self) -> OutputThere:
-        """Send the missing files, then the list, unless there are no files.
+        """Send the files that the bucket lacks, then the list of all files, if the output has any.
 
         Raises:
             StorageError: the bucket refused a file, or ``stop`` was set; try again.
@@ -193,7 +194,7 @@ class _Trouble:
 
 @dataclass
 class Outputs:
-    """A machine's uploads, one at a time. ``spare``: the folder on the boot disk, used until a disk is mounted."""
+    """A machine's uploads of output, one at a time. ``spare``: folder on the boot disk for the time without a disk."""
 
     bucket: Bucket
     helper: HelperThread

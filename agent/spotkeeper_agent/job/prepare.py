@@ -56,7 +56,10 @@ class Preparation:
         self._saver_at = 0.0
 
     def prepare(self, job: str, run: JobRun) -> None:
-        """Fetch the source, then start saver and launcher; called in every iteration of the agent's loop."""
+        """Take the next step: fetch the source if it is missing, else start saver and launcher if they do not run.
+
+        Called in every iteration of the agent's loop.
+        """
         if self.source is None:
             folder, bucket, sha256 = self._sources, self._bucket, run.source_sha256
 
@@ -138,7 +141,7 @@ class Preparation:
         self._greet_by, self._launch_failed = None, False
 
     def forget_sources(self) -> None:
-        """Delete all sources, while no job is assigned. A fetch for the next job waits until they are deleted."""
+        """Delete all sources; call it only while no job is assigned. The next job's fetch waits for the deletion."""
         folder = self._sources
         self._mounted = None
         beneath.make_way(self._set.node, pyenv.DISK)  # a job may have made this file

@@ -97,7 +97,7 @@ class Ending:
 
     @property
     def well(self) -> bool:
-        """Whether the script ended by itself with 0, so that the job is done as far as this machine can tell."""
+        """Whether the script ended by itself with 0. As far as this machine can tell, the job is then done."""
         return self.code == 0 and not self.stopped and not self.discarded
 
     @property
@@ -197,7 +197,7 @@ class Supervisor:
         child.stop = child.stop or Stop.ASKED
 
     def show_stacks(self) -> None:
-        """Have the launcher write the processes' stacks into the run folder. Raises LaunchError."""
+        """Have the launcher write the processes' stack traces into the run folder. Raises LaunchError."""
         if self.child is not None:
             self._launcher.stacks(self.child.gen)
 

@@ -42,7 +42,7 @@ def nvidia_devices() -> bytes:
 
 
 class UsageReports:
-    """One machine's reports, one at a time. Only the loop's thread may call :meth:`advance`."""
+    """One machine's reports of how busy it is, one at a time. Only the loop's thread may call :meth:`advance`."""
 
     def __init__(self, bucket: Bucket, machine: MachineState, devices: Callable[[], bytes] = nvidia_devices) -> None:
         self._bucket, self._machine, self._devices = bucket, machine, devices

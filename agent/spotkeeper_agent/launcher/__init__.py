@@ -13,10 +13,10 @@ launcher, guard and agent are killed at once, and no cgroup of systemd contains 
 generation finds such daemons by a resource limit that all descendants of a launcher inherit (``process.tag``). Workers
 print into a pipe; at the pipe's other end a process keeps the log file short while it grows (``output.py``).
 
-**Stacks.** Each worker writes its stacks on a real-time signal (``stacks.py``): faulthandler's handler runs in C, so it
-also shows a call that does not release the GIL, and forked loader workers inherit the handler. A small process signals
-one worker after the other, skips processes without the handler, and classifies each worker by the innermost calls of
-its main thread.
+**Stack traces.** Each worker writes its stack traces on a real-time signal (``stacks.py``): faulthandler's handler runs
+in C, so it also shows a call that does not release the GIL, and forked loader workers inherit the handler. A small
+process signals one worker after the other, skips processes without the handler, and classifies each worker by the
+innermost calls of its main thread.
 
 **First failure.** If one rank fails, its connections close and its peers fail too. Each worker notes when and why it
 failed (``error.<local rank>``, ``torchrun.py``), and torchrun notes workers that were killed. With the fact EXIT the

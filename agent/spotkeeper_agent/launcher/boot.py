@@ -1,8 +1,8 @@
 """The first lines of every worker, in both modes of the launcher: torchrun runs this file as its script.
 
 It limits the size of the worker's log, makes the worker die with torchrun, restores default signal handlers, registers
-the signal that shows the worker's stacks, seeds every random generator, runs the user's script as ``__main__`` and
-writes the exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
+the signal that shows the worker's stack traces, seeds every random generator, runs the user's script as ``__main__``
+and writes the exit code to ``exit.<local rank>`` in the run folder. Standard library and torch only.
 
     boot.py SCRIPT ARG...      boot.py -m MODULE ARG...
 """

@@ -110,8 +110,8 @@ def tag(pid: int, folder: Path | str) -> None:
     """Tag a process and all its future descendants with a resource limit whose value is derived from ``folder``.
 
     Descendants inherit limits even with an emptied environment or in another session, and only root can raise a limit.
-    The limit is the time in microseconds for which a real-time program may occupy a processor. A tag's value is over
-    146,000 years, so it restricts no program.
+    The limit is how many microseconds a real-time program may occupy a processor. A tag's value is over 146,000 years,
+    so it restricts no program.
     """
     with contextlib.suppress(OSError, ValueError):  # the process has ended, or this machine's limit is lower
         resource.prlimit(pid, _TAG, (_number(folder), _number(folder)))

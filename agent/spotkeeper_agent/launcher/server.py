@@ -10,7 +10,7 @@ one JSON object per line:
     <- {"ok": true, "pid": 12}                  or {"ok": false, "error": "generation 3 still runs"}
     -> {"op": "signal", "gen": 4, "signal": 15} signal torchrun
     -> {"op": "kill", "gen": 4}                 send SIGKILL to all processes of the generation
-    -> {"op": "stacks", "gen": 4}               write the stacks of its processes into the run folder (``stacks.py``)
+    -> {"op": "stacks", "gen": 4}               write its processes' stack traces into the run folder (``stacks.py``)
     <- {"event": "exit", "gen": 4, "code": 0, "left": 0}     all its processes have ended, but for ``left``
 
 In the answer to ``status``, ``guard`` is the pid of the launcher's parent (``guard.py``), 0 without one; ``key`` a hash
@@ -164,14 +164,14 @@ class Server:
         return {"ok": True}
 
     def _kill(self, gen: int) -> Message:
-        """Kill torchrun and the generation's cgroup, if it has one. After that, ``_reap`` kills all other processes."""
+        """Kill torchrun and the generation's cgroup, if it has one. ``_reap`` then kills all other children."""
         cgroup = Cgroup.own()
         if cgroup is not None:
             cgroup.kill(gen)
         return self._signal(gen, signal.SIGKILL)
 
     def _stacks(self, gen: int) -> Message:
-        """Start a separate process that collects the stacks, because a hung worker may take long to answer."""
+        """Start a separate process that collects the stack traces, because a hung worker may take long to answer."""
         run = self.run
         if run is None or run.gen != gen or run.code is not None:
             return {"ok": False, "error": f"generation {gen} does not run"}
@@ -179,7 +179,7 @@ class Server:
         try:
             return {"ok": True, "pid": os.posix_spawn(sys.executable, words, os.environ)}
         except OSError as error:
-            return {"ok": False, "error": f"cannot collect stacks: {error}"}
+            return {"ok": False, "error": f"cannot collect stack traces: {error}"}
 
     def _reap(self) -> None:
         ended = reap_dead()

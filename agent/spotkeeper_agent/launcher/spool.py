@@ -44,7 +44,7 @@ def hide(content: bytes, secrets: Iterable[str]) -> bytes:
 
 
 def lines_of(values: Iterable[str]) -> set[str]:
-    """Return what to hide of secret values: each line by itself, since output is searched line by line."""
+    """Return the lines of secret values, except short ones: output is searched for each line by itself."""
     return {line for value in values for line in value.splitlines() if len(line) >= SHORTEST}
 
 
@@ -100,7 +100,7 @@ class Rate:
 
 
 class Spool:
-    """One worker's lines on their way into the folder. ``killed``: the output worker before this one was killed."""
+    """One worker's lines on their way into the folder. ``killed``: whether the previous output worker was killed."""
 
     def __init__(self, folder: Path, rank: bytes, secrets: Iterable[str], *, killed: bool = False) -> None:
         self._folder, self._rank = folder, rank
@@ -120,7 +120,7 @@ class Spool:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], *, killed: bool) -> Spool | None:
-        """Return the spool in the folder that the variables name. None: there is none, so only a log's end is kept."""
+        """Return the spool in the folder that ``environ`` names; None without that folder: only a log's end is kept."""
         folder, rank = environ.get(FOLDER), environ.get("LOCAL_RANK", "0")
         if not folder:
             return None
@@ -130,7 +130,7 @@ class Spool:
         return None
 
     def add(self, stream: bytes, piece: bytes) -> None:
-        """Take a piece of output. ``stream``: ``o`` or ``e``."""
+        """Take a piece of output. ``stream``: ``o`` (standard output) or ``e`` (standard error)."""
         self._heard = time.monotonic()
         if not self._rate.take(len(piece)):
             self._drop("more than 2 MB/s", len(piece) + len(self._unfinished.pop(stream, b"")), piece.count(b"\n"))

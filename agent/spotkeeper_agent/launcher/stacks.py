@@ -1,9 +1,9 @@
-"""Collects the Python stacks of a job's processes from outside, whatever call they are stuck in.
+"""Collects Python stack traces of a job's processes from outside, whatever call they are stuck in.
 
-Each worker registers a signal (``listen``, from ``boot.py``) that makes it write its stacks. faulthandler's handler
-runs in C and takes no lock, so it also shows a call into C that never returns. Processes that a worker forks, such as a
-DataLoader's workers, inherit the handler. Run as a program, this file signals one process after the other and writes
-two files into the run folder:
+Each worker registers a signal (``listen``, from ``boot.py``) that makes it write its stack traces. faulthandler's
+handler runs in C and takes no lock, so it also shows a call into C that never returns. Processes that a worker forks,
+such as a DataLoader's workers, inherit the handler. Run as a program, this file signals one process after the other and
+writes two files into the run folder:
 
     stacks.log    for people
     stacks.json   a summary, written last: each worker's place, and whether it waits for its peers
@@ -33,7 +33,7 @@ from pathlib import Path
 SIGNAL = signal.SIGRTMIN + 9  # USR1 and USR2 are left to the user's code
 TEXT, SHORT = "stacks.log", "stacks.json"
 ANSWER_S = 1.0  # time for a process to begin its answer
-AGAIN_S = 0.5  # pause until a worker that waits for no peer is asked again
+AGAIN_S = 0.5  # pause until a worker that does not wait for its peers is asked again
 WORKS_SHARE = 0.2  # share of a core in that pause above which it works
 QUIET_S = 0.03  # an answer is complete after this time without another byte
 LONGEST_S = 3.0  # longest answer: a hundred threads on a busy machine
@@ -72,7 +72,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """One worker's state. ``at``: such as ``train.py:41 in load``; ``state``: the kernel's process state."""
+    """One worker's state. ``at``: its innermost call (:func:`at`); ``state``: the kernel's process state."""
 
     local_rank: int
     pid: int
@@ -85,7 +85,7 @@ class WorkerPlace:
 
 
 def listen(run: Path, local_rank: int) -> None:
-    """Make this process, and those it forks, write their stacks on ``SIGNAL``. If that fails, nothing changes."""
+    """Make this process, and those it forks, write their stack traces on ``SIGNAL``, if possible."""
     with contextlib.suppress(OSError, AttributeError):
         (run / f"pid.{local_rank}").write_text(f"{os.getpid()}\n")
         file = (run / f"stacks.{local_rank}").open("ab", buffering=0)  # faulthandler keeps it
@@ -96,9 +96,9 @@ def listen(run: Path, local_rank: int) -> None:
 
 
 def main(torchrun: int, run: Path) -> None:
-    """Collect the stacks of all descendants of torchrun, workers first, and write both files."""
+    """Collect the stack traces of all descendants of torchrun, workers first, and write both files."""
     workers = {pid: rank for rank, pid in workers_of(run).items()}
-    places, texts = [], [f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: stacks, of each thread the innermost call first"]
+    places, texts = [], [f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: stack traces, each thread's innermost call first"]
     tree = descendants(torchrun)
     for pid, rank in workers.items():
         answer = ask(pid, run / f"stacks.{rank}") if pid in tree else ""
@@ -128,11 +128,11 @@ def workers_of(run: Path) -> dict[int, int]:
 
 
 def in_words(place: WorkerPlace) -> str:
-    """Describe a worker's state in words, such as ``waits for no peer, in train.py:41 in load``."""
+    """Describe a worker's state in words, such as ``does not wait for its peers, in train.py:41 in load``."""
     words = {
         Where.WAITS: "waits for its peers",
         Where.DEVICE: "waits for its device",
-        Where.ELSEWHERE: "waits for no peer",
+        Where.ELSEWHERE: "does not wait for its peers",
         Where.WORKS: "works",
         Where.SILENT: "does not answer",
         Where.GONE: "has ended",
@@ -142,7 +142,7 @@ def in_words(place: WorkerPlace) -> str:
 
 
 def ask(pid: int, file: Path) -> str:
-    """Return one process's stacks; "" if it has no handler or does not answer."""
+    """Return one process's stack traces; "" if it has no handler or does not answer."""
     if not _listens(pid):
         return ""
     before = _size(file)
@@ -216,7 +216,7 @@ def main_frames(answer: str) -> list[Frame]:
 
 
 def users_part(answer: str) -> str:
-    """Return the stacks without the thirty lines of launcher and torchrun that led to the user's script."""
+    """Return stack traces without the thirty lines of launcher and torchrun that led to the user's script."""
     out, skips = [], False
     for line in answer.splitlines():
         frame = _FRAME.match(line)
@@ -250,7 +250,10 @@ def where(frames: list[Frame]) -> Where:
 
 
 def at(frames: list[Frame]) -> str:
-    """Return the innermost call. If that call is not in the user's code, add the user's call that led to it."""
+    """Return the innermost call, such as ``train.py:41 in load``.
+
+    If that call is not in the user's code, add the user's call that led to it.
+    """
     if not frames:
         return ""
     own = next((frame for frame in frames if _is_users(frame.file)), None)

@@ -116,13 +116,13 @@ def _show_logs() -> None:
 
 
 def note(run: Path, local_rank: int, error: BaseException) -> None:
-    """Note that an exception ends a worker."""
+    """Write into the run folder which exception ends this worker."""
     what = traceback.format_exception_only(type(error), error)[-1].strip()
     _write(run, local_rank, time.time(), what, follows(error))
 
 
 def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
-    """Note a failed worker that has not written a note itself. ``code`` is -n for a worker killed by signal n."""
+    """Write a failed worker's note unless the worker has. ``code`` is -n for a worker killed by signal n."""
     if not (run / f"{NAME}.{local_rank}").exists():
         what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
         # torchrun sends SIGTERM to a failed worker's neighbours; NCCL's watchdog aborts because of a peer.
@@ -131,7 +131,7 @@ def note_exit(run: Path, local_rank: int, code: int, at: float) -> None:
 
 
 def note_fatal(run: Path) -> None:
-    """Note workers that had crashed, but seemed healthy to torchrun because they were still writing a core dump."""
+    """Write the notes of workers that had crashed but seemed healthy to torchrun, while they wrote a core dump."""
     for log in run.glob("logs/*/*/*/stderr.log"):
         local_rank, tail = log.parent.name, output.tail(log, _TAIL)
         found = _FATAL.search(tail)
