@@ -265,7 +265,10 @@ class Membership:
         self._components.metrics.advance(self._super.child if lowest else None)
 
     def _ended(self, code: int, words: str = "") -> None:
-        """Report and store a generation's end, after the output's upload. ``words``: text to add to its log."""
+        """Store a generation's end and report it, unless it was discarded. Called after the output's upload.
+
+        ``words``: text to add to the generation's log.
+        """
         ending, self.unreported = self.unreported, None
         if ending is None:
             return
