@@ -37,6 +37,7 @@ from spotkeeper.train.checkpoint.protocol import (
     Stretch,
     address,
 )
+from spotkeeper.train.checkpoint.seal import AREA
 from spotkeeper.train.checkpoint.store import Manifest, RankPlace, SkippedCheckpoint
 
 PATIENCE_S = 120.0  # time to wait for a saver without progress: it is stopped, or waits for a disk that does not answer
@@ -67,6 +68,9 @@ class Client:
         self._fd = -1
         self._size = 0
         self._map: mmap.mmap | None = None
+        self._images: dict[int, mmap.mmap] = {}
+        self._requested: set[int] = set()  # image memories that the saver has not answered for
+        self._no_image: SaverError | None = None  # why the saver refused an image memory
         _OPEN.add(self)
 
     @classmethod
@@ -118,6 +122,7 @@ class Client:
             )  # ends the connection even if another process has a copy of the socket
         self._sock.close()
         self._drop_map()
+        self._drop_images()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -204,6 +209,24 @@ class Client:
         except OSError as error:
             raise SaverError(Fault.NO_MEMORY, f"staging memory: {error}") from None
         return self._map
+
+    def image(self, number: int, size: int) -> memoryview | None:
+        """Return an image memory (``seal.py``) for ``size`` bytes and the seal; None until the saver has allocated it.
+
+        Raises:
+            SaverError: NO_MEMORY, or the saver is gone.
+        """
+        while self._read(block=False) is not None:  # fails if the saver has closed the connection
+            pass
+        if self._no_image is not None:
+            raise self._no_image
+        memory = self._images.get(number)
+        if memory is not None and len(memory) >= size + AREA:
+            return memoryview(memory)
+        if number not in self._requested:
+            self._request({"op": "image", "number": number, "bytes": round_up(size) + AREA})
+            self._requested.add(number)
+        return None
 
     def stage(self, size: int) -> mmap.mmap:
         """Return the staging memory for the next checkpoint. The memory's former checkpoint then exists on disk only.
@@ -311,6 +334,12 @@ class Client:
                 self._map.close()
             self._map = None
 
+    def _drop_images(self) -> None:
+        for memory in self._images.values():
+            with contextlib.suppress(BufferError):  # tensors still use it
+                memory.close()
+        self._images.clear()
+
     def _read_soon(self, end: float | None = None) -> dict[str, Any] | None:
         """Read one message; None if no message arrives within half a second, or before ``end`` (monotonic)."""
         self._sock.settimeout(_POLL_S if end is None else min(_POLL_S, max(0.001, end - time.monotonic())))
@@ -334,13 +363,34 @@ class Client:
             raise self._lost(f"the saver's message cannot be read: {error}") from None
         if not data:
             raise self._lost("the saver ended")
-        for _, _, raw in rights:
+        fds = [array.array("i", raw[:4])[0] for _, _, raw in rights]
+        message: dict[str, Any] = json.loads(data)
+        if message["event"] == "image":
+            self._note_image(message, fds)
+            return message
+        for fd in fds:
             if self._fd >= 0:
                 os.close(self._fd)
-            self._fd = array.array("i", raw[:4])[0]
-        message: dict[str, Any] = json.loads(data)
+            self._fd = fd
         self._note(message)
         return message
+
+    def _note_image(self, message: dict[str, Any], fds: list[int]) -> None:
+        number: int = message["number"]
+        self._requested.discard(number)
+        try:
+            if not message["bytes"]:
+                self._no_image = SaverError(Fault(message["fault"]), message["why"])
+            elif not fds:
+                self._no_image = SaverError(Fault.NO_MEMORY, "image memory: this process has no file descriptor left")
+            else:
+                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                self._images[number] = mmap.mmap(fds[0], message["bytes"], flags=flags)
+        except OSError as error:
+            self._no_image = SaverError(Fault.NO_MEMORY, f"image memory: {error}")
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _note(self, message: dict[str, Any]) -> None:
         if "gen" not in message:

@@ -15,7 +15,7 @@ import hashlib
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,9 +230,17 @@ def save_refusal(folder: Path, commit: Commit, gen: int) -> str:
 
 
 def write_checkpoint(
-    folder: Path, manifest: Manifest, buffer: Buffer, stretches: tuple[Stretch, ...], part: bool
+    folder: Path,
+    manifest: Manifest,
+    buffer: Buffer,
+    stretches: tuple[Stretch, ...],
+    part: bool,
+    check: Callable[[], None] = lambda: None,
 ) -> Manifest:
-    """Write all files, then COMMIT (PART if ``part``); return the manifest with hashes. On an error no file remains."""
+    """Write all files, then COMMIT (PART if ``part``); return the manifest with hashes. On an error no file remains.
+
+    ``check`` is called before COMMIT, and raises an exception if the written bytes are not one image.
+    """
     home = folder / str(manifest.commit)
     home.mkdir()
     try:
@@ -242,6 +250,7 @@ def write_checkpoint(
             if error.errno not in _FULL or not store.empty_quarantine(folder):
                 raise
             sums = _write_files(home, buffer.fd, stretches)
+        check()
         manifest = replace(manifest, files=sums)
         (store.publish_part if part else store.publish)(home, manifest)
     except Exception:  # includes RuntimeError, if no thread can be started

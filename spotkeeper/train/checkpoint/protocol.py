@@ -23,6 +23,7 @@ from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint, count
 from spotkeeper.train.core import beneath
 
 MESSAGE = 1 << 20  # largest message, bytes
+IMAGES = 2  # image memories: one has the newest complete image, the other one is filled
 Answer = dict[str, Any]  # a message of the saver, as JSON; ``saver.py`` has the table
 
 
@@ -48,6 +49,12 @@ class ReserveRequest:
 
 
 @dataclass(frozen=True)
+class ImageRequest:
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class StageRequest:
     pass
 
@@ -64,7 +71,7 @@ class PublishRequest:
     manifest: Manifest
 
 
-Request = HelloRequest | ReserveRequest | StageRequest | SaveRequest | PublishRequest
+Request = HelloRequest | ReserveRequest | ImageRequest | StageRequest | SaveRequest | PublishRequest
 
 
 class SaverError(Exception):
@@ -134,6 +141,8 @@ def parse(data: bytes) -> Request:
             return HelloRequest(Path(_text(fields["folder"])), count(fields["gen"]), count(fields["keep"]))
         if op == "reserve":
             return ReserveRequest(count(fields["bytes"]))
+        if op == "image" and fields["number"] in range(IMAGES):
+            return ImageRequest(count(fields["number"]), count(fields["bytes"]))
         if op == "stage":
             return StageRequest()
         if op == "save":

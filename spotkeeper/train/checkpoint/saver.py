@@ -5,6 +5,11 @@ and lists which bytes go into which file. The saver writes the files with O_DIRE
 then deletes old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still
 becomes durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
+**Images.** Between saves, a trainer with ``checkpoint.snapshots`` copies its state into one of two image memories in
+turn, and seals the image once it is complete (``seal.py``), without a message. When the trainer's connection ends, or a
+trainer of a newer generation says hello, the saver writes the newest sealed image, unless the disk has a checkpoint as
+new. So a lost machine costs the survivors only the steps since their last image.
+
 Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
 ``hello`` of a new generation after the save of an older generation is finished.
 
@@ -18,6 +23,8 @@ hello    folder, gen, keep              hello: staged (the manifest in memory, o
                                         stretches if staged, quarantined; or ``fenced``
                                         (why): ``gen`` is too old
 reserve  bytes                          buffer, with the memory file's descriptor
+image    number (0 or 1), bytes         image (number, bytes), with the image memory's descriptor;
+                                        bytes is 0 if the memory is refused (fault, why)
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part
                                         of sharded state ``written``, with the manifest
@@ -56,6 +63,7 @@ from spotkeeper.train.checkpoint.durable import Buffer, fault_of, reason, save_r
 from spotkeeper.train.checkpoint.protocol import (
     Answer,
     HelloRequest,
+    ImageRequest,
     Peer,
     PublishRequest,
     Request,
@@ -65,6 +73,7 @@ from spotkeeper.train.checkpoint.protocol import (
     StageRequest,
     parse,
 )
+from spotkeeper.train.checkpoint.seal import read_seal
 from spotkeeper.train.checkpoint.store import Manifest
 
 _PR_SET_PDEATHSIG = 1
@@ -87,6 +96,7 @@ class SaverServer:
         self._listener = listener
         self._peers: list[Peer] = []
         self._buffer = Buffer()
+        self._images = [Buffer() for _ in range(protocol.IMAGES)]
         self._gen = -1
         self._stopping = False
         self._wake_in, self._wake_out = socket.socketpair()
@@ -154,6 +164,7 @@ class SaverServer:
         self._selector.unregister(peer.sock)
         peer.sock.close()
         self._peers.remove(peer)
+        self._write_image(peer)
 
     def _handle(self, peer: Peer, message: Request) -> None:
         match message:
@@ -161,6 +172,8 @@ class SaverServer:
                 self._hello(peer, folder, gen, keep)
             case ReserveRequest(size):
                 self._reserve(peer, size)
+            case ImageRequest(number, size):
+                self._reserve_image(peer, number, size)
             case StageRequest() if not self._fence(peer.gen):
                 self._buffer.staged = None
             case SaveRequest() as save:
@@ -176,11 +189,14 @@ class SaverServer:
         if gen < self._gen:
             peer.tell({"event": "fenced", "why": self._fence(gen)})
             return
+        older = [other for other in self._peers if other is not peer and other.folder]
+        for other in older:
+            self._write_image(other)
         try:
-            if any(other is not peer and other.folder for other in self._peers):
-                # An older trainer still maps the memory and may write there, so the new trainer gets other memory.
-                old, self._buffer = self._buffer, Buffer()
-                old.close()
+            if older:  # An older trainer still maps the memory and may write there, so the new one gets other memory.
+                for old in (self._buffer, *self._images):
+                    old.close()
+                self._buffer, self._images = Buffer(), [Buffer() for _ in range(protocol.IMAGES)]
         except OSError as error:
             peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
             return
@@ -214,6 +230,52 @@ class SaverServer:
             peer.fail(fault, f"staging memory: {reason(error)}")
             return
         peer.tell({"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
+
+    def _reserve_image(self, peer: Peer, number: int, size: int) -> None:
+        answer: Answer = {"event": "image", "number": number, "bytes": 0}
+        image = self._images[number]
+        if fence := self._fence(peer.gen):
+            peer.tell({**answer, "fault": int(Fault.FENCED), "why": fence})
+            return
+        try:
+            image.reserve(size)
+        except OSError as error:
+            peer.tell({**answer, "fault": int(Fault.NO_MEMORY), "why": f"image memory: {reason(error)}"})
+            return
+        peer.tell({**answer, "bytes": image.size}, image.fd)
+
+    def _write_image(self, peer: Peer) -> None:
+        """Write the newest sealed image of a trainer that has left, unless the disk has a checkpoint as new.
+
+        The memory then becomes the staging memory, so that the next trainer restores from it.
+        """
+        folder = peer.folder
+        if folder is None or peer.gen != self._gen:
+            return
+        sealed = [
+            (found.manifest.commit, number, found)
+            for number, image in enumerate(self._images)
+            if (found := read_seal(image)) and found.manifest.commit.gen == peer.gen
+        ]
+        if not sealed:
+            return
+        commit, number, newest = max(sealed, key=lambda each: each[:2])
+        image = self._images[number]
+
+        def check() -> None:
+            if read_seal(image) != newest:  # the trainer has lost only its connection, and trains on
+                raise RuntimeError("the image changed while it was written")
+
+        try:
+            if commit <= max(store.complete(folder), default=Commit(0, 0)) or save_refusal(folder, commit, peer.gen):
+                return
+            written = write_checkpoint(folder, newest.manifest, image, newest.stretches, False, check)
+            self._buffer, self._images[number] = image, self._buffer
+            self._buffer.staged, self._buffer.stretches = written, newest.stretches
+            self._images[number].staged = None
+            store.prune(folder, peer.keep)
+        except (OSError, MemoryError, RuntimeError) as error:
+            print(f"saver: {folder}: image {commit} was not written: {error}", file=sys.stderr)
 
     def _finish(self, peer: Peer, commit: Commit, write: Callable[[Path], Answer]) -> None:
         """Write a checkpoint or publish a part, report the result, and drop old checkpoints."""

@@ -105,6 +105,13 @@ class Sharded:
             manifest = new_manifest(commit, self._places, versions() | {SAVE: dues[0].save})
             self._writer.request(manifest, stretches, part=True)
 
+    @property
+    def images(self) -> bool:
+        return False
+
+    def image(self, subject: StateSource, commit: Commit) -> None:
+        """Do nothing: an image of one machine's part would be useless without the lost machine's part."""
+
     def copied(self) -> None:
         """Do nothing: ``save`` has copied everything."""
 
@@ -205,7 +212,7 @@ def find_strategy(
         AttachError: the model is sharded, but the job file says that the state is replicated.
     """
     if not parts.sharded:
-        copier = BackgroundCopier(parts.optimizers, pace.stalls) if settings.snapshots else None
+        copier = BackgroundCopier(parts.optimizers) if settings.snapshots else None
         return Replicated(gang, writer, control, places, settings.late, copier)
     if settings.replicated:
         raise AttachError(

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class _Running:
     copied: Future[None] | None  # None: made at the boundary, to be checked
     request: Callable[[], None]
     discard: Callable[[str], None]
+    stalls: deque[float] | None  # seconds that saves stopped the loop; the newest grows by the waits
 
     def failed(self) -> str:
         """Wait for the copy; return why it failed, or ""."""
@@ -64,11 +66,9 @@ class BackgroundCopier:
 
     Args:
         optimizers: the attached optimizers. If one of them calls no hooks, all tensors are copied at the boundary.
-        stalls: seconds that saves stopped the loop, newest last; the copier adds the waits to the newest.
     """
 
-    def __init__(self, optimizers: Sequence[Any], stalls: Any) -> None:
-        self._stalls = stalls
+    def __init__(self, optimizers: Sequence[Any]) -> None:
         self._thread = ThreadPoolExecutor(1, "spotkeeper-copy")
         self._running: _Running | None = None
         self._begun = 0
@@ -90,13 +90,20 @@ class BackgroundCopier:
             if tensor.device.type == "cpu" and not tensor.is_inference()
         }
 
-    def begin(self, copies: Sequence[TensorCopy], request: Callable[[], None], discard: Callable[[str], None]) -> None:
+    def begin(
+        self,
+        copies: Sequence[TensorCopy],
+        request: Callable[[], None],
+        discard: Callable[[str], None],
+        stalls: deque[float] | None = None,
+    ) -> None:
         """Start copying.
 
         Args:
-            copies: the copies to make.
-            request: asks the saver to write the checkpoint; called once all copies are made.
-            discard: called instead, with the reason, if a copy may be torn.
+            copies: the copies that the image still lacks.
+            request: asks the saver to write the image; called once the image is complete.
+            discard: called instead if the image may be torn, with the reason.
+            stalls: seconds that saves stopped the loop; an optimizer's wait for this copy is added to the newest.
         """
         number, self._begun = self._begun, self._begun + 1
         versions = [copy.tensor._version for copy in copies]
@@ -104,7 +111,7 @@ class BackgroundCopier:
         if copied is None:
             _run(copies)
             request()
-        self._running = _Running(copies, versions, copied, request, discard)
+        self._running = _Running(copies, versions, copied, request, discard, stalls)
 
     def _submit(self, copies: Sequence[TensorCopy]) -> Future[None] | None:
         """Start the copy in the thread; return None if the process may have no more threads."""
@@ -143,11 +150,12 @@ class BackgroundCopier:
 
     def before_step(self) -> None:
         """Wait for the copy before an optimizer's step, and count this time as a stall."""
-        if self._running is not None:
+        running = self._running
+        if running is not None:
             began = time.monotonic()
             self.wait()
-            if self._stalls:
-                self._stalls[-1] += time.monotonic() - began
+            if running.stalls:
+                running.stalls[-1] += time.monotonic() - began
 
 
 def _before_step(copier: BackgroundCopier | None) -> None:

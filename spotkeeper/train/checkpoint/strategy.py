@@ -70,7 +70,7 @@ class StateSource(Protocol):
 class SaveStrategy(Protocol):
     """How one run saves and restores.
 
-    All methods except ``warm``, ``copied`` and ``ready`` are collective, ``settle`` only with sharded state.
+    All methods except ``warm``, ``images``, ``copied`` and ``ready`` are collective; ``settle`` is with sharded state.
     """
 
     def begin(
@@ -87,6 +87,13 @@ class SaveStrategy(Protocol):
         After it returns, optimizers' tensors may change in a step of these optimizers, but otherwise only after
         ``copied``. All other state may change at once.
         """
+
+    @property
+    def images(self) -> bool:
+        """Whether this rank keeps images of the state between saves."""
+
+    def image(self, subject: StateSource, commit: Commit) -> None:
+        """Keep an image of the state in the saver's memory. Tensors of optimizers may not change, as after ``save``."""
 
     def copied(self) -> None:
         """Wait until the last save no longer needs the state. Not collective."""
@@ -157,6 +164,18 @@ class Replicated:
             model, rest = subject.take_common()
             state, manifest = RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions())
             self._writer.save(state, manifest, self._copier, subject.optimizer_tensors())
+
+    @property
+    def images(self) -> bool:
+        return self._copier is not None and self._writer.images
+
+    def image(self, subject: StateSource, commit: Commit) -> None:
+        self.copied()
+        local = self._gang.gather(pack(subject.take_local()))
+        if self._copier is not None and self.images:
+            model, rest = subject.take_common()
+            state, manifest = RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions())
+            self._writer.image(state, manifest, self._copier, subject.optimizer_tensors())
 
     def copied(self) -> None:
         if self._copier is not None:

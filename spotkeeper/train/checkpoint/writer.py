@@ -23,6 +23,7 @@ from spotkeeper.train.checkpoint.client import Client
 from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.image import Image, RunState
 from spotkeeper.train.checkpoint.protocol import (
+    IMAGES,
     Event,
     PartWritten,
     SaveDurable,
@@ -32,11 +33,14 @@ from spotkeeper.train.checkpoint.protocol import (
     SaverState,
     Stretch,
 )
+from spotkeeper.train.checkpoint.seal import break_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import Manifest, complete, partial
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.settings import RunSettings
 
+OVERHEAD = 0.01  # most of the training time that images may cost
+IMAGE_S = 0.2  # shortest time between two images
 SHORTEST_S = 1.0
 LONGEST_S = 3600.0
 _IDLE = 4.0  # the saver may write a quarter of the time: while it writes, steps are slower
@@ -71,6 +75,10 @@ class SavePace:
     stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     since: float = 0.0  # start of the last save, or of the loop before any save
+    image_stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    image_steps: deque[float] = field(default_factory=lambda: deque(maxlen=16))  # times of steps that follow an image
+    image_since: float = 0.0  # end of the last image's stall
+    imaged: bool = False  # an image was begun at the last boundary
 
     @property
     def step_s(self) -> float:
@@ -93,6 +101,28 @@ class SavePace:
     def due(self, now: float) -> bool:
         return now - self.since >= self.interval_s
 
+    def add_step(self, seconds: float) -> None:
+        """Add the time of a step, without the stall before it."""
+        if self.imaged and self.steps:
+            self.image_steps.append(seconds)
+        else:
+            self.steps.append(seconds)
+        self.imaged = False
+
+    @property
+    def image_cost_s(self) -> float:
+        """Seconds that an image costs: its stall, and how much longer a step takes that follows an image."""
+        slower = median(self.image_steps) - self.step_s if self.image_steps else 0.0
+        return median(self.image_stalls or [0.0]) + max(0.0, slower)
+
+    @property
+    def image_interval_s(self) -> float:
+        """Shortest time between two images, so that they cost at most ``OVERHEAD`` of the training time."""
+        return max(IMAGE_S, self.image_cost_s / OVERHEAD)
+
+    def image_due(self, now: float) -> bool:
+        return now - self.image_since >= self.image_interval_s
+
 
 class CheckpointWriter:
     """One rank's requests to the saver. If ``folder`` is None, this rank writes nothing and the methods do nothing."""
@@ -107,6 +137,8 @@ class CheckpointWriter:
         self._asked = 0  # number of the agent's request to which the running save belongs
         self._began = 0.0
         self._silent = False  # whether a saver was given up as silent since the stop request
+        self._image = 0  # the image memory to fill next
+        self._images_off = False  # the saver has refused memory for images
         self.failed = False  # the last save failed
         self.commit: Commit | None = None
         self.written: Manifest | None = None  # this node's part of an incomplete checkpoint
@@ -202,7 +234,43 @@ class CheckpointWriter:
                 image.copy_to(staged[1], later=later),
                 lambda: self.request(manifest, image.stretches),
                 lambda why: self._discard(manifest.commit, why),
+                self._pace.stalls,
             )
+
+    @property
+    def images(self) -> bool:
+        """Whether this rank keeps images."""
+        return self._client is not None and not self._images_off
+
+    def image(
+        self,
+        state: RunState,
+        manifest: Manifest,
+        copier: BackgroundCopier,
+        owned: Iterable[tuple[str, torch.Tensor]],
+    ) -> None:
+        """Copy the state into an image memory and seal it, if the saver has allocated the memory."""
+        if self._client is None:
+            return
+        image = Image(state)
+        try:
+            memory = self._client.image(self._image, image.size)
+        except SaverError as error:
+            if error.fault is not Fault.NO_MEMORY:
+                self.lose(error)
+                return
+            self._images_off = True
+            say(f"{error}; without images, an unannounced loss costs the steps since the last save")
+            return
+        if memory is None:
+            return
+
+        def complete() -> None:
+            if seal(memory, manifest, image.stretches):
+                self._image = (self._image + 1) % IMAGES
+
+        break_seal(memory)
+        copier.begin(image.copy_to(memory, later=copier.select(owned)), complete, lambda why: None)
 
     def _discard(self, commit: Commit, why: str) -> None:
         """Give up a save whose copy may be torn, and make another save due at once."""

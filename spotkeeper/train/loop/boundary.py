@@ -43,14 +43,16 @@ class StepAction(IntEnum):
 
     BUSY is above SAVE, so that no second save starts while any saver is writing. PUBLISH is between SAVE and BUSY: once
     no rank is BUSY, all nodes have written their parts of sharded state, and publishing comes before another save. STOP
-    is above BUSY: a stop waits for the running save, then saves.
+    is above BUSY: a stop waits for the running save, then saves. BUSY_IMAGE: an image can be kept while a saver writes.
     """
 
     NOTHING = 0
-    SAVE = 1
-    PUBLISH = 2
-    BUSY = 3
-    STOP = 4
+    IMAGE = 1
+    SAVE = 2
+    PUBLISH = 3
+    BUSY = 4
+    BUSY_IMAGE = 5
+    STOP = 6
 
 
 class Agreement:
@@ -187,7 +189,7 @@ class Boundary:
             return
         now = time.monotonic()
         first = not self._pace.steps
-        self._pace.steps.append(now - self.last_end)
+        self._pace.add_step(now - self.last_end)
         self.last_end = now
         self._position.end_step()
         self.writer.poll()
@@ -204,19 +206,34 @@ class Boundary:
             self.last_end = time.monotonic()  # the time of a save belongs to no step
         elif action is StepAction.PUBLISH:
             self._strategy.publish()
+        elif action in (StepAction.IMAGE, StepAction.BUSY_IMAGE):
+            self._keep_image()
+            self.last_end = time.monotonic()
         self.watch.begin()
 
     def _view(self) -> StepAction:
         control = self._control
         if control.requested is AgentRequest.SAVE_STOP:
             return StepAction.STOP
+        now = time.monotonic()
+        image = self._strategy.images and self._pace.image_due(now)
         if self.writer.busy:
-            return StepAction.BUSY
+            return StepAction.BUSY_IMAGE if image else StepAction.BUSY
         if self._strategy.ready():
             return StepAction.PUBLISH
         if control.requested is AgentRequest.SAVE and control.request_number > self._answered:
             return StepAction.SAVE
-        return StepAction.SAVE if self.writer.writes and self._pace.due(time.monotonic()) else StepAction.NOTHING
+        if self.writer.writes and self._pace.due(now):
+            return StepAction.SAVE
+        return StepAction.IMAGE if image else StepAction.NOTHING
+
+    def _keep_image(self) -> None:
+        """Keep an image of the state in the saver's memory. Collective."""
+        began = time.monotonic()
+        self._strategy.image(self._position, Commit(self._info.gen, self._position.step))
+        self._pace.image_since = time.monotonic()
+        self._pace.image_stalls.append(self._pace.image_since - began)
+        self._pace.imaged = True
 
     def save(self, *, overlap: bool = False) -> None:
         """Stage a save; the checkpoint becomes durable later. Collective.

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -472,8 +473,8 @@ def test_an_optimizer_that_calls_no_hooks_keeps_copies_at_the_boundary() -> None
     param = nn.Parameter(torch.zeros(3))
     hooked = torch.optim.SGD([param], lr=0.1)
     owned = [("p", param.detach())]
-    assert BackgroundCopier([hooked], [0.0]).select(owned)
-    assert not BackgroundCopier([hooked, Bare()], [0.0]).select(owned)
+    assert BackgroundCopier([hooked]).select(owned)
+    assert not BackgroundCopier([hooked, Bare()]).select(owned)
 
 
 class Slow:
@@ -487,7 +488,7 @@ class Slow:
         self.param.grad = torch.ones(3)
         self.optimizer = torch.optim.SGD([self.param], lr=1.0)
         self.asked: list[str] = []
-        self.copier = BackgroundCopier([self.optimizer], [0.0])
+        self.copier = BackgroundCopier([self.optimizer])
         slot = TensorSlot("float32", (3,), 0, 12)
         copy = TensorCopy("p", torch.zeros(12, dtype=torch.uint8), slot, self.param.detach())
         self.copier._begun = 1  # the first copy is one of ``EVERY``
@@ -555,16 +556,16 @@ def test_two_threads_that_step_request_one_save_of_unchanged_weights(monkeypatch
 
 def test_waits_count_as_stalls(late: LatestCopier) -> None:
     param = nn.Parameter(torch.zeros(3))
-    optimizer, stalls = torch.optim.SGD([param], lr=0.1), [0.0]
-    copier = BackgroundCopier([optimizer], stalls)
+    optimizer, stalls = torch.optim.SGD([param], lr=0.1), deque([0.0])
+    copier = BackgroundCopier([optimizer])
     asked: list[str] = []
-    copier.begin([], lambda: asked.append("a"), asked.append)
+    copier.begin([], lambda: asked.append("a"), asked.append, stalls)
     param.grad = torch.ones(3)
     optimizer.step()
     assert stalls[0] > 0 and asked == ["a"]
     first = stalls[0]
     optimizer.step()
-    assert stalls == [first], "nothing runs, so nothing waits"
+    assert list(stalls) == [first], "nothing runs, so nothing waits"
 
 
 KILLED = """

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,9 @@ class Machines:
         """Wait until a saver has done all that it was asked; False where it is dead."""
         return quiet(self._socket(node), self._savers[node])
 
-    def run(self, gen: int, saves: tuple[int, ...], dies: dict[int, int]) -> list[int]:
+    def run(
+        self, gen: int, saves: tuple[int, ...], dies: dict[int, int], target: Callable[[Rank], None] = work
+    ) -> list[int]:
         """One generation; once somebody dies all others are killed, as the agent does. Exit codes by rank."""
         each = self.world // len(self.nodes)
         ranks = []
@@ -119,7 +121,7 @@ class Machines:
                 Control.create(run / NAME).close()
             env = self._environment(node, gen)
             me = Rank(self.root, rank, self.world, local, node, gen, saves, dies.get(rank, 0), env)
-            ranks.append(FORKS.Process(target=work, args=(me,)))
+            ranks.append(FORKS.Process(target=target, args=(me,)))
         for process in ranks:
             process.start()
         _await(ranks)

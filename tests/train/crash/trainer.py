@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,40 @@ def work(me: Rank) -> None:
     points.disarm()
     points.count()
     os._exit(0)  # nothing of the interpreter's end is under test
+
+
+def work_with_images(me: Rank) -> None:
+    """Keep an image after each agreement and save nothing. ``saves``: the last step; ``dies``: the step of its death.
+
+    It dies between a boundary and the optimizer's step, while a copy may run.
+    """
+    _settle_in(me)
+    os.environ["SPOTKEEPER_SNAPSHOTS"] = "1"
+    import spotkeeper
+    from spotkeeper.train.checkpoint import writer
+    from spotkeeper.train.loop import boundary
+
+    writer.IMAGE_S, writer.OVERHEAD, boundary.EVERY_S = 0.0, 1e9, 0.0
+    model, counter = Stamped(), Counter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0)
+    run = spotkeeper.attach(model, optimizer, counter=counter)
+    me.seen.write_text(
+        json.dumps({"step": run.steps_done, "wrong": _wrong(run.steps_done, me.rank, model, optimizer, counter)})
+    )
+    client = run._boundary.writer.client
+    for _ in run.steps(range(1000), steps=me.saves[-1]):
+        for weight in model.weights:
+            weight.grad = -torch.ones_like(weight)
+        if me.dies and run.steps_done == me.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        step = run.steps_done
+        model.mine.fill_(step * 100 + me.rank)
+        counter.state = {"number": step, "tensor": torch.full((2000,), float(step), dtype=torch.float64)}
+        for number in (0, 1):  # both memories are there before the first image
+            while step == 1 and client is not None and client.image(number, 4 << 20) is None:
+                client._read_soon()
+    os._exit(0)
 
 
 def _settle_in(me: Rank) -> None:

@@ -1,0 +1,75 @@
+"""The seal of an image in the saver's memory: it proves that the image is complete, and names its step and files.
+
+An image memory ends with ``AREA`` bytes for the seal::
+
+    32 bytes   SHA-256 of the text
+     8 bytes   length of the text
+    text       JSON: the manifest, still without files, and the stretches
+
+The trainer breaks the seal before it changes the image, and seals the image once it is complete. So a trainer that is
+killed at any moment leaves an image that is complete or has no seal. Standard library only: the saver reads seals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from spotkeeper.train.checkpoint.durable import PAGE, Buffer
+from spotkeeper.train.checkpoint.protocol import RequestError, SaveRequest, Stretch, parse
+from spotkeeper.train.checkpoint.store import Manifest
+
+AREA = 1 << 20  # bytes; a request to save has the same limit
+_HEADER = 40
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a sealed image holds. ``digest`` changes with every image."""
+
+    manifest: Manifest
+    stretches: tuple[Stretch, ...]
+    digest: bytes
+
+
+def break_seal(memory: memoryview) -> None:
+    """Mark the image as incomplete, before any of its bytes change."""
+    at = len(memory) - AREA
+    memory[at : at + _HEADER] = bytes(_HEADER)
+
+
+def seal(memory: memoryview, manifest: Manifest, stretches: tuple[Stretch, ...]) -> bool:
+    """Mark the image as complete. Returns False if the seal does not fit, for a gang of more than 5,000 ranks."""
+    save = {"op": "save", "manifest": manifest.to_bytes().decode(), "stretches": [asdict(each) for each in stretches]}
+    text = json.dumps(save).encode()
+    at = len(memory) - AREA
+    if _HEADER + len(text) > AREA:
+        return False
+    memory[at + _HEADER : at + _HEADER + len(text)] = text
+    memory[at : at + _HEADER] = hashlib.sha256(text).digest() + len(text).to_bytes(8, "little")
+    return True
+
+
+def read_seal(buffer: Buffer) -> Seal | None:
+    """Return the seal of a complete image, or None."""
+    at = buffer.size - AREA
+    if at < PAGE:
+        return None
+    header = os.pread(buffer.fd, _HEADER, at)
+    length = int.from_bytes(header[32:], "little")
+    if not 0 < length <= AREA - _HEADER:
+        return None
+    text = os.pread(buffer.fd, length, at + _HEADER)
+    if hashlib.sha256(text).digest() != header[:32]:
+        return None
+    try:
+        save = parse(text)
+    except RequestError:
+        return None
+    if not isinstance(save, SaveRequest) or not all(
+        buffer.covers(each) and each.offset + each.bytes <= at for each in save.stretches
+    ):
+        return None
+    return Seal(save.manifest, save.stretches, header[:32])

@@ -1,0 +1,373 @@
+"""Images in the saver's memory: which of them becomes a checkpoint once its trainer is gone, and which never does."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spotkeeper.train.agent_link.control import Commit, Control
+from spotkeeper.train.checkpoint import saver, store
+from spotkeeper.train.checkpoint.client import Client, new_manifest
+from spotkeeper.train.checkpoint.durable import PAGE, Buffer
+from spotkeeper.train.checkpoint.image import RunState
+from spotkeeper.train.checkpoint.protocol import SaverError, Stretch
+from spotkeeper.train.checkpoint.saver import SaverServer
+from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal
+from spotkeeper.train.checkpoint.writer import IMAGE_S, OVERHEAD, CheckpointWriter, SavePace
+from spotkeeper.train.core.settings import RunSettings
+from tests.train.checkpoint.test_saver import GANG, served, stage
+from tests.train.crash.gang import machines
+from tests.train.crash.trainer import work_with_images
+from tests.train.forks import run_script
+
+STATE = Stretch(store.STATE, 0, PAGE + 5)
+SKELETON = Stretch(store.SKELETON, 2 * PAGE, 9)
+SIZE = 3 * PAGE
+
+
+def image(client: Client, number: int) -> memoryview:
+    """The image memory, once the saver has allocated it."""
+    while (memory := client.image(number, SIZE)) is None:
+        client._read_soon()
+    return memory
+
+
+def keep(client: Client, number: int, commit: Commit, *, sealed: bool = True) -> bytes:
+    """Fill an image memory with random bytes, as a trainer does; return the state's bytes."""
+    return fill(image(client, number), commit, sealed=sealed)
+
+
+def fill(memory: memoryview, commit: Commit, *, sealed: bool = True) -> bytes:
+    state = os.urandom(STATE.bytes)
+    break_seal(memory)
+    memory[: STATE.bytes], memory[SKELETON.offset : SKELETON.offset + SKELETON.bytes] = state, b"skeleton!"
+    if sealed:
+        assert seal(memory, new_manifest(commit, GANG, {}), (STATE, SKELETON))
+    return state
+
+
+def written(path: Path, folder: Path, gen: int) -> tuple[list[Commit], Commit | None]:
+    """The checkpoints on disk after the saver has handled everything, and the one that it has in memory."""
+    with_next = Client.connect(path)
+    known = with_next.hello(folder, gen, 2)
+    with_next.close()
+    return store.complete(folder), known.staged.commit if known.staged else None
+
+
+def test_the_newest_sealed_image_of_a_dead_trainer_becomes_a_checkpoint(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, _):
+        trainer = Client.connect(path)
+        trainer.hello(tmp_path / "ckpt", 1, 2)
+        keep(trainer, 0, Commit(1, 5))
+        state = keep(trainer, 1, Commit(1, 7))
+        trainer.close()
+        assert written(path, tmp_path / "ckpt", 2) == ([Commit(1, 7)], Commit(1, 7))
+    manifest, found = store.read(tmp_path / "ckpt", Commit(1, 7)), bytearray(STATE.bytes)
+    store.read_into(tmp_path / "ckpt", manifest, store.STATE, memoryview(found))
+    assert bytes(found) == state
+
+
+def test_an_image_without_seal_never_counts(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, _):
+        trainer = Client.connect(path)
+        trainer.hello(tmp_path / "ckpt", 1, 2)
+        keep(trainer, 0, Commit(1, 5))
+        keep(trainer, 1, Commit(1, 7))
+        keep(trainer, 1, Commit(1, 9), sealed=False)
+        trainer.close()
+        assert written(path, tmp_path / "ckpt", 2) == ([Commit(1, 5)], Commit(1, 5))
+
+
+def test_an_image_older_than_the_disk_is_not_written(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, _):
+        trainer = Client.connect(path)
+        trainer.hello(tmp_path / "ckpt", 1, 2)
+        keep(trainer, 0, Commit(1, 5))
+        stage(trainer, Commit(1, 6))
+        trainer.wait(10)
+        trainer.close()
+        assert written(path, tmp_path / "ckpt", 2) == ([Commit(1, 6)], Commit(1, 6))
+
+
+def test_the_image_of_an_older_generation_that_still_holds_its_connection_is_written(tmp_path: Path) -> None:
+    """As after a trainer that hangs; it may write into its image memory later, which is the next trainer's no more."""
+    with served(tmp_path) as (path, _):
+        trainer = Client.connect(path)
+        trainer.hello(tmp_path / "ckpt", 1, 2)
+        memory = image(trainer, 0)
+        state = fill(memory, Commit(1, 5))
+        following = Client.connect(path)
+        assert following.hello(tmp_path / "ckpt", 2, 2).staged is None
+        assert store.complete(tmp_path / "ckpt") == [Commit(1, 5)]
+        fill(memory, Commit(1, 8))
+        keep(following, 0, Commit(2, 6))
+        trainer.close()
+        following.close()
+        assert written(path, tmp_path / "ckpt", 3)[0] == [Commit(2, 6), Commit(1, 5)]
+    found = bytearray(STATE.bytes)
+    store.read_into(tmp_path / "ckpt", store.read(tmp_path / "ckpt", Commit(1, 5)), store.STATE, memoryview(found))
+    assert bytes(found) == state
+
+
+def test_an_image_of_an_earlier_generation_is_not_left_for_a_later_one(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, _):
+        trainer = Client.connect(path)
+        trainer.hello(tmp_path / "ckpt", 1, 2)
+        keep(trainer, 0, Commit(1, 5))
+        keep(trainer, 1, Commit(1, 4))
+        trainer.close()
+        following = Client.connect(path)
+        following.hello(tmp_path / "other", 2, 2)
+        following.close()
+        assert written(path, tmp_path / "other", 3) == ([], None)
+
+
+def test_an_image_that_changes_while_it_is_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer has lost only its connection, and fills the memory again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = SaverServer(peer=theirs)
+    client, shipped = Client(ours), saver.write_checkpoint
+
+    def handle(message: dict[str, Any]) -> None:
+        client._request(message)
+        server._drain(server._peers[0])
+
+    def refill(*arguments: Any) -> Any:
+        break_seal(memory)
+        return shipped(*arguments)
+
+    monkeypatch.setattr(saver, "write_checkpoint", refill)
+    handle({"op": "hello", "folder": str(tmp_path), "gen": 1, "keep": 2})
+    handle({"op": "image", "number": 0, "bytes": SIZE + AREA})
+    client._answer("image")
+    memory = image(client, 0)
+    fill(memory, Commit(1, 5))
+    server._drop(server._peers[0])
+    assert store.scan(tmp_path) == []
+    assert "image 1-5 was not written: the image changed while it was written" in capsys.readouterr().err
+
+
+def test_a_full_disk_loses_the_image_and_no_saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server, client = SaverServer(peer=theirs), Client(ours)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saver, "write_checkpoint", full)
+    for message in (
+        {"op": "hello", "folder": str(tmp_path), "gen": 1, "keep": 2},
+        {"op": "image", "number": 0, "bytes": SIZE + AREA},
+    ):
+        client._request(message)
+        server._drain(server._peers[0])
+    keep(client, 0, Commit(1, 5))
+    server._drop(server._peers[0])
+    assert server._peers == []
+
+
+def test_refused_image_memory_is_an_error_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spotkeeper.train.checkpoint import durable
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server, client = SaverServer(peer=theirs), Client(ours)
+    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    client._request({"op": "hello", "folder": str(tmp_path), "gen": 1, "keep": 2})
+    assert client.image(0, SIZE) is None
+    server._drain(server._peers[0])
+    with pytest.raises(SaverError, match="only 3 MB are left"):
+        client.image(0, SIZE)
+
+
+@pytest.mark.parametrize("number", [2, -1, True, "0", None, 0.5])
+def test_only_two_image_memories_exist(number: object, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server, client = SaverServer(peer=theirs), Client(ours)
+    client._request({"op": "image", "number": number, "bytes": SIZE})
+    server._drain(server._peers[0])
+    assert server._peers == [], "the connection is closed"
+
+
+def sealed(size: int = SIZE) -> Buffer:
+    buffer = Buffer()
+    buffer.reserve(size + AREA)
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "stretch",
+    [
+        Stretch("state.bin", 1, 5),
+        Stretch("state.bin", 0, SIZE + 1),
+        Stretch("../x", 0, 5),
+        Stretch("state.bin", SIZE, 1),
+    ],
+    ids=["not on a page", "longer than the image", "another folder", "within the seal"],
+)
+def test_a_seal_with_a_wrong_stretch_is_none(stretch: Stretch) -> None:
+    """The saver reads what a job has written."""
+    buffer = sealed()
+    memory = memoryview(mmap.mmap(buffer.fd, buffer.size))
+    assert seal(memory, new_manifest(Commit(1, 1), GANG, {}), (STATE,)) and read_seal(buffer) is not None
+    assert seal(memory, new_manifest(Commit(1, 1), GANG, {}), (stretch,)) and read_seal(buffer) is None
+
+
+@pytest.mark.parametrize("at", [0, 31, 32, 39, 40, 200])
+def test_a_changed_byte_breaks_the_seal(at: int) -> None:
+    buffer = sealed()
+    memory = memoryview(mmap.mmap(buffer.fd, buffer.size))
+    assert read_seal(buffer) is None
+    assert seal(memory, new_manifest(Commit(1, 1), GANG, {}), (STATE,))
+    memory[SIZE + at] ^= 1
+    assert read_seal(buffer) is None
+    memory[SIZE + at] ^= 1
+    assert read_seal(buffer) is not None
+    break_seal(memory)
+    assert read_seal(buffer) is None
+
+
+def test_a_gang_too_large_for_a_seal_keeps_no_image() -> None:
+    buffer = sealed()
+    memory = memoryview(mmap.mmap(buffer.fd, buffer.size))
+    assert not seal(memory, new_manifest(Commit(1, 1), GANG * 20_000, {}), (STATE,))
+    assert read_seal(buffer) is None
+
+
+class HeldClient:
+    """Gives image memories, and notes which."""
+
+    def __init__(self) -> None:
+        self.buffers = [sealed(1 << 20), sealed(1 << 20)]
+        self.numbers: list[int] = []
+
+    def image(self, number: int, size: int) -> memoryview:
+        self.numbers.append(number)
+        return memoryview(mmap.mmap(self.buffers[number].fd, self.buffers[number].size))
+
+
+class HeldCopier:
+    """Copies nothing and ends no copy; the test does."""
+
+    def select(self, owned: object) -> dict[Any, str]:
+        return {}
+
+    def begin(self, copies: object, complete: Callable[[], None], discard: Callable[[str], None]) -> None:
+        self.complete, self.discard = complete, discard
+
+
+def test_an_image_is_sealed_once_its_copy_is_complete(tmp_path: Path) -> None:
+    settings = RunSettings.from_env({}, folder=tmp_path)
+    writer = CheckpointWriter(settings, tmp_path, Control.private(), SavePace(60.0))
+    client, copier = HeldClient(), HeldCopier()
+    writer._client = client  # type: ignore[assignment]
+    state = RunState({"w": torch.ones(5)}, {}, (b"",))
+
+    def begin(step: int) -> None:
+        writer.image(state, new_manifest(Commit(1, step), GANG, {}), copier, ())  # type: ignore[arg-type]
+
+    def steps() -> list[int | None]:
+        return [found.manifest.commit.step if (found := read_seal(each)) else None for each in client.buffers]
+
+    begin(3)
+    assert steps() == [None, None]
+    copier.complete()
+    assert steps() == [3, None]
+    begin(4)
+    copier.complete()
+    begin(5)
+    assert steps() == [None, 4], "the older image is broken before it changes"
+    copier.discard("torn")
+    begin(6)
+    assert steps() == [None, 4], "a torn image is filled again; the complete one stays"
+    copier.complete()
+    assert steps() == [6, 4] and client.numbers == [0, 1, 0, 0]
+
+
+def test_images_cost_at_most_their_share_of_the_time() -> None:
+    pace = SavePace(60.0)
+    for seconds in (0.1, 0.1, 0.1):
+        pace.add_step(seconds)
+    assert pace.image_interval_s == IMAGE_S
+    pace.image_stalls.append(0.01)
+    pace.imaged = True
+    pace.add_step(0.13)
+    assert pace.step_s == pytest.approx(0.1), "a step after an image is no usual one"
+    assert pace.image_interval_s == pytest.approx((0.01 + 0.03) / OVERHEAD)
+    pace.image_since = 100.0
+    assert not pace.image_due(103.9) and pace.image_due(104.1)
+
+
+@pytest.mark.parametrize(("world", "dies"), [(2, 7), (2, 12), (4, 9)])
+def test_a_lost_machine_costs_its_gang_two_images_at_most(tmp_path: Path, world: int, dies: int) -> None:
+    """The last rank is killed, its machine's disk is emptied, and the others are killed as an agent does."""
+    with machines(tmp_path / "gang", world) as gang:
+        gang.start_savers(-1)
+        gang.run(1, (1000,), {world - 1: dies}, work_with_images)
+        for node in gang.nodes:
+            gang.quiet(node)
+        shutil.rmtree(gang.disks[-1])
+        assert gang.run(2, (dies + 3,), {}, work_with_images) == [0] * world
+        for rank in range(world):
+            seen = gang.seen(2, rank)
+            assert seen["wrong"] == [] and dies - 4 <= seen["step"] <= dies, "an image every second step"
+
+
+KILLED = """
+import os, signal, sys, torch, spotkeeper
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from spotkeeper.train.checkpoint import writer
+writer.IMAGE_S, writer.OVERHEAD = 0.0, 1e9  # an image after every step
+kill, folder = int(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(96, 4)), 4, shuffle=True)
+run = spotkeeper.attach(model, optimizer, checkpoint_dir=folder)
+begun, client = run.steps_done, run._boundary.writer.client
+print(client.pid, flush=True)
+for number, (x,) in enumerate(run.steps(loader, steps=20)):
+    model(x).square().mean().backward()
+    if number and run.steps_done == kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+    for image in (0, 1):
+        while number and client.image(image, 1 << 20) is None:
+            client._read_soon()
+print(begun, [value.tolist() for value in model.state_dict().values()])
+"""
+
+
+@pytest.mark.parametrize("kill", [6, 11, 18])
+def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only save is the first step's. The image of the last step may not be complete when the process is killed."""
+    for name in [name for name in os.environ if name.startswith("SPOTKEEPER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SPOTKEEPER_SNAPSHOTS", "1")
+    monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "1000")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(KILLED)
+    whole = run_script(tmp_path, "train.py", "-1", "whole")
+    killed = run_script(tmp_path, "train.py", str(kill), "killed")
+    assert killed.returncode == -signal.SIGKILL
+    with contextlib.suppress(ProcessLookupError):  # the saver has ended already
+        select.select([os.pidfd_open(int(killed.stdout))], [], [], 60)
+    again = run_script(tmp_path, "train.py", "-1", "killed")
+    assert whole.returncode == again.returncode == 0, again.stderr
+    (begun, bits), (zero, expected) = (each.stdout.splitlines()[1].split(" ", 1) for each in (again, whole))
+    assert bits == expected and zero == "0"
+    assert kill - 1 <= int(begun) <= kill
