@@ -1,8 +1,8 @@
 """Virtual time: equal to wall-clock time in a real cloud, faster in the one-machine cloud.
 
-All durations except training time (boots, notices, ticks, leases, polls) are in virtual time, so the one-machine cloud
-plays two hours in four minutes. The environment variable ``SPOTKEEPER_CLOCK``, with the value
-``<real epoch>:<virtual epoch>:<scale>``, gives all processes of a one-machine cloud the same clock.
+Only training takes real time. All other durations are virtual: a machine's boot, a notice, a lease, the time between
+two ticks. So the one-machine cloud plays two hours in four minutes. The environment variable ``SPOTKEEPER_CLOCK``, with
+the value ``<real epoch>:<virtual epoch>:<scale>``, gives all processes of a one-machine cloud the same clock.
 
 All times in records, facts and tokens are virtual unix seconds.
 """

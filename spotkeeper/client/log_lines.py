@@ -42,7 +42,7 @@ _KINDS = {b"n": "spotkeeper", b"t": "torchrun", b"s": "stacks", b"o": "stdout", 
 class LogLine(Struct, frozen=True):
     """A line of a log. ``at``: real unix ms.
 
-    ``source``: stdout or stderr (of a worker), torchrun, stacks (of a job that hung), or spotkeeper (a note).
+    ``source``: stdout or stderr (of a worker), torchrun, stacks (stack traces of a hung job), or spotkeeper (a note).
     """
 
     at: int

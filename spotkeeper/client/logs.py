@@ -23,7 +23,7 @@ _BEGINS = re.compile(r"(?: *\+ Exception Group )?Traceback \(most recent call la
 _RANK = re.compile(r"\[rank\d+\]: ?")  # torch's prefix of each line
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _PLACE = re.compile(r"local rank \d+ \(pid \d+\): .*")
-_DUMP = "--- "  # begins each dump of stacks
+_DUMP = "--- "  # begins each dump of stack traces
 
 
 # -- find
@@ -48,7 +48,9 @@ def log_data(store: Store, record: Record, node: int, gen: int | None = None) ->
 
 
 def stored(store: Store, job: str, node: int, gen: int) -> bytes:
-    """Return a node's stored log of a generation: the tails of its log files, each below a heading; b"" without one.
+    """Return a node's stored log of a generation: the tails of its log files, each below a heading.
+
+    Returns b"" if no log is stored.
 
     At most ``LOG_BYTES`` are read, since a job can store anything there, of any size.
     """

@@ -312,9 +312,10 @@ def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[J
 def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
     """Return an estimate of how long a start of a job takes, virtual seconds.
 
-    The estimate adds up measured times: a boot in the slowest of these pools; and, from the newest job of this name, a
-    save and the time from a generation's start to its first step. Without times of such a job, or if the bucket fails,
-    the estimate is ``START_S``. Without a recent boot in these pools, it is at least ``START_S``.
+    The estimate adds up measured times: from a machine's request to its hello, in the slowest of these pools; and, from
+    the newest job of this name, a save and the time from a generation's start to its first step. Without times of such
+    a job, or if the bucket fails, the estimate is ``START_S``. It is at least ``START_S`` if no machine of these pools
+    has booted recently.
     """
     from spotkeeper.reconcile.select import market
 

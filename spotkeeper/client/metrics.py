@@ -28,7 +28,10 @@ class MetricsReader:
         self.invalid: dict[int, str] = {}  # generation -> what is wrong with its file
 
     def read(self) -> tuple[GenerationMetrics, ...]:
-        """Return the joined curves of the ancestors, and the newest generation that has metrics."""
+        """Return the newest generation that has metrics, preceded by the joined points of its ancestors, if any.
+
+        Its ancestors are the generations from whose checkpoints training resumed (``GenerationMetrics.ancestors``).
+        """
         gens = self._generations()
         newest, at = None, len(gens)
         while newest is None and at:

@@ -37,7 +37,7 @@ PORT_END = 32_768  # where Linux' ephemeral ports begin
 
 
 class Submitted(Struct, frozen=True):
-    """A submitted job. ``new``: the same job did not exist before. ``on_hold``: the reason of its hold, if any."""
+    """A submitted job. ``new``: False if the same job already existed. ``on_hold``: why it is on hold, if it is."""
 
     job: str
     name: str
@@ -109,7 +109,11 @@ def with_source(spec: JobSpec, source: Source | None) -> JobSpec:
 
 
 def _same_name(store: Store, spec: JobSpec, digest: str) -> tuple[str, Record | None] | None:
-    """Return the unfinished job of this name and content, with its record if any; None if the name is free."""
+    """Return the unfinished job of this name and its record, if any; None if the name is free.
+
+    Raises:
+        CliError: that job has other content.
+    """
     job = store.read_name(spec.name)
     if job is None:
         return None

@@ -75,7 +75,7 @@ class Target:
 
 
 def export_bucket(stack: str) -> str:
-    """Return the shell command that sets ``SPOTKEEPER_BUCKET``. Pulumi's output ``bucket`` lacks the ``gs://``."""
+    """Return the shell command that sets ``SPOTKEEPER_BUCKET``: ``gs://`` and Pulumi's output ``bucket``."""
     return f"export SPOTKEEPER_BUCKET=gs://$(pulumi stack output bucket --stack {shlex.quote(stack)})  # s3:// on AWS"
 
 

@@ -209,7 +209,10 @@ class Guesses(Protocol):
     """A cloud that estimates the availability of its spot machines."""
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
-        """Return each zone's chance that the pool's ``max_machines`` start now, and that they last; None: unknown."""
+        """Return a guess for each zone: can the pool's ``max_machines`` start now, and how long would they run?
+
+        None: unknown. ``deadline_s``: the longest wait for the cloud's answers, real seconds.
+        """
 
 
 def chances_of(cloud: Cloud, pool: str, deadline_s: float) -> Chances | None:

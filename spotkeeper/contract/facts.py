@@ -43,7 +43,7 @@ class Kind(str, Enum):
     KEEPS_UP = "keepsup"  # value: the number of the lag. The machine no longer lags
     HARDWARE_FAULT = "hardware-fault"  # value: :class:`Sign` that a crash in `gen` left on the machine
     HUNG = "hung"  # value: :class:`Hung`. No step for so long that the job counts as hung
-    STACKS = "stacks"  # value: :class:`StacksAnswer`. A roll call's answer: the workers' stacks are in the log
+    STACKS = "stacks"  # value: :class:`StacksAnswer`. A roll call's answer: the workers' stack traces are in the log
 
 
 # Checks that :attr:`Kind.PREFLIGHT_FAILED` may name, and the words for them.
@@ -61,7 +61,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 class Fact(Struct, frozen=True, gc=False):
-    """One report: ``uid`` is the unique instance id, ``boot`` the boot that reports."""
+    """One report. ``uid``: the machine's unique instance id. ``boot``: the boot's id; a reboot makes a new one."""
 
     uid: str
     boot: str
@@ -95,7 +95,7 @@ _FAILURE = re.compile(r"(own|peer)-(\d{1,15})-(\d{1,4})\Z")
 
 
 class Failure(Struct, frozen=True):
-    """The first failure of a worker on a machine: the value of FAILED, sent along with EXIT.
+    """The value of a FAILED fact, which goes with an EXIT fact: the first failure of a worker on a machine.
 
     ``follows``: the worker failed because a peer was gone. ``at_ms``: real unix milliseconds by that machine's clock.
     """
@@ -118,7 +118,7 @@ class Failure(Struct, frozen=True):
 
 
 class Hung(Struct, frozen=True):
-    """The value of HUNG: the machine finished no step since ``step`` at ``since`` (whole virtual unix seconds)."""
+    """The value of a HUNG fact. ``step``: the machine's last step. ``since``: when progress ended, virtual unix s."""
 
     step: int
     since: int
@@ -133,11 +133,13 @@ class Hung(Struct, frozen=True):
 
 
 class WorkerState(str, Enum):
-    """The state of a worker in a job that seems hung. A machine reports one: the first in this order that a worker has.
+    """The state of a worker in a job that seems hung. A machine reports the state of one worker.
+
+    It chooses the worker whose state comes first in this order:
 
     BUSY: the worker is not hung, since the script announced a long step, or is at a place where no step is expected.
     ELSEWHERE: it waits for no peer, so its peers wait for it. SILENT: it handles no signal, so it hangs in code below
-    Python. DEVICE: it waits for its device. WAITS: it waits for its peers. UNKNOWN: its stacks are not available.
+    Python. DEVICE: it waits for its device. WAITS: it waits for its peers. UNKNOWN: its stack trace is not available.
     """
 
     BUSY = "busy"
@@ -149,9 +151,9 @@ class WorkerState(str, Enum):
 
 
 class StacksAnswer(Struct, frozen=True):
-    """The answer to the roll call of document version ``ver``: the value of STACKS.
+    """The value of a STACKS fact: the answer to the roll call of document version ``ver``.
 
-    ``local_rank``: the worker whose state is reported.
+    ``word``: the state of the worker ``local_rank``.
     """
 
     ver: int

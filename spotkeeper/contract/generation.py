@@ -58,7 +58,7 @@ class Generation(Struct, frozen=True, omit_defaults=True):
     deadline: float | None = None  # with SAVE_STOP, virtual unix seconds
     replicated: bool = True
     mean_life_s: float | None = None  # observed mean time between losses of the job, for the save interval
-    stacks: bool = False  # with ROLL_CALL: log all workers' stacks and report their states
+    stacks: bool = False  # with ROLL_CALL: log all workers' stack traces and report their states
 
 
 class Role(str, Enum):
@@ -72,7 +72,10 @@ class Role(str, Enum):
 
 
 class MirrorRun(Struct, frozen=True, omit_defaults=True):
-    """How checkpoints are copied to the bucket. ``every_s``: virtual seconds; ``bytes_s``: bytes per real second."""
+    """How checkpoints are copied to the bucket.
+
+    ``every_s``: virtual seconds between copies. ``bytes_s``: the most that a machine uploads per real second.
+    """
 
     every_s: float
     bytes_s: float

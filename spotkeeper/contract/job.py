@@ -42,15 +42,15 @@ class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
     """Copies of committed checkpoints in the stack's bucket, used when no disk has the checkpoint."""
 
-    every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes from one copy to the next")] = 60.0
+    every_min: Annotated[float, Meta(ge=1, le=10_000, description="minutes between copies of checkpoints")] = 60.0
     mb_s: Annotated[float, Meta(gt=0, description="largest upload rate, megabytes per second")] = 50.0
-    keep: Annotated[int, Meta(ge=1, le=10, description="complete copies kept in the bucket")] = 2
+    keep: Annotated[int, Meta(ge=1, le=10, description="complete copies of checkpoints kept in the bucket")] = 2
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     """How checkpoints are saved, how often, and how many are kept."""
 
-    replicated: Annotated[bool, _about("true (DDP): every node has a full copy; false (FSDP): only a part")] = True
+    replicated: Annotated[bool, _about("true (DDP): each node has the whole state; false (FSDP): only a part")] = True
     interval_s: Annotated[float, Meta(gt=0, description="seconds between saves; unset: automatic")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
     snapshots: Annotated[bool, _about("true: a save copies optimizers' tensors while training continues")] = False
@@ -61,18 +61,18 @@ class Logs(Struct, frozen=True, forbid_unknown_fields=True):
     """The job's complete log in the stack's bucket."""
 
     keep_mb: Annotated[
-        int, Meta(ge=1, le=10_000_000, description="MB kept, compressed; shared by the nodes; the oldest go first")
+        int, Meta(ge=1, le=10_000_000, description="MB kept of all nodes together, compressed; the oldest are deleted")
     ] = 1024
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget, which failures of the user's code use up. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes survived; the next one puts the job on hold")] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes the job survives; one more puts it on hold")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a job counts as hung. A hung job restarts after its stacks are logged, and this counts as a crash."""
+    """When a job counts as hung. A hung job logs its workers' stack traces and restarts; this counts as a crash."""
 
     factor: Annotated[
         float, Meta(ge=2, le=1e6, description="a step counts as hung after this many times its usual time")
@@ -108,10 +108,12 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     retry: Retry = Retry()
     logs: Annotated[Logs, _about("the job's complete log in the stack's bucket")] = Logs()
     hang: Annotated[Hang | Literal["off"], _about("when the job counts as hung; off: never")] = Hang()
-    policy: Annotated[Literal["balanced", "spot", "on-demand", "shuffle"], _about("what to buy, and when")] = "balanced"
+    policy: Annotated[
+        Literal["balanced", "spot", "on-demand", "shuffle"], _about("which machines to request, and when")
+    ] = "balanced"
     deadline: Annotated[str | None, _about("a time (2026-12-24T18:00Z) or a span from submission (6h, 90m, 2d)")] = None
     work: Annotated[
-        str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from its first steps")
+        str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from the first steps")
     ] = None
     max_wait: Annotated[
         str | None, _about("30m, 6h: longest wait for spot before buying on-demand; unset: the policy decides")
@@ -259,7 +261,7 @@ class RequestKind(str, Enum):
 
 
 class JobRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``jobs/<job>/requests/<id>``: a user's request. Only reconcile writes the record."""
+    """``jobs/<job>/requests/<id>``: a user's request, which the next round carries out or refuses."""
 
     id: str
     kind: RequestKind

@@ -84,7 +84,10 @@ class Prices(Struct, frozen=True, omit_defaults=True):
         return self.at(now, zone) if self.told and abs(now - self.told) <= FRESH_S else None
 
     def at(self, time: float, zone: str = "") -> float | None:
-        """Return the price at a time, USD per machine-hour; None before the first run. The last run has no end."""
+        """Return the price at a time, USD per machine-hour; None before the first known price.
+
+        The newest known price counts for all times after it.
+        """
         runs = self._of(zone)
         found = bisect_right(runs, time, key=lambda run: run.start)
         return runs[found - 1].usd if found else None
@@ -140,9 +143,10 @@ class MarketPast(Struct, frozen=True, omit_defaults=True):
 
 
 class Observation(Struct, frozen=True, array_like=True):
-    """One event in a machine's life, derived from a ledger entry alone, so writing it twice adds nothing.
+    """One event in a machine's life.
 
-    The attempt number identifies the machine; the number is never reused.
+    The same ledger entry always gives an equal observation, and equal observations are stored once. ``machine``
+    contains the attempt's number, which is never used twice.
     """
 
     machine: str  # <job>-n<node>-a<attempt>
@@ -163,11 +167,11 @@ class MarketHour(Struct, frozen=True):
 class Fate(str, Enum):
     """How the life of an admitted machine ended.
 
-    =========== ==================================================================================
-    KEPT        it still runs, or the job released it (even if because the machine was silent)
+    =========== =====================================================================================
+    KEPT        it still runs, or the job released it without a notice, perhaps because it was silent
     ANNOUNCED   it was lost or released while a preemption notice was in force
     UNANNOUNCED it was lost without a notice
-    =========== ==================================================================================
+    =========== =====================================================================================
 
     For a spot machine, ANNOUNCED and UNANNOUNCED count as preemptions.
     """

@@ -55,9 +55,9 @@ class MetricPoints:
 class GenerationMetrics:
     """The metrics of one generation.
 
-    ``ancestors``: (generation, step) of the checkpoints that led here, oldest first. This generation resumed from the
-    last one; the generation that saved that one had resumed from the one before it, and so on. An ancestor's points
-    after the step of its checkpoint do not count, since a later generation trained those steps again.
+    ``ancestors``: (generation, step) of the checkpoints that led here, oldest first. The generation that saved a
+    checkpoint had resumed from the checkpoint before it in this list; this generation resumed from the last one. The
+    points of an ancestor after its checkpoint's step do not count, since a later generation trained those steps again.
     """
 
     gen: int
@@ -88,10 +88,10 @@ def read_metrics(data: bytes, gen: int) -> GenerationMetrics:
     if found.gen != gen or not 0.0 <= found.began < _MOST_S or len(found.metrics) > METRICS:
         raise ValueError("no metrics of this generation")
     if any(not (0 <= of < gen and 0 <= step < _MOST_STEP) for of, step in found.ancestors):
-        raise ValueError("its ancestors are invalid")
+        raise ValueError("the field ancestors has an invalid generation or step")
     gens = [of for of, _ in found.ancestors]
     if len(gens) > ANCESTORS or any(one >= other for one, other in pairwise(gens)):
-        raise ValueError("its ancestors are not in order")
+        raise ValueError("the field ancestors is too long or not in order of generation")
     return GenerationMetrics(
         gen, found.ancestors, {name: _points(name, found.began, found.metrics[name]) for name in sorted(found.metrics)}
     )
@@ -105,8 +105,8 @@ def _points(name: str, began: float, columns: _Columns) -> MetricPoints:
     if not _NAME.match(name) or not len(steps) == len(seconds) == len(values) <= POINTS:
         raise ValueError("a metric's name or length is invalid")
     if any(one >= other for one, other in pairwise(steps)) or any(not 0 <= step < _MOST_STEP for step in steps):
-        raise ValueError(f"the steps of {name} are invalid")
+        raise ValueError(f"the steps of the metric {name} are invalid")
     times = array("d", [began + offset for offset in seconds])
     if any(not -_ROUNDED_S <= at < _MOST_S for at in times):
-        raise ValueError(f"the times of {name} are invalid")
+        raise ValueError(f"the times of the metric {name} are invalid")
     return MetricPoints(steps, array("d", [max(0.0, at) for at in times]), values)

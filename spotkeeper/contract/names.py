@@ -46,7 +46,7 @@ def vm_name(stack: str, job: str, node: int, attempt: int) -> str:
 
 
 def disk_name(stack: str, job: str, node: int, number: int) -> str:
-    """Return the name of a node's disk, and of the snapshot from which a zone move makes that disk."""
+    """Return the name of a node's disk. A snapshot from which a zone move makes this disk has the same name."""
     return f"sk-{stack}-{job}-n{node:04d}-d{number}"
 
 

@@ -97,7 +97,7 @@ def secret_of(address: str, scheme: str) -> str | None:
 
 
 def is_reference(address: str) -> bool:
-    """Return whether the address is in the cloud's secret store."""
+    """Return whether ``address`` refers to an entry of the cloud's secret store, which has the address itself."""
     return address.startswith((GCP_SECRET, AWS_SECRET, AWS_PARAMETER))
 
 

@@ -76,7 +76,10 @@ class Hold(str, Enum):
 
 
 class SlotState(str, Enum):
-    """INTENT (decided, perhaps not made yet) -> ADMITTED (is listed and said hello) -> MEMBER (in the generation)."""
+    """How far an attempt's machine has come; the states follow each other in this order.
+
+    INTENT: decided, perhaps not made yet. ADMITTED: the cloud lists it, and it said hello. MEMBER: in the generation.
+    """
 
     INTENT = "intent"
     ADMITTED = "admitted"
@@ -84,7 +87,7 @@ class SlotState(str, Enum):
 
 
 class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One attempt at a machine for a node. Its zone, model and pool are fixed before any call to the cloud."""
+    """What the record says of an attempt. Its zone, model and pool are fixed before any call to the cloud."""
 
     attempt: int
     state: SlotState
@@ -200,7 +203,7 @@ class Mirrored(Struct, frozen=True):
 
 
 class Fetch(Struct, frozen=True):
-    """A copy in the bucket that these nodes' machines must download before the next generation."""
+    """A checkpoint's copy in the bucket, which the machines of ``nodes`` must download before the next generation."""
 
     commit: str
     source: int | None  # the node whose copy to download; None: each node downloads its own part

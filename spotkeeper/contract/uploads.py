@@ -10,8 +10,8 @@
     jobs/<job>/logs/metrics/<gen>                    a generation's metrics (``contract/metrics.py``)
     jobs/<job>/out/<node>.json                       :class:`Output`, written last by the node's agent
     jobs/<job>/out/<node>/<name>                     the files of this output
-    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>       a file of the checkpoint on its disk, except COMMIT
-    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   the file in parts instead, if it is larger than one part
+    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>       a copy of a file of the checkpoint; COMMIT is not copied
+    jobs/<job>/ckpt/<gen>-<step>/<node>/<file>.part-<nnnnn>   the file in pieces instead, if larger than PART_BYTES
     jobs/<job>/ckpt/<gen>-<step>/<node>.json         :class:`MirrorList`, written last and create-only
 
 The agent writes these objects, the command reads them. A list is written last, so every file that a list names is
@@ -164,7 +164,7 @@ def mirror_folder(job: str) -> str:
 
 
 def list_name(job: str, commit: str, node: int) -> str:
-    """Return the path of a node's list of a checkpoint copy. ``commit``: ``<gen>-<step>``."""
+    """Return the path of a node's :class:`MirrorList`. ``commit``: ``<gen>-<step>``."""
     return f"{mirror_folder(job)}{commit}/{node}.json"
 
 
@@ -177,5 +177,5 @@ def part_names(job: str, commit: str, node: int, file: MirrorFile, part_bytes: i
 
 
 def part_size(file: MirrorFile, number: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the size of one of a file's part objects, bytes."""
+    """Return the size in bytes of the object with this number, of those that together contain a large file."""
     return min(part_bytes, file.size - number * part_bytes)

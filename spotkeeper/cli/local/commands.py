@@ -60,7 +60,8 @@ def down(
         bool,
         typer.Option(
             "--force",
-            help="Without destroying the stack, end every process of the cloud and remove its folder. Does not ask.",
+            help="Skip the destruction of the stack: kill the cloud's processes and delete its folder, with all "
+            "checkpoints. Does not ask.",
         ),
     ] = False,
     verbose: Verbose = False,

@@ -192,7 +192,7 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, verbose: bool 
         return
     folder = attach(folder).folder
     here = folder_option(folder)
-    remedy = f"end it without destroying the stack: spotkeeper local down --force {here}"
+    remedy = f"end it by force: spotkeeper local down --force {here}"
     with failures(remedy), _alone(folder):
         if not yes:
             try:
@@ -214,10 +214,12 @@ def down(folder: Path, *, yes: bool = False, force: bool = False, verbose: bool 
 
 
 def agree_to_lose(target: Target, yes: str) -> None:
-    """Name the jobs that would lose their checkpoints, and ask at the terminal. If there are none, do not ask.
+    """Name the jobs that lose their checkpoints with the cloud, and ask at the terminal whether to destroy it.
+
+    Does nothing if no job would lose its checkpoints.
 
     Args:
-        yes: the command that does the same without asking.
+        yes: the command that destroys the cloud without asking, for the error.
 
     Raises:
         CliError: the loss was declined, or this process has no terminal to ask at.
@@ -231,9 +233,10 @@ def agree_to_lose(target: Target, yes: str) -> None:
 
 
 def losers(target: Target) -> Iterator[str]:
-    """Yield a line for each job that would lose its checkpoints, and for each unreadable record.
+    """Yield a line for each job whose checkpoints a user may still want, and for each unreadable record.
 
-    These are the unfinished jobs whose cancellation has not been requested.
+    These are the unfinished jobs whose cancellation has not been requested; the end of the cloud deletes their
+    checkpoints.
     """
     store = target.store()
     found = lookup.all_jobs(store, finished=False)
@@ -251,9 +254,10 @@ def _ends(store: Store, record: Record) -> bool:
 
 @contextmanager
 def _halfway(folder: Path, state: str, go_on: str, back: str) -> Iterator[None]:
-    """After a Ctrl-C, print what exists and the commands that complete or undo it.
+    """If Ctrl-C interrupts the block, print which VMs and disks exist, and how to complete or undo the block's work.
 
-    ``go_on``, ``back``: the commands that complete and undo what was interrupted, with ``{}`` for the folder.
+    ``state``: the state in which the interruption leaves the cloud, such as "partly up". ``go_on``, ``back``: the
+    commands that complete and undo the work, with ``{}`` in place of the ``--folder`` option.
     """
     from spotkeeper.local.lifecycle.cloud import LocalCloud
     from spotkeeper.local.lifecycle.folder import LocalCloudError

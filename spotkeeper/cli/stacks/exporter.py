@@ -22,7 +22,8 @@ def run(listen: str, every_s: float, otlp: str | None, stack: str | None, *, as_
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        CliError: the extra is not installed, no such stack, the address is wrong or in use.
+        CliError: ``spotkeeper[exporter]`` is not installed, no such stack, ``every_s`` is too short, or the address is
+            wrong or in use.
         StoreError: the first read of the bucket failed.
     """
     host, port = address(listen)

@@ -23,7 +23,7 @@ _WORD = re.compile(r"(?<![A-Z_])(STACK|BUCKET|PROJECT|REGION)(?![A-Z]|_[A-Z])")
 
 
 class LiveCheck(Struct, frozen=True):
-    """One check of the document. ``command``: for a shell; the reader replaces words such as VM, JOB and ZONE in it."""
+    """One check of :data:`PAGE`. ``command``: for a shell, once words such as VM, JOB and ZONE in it are replaced."""
 
     what: str
     why: str

@@ -109,7 +109,7 @@ class Probe:
         raise CheckFailedError(f"no {what} within {limit_s / 60:.0f} minutes", self._refusals())
 
     def _refusals(self) -> str:
-        """A remedy: the cloud's last refusal, as the most likely cause; without one, commands that show more."""
+        """Return an error's remedy: the cloud's last refusal, since it is the likely cause; else commands to try."""
         said = [entry.detail for entry in self.store.list_ledger(self.job) if entry.event is Event.REFUSED]
         commands = f"spotkeeper logs {self.name}; spotkeeper status {self.name}"
         return f"the cloud refused: {said[-1]}" if said else commands
@@ -348,7 +348,7 @@ def _delete(probe: Probe) -> str:
 
 
 def _of_the_page(probe: Probe) -> Iterator[Row]:
-    """Run the document's commands that have a pattern for their output; list those that a person must judge."""
+    """Run the commands of :data:`live.PAGE` that have a pattern for their output; list the others, for a person."""
     if probe.target.local is not None:
         return
     words = {"JOB": probe.name, "VM": probe.machine(), "ZONE": probe.record().zone or ""}

@@ -47,7 +47,7 @@ class ShellTick(Struct, frozen=True):
 
 
 class GcloudToken(MetadataToken):
-    """The user's access token from gcloud, since a shell has no metadata server."""
+    """The user's access token from gcloud, since a user's machine has no metadata server that issues tokens."""
 
     def _fetch(self, deadline_s: float) -> None:
         try:
@@ -65,7 +65,7 @@ def run(stack: str | None, *, once: bool, as_json: bool) -> None:
     """Run one tick and print its result.
 
     Raises:
-        CliError: ``once`` is missing, or rounds failed; or as :func:`tick`.
+        CliError: ``once`` is False, or rounds failed; or as :func:`tick`.
     """
     if not once:
         raise CliError("reconcile needs --once", Exit.USAGE, "spotkeeper reconcile --once")
@@ -84,7 +84,7 @@ def repair(what: str, stack: str | None, *, as_json: bool) -> None:
         CliError: ``what`` is not ``allocation``; or as :func:`repair_allocation`.
     """
     if what != "allocation":
-        raise CliError(f"{what}: only allocation can be repaired", Exit.USAGE, "spotkeeper repair allocation")
+        raise CliError(f"cannot repair {what}, only `allocation`", Exit.USAGE, "spotkeeper repair allocation")
     made = repair_allocation(find_target(stack))
     emit(made, as_json, f"rebuilt stack/allocation: {machines(len(made.grants))} granted")
 

@@ -1,4 +1,4 @@
-"""``review``: writes the pull request comment on a `pulumi preview`, and fails if it loses data or breaks a rule.
+"""``review``: writes the pull request comment on a `pulumi preview`; fails if the change loses data or breaks a rule.
 
 It reads files and prints; it calls no cloud, runs no engine, and works with any repository host. It checks the rules of
 `infra/policy` itself, except those that the configuration file there turns off. Pulumi's engine could check them too,

@@ -340,7 +340,7 @@ JOB_CASES = [
     (
         GOOD + "work: 10\n",
         "job.yaml:3: work: 10: want a text: 40h, 90m, 2d: training time without interruptions; "
-        "unset: estimated from its first steps",
+        "unset: estimated from the first steps",
     ),
     (GOOD + "max_on_demand: 2\n", "job.yaml:3: max_on_demand: 2: is above the number of nodes (1)"),
     (
