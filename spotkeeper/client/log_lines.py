@@ -191,9 +191,9 @@ def in_order(nodes: Sequence[NodeLines]) -> Iterator[LogLine]:
 
 
 def _sorted(lines: Iterable[LogLine], most: int) -> Iterator[LogLine]:
-    """Yield lines in order of time, if each comes before every line that is more than ``LATE_MS`` newer.
+    """Yield lines in order of time; ``lines`` may deliver a line late, after lines that are up to ``LATE_MS`` newer.
 
-    Lines wait here for older ones. While more than ``most`` bytes wait, the oldest line is yielded at once.
+    So a line waits here for older ones. While more than ``most`` bytes wait, the oldest line is yielded at once.
     """
     waiting: list[tuple[int, int, LogLine]] = []
     numbers, newest, size = count(), 0, 0

@@ -43,7 +43,7 @@ class HostUsage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeUsage(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent uploads. ``at``: virtual unix seconds."""
+    """How busy a node's machine was at one moment. ``at``: virtual unix seconds."""
 
     at: Annotated[float, Meta(ge=0.0)]
     attempt: Annotated[int, Meta(ge=0)]

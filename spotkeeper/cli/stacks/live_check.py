@@ -77,7 +77,7 @@ class CheckSkippedError(Exception):
 
 @dataclass
 class Probe:
-    """The stack and its temporary job."""
+    """The stack that ``live-check`` checks, and the temporary job that it submits there."""
 
     target: Target
     store: Store
