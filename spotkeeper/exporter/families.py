@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.exporter.reading import JobReading, StackReading
@@ -208,7 +207,7 @@ def _recoveries(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
         for cause, seconds in sorted(idle.items()):
             took.add_metric([*key, cause], len(seconds), sum(seconds))
         again.add_metric(key, sum(recovery.steps_again or 0 for recovery in view.recoveries))
-        crashes.add_metric(key, sum(entry.event is Event.CRASH for entry in one.ledger))
+        crashes.add_metric(key, view.crashes)
     yield from (lost, took, again, crashes)
 
 

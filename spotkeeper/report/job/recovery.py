@@ -41,7 +41,7 @@ class Recovery(Struct, frozen=True):
     announced: bool  # the interruption had a notice, or the function itself changed the gang
     nodes: tuple[int, ...]  # nodes with a lost or replaced machine; after a crash, also the node that failed
     gen: int  # the generation that ended the interruption (while recovering: the interrupted one)
-    stopped_s: float  # time without training
+    stopped_s: float  # from the stop to the generation; with ``start_s``: the time without training
     seconds: float | None = None  # from `began` to the generation; None: still recovering
     boot_s: float | None = None  # the longest boot of a replacement, INTENT to ADMITTED
     replacement: Model | None = None

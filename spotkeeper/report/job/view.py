@@ -161,7 +161,7 @@ def job_view(
     trains = record.phase is Phase.RUN and record.gen > 0 and not record.stop
     current = trains and progress is not None and progress.gen == record.gen
     lasting = tuple(describe(entry) for entry in entries if entry.event is Event.UNLOOPED)  # true after the end as well
-    reason = record.reason
+    reason = _reason(record)
     if reason and ended is None and site.no_tick:
         reason += " (as of the last tick that succeeded)"
     return JobView(
@@ -185,7 +185,7 @@ def job_view(
         no_new_step_s=_no_new_step(record, progress, now, site) if trains else None,
         commit_step=progress.commit_step if progress else None,
         preemptions=preemptions(entries),
-        crashes=record.budget.crashes,
+        crashes=sum(entry.event is Event.CRASH for entry in entries),
         events=event_lines(entries, record.created, stack.stack if stack else "", record.job),
         recoveries=recoveries(entries, now),
         crash_log=crash_log,
@@ -195,6 +195,12 @@ def job_view(
         site=site,
         left_s=None if ended is not None else _left_to_train(progress, site),
     )
+
+
+def _reason(record: Record) -> str:
+    """Return the record's reason, unless a node waited for that reason and every node has a machine by now."""
+    waits = any(record.nodes[index].cur is None for index in record.filled())
+    return "" if record.phase is Phase.RUN and record.fetch is None and not waits else record.reason
 
 
 def _left_to_train(progress: Progress | None, site: Site) -> float | None:

@@ -14,8 +14,8 @@ NEVER_JOINED   the machine never said hello
 
 All parts but TRAINED are lost work. The member of a generation is, for each node, the machine that was admitted before
 the generation began and not lost. If a node has two such machines, its member is the promoted one, or else the older
-one. A probe in another zone is a member only after the gang has moved there. A generation counts as trained from the
-decision to start it until the decision to stop it, because the ledger has only the times of decisions.
+one. A probe in another zone is a member only after the gang has moved there. A generation trains from its first step
+until the decision to stop it; without a report of steps (`stop: signal`), from the decision to start it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 class Life(NamedTuple):
-    """A generation that trained from ``start`` to ``end`` with ``members``.
+    """A generation that trained from ``start`` (its first step) to ``end`` with ``members``.
 
     ``cause``: why it ended; ``again_s``: seconds of its training that the next generation repeated.
     """
@@ -118,9 +118,12 @@ def _lives(entries: Sequence[Entry], machines: Sequence[Attempt], told: _Firsts,
             ended.append((entry.at, entry.cause or entry.event.value))
     if len(ended) < len(begun):
         ended.append((max(now, begun[-1].at), ""))
+    first = {entry.gen: entry.at for entry in reversed(entries) if entry.event is Event.FIRST}
     lost_s = [(entry.again or 0) * (entry.step_s or 0.0) for entry in begun[1:]]
     return [
-        Life(gen.at, end, cause, again_s, _members(gen.at, machines, told))
+        Life(
+            min(max(gen.at, first.get(gen.gen, gen.at)), end), end, cause, again_s, _members(gen.at, machines, told)
+        )
         for gen, (end, cause), again_s in zip(begun, ended, [*lost_s, 0.0][: len(begun)], strict=True)
     ]
 

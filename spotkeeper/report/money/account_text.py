@@ -103,14 +103,16 @@ def lost_rows(found: Account) -> Iterable[dict[str, str]]:
 
 
 def recovery_row(one: Recovery) -> dict[str, str]:
+    """Return a recovery's cells. Its end is the first step: "took" is "notice" and "stood still" together."""
+    start_s = one.start_s or 0.0
     return {
         "cause": one.cause,
         "announced": "yes" if one.announced else "no",
         "nodes": ", ".join(map(str, one.nodes)) or "-",
-        "took": duration(one.seconds) if one.seconds is not None else "goes on",
+        "took": duration(one.seconds + start_s) if one.seconds is not None else "goes on",
         "notice": duration(one.notice_s),
-        "save": duration(one.save_s),
-        "stood still": duration(one.stopped_s),
+        "save": duration(one.save_s if one.announced else None),
+        "stood still": duration(one.stopped_s + start_s),
         "boot": duration(one.boot_s),
         "start": duration(one.start_s),
         "again": "-" if one.steps_again is None else str(one.steps_again),

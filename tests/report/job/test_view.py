@@ -93,6 +93,23 @@ def test_a_waiting_node_shows_its_reason() -> None:
     assert describe(refused) == f"node 1: the cloud refused a spot machine in {A} (capacity): none left"
 
 
+def test_a_reason_to_wait_is_over_once_every_node_has_a_machine() -> None:
+    waits = a_record(reason="waiting for capacity in us-central1-a")
+    assert job_view(waits, None, (), STACK, 9.0).reason == waits.reason, "node 3 has none"
+    boots = replace(waits, nodes=waits.nodes[:3])
+    assert job_view(boots, None, (), STACK, 9.0).reason == ""
+    assert job_view(replace(waits, parked=(3,), size=3), None, (), STACK, 9.0).reason == "", "parked nodes get none"
+    held = replace(boots, phase=Phase.HOLD)
+    assert job_view(held, None, (), STACK, 9.0).reason == waits.reason
+
+
+def test_crashes_are_counted_over_the_whole_life_and_once() -> None:
+    """A resume renews the budget, and the newest entries are in the ledger and in the record's outbox."""
+    crashes = [entry(Event.CRASH, float(gen), 0, gen=gen) for gen in (1, 2, 3)]
+    crashes = [replace(one, id=f"crash.g{one.gen}") for one in crashes]
+    assert job_view(a_record(), None, (*crashes, crashes[-1]), STACK, 9.0).crashes == 3
+
+
 def test_node_states_are_all_drawn() -> None:
     from spotkeeper.report.text.render import _NODE_STYLE
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.events import event_lines
+from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.job.worktime import WorkPart, pieces
 from spotkeeper.report.money import account_text
@@ -49,6 +50,26 @@ def test_every_second_of_a_noticed_machine_and_its_replacement_is_counted() -> N
         (2, WorkPart.TRAINED, ""): 2 * HOUR - (HOUR + 76),
         (2, WorkPart.LEAVING, "succeeded"): 30.0,
     }
+
+
+def test_a_restart_lasts_until_its_first_step() -> None:
+    """Processes that meet and load a checkpoint do not train: report, trace and exporter say the same."""
+    first = [replace(entry(Event.FIRST, at), gen=gen) for gen, at in ((1, 130.0), (2, HOUR + 116))]
+    found = parts((*NOTICED, *first))
+    assert found[1, WorkPart.STANDING_STILL, "start"] == 70.0
+    assert found[1, WorkPart.TRAINED, ""] == HOUR + 66 - 130
+    assert found[2, WorkPart.STANDING_STILL, "notice"] == 50.0
+    assert found[2, WorkPart.TRAINED, ""] == 2 * HOUR - (HOUR + 116)
+    (one,) = told((*NOTICED, *first)).recoveries
+    row = account_text.recovery_row(one)
+    assert (row["notice"], row["stood still"], row["took"]) == ("1m06s", "50s", "1m56s")
+
+
+def test_a_loss_without_a_notice_shows_no_save() -> None:
+    """A recovery has the newest measured save, but nothing could be saved after a loss."""
+    one = Recovery("loss", False, (1,), 2, 50.0, 50.0, save_s=3.0, start_s=4.0)
+    assert account_text.recovery_row(one)["save"] == "-"
+    assert account_text.recovery_row(replace(one, announced=True))["save"] == "3s"
 
 
 def test_the_parts_add_up_to_what_was_spent() -> None:
