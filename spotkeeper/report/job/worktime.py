@@ -121,9 +121,7 @@ def _lives(entries: Sequence[Entry], machines: Sequence[Attempt], told: _Firsts,
     first = {entry.gen: entry.at for entry in reversed(entries) if entry.event is Event.FIRST}
     lost_s = [(entry.again or 0) * (entry.step_s or 0.0) for entry in begun[1:]]
     return [
-        Life(
-            min(max(gen.at, first.get(gen.gen, gen.at)), end), end, cause, again_s, _members(gen.at, machines, told)
-        )
+        Life(min(max(gen.at, first.get(gen.gen, gen.at)), end), end, cause, again_s, _members(gen.at, machines, told))
         for gen, (end, cause), again_s in zip(begun, ended, [*lost_s, 0.0][: len(begun)], strict=True)
     ]
 
