@@ -1,9 +1,9 @@
 """Replays capacity and price of spot machines from a recorded market. Pure: callers pass the time.
 
-Markets are recorded for a gang of 16 VMs, more than a laptop can run; so recorded capacities are scaled down. A zone
-of the cloud replays the recorded zone of the same name; if no recorded zone has this name, then one that no other zone
-replays. The seed chooses where in the recording the replay begins. All zones of a region have the spot price of the
-region's first zone. A *tick* is here one sample of the recording; samples are ``gap_s`` seconds apart.
+A recording says for how many spot VMs, at most 16, a zone has capacity. A laptop cannot run so many, so the replay
+scales capacities down. A zone of the cloud replays the recorded zone of the same name; if no recorded zone has this
+name, then one that no other zone replays. The seed chooses where in the recording the replay begins. All zones of a
+region have the spot price of the region's first zone. Samples of the recording are ``gap_s`` virtual seconds apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spotkeeper.local.core.catalog import region_of
 FOLDER = Path(__file__).parents[1] / "markets"
 # The first third of the recording has both steady and volatile hours in all central zones; a replay starts within it.
 START_SHARE = 1 / 3
-CALM_SHARE = 1 / 2  # least capacity of every zone in a calm hour, as a share of the recorded gang
+CALM_SHARE = 1 / 2  # least capacity of every zone in a calm hour, as a share of `Market.gang`
 
 
 class _Zone(msgspec.Struct, frozen=True):
@@ -42,22 +42,25 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Series:
-    """A recorded capacity or price: ``values[i]`` applies until tick ``ends[i]``. A tick: ``Market.gap_s`` seconds."""
+    """A zone's recorded capacity or price.
+
+    ``values[i]`` applies from sample ``ends[i - 1]`` (0 for the first value) up to, not including, sample ``ends[i]``.
+    """
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
 
     @classmethod
     def of(cls, runs: list[tuple[int, int]] | list[tuple[float, int]]) -> Series:
-        return cls(tuple(float(value) for value, _ in runs), tuple(accumulate(ticks for _, ticks in runs)))
+        return cls(tuple(float(value) for value, _ in runs), tuple(accumulate(samples for _, samples in runs)))
 
-    def at(self, tick: int) -> float:
-        """The value at a tick; the recording repeats endlessly."""
-        return self.values[bisect_right(self.ends, tick % self.ends[-1])]
+    def at(self, sample: int) -> float:
+        """The value at a sample; the recording repeats endlessly."""
+        return self.values[bisect_right(self.ends, sample % self.ends[-1])]
 
-    def next_change(self, tick: int) -> int:
-        """The first tick after ``tick`` at which the recorded capacity or price may have another value."""
-        turns, inside = divmod(tick, self.ends[-1])
+    def next_change(self, sample: int) -> int:
+        """The first sample after ``sample`` that may have another value."""
+        turns, inside = divmod(sample, self.ends[-1])
         return turns * self.ends[-1] + self.ends[bisect_right(self.ends, inside)]
 
 
@@ -65,7 +68,9 @@ class Series:
 class Market:
     """A replay of a recorded market.
 
-    ``epoch`` is the virtual time of the replay's first tick; prices are shares of the on-demand price.
+    ``epoch``: the virtual time of the replay's first sample; ``offset``: the index of that sample in the recording.
+    ``gang``: the largest capacity of a zone that the recording can show; ``per_zone``: the capacity that stands for it
+    in the replay. Prices are shares of the on-demand price.
     """
 
     capacities: dict[str, Series]
@@ -84,12 +89,14 @@ class Market:
 
         Args:
             name: a file of ``local/markets``, without ``.json``; or the path of another recording, with ``.json``.
-            per_zone: a zone's capacity, in spot VMs, at times when the recorded zone has capacity for the whole gang of
-                the recording (16 VMs); at other times the capacity is reduced in proportion.
-            calm_s: virtual seconds at the replay's start in which each recorded zone has capacity for half of the gang.
+            zones: the zones of the cloud.
+            per_zone: a zone's capacity, in spot VMs, at times when the recorded zone has capacity for 16 VMs, the
+                most that the recording shows; at other times the capacity is reduced in proportion.
+            calm_s: virtual seconds after the replay's start in which each recorded zone has capacity for half of these
+                VMs; 0: no such beginning is sought.
 
         Raises:
-            ValueError: unknown recording, more zones than recorded ones, or no calm time of this length.
+            ValueError: unknown recording, more zones than the recording has, or no calm time of this length.
         """
         path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
         if not path.is_file():
@@ -97,16 +104,16 @@ class Market:
             raise ValueError(f"no such recorded market: {name!r} (known: {known})")
         data = codec.decode(path.read_bytes(), _File)
         chosen = _match(zones, data.zones, name)
-        ticks = sum(count for _, count in data.zones[0].capacity)
+        samples = sum(count for _, count in data.zones[0].capacity)
         capacities = {zone: Series.of(chosen[zone].capacity) for zone in zones}
-        starts: Sequence[int] = range(int(ticks * START_SHARE))
+        starts: Sequence[int] = range(int(samples * START_SHARE))
         if calm_s:
             ahead = int(calm_s // data.gap_seconds) + 1
             starts = _calm(capacities, len(starts), ahead, data.gang * CALM_SHARE)
             if not starts:
                 raise ValueError(
-                    f"market {name!r}: its zones {', '.join(zones)} never all keep capacity for half of the "
-                    f"recorded gang for {calm_s:.0f} s: reduce calm_s, or choose another market"
+                    f"market {name!r}: its zones {', '.join(zones)} never all have capacity for half of "
+                    f"{data.gang} VMs for {calm_s:.0f} s: reduce calm_s, or choose another market"
                 )
         first = {region_of(zone): zone for zone in reversed(zones)}  # a region's zones have one price
         return cls(
@@ -119,21 +126,21 @@ class Market:
             offset=random.Random(seed).choice(starts),  # noqa: S311 - a replay, not a secret
         )
 
-    def tick(self, now: float) -> int:
+    def sample(self, now: float) -> int:
         return self.offset + max(0, int((now - self.epoch) // self.gap_s))
 
     def capacity(self, zone: str, now: float) -> int:
         """The zone's capacity for spot VMs now."""
-        return int(self.capacities[zone].at(self.tick(now)) * self.per_zone // self.gang)
+        return int(self.capacities[zone].at(self.sample(now)) * self.per_zone // self.gang)
 
     def price(self, zone: str, now: float) -> float:
         """The spot price now, as a share of the on-demand price."""
-        return self.prices[zone].at(self.tick(now))
+        return self.prices[zone].at(self.sample(now))
 
     def next_change(self, now: float) -> float:
         """The virtual time at which a zone's capacity may change next."""
-        tick = self.tick(now)
-        first = min(series.next_change(tick) for series in self.capacities.values())
+        sample = self.sample(now)
+        first = min(series.next_change(sample) for series in self.capacities.values())
         return self.epoch + (first - self.offset) * self.gap_s
 
     def mean_price(self, zone: str, start: float, end: float) -> float:
@@ -143,12 +150,12 @@ class Market:
         return sum((b - a) * share for a, b, share in self.price_runs(zone, start, end)) / (end - start)
 
     def price_runs(self, zone: str, start: float, end: float) -> Iterator[tuple[float, float, float]]:
-        """Yield ``(start, end, share)`` of each price within ``[start, end]``, even before the replay's start."""
-        tick = self._recorded(start)
-        while self._time(tick) < end:
-            until = self.prices[zone].next_change(tick)
-            yield max(start, self._time(tick)), min(end, self._time(until)), self.prices[zone].at(tick)
-            tick = until
+        """Yield ``(start, end, share)`` of each price within ``[start, end]``. ``start`` may be before the replay."""
+        sample = self._recorded(start)
+        while self._time(sample) < end:
+            until = self.prices[zone].next_change(sample)
+            yield max(start, self._time(sample)), min(end, self._time(until)), self.prices[zone].at(sample)
+            sample = until
 
     def preempted(self, zone: str, start: float, end: float) -> float | None:
         """Return the preempted share of a zone's spot machines within ``[start, end]``; None if it is not recorded.
@@ -158,27 +165,27 @@ class Market:
         first, last = self._recorded(start), self._recorded(end)
         if last <= first:
             return None
-        seen = [self.capacities[zone].at(tick) for tick in range(first, last + 1)]
+        seen = [self.capacities[zone].at(sample) for sample in range(first, last + 1)]
         taken = sum(max(0.0, before - after) for before, after in pairwise(seen))
         return taken / (taken + seen[-1]) if taken + seen[-1] else None
 
     def carried(self, zone: str, start: float, end: float, size: int) -> list[bool]:
-        """For each recorded tick of ``[start, end]``, whether the zone had capacity for ``size`` machines."""
-        ticks = range(self._recorded(start), self._recorded(end))
-        fits = size * self.gang  # as `capacity` maps a recorded gang to the machines of a laptop
-        return [self.capacities[zone].at(tick) * self.per_zone >= fits for tick in ticks]
+        """For each sample within ``[start, end]``, return whether the zone had capacity for ``size`` machines."""
+        samples = range(self._recorded(start), self._recorded(end))
+        fits = size * self.gang  # scaled as in `capacity`
+        return [self.capacities[zone].at(sample) * self.per_zone >= fits for sample in samples]
 
-    def _time(self, tick: int) -> float:
-        return self.epoch + (tick - self.offset) * self.gap_s
+    def _time(self, sample: int) -> float:
+        return self.epoch + (sample - self.offset) * self.gap_s
 
     def _recorded(self, now: float) -> int:
-        """Return the recording's tick at ``now``; at a time before the recording, the first tick."""
+        """Return the recorded sample at ``now``; at a time before the recording, the first sample."""
         return max(0, self.offset + int((now - self.epoch) // self.gap_s))
 
 
 def _calm(capacities: dict[str, Series], starts: int, ahead: int, least: float) -> list[int]:
-    """Return the ticks below ``starts`` after which, for ``ahead`` ticks, no zone's capacity is less than ``least``."""
-    bad = [any(series.at(tick) < least for series in capacities.values()) for tick in range(starts + ahead)]
+    """Return each sample below ``starts`` from which on, for ``ahead`` samples, every zone has capacity ``least``."""
+    bad = [any(series.at(sample) < least for series in capacities.values()) for sample in range(starts + ahead)]
     return [start for start in range(starts) if not any(bad[start : start + ahead])]
 
 

@@ -161,7 +161,7 @@ class Config(Struct, frozen=True):
     zones: tuple[str, ...] = catalog.ZONES
     seed: int = 0
     per_zone: int = 4
-    calm_s: float = 0.0  # virtual; from the start, the market preempts nothing for this long
+    calm_s: float = 0.0  # virtual; for this long from the start, each zone has capacity for half of `per_zone`
     project: str = catalog.PROJECT
     timing: Timing = Timing()
 

@@ -22,7 +22,7 @@ def recorded(zone: str) -> list[int]:
     return [value for value, count in runs for _ in range(count)]
 
 
-def test_it_replays_the_recording_tick_by_tick_from_where_the_seed_begins() -> None:
+def test_it_replays_the_recording_sample_by_sample_from_where_the_seed_begins() -> None:
     replay = market(per_zone=16)
     series = recorded("us-central1-b")
     shown = [replay.capacity("us-central1-b", 1000.0 + 600.0 * i + 1.0) for i in range(200)]
@@ -41,15 +41,15 @@ def test_a_calm_start_is_calm_in_all_zones(seed: int) -> None:
 
 
 def test_an_impossible_calm_is_refused() -> None:
-    with pytest.raises(ValueError, match="never all keep capacity for half of the recorded gang for 9000000 s"):
+    with pytest.raises(ValueError, match="never all have capacity for half of 16 VMs for 9000000 s"):
         Market.load(NAME, ZONES, epoch=0.0, seed=0, per_zone=16, calm_s=9e6)
 
 
-def test_a_recorded_gang_of_16_is_scaled_down() -> None:
+def test_a_recorded_capacity_of_16_is_scaled_down() -> None:
     few = market(per_zone=4)
     whole = market(per_zone=16)
-    for tick in range(300):
-        now = 1000.0 + 600.0 * tick
+    for sample in range(300):
+        now = 1000.0 + 600.0 * sample
         assert few.capacity("us-central1-b", now) == whole.capacity("us-central1-b", now) // 4
 
 
