@@ -1,4 +1,4 @@
-"""What the pages can do to a job. `spotkeeper dashboard` passes in the functions, which are the commands' own."""
+"""Actions on a job, such as a pause. `spotkeeper dashboard` gives the pages the functions to call."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ Series = list[tuple[str, list[tuple[float, float]]]]
 
 
 def price_series(prices: PricesByPool, now: float, days: float) -> Series:
-    """The reported spot prices by pool and zone: (days before now, as a negative number; USD per hour)."""
+    """Return the spot prices of each pool and zone as points: x in days (0: now, -1: a day ago), y in USD per hour."""
     out: Series = []
     for pool, told in sorted(prices.items()):
         for zone in sorted({run.zone for run in told.runs}):

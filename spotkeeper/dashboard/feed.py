@@ -1,7 +1,7 @@
 """Reads what the open pages show, in rounds, and updates the pages after each round.
 
-A job whose page is open is read every 2 s, a job whose row is on a screen every 10 s, every other job of the list once
-a minute, and a job that has ended only every ten minutes. Nothing is read while no page is visible. A job's ledger is
+A job whose page is open is read every 2 s, a job whose row is on a screen every 10 s, the other jobs of the list once a
+minute, and a job that has ended only every ten minutes. Nothing is read while no page is visible. A job's ledger is
 listed again only after its record has changed, or after ten minutes; sooner while an entry is due that comes without a
 new record: the end of a dropped machine, or a generation's first step.
 """
@@ -42,15 +42,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Viewer:
-    """One open page. ``show`` is called in the server's loop after each round of reads."""
+    """One open page. ``show`` is called in the server's loop after each round of reads.
+
+    ``job``: the job whose page this is; ``rows``: the jobs whose rows are on the screen; ``lists``: whether the page
+    lists jobs; ``ended``: whether the list has ended jobs too; ``market``: whether the page shows what happened
+    to the pools' machines in the last 90 days.
+    """
 
     show: Callable[[], None]
     hidden: bool = False
-    job: str | None = None  # the job that is open
-    rows: frozenset[str] = frozenset()  # jobs whose rows are on the screen
-    ended: bool = False  # whether it lists ended jobs
-    lists: bool = True  # whether it lists jobs at all
-    market: bool = False  # whether it shows what the pools have seen of their market
+    job: str | None = None
+    rows: frozenset[str] = frozenset()
+    ended: bool = False
+    lists: bool = True
+    market: bool = False
 
 
 @dataclass
@@ -58,7 +63,7 @@ class KnownJob:
     """A job as last read.
 
     ``ledger``: the ledger's entries, then those in the record's ``outbox``, which may not be in the ledger yet.
-    ``samples``: (step, loss, samples a second), one for each step that a read found.
+    ``samples``: (step, loss, throughput in training samples a second), one for each step that a read found.
     """
 
     record: Record

@@ -55,8 +55,8 @@ class Guard:
     Args:
         port: where the server listens, on the loopback.
         on_open: called after a one-time address was used; :meth:`opening` then returns the next one.
-        proxy: the address under which a proxy serves the dashboard (``https://host``), with ``proxy_secret``, which
-            the proxy sends in the header ``X-Spotkeeper-Proxy``. "": none.
+        proxy: the address under which a proxy serves the dashboard (``https://host``); "" without a proxy.
+        proxy_secret: what the proxy sends in the header ``X-Spotkeeper-Proxy`` of each request.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class JobPage(Page):
         }
 
     async def _fill_tab(self) -> None:
-        """Fill the open tab if it shows checkpoints, the job file or logs. They are read only while it is open."""
+        """Read and show what the open tab needs: checkpoints, the job file or logs. Closed tabs cause no reads."""
         state = self._state
         name = self._tabs.value
         if state is None or self.viewer.hidden:

@@ -1,4 +1,7 @@
-"""The list of jobs with filter, search and sorting. Only the rows of its present page are sent, and read often."""
+"""The list of jobs with filter, search and sorting.
+
+The browser gets only the rows of one page of the list, and the feed reads these jobs more often than the others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The complete logs of a job on its page: by node, generation and time, searched, and followed."""
+"""The logs on a job's page: filtered by node, generation, time and words, and extended as new lines arrive."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tail:
         return cls([NodeLines(feed.store, record.job, node, gen, begins) for node in nodes], chosen.words)
 
     def read(self, feed: JobFeed) -> str:
-        """Read on; return what went wrong, or "". Blocks."""
+        """Append the new lines that match; return what went wrong, or "". Blocks."""
         try:
             ends = time.monotonic() + READ_S
             for log in self.logs:
@@ -73,7 +73,7 @@ class Tail:
 
 
 class LogPanel:
-    """The newest lines of a job's logs; the last one stays in view while they are followed."""
+    """Shows the newest lines of a job's logs; with the switch "Follow", scrolls to the last line after each read."""
 
     def __init__(self, feed: JobFeed) -> None:
         self._feed, self._record, self._tail = feed, None, None  # type: JobFeed, Record | None, Tail | None

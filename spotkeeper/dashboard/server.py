@@ -83,7 +83,10 @@ def application(feed: JobFeed, commands: Commands) -> FastAPI:
 
 
 class Address(Struct, frozen=True):
-    """Where the server listens. ``url``: the one-time address; ``file``: the file that opens it."""
+    """How a browser reaches the server.
+
+    ``url``: the one-time address, "" behind a proxy; ``file``: the HTML file that opens the one-time address.
+    """
 
     url: str
     port: int

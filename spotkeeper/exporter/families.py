@@ -48,7 +48,7 @@ def state_of(one: JobReading) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text of a job or a person as a label's value: printable, and not longer than ``MOST_TEXT``."""
+    """Return a free text, such as a job's name, as a label's value: printable, at most ``MOST_TEXT`` characters."""
     return "".join(char if char.isprintable() else " " for char in text)[:MOST_TEXT]
 
 
@@ -72,7 +72,7 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
     reasons = Counter(one.record.hold for one in reading.jobs if one.record.phase is Phase.HOLD)
     queue = _gauge(
         "jobs_on_hold",
-        "Jobs on hold by reason; cloud and capacity are retried, the others wait for a resume.",
+        "Jobs on hold by reason. Those held for cloud or capacity are retried, the others wait for a resume.",
         ["reason"],
     )
     for why in Hold:
@@ -81,7 +81,7 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
     yield GaugeMetricFamily("spotkeeper_jobs_unreadable", "Jobs whose record cannot be read.", value=reading.unreadable)
     left_out = "Jobs without series of their own, because the stack has too many."
     yield GaugeMetricFamily("spotkeeper_jobs_left_out", left_out, value=reading.left_out)
-    failing = "1 if no tick of the stack's function has succeeded for minutes, else 0."
+    failing = "1 if no tick has succeeded for so long that `spotkeeper status` warns, else 0."
     yield GaugeMetricFamily("spotkeeper_ticks_failing", failing, value=float(bool(reading.site.no_tick)))
     at = "When the bucket was last read, unix time."
     yield GaugeMetricFamily("spotkeeper_exporter_last_read_timestamp_seconds", at, value=reading.at)
@@ -138,7 +138,7 @@ def _training(reading: StackReading) -> Iterator[Metric]:
     step = _gauge("job_step", "Optimizer steps done; it falls when steps are repeated after a loss.", JOB)
     total = _gauge("job_steps_planned", "Optimizer steps of the whole run, as far as known.", JOB)
     loss = _gauge("job_loss", "The loss that the script reported last.", JOB)
-    pace = _gauge("job_samples_per_second", "Samples of all ranks in a second, while the job trains.", JOB)
+    pace = _gauge("job_samples_per_second", "Samples of all ranks per second of real time, while the job trains.", JOB)
     left = _gauge("job_remaining_seconds", "Training time left, from remaining steps and their measured time.", JOB)
     idle = _gauge("job_seconds_without_step", "Time since the last step, if that is unusually long.", JOB)
     age = _gauge("job_checkpoint_age_seconds", "Time since the newest durable checkpoint was reported.", JOB)
@@ -174,7 +174,7 @@ def _money(reading: StackReading) -> Iterator[Metric]:
         rate.add_metric(key, one.usd_hour)
     yield from (spent, demand, rate)
     view = reading.view
-    total = "What all machines cost now, US dollars an hour; static machines always run."
+    total = "What all machines cost now, static ones included, US dollars an hour."
     yield GaugeMetricFamily("spotkeeper_usd_per_hour", total, value=view.usd_hour)
     listed = "What dynamic machines cost at list prices, which the stack's limit counts, US dollars an hour."
     yield GaugeMetricFamily("spotkeeper_listed_usd_per_hour", listed, value=view.listed_usd_hour)

@@ -50,7 +50,10 @@ class JobReading(Struct, frozen=True):
 
 
 class StackReading(Struct, frozen=True):
-    """A stack at ``now`` (virtual unix seconds). ``left_out``: number of jobs beyond the newest ``MOST_JOBS``."""
+    """A stack at ``now``, virtual unix seconds. ``left_out``: number of jobs beyond the newest ``MOST_JOBS``.
+
+    ``at``: the real time at which the read ended, unix seconds; ``took_s``: the read's duration, real seconds.
+    """
 
     now: float
     stack: StackState

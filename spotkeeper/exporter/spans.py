@@ -135,7 +135,7 @@ def _about(span: PartSpan) -> Attributes:
 
 
 class TraceSender:
-    """Sends the spans of each reading that have not been sent yet, in a separate thread."""
+    """Sends, in a separate thread, those spans of each reading that it has not sent before."""
 
     def __init__(self, url: str, stack: str, scale: float = 1.0, timeout_s: float = TIMEOUT_S) -> None:
         self._maker, self._scale = TraceMaker(stack), scale

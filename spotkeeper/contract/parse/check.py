@@ -61,7 +61,9 @@ def own_checkpoints(job: JobContext) -> Iterator[Problem]:
     if spec.static != "never":
         yield problem("stop", "`signal` needs `static: never`, since a static machine does not have the job's disks")
     if size.min < size.max:
-        yield problem("stop", "`signal` needs a fixed number of nodes, since only the library redistributes batches")
+        yield problem(
+            "stop", "`signal` needs a fixed number of nodes: only jobs that use the library redistribute batches"
+        )
     if spec.checkpoint.mirror is not None:
         yield problem("stop", "`signal` excludes `checkpoint.mirror`, which copies only what the library saves")
 
@@ -169,7 +171,7 @@ def capacity(job: JobContext) -> Iterator[Problem]:
 
 
 def stack_caps(job: JobContext) -> Iterator[Problem]:
-    """Check the stack's limit on all dynamic machines, since a job that needs more would wait forever."""
+    """Check the job against the stack's limits on dynamic machines, since a job that exceeds one would wait forever."""
     stack, usable, least = job.stack, job.pools(), job.spec.size().min
     dynamic = least - sum(len(pool.machines) for pool in usable)
     if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # ``capacity`` reports that

@@ -39,13 +39,16 @@ _SECRETS = {
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job and the values that its rules need. None means unknown; rules that need the value are then skipped."""
+    """A job and the values that its rules need. None means unknown; rules that need the value are then skipped.
+
+    ``folder``: the job file's folder; ``starts``: returns how long a start of a job takes, in seconds.
+    """
 
     spec: JobSpec
     stack: StackState | None = None
-    folder: Path | None = None  # the job file's folder
+    folder: Path | None = None
     now: float | None = None  # unix seconds
-    starts: Callable[[JobSpec], float] = lambda _: START_S  # duration of a start of the job, seconds
+    starts: Callable[[JobSpec], float] = lambda _: START_S
 
     def pools(self) -> tuple[PoolState, ...]:
         return () if self.stack is None else pools_of(self.spec, self.stack)

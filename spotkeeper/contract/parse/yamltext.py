@@ -64,7 +64,7 @@ def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[
 
 
 def _quote(node: yaml.Node | None, key: str) -> None:
-    """Mark each value in the list of the top-level ``key`` as quoted, so that it stays a text, unless it is empty."""
+    """Mark each nonempty value in the list of the top-level ``key`` as quoted, so that the value stays a text."""
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(name, yaml.ScalarNode) and name.value == key:
             for item in value.value if isinstance(value, yaml.SequenceNode) else ():

@@ -52,7 +52,7 @@ OPERATOR = Principal("operator@localhost")
 
 
 class Tokens:
-    """Makes and reads tokens, with one key pair and one secret per cloud, which only the folder's owner can read."""
+    """Makes and reads tokens. The key pair and the secret for this are files of the cloud's folder, with mode 0600."""
 
     def __init__(self, folder: Path) -> None:
         self._key = _load_key(folder / "key.pem")

@@ -288,7 +288,7 @@ def extract(name: str, template: str) -> str:
 
 
 class _Evaluation:
-    """Parses and evaluates a condition in one pass, so it reads both sides of every ``&&`` and ``||``."""
+    """Parses and evaluates a condition in one pass, without short-circuits, so that an error in any term is found."""
 
     def __init__(self, expression: str, name: str) -> None:
         self._expression, self._name = expression, name
@@ -338,7 +338,7 @@ class _Evaluation:
     def _term(self, token: re.Match[str]) -> bool:
         call, text, compare = token["call"], token["text"], token["compare"]
         if (call == "extract") != bool(compare):
-            raise ConditionError(f"{token[0].strip()!r}: only `extract` can, and must, be compared by == or !=")
+            raise ConditionError(f"{token[0].strip()!r}: compare each `extract`, and no other function, by == or !=")
         if call == "extract":
             return (extract(self._name, text) == token["value"]) == (compare == "==")
         return self._name.startswith(text) if call == "startsWith" else self._name.endswith(text)

@@ -1,7 +1,7 @@
 """Finds which user of this machine owns the client end of a loopback connection.
 
 The kernel tells the owner of a single socket through netlink (``sock_diag``) in microseconds. Reading ``/proc/net/tcp``
-takes milliseconds on a busy machine, so it is read only in sandboxes without ``sock_diag``, such as gVisor.
+takes milliseconds on a busy machine, and is the fallback for sandboxes without ``sock_diag``, such as gVisor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def by_netlink(client: Address, server: Address) -> int | None:
 
 
 def by_table(client: Address, server: Address) -> int | None:
-    """Look up the client's row in the kernel's tables; OSError if a table cannot be read."""
+    """Return the client's user id from the kernel's tables of sockets; OSError if a table cannot be read."""
     for table in _TABLES:
         if not table.exists():  # without IPv6
             continue
@@ -80,9 +80,9 @@ def by_table(client: Address, server: Address) -> int | None:
 
 
 def _hex(address: Address, mapped: bool) -> str:
-    """Return an IPv4 address and port as /proc/net/tcp has them; ``mapped``: as tcp6 has them, with ::ffff:a.b.c.d."""
+    """Return an IPv4 address and port as /proc/net/tcp writes them, or if ``mapped``, as /proc/net/tcp6 does."""
     host = socket.inet_aton(address[0])
-    words = [bytes(4), bytes(4), b"\0\0\xff\xff", host] if mapped else [host]
+    words = [bytes(4), bytes(4), b"\0\0\xff\xff", host] if mapped else [host]  # ::ffff:a.b.c.d
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}"
 
 

@@ -115,7 +115,10 @@ class BucketApi:
             return _of_bucket(name, self._policies.put(f"buckets/{name}", body))
 
     async def _list(self, request: Request) -> JsonObject:
-        """List all objects below a prefix in one answer; each object has only one version."""
+        """List all objects below a prefix in one answer.
+
+        ``versions`` and ``maxResults`` have no effect: each object has one version, and lists have no pages.
+        """
         unknown = set(request.query_params) - {"prefix", "versions", "alt", "prettyPrint", "projection", "maxResults"}
         if unknown:
             raise errors.not_built(f"a list of objects cannot have the parameters {', '.join(sorted(unknown))}")

@@ -115,7 +115,7 @@ class CatalogApi:
         return self._base("compute#diskType", call.path, call.at["name"]) | {"zone": zone, "defaultDiskSizeGb": "10"}
 
     def _image(self, call: ApiCall) -> JsonObject:
-        """Show an image. An image of any name exists and is empty, because a VM runs this machine's programs."""
+        """Show an image. Any name exists. Images are empty here, since a VM runs the laptop's own programs."""
         name = call.at["name"]
         path = f"projects/{call.at['project']}/global/images/{name}"
         return self._base("compute#image", path, name) | {"status": "READY", "diskSizeGb": "10", "family": name}

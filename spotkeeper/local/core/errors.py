@@ -48,7 +48,10 @@ def required(field: str) -> ApiError:
 
 
 def in_use(path: str, user: str) -> ApiError:
-    """The refusal of a request for a resource in use; an accepted operation fails with :func:`failed_in_use`."""
+    """Return the refusal of a request for the resource ``path``, since ``user`` uses it.
+
+    An operation that was accepted earlier fails with :func:`failed_in_use` instead.
+    """
     message = f"The resource '{path}' is already being used by '{user}'"
     return ApiError(400, "resourceInUseByAnotherResource", message)
 

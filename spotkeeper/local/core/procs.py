@@ -71,12 +71,13 @@ def is_same(pid: int, started: int) -> bool:
 
 
 def kill_all(wanted: bytes, root: int | None = None, spare: Iterable[int] = ()) -> int:
-    """SIGKILL all processes with the mark ``wanted``, their descendants and those of ``root``; return how many.
+    """SIGKILL the processes with the mark ``wanted``, and all descendants of these and of ``root``; return how many.
 
-    The process ``root`` itself is killed only if it has the mark; this process and the pids in ``spare`` never are.
+    The process ``root`` itself is killed only if it has the mark. This process and the pids in ``spare`` are never
+    killed. Descendants need no mark: a process can clear its environment, or make it unreadable for this user.
 
     Children are found before their parents are killed, and the search repeats until it finds no process, so that no
-    fork escapes. The mark alone is not enough: a process can clear its environment, or hide it from its own user.
+    fork escapes.
     """
     kept = {os.getpid(), *spare}
     hit: set[int] = set()

@@ -95,7 +95,7 @@ class Sites(Protocol):
 
 
 class VmTable:
-    """The table of all VMs, stored in the database. It notifies ``sites`` of every change."""
+    """The table of all VMs, stored in the database. It tells ``sites``, the metadata servers, of every change."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -311,7 +311,7 @@ JOB_CASES = [
     ),
     (
         GOOD + "stop: signal\nstatic: never\nnodes: {min: 1, max: 2}\n",
-        "job.yaml:3: stop: `signal` needs a fixed number of nodes, since only the library redistributes batches",
+        "job.yaml:3: stop: `signal` needs a fixed number of nodes: only jobs that use the library redistribute batches",
     ),
     (
         GOOD + "stop: signal\nstatic: never\ncheckpoint: {mirror: {}}\n",
