@@ -105,7 +105,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     grace_s: float = 25.0
     interval_s: float | None = None  # None: chosen from the measured stall and observed losses
     keep: int = 2
-    snapshots: bool = False  # saves copy optimizers' tensors while training continues
+    snapshots: bool = False  # saves copy optimizers' tensors during training; savers keep images between saves
     seed: int = 0
     max_world: int | None = None  # the job's largest world size, if it is elastic
     mirror: MirrorRun | None = None  # None: no copies
