@@ -2,7 +2,8 @@
 
 The log files lie in memory (``/run``), beside files that job and agent must be able to write; the complete log goes to
 the spool on the boot disk (``spool.py``). A loop that prints a gigabyte a second would fill both before any periodic
-check. A small process per worker, the *output worker*, reads the pipe; if it is killed, its parent starts another one.
+check. A small process per worker, the *output worker*, reads the pipe; if it is killed or fails, its parent starts
+another one.
 Before the launcher ends these processes, it lets them read the pipe to its end. Standard library only; Linux only.
 """
 
@@ -29,6 +30,7 @@ NAME = "sk-output"  # the process's name in /proc/<pid>/comm
 _PIPE = 1 << 20  # a pipe's size: what a worker can print before it waits for its output worker
 _PIPES = 32 << 20  # the size of all; beyond 64 MB Linux makes all other pipes of the user small
 _PIECE = 64 << 10
+_FAILURES = 3  # of output workers; afterwards their parent copies, without the spool
 _PR_SET_NAME = 15
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -103,54 +105,79 @@ def main(words: list[str]) -> None:
 
 
 def _supervise(files: dict[int, tuple[int, bytes]], kept: int) -> None:
-    """Have a child process copy the pipes; if the child is killed, start another. Never returns.
+    """Have a child process copy the pipes; if the child is killed or fails, start another. Never returns.
 
     ``files``: the log file and the stream of each pipe. Between two children this process keeps the pipes open: a print
     into a pipe without a reader would crash the job. A killed child loses what it had read but not written: at most
     64 KB of the file, and a second of the complete log, which says so.
+
+    After ``_FAILURES`` children have failed, or if no child can be started (a job may use up its processes), this
+    process copies the pipes itself: to the log files only, and if that fails too, nowhere.
     """
     try:
         _close_all_but({*files, *(fd for fd, _ in files.values())})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # these signals are meant for the workers
-        killed = False
-        while True:
-            child = os.fork()
-            if child == 0:
-                _copy(files, kept, killed=killed)
-            if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+        failures, before = 0, ""
+        while failures < _FAILURES:
+            try:
+                child = os.fork()
+            except OSError:
                 break
-            killed = True
+            if child == 0:
+                _work(files, kept, before)
+            status = os.waitpid(child, 0)[1]
+            if status == 0:
+                return
+            killed = os.WIFSIGNALED(status)
+            failures += not killed
+            before = "was killed" if killed else "failed"
+        with contextlib.suppress(Exception):
+            _copy(dict(files), kept, None)
+            return
+        _discard(files)
     finally:
         os._exit(0)
 
 
-def _copy(files: dict[int, tuple[int, bytes]], kept: int, *, killed: bool) -> None:
-    """Copy each pipe to its log file and to the spool until all writers have closed the pipes, then exit."""
+def _work(files: dict[int, tuple[int, bytes]], kept: int, before: str) -> None:
+    """Be the output worker: exit with 0 once all writers have closed the pipes, with 1 after an exception."""
     try:
-        spool = Spool.of(os.environ, killed=killed)
-        sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd, _ in files.values()}
-        holes = dict(sizes)  # each file's size when its space was last freed
-        while files:
-            for read in select.select(list(files), [], [], spool.wait_s() if spool else None)[0]:
-                fd, stream = files[read]
-                piece = os.read(read, _PIECE)
-                if not piece:
-                    del files[read]
-                    continue
-                with contextlib.suppress(OSError):  # with a full disk output is lost, but the job continues
-                    sizes[fd] += os.write(fd, piece)
-                if sizes[fd] - holes[fd] >= kept:
-                    holes[fd] = sizes[fd]
-                    keep_end(fd, sizes[fd], kept)
-                if spool is not None:
-                    spool.add(stream, piece)
-            if spool is not None:
-                spool.tick()
-        if spool is not None:
-            spool.end()
-    finally:
+        _copy(files, kept, Spool.of(os.environ, before=before))
         os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _copy(files: dict[int, tuple[int, bytes]], kept: int, spool: Spool | None) -> None:
+    """Copy each pipe to its log file and to the spool until all writers have closed the pipes."""
+    sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd, _ in files.values()}
+    holes = dict(sizes)  # each file's size when its space was last freed
+    while files:
+        for read in select.select(list(files), [], [], spool.wait_s() if spool else None)[0]:
+            fd, stream = files[read]
+            piece = os.read(read, _PIECE)
+            if not piece:
+                del files[read]
+                continue
+            with contextlib.suppress(OSError):  # with a full disk output is lost, but the job continues
+                sizes[fd] += os.write(fd, piece)
+            if sizes[fd] - holes[fd] >= kept:
+                holes[fd] = sizes[fd]
+                keep_end(fd, sizes[fd], kept)
+            if spool is not None:
+                spool.add(stream, piece)
+        if spool is not None:
+            spool.tick()
+    if spool is not None:
+        spool.end()
+
+
+def _discard(files: dict[int, tuple[int, bytes]]) -> None:
+    while files:
+        for read in select.select(list(files), [], [])[0]:
+            if not os.read(read, _PIECE):
+                del files[read]
 
 
 def _close_all_but(keep: set[int]) -> None:

@@ -33,6 +33,7 @@ SPOOL_BYTES, SPOOL_FILES = 64 << 20, 4000  # in the folder
 FREE_BYTES, FREE_SHARE = 1 << 30, 0.05  # the spool leaves this much of its disk free, or this share if that is less
 SHORTEST = 4  # characters; a shorter value would be part of many ordinary words
 NOTE = b"n"
+TOO_FAST, FULL = "more than 2 MB/s", "the disk with the spool is full"  # why output is left out
 RATE_FILE = "rate"
 
 
@@ -87,6 +88,7 @@ class Rate:
         self._full = False
 
     def take(self, count: int) -> bool:
+        """Return whether the log takes ``count`` bytes more. Raises OSError: the file cannot be read or written."""
         now = time.monotonic()
         known = os.pread(self._file, 8, 0)
         until = struct.unpack("d", known)[0] if len(known) == 8 else now
@@ -100,48 +102,53 @@ class Rate:
 
 
 class Spool:
-    """One worker's lines on their way into the folder. ``killed``: whether the previous output worker was killed."""
+    """One worker's lines on their way into the folder.
 
-    def __init__(self, folder: Path, rank: bytes, secrets: Iterable[str], *, killed: bool = False) -> None:
+    ``before``: how the previous output worker ended too early; "" if there was none.
+    """
+
+    def __init__(self, folder: Path, rank: bytes, secrets: Iterable[str], *, before: str = "") -> None:
         self._folder, self._rank = folder, rank
         self._secrets = sorted(secrets, key=len, reverse=True)
         self._back = max((len(value.encode()) for value in self._secrets), default=1) - 1
         self._rate = Rate(folder)
         self._unfinished: dict[bytes, bytes] = {}  # by stream: the beginning of a line
-        self._cut: set[bytes] = set()  # streams of which the beginning of a line was dropped
+        self._cut: dict[bytes, str] = {}  # by stream of which the beginning of a line was dropped: the reason
         self._left_out: dict[str, list[int]] = {}  # by reason: bytes and lines since the last note
         self._noted: dict[str, list[int]] = {}  # the same, noted in the file that is not written yet
         self._gzip, self._packed, self._size, self._lines = _gzip(), b"", 0, 0
         self._began = self._heard = 0.0  # monotonic: when the first line was taken, and when the last byte came
         self._files = 0
-        if killed:
-            self._take(NOTE, b"the output worker was killed: up to a second of output is missing here")
+        if before:
+            self._take(NOTE, f"the output worker {before}: up to a second of output is missing here".encode())
             self._flush()
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], *, killed: bool) -> Spool | None:
+    def of(cls, environ: Mapping[str, str], *, before: str) -> Spool | None:
         """Return the spool in the folder that ``environ`` names; None without that folder: only a log's end is kept."""
         folder, rank = environ.get(FOLDER), environ.get("LOCAL_RANK", "0")
         if not folder:
             return None
         secrets = lines_of(environ.get(name, "") for name in environ.get(SECRETS, "").split())
         with contextlib.suppress(OSError):
-            return cls(Path(folder), rank.encode(), secrets, killed=killed)
+            return cls(Path(folder), rank.encode(), secrets, before=before)
         return None
 
     def add(self, stream: bytes, piece: bytes) -> None:
         """Take a piece of output. ``stream``: ``o`` (standard output) or ``e`` (standard error)."""
         self._heard = time.monotonic()
-        if not self._rate.take(len(piece)):
-            self._drop("more than 2 MB/s", len(piece) + len(self._unfinished.pop(stream, b"")), piece.count(b"\n"))
-            (self._cut.discard if piece.endswith(b"\n") else self._cut.add)(stream)
+        if why := self._refusal(len(piece)):
+            self._drop(why, len(piece) + len(self._unfinished.pop(stream, b"")), piece.count(b"\n"))
+            self._cut.pop(stream, None)
+            if not piece.endswith(b"\n"):
+                self._cut[stream] = why
             return
-        if stream in self._cut:
+        if why := self._cut.get(stream, ""):
             end = piece.find(b"\n") + 1
-            self._drop("more than 2 MB/s", end or len(piece), 1 if end else 0)
+            self._drop(why, end or len(piece), 1 if end else 0)
             if not end:
                 return
-            self._cut.discard(stream)
+            del self._cut[stream]
             piece = piece[end:]
         text = self._unfinished.pop(stream, b"") + piece
         last = text[-1:] if text.endswith(b"\r") else b""  # the first byte of \r\n, or the end of a progress bar
@@ -174,6 +181,13 @@ class Spool:
     def end(self) -> None:
         self._finish_lines()
         self._flush()
+
+    def _refusal(self, count: int) -> str:
+        """Return why the log does not take ``count`` bytes; "" if it takes them."""
+        try:
+            return "" if self._rate.take(count) else TOO_FAST
+        except OSError:  # not even the rate file's one block is free; an exception would end the output worker
+            return FULL
 
     def _finish_lines(self) -> None:
         for stream in list(self._unfinished):
@@ -221,7 +235,7 @@ class Spool:
             full = True
         if full:
             self._left_out = noted
-            self._drop("the disk with the spool is full", count, lines)
+            self._drop(FULL, count, lines)
             self._began = time.monotonic()
 
     def _has_room(self) -> bool:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from spotkeeper_agent.core import settings
 from spotkeeper_agent.launcher import spool
 from tests.agent.chunks import unpacked
@@ -61,6 +63,84 @@ def test_an_output_worker_that_is_killed_is_replaced_and_no_print_fails(tmp_path
     wait_until(lambda: "0o ******** line" in spooled(there))
     said = [line for line in spooled(there) if line.startswith("n ")]
     assert said == ["n the output worker was killed: up to a second of output is missing here"] * 3
+
+
+FULL = """
+import sys
+from spotkeeper_agent.launcher import output
+output.bound()
+for number in range(40):
+    print("line", number, "x" * 100_000, flush=True)
+"""
+
+
+def test_a_job_survives_a_disk_on_which_not_even_the_rate_can_be_written(tmp_path: Path) -> None:
+    """The output worker ended with 0 at the first piece, so no other was started, and the next print failed."""
+    log, there = tmp_path / "log", tmp_path / "spool"
+    there.mkdir()
+    (there / spool.RATE_FILE).symlink_to("/dev/full")
+    env = os.environ | {"PYTHONPATH": str(settings.job_path()), spool.FOLDER: str(there)}
+    with log.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL], stdout=out, stderr=subprocess.PIPE, env=env, timeout=60, check=False
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    wait_until(lambda: log.read_text().count("x\n") == 40)
+    wait_until(lambda: sum(int(line.split("(")[1].split()[0]) for line in spooled(there)) == 40)
+    assert all(line.endswith("lines) left out here: the disk with the spool is full") for line in spooled(there))
+
+
+FAILING = """
+import os, sys
+from pathlib import Path
+from spotkeeper_agent.launcher import output
+
+class Failing:
+    def of(environ, *, before):
+        if before and sys.argv[1] == "once":
+            return None
+        with Path("before").open("a") as file:
+            file.write(before + "\\n")
+        raise ValueError
+
+def no_fork():
+    raise BlockingIOError
+
+output.Spool = Failing
+if sys.argv[1] == "everything":
+    output._copy = Failing.of
+read, write = os.pipe()
+if os.fork() == 0:
+    if sys.argv[1] == "fork":
+        os.fork = no_fork
+    output._supervise({read: (1, b"o")}, 1 << 20)
+os.close(read)
+os.dup2(write, 1)
+os.close(write)
+for _ in range(4):
+    print("x" * 500_000, flush=True)
+os.close(1)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(("failing", "tries"), [("once", 1), ("always", 3), ("everything", 3), ("fork", 0)])
+def test_prints_succeed_however_often_an_output_worker_fails(tmp_path: Path, failing: str, tries: int) -> None:
+    log, told = tmp_path / "log", tmp_path / "before"
+    told.touch()
+    with log.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", FAILING, failing],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(settings.job_path())},
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    assert told.read_text().split("\n")[:-1] == ["", "failed", "failed"][:tries]
+    assert log.read_text().count("x\n") == (0 if failing == "everything" else 4)
 
 
 def spooled(folder: Path) -> list[str]:

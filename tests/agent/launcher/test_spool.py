@@ -132,6 +132,18 @@ def test_a_damaged_rate_stops_no_log(tmp_path: Path, content: bytes) -> None:
     assert lines(tmp_path) == ["0o line"]
 
 
+def test_a_rate_that_cannot_be_written_loses_whole_lines_and_says_so(tmp_path: Path) -> None:
+    rate = tmp_path / spool.RATE_FILE
+    rate.symlink_to("/dev/full")
+    one = Spool(tmp_path, b"0", [])
+    for piece in (b"lost\n", b"lost "):
+        one.add(b"o", piece)
+    one._rate._file = os.open("/dev/zero", os.O_RDWR)  # a block is free again
+    one.add(b"o", b"too\nhere\n")
+    one.end()
+    assert lines(tmp_path) == ["n 14 bytes (2 lines) left out here: the disk with the spool is full", "0o here"]
+
+
 @pytest.mark.parametrize("full", ["bytes", "files", "disk", "gone"])
 def test_a_full_spool_loses_lines_and_says_so_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
     folder = tmp_path / "spool"
@@ -174,13 +186,13 @@ def test_lines_are_written_within_a_second_and_unfinished_ones_after_a_pause(
 
 
 def test_a_worker_without_a_spool_keeps_the_end_of_its_log(tmp_path: Path) -> None:
-    assert Spool.of({}, killed=False) is None
-    assert Spool.of({spool.FOLDER: str(tmp_path / "missing")}, killed=False) is None
+    assert Spool.of({}, before="") is None
+    assert Spool.of({spool.FOLDER: str(tmp_path / "missing")}, before="") is None
 
 
 def test_secrets_of_several_lines_are_hidden_line_by_line(tmp_path: Path) -> None:
     environ = {spool.FOLDER: str(tmp_path), spool.SECRETS: "KEY SHORT GONE", "KEY": "-----\nabcdef\n", "SHORT": "abc"}
-    one: Any = Spool.of(environ, killed=False)
+    one: Any = Spool.of(environ, before="")
     one.add(b"o", b"KEY=abcdef abc\n-----\n")
     one.end()
     assert lines(tmp_path) == ["0o KEY=****** abc", "0o *****"]
