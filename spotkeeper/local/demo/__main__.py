@@ -1,6 +1,6 @@
 """Runs the demo: start a cloud, deploy a stack, train while machines are preempted, check the weights, destroy all.
 
-python -m spotkeeper.local.demo [--seed N] [--steps N] [--scale N]
+python -m spotkeeper.local.demo [--seed N] [--steps N] [--scale N] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.text import Text
 
 from spotkeeper.client.logs import log_data
@@ -35,8 +36,8 @@ from spotkeeper.local.demo import proof
 from spotkeeper.local.demo.chaos import REMEDY, Chaos, ChaosError, ticks
 from spotkeeper.local.demo.proof import Watcher
 from spotkeeper.local.deploy.result import Printer, summary
-from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
-from spotkeeper.local.lifecycle.folder import BusyError, only_one
+from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud, force_cleanup
+from spotkeeper.local.lifecycle.folder import BusyError, DamagedError, LocalCloudError, only_one
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.lines import event_line
 from spotkeeper.report.job.recovery import preemptions
@@ -46,44 +47,71 @@ from spotkeeper.report.text.render import live
 ROOT = Path(__file__).resolve().parents[3]
 JOB_FILE = ROOT / "examples" / "gpt" / "job.yaml"
 FOLDER = Path(".spotkeeper") / "demo"
+MARKER = ".spotkeeper-demo"  # a file in each folder that the demo made, and whose contents it may delete
 STEPS = 700
 STEP_S = 0.15  # least real seconds of a step: a fast machine would finish this small model before the last fault
 SCALE = 12.0  # one minute of the cloud's time takes 5 s, a notice of 120 s takes 10 s
 PER_ZONE = 8  # a zone's spot capacity while the recorded zone has capacity for its whole gang
 CALM_S = 3600.0  # virtual; in this hour the market preempts nothing, only chaos does
 WIDTH = 140  # of lines, if the output is a file
+OTHER_FOLDER = "use another folder: make demo ARGS=--folder=.spotkeeper/second"
+MAX_SCALE = 120.0  # a notice of 120 s is then one real second
 INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 END_S = 240.0  # real; time limit for the rest of the training, after the last fault
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random faults")
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the job")
+    parser.add_argument("--seed", type=_whole(0), default=1, help="seed of the random faults")
+    parser.add_argument("--steps", type=_whole(1), default=STEPS, help="optimizer steps of the job")
     parser.add_argument(
-        "--scale", type=float, default=SCALE, help="how many times faster than real time the cloud's clock runs"
+        "--scale", type=_factor, default=SCALE, help="how many times faster than real time the cloud's clock runs"
     )
     parser.add_argument(
-        "--folder", type=Path, default=FOLDER, help="folder of the cloud and the report; its contents are deleted first"
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        help="folder of the cloud and the report: new, empty, or of an earlier demo, whose files are deleted first",
     )
     parser.add_argument("--engine", choices=("auto", "pulumi", "in-process"), default="auto")
     return parser.parse_args(argv)
 
 
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to 999999999")
+        return int(text)
+
+    return read
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= MAX_SCALE:  # also refuses nan
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, at most {MAX_SCALE:g}")
+    return factor
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the demo and return its exit code.
 
-    0: all checks passed; 1: a check or the demo failed; 2: another demo uses the folder; 130: Ctrl-C.
+    0: all checks passed; 1: a check or the demo failed; 2: a bad argument, or the folder is not the demo's, or another
+    demo uses it; 130: Ctrl-C.
     """
     args = parse(sys.argv[1:] if argv is None else argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     stop = StopSignal()
     stop.listen()
     try:
-        with only_one(args.folder, "make demo", "use another folder: make demo ARGS=--folder=.spotkeeper/second"):
+        check_folder(args.folder)
+        with only_one(args.folder, "make demo", OTHER_FOLDER):
             return attempt(Demo(args, console, stop), console)
-    except BusyError as error:
-        console.print(f"[bold red]the demo did not start:[/] {error}", highlight=False)
+    except (BusyError, DemoError, OSError) as error:
+        console.print(f"[bold red]the demo did not start:[/] {escape(str(error))}", highlight=False)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -116,15 +144,16 @@ class StopSignal:
 def attempt(demo: Demo, console: Console) -> int:
     """Run the demo, clean up however it ends, and return the exit code."""
     try:
-        return demo.run()
-    except KeyboardInterrupt:
-        console.print("\n[bold]stopped; cleaning up[/]")
-        return INTERRUPTED
-    except (ChaosError, DemoError, deploy.DeployError, RuntimeError) as error:
-        console.print(f"\n[bold red]the demo failed:[/] {error}", markup=True, highlight=False)
+        try:
+            return demo.run()
+        except KeyboardInterrupt:
+            console.print("\n[bold]stopped; cleaning up[/]")
+            return INTERRUPTED
+        finally:
+            demo.clean_up()
+    except (ChaosError, DemoError, LocalCloudError, OSError, RuntimeError, deploy.DeployError) as error:
+        console.print(f"\n[bold red]the demo failed:[/] {escape(str(error))}", highlight=False)
         return 1
-    finally:
-        demo.clean_up()
 
 
 class Screen:
@@ -157,6 +186,29 @@ class Screen:
 
 class DemoError(Exception):
     """Raised if a step of the demo fails or times out."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise DemoError if ``folder`` has files that are not an earlier demo's: they would be deleted."""
+    if folder.exists() and not folder.is_dir():
+        raise DemoError(f"--folder {folder}: this is not a folder: {OTHER_FOLDER}")
+    if folder.is_dir() and not (folder / MARKER).is_file() and any(folder.iterdir()):
+        raise DemoError(
+            f"--folder {folder}: the folder has files that are not an earlier demo's (it has no {MARKER}), and the "
+            f"demo would delete them: {OTHER_FOLDER}"
+        )
+
+
+def clear(folder: Path) -> None:
+    """Make ``folder``, or remove an earlier demo's files. Interrupted, it leaves the marker."""
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARKER:
+            path.unlink()
 
 
 class Demo:
@@ -207,7 +259,7 @@ class Demo:
     def bring_up(self) -> tuple[LocalCloud, str]:
         """Remove the cloud of an interrupted run, start a new one, and bring the stack up."""
         self._end_cloud()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        clear(self.folder)
         self.say(f"start a local cloud: three zones, a recorded spot market, a clock {self.args.scale:g} times as fast")
         self.cloud = cloud = LocalCloud.up(
             self.folder / "cloud", scale=self.args.scale, seed=self.args.seed, per_zone=PER_ZONE, calm_s=CALM_S
@@ -318,8 +370,13 @@ class Demo:
     def _end_cloud(self) -> None:
         """End the cloud that the folder has; after an interrupted start it may run although ``self.cloud`` is None."""
         folder = self.folder / "cloud"
-        if (folder / "cloud.json").is_file():
-            LocalCloud.attach(folder).down(purge=True)
+        if folder.is_dir():
+            try:
+                LocalCloud.attach(folder).down(purge=True)
+            except DamagedError:
+                force_cleanup(folder)
+            except LocalCloudError:  # no cloud: it was interrupted before it had settings
+                shutil.rmtree(folder)
         self.cloud = None
 
     def until(self, event: str, poll: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -55,7 +55,8 @@ def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
         work: the command of this process; the message to any other process names it.
         otherwise: what the user can do instead, for the message if another process has the lock.
     """
-    path = folder.resolve().with_name(folder.name + ".lock")
+    path = folder.resolve()
+    path = path.with_name(f"{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.cli.main import run
-from spotkeeper.local.demo.__main__ import main
+from spotkeeper.local.demo.__main__ import clear, main
 from spotkeeper.local.lifecycle.folder import BusyError, only_one
 
 HOLD = """
@@ -29,7 +29,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_a_second_demo_refuses_and_names_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
-    (folder / "cloud").mkdir(parents=True)
+    clear(folder)
+    (folder / "cloud").mkdir()
     (folder / "cloud" / "cloud.json").write_text("the first's")
     with only_one(folder, "make demo", ""):
         before = files(tmp_path)
@@ -39,6 +40,12 @@ def test_a_second_demo_refuses_and_names_the_first(tmp_path: Path, capsys: pytes
     assert f"(pid {os.getpid()})" in said
     assert f"kill {os.getpid()}" in said
     assert "make demo ARGS=--folder=" in said
+
+
+def test_a_folder_has_one_lock_by_whichever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with only_one(Path(), "", ""), pytest.raises(BusyError), only_one(tmp_path, "", ""):
+        pass
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
