@@ -30,6 +30,8 @@ _TOKEN = re.compile(
     r"""\s*(?:(?P<paren>[()])|(?P<op>!=|>=|<=|=|:|<|>|\beq\b|\bne\b)|(?P<word>AND|OR|NOT)\b"""
     r"""|"(?P<quoted>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'|(?P<bare>[^\s()=!:<>"']+))"""
 )
+_OPEN, _CLOSE = ("paren", "("), ("paren", ")")
+_OPERATORS = (("word", "AND"), ("word", "OR"))
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
 }  # fmt: skip
@@ -46,16 +48,28 @@ class Filter:
         """Parse a filter expression; ApiError (400) with the invalid part."""
         groups: list[list[_Term]] = [[]]
         tokens = list(_tokens(text))
+        depth, due = 0, bool(tokens)  # open parentheses; whether a term must follow
         while tokens:
-            kind, value = tokens[0]
-            if kind == "word" and value == "OR":
-                groups.append([])
+            token = tokens[0]
+            if token in _OPERATORS or token == _CLOSE:
+                if due:
+                    raise _invalid(text, "Invalid list filter expression.")
+                if token == ("word", "OR"):
+                    groups.append([])
+                due = token != _CLOSE
+                depth -= token == _CLOSE
+                if depth < 0:
+                    break
                 tokens.pop(0)
-            elif (kind == "word" and value == "AND") or kind == "paren":
+            elif token == _OPEN:
+                depth, due = depth + 1, True
                 tokens.pop(0)
             else:
                 groups[-1].append(_term(tokens, text))
-        if len(groups) > 1 and ("(" not in text or any(not group for group in groups)):  # OR needs parentheses
+                due = False
+        if depth or due:
+            raise _invalid(text, "Invalid list filter expression.")
+        if len(groups) > 1 and "(" not in text:  # OR needs parentheses
             raise _invalid(text, "Invalid list filter expression.")
         if len(groups) > 1 and any(len(group) > 1 for group in groups):
             raise _invalid(text, "A filter with both AND and OR is not supported.")

@@ -46,7 +46,10 @@ MISSES = [
     "(name=other) OR (status=TERMINATED)",
     "zone=us-central1-b",
 ]
-WRONG = ["labels.sk-stack", "= demo", "name = ", 'name eq "("', "a=1 OR", "a=1 OR b=2", "name ~ x", "(a=1 b=2) OR c=3"]
+WRONG = [
+    *("labels.sk-stack", "= demo", "name = ", 'name eq "("', "a=1 OR", "a=1 OR b=2", "name ~ x", "(a=1 b=2) OR c=3"),
+    *('name = "a" (', "(a=1", "a=1)", ")a=1(", "((a=1)", "()", "(a=1) ()", "AND", "a=1 AND", "(a=1) AND OR (b=2)", "NOT"),
+]
 
 
 @pytest.mark.parametrize("text", HITS)
