@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from email import message_from_bytes
 from email.message import Message
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -47,6 +48,30 @@ Items = Callable[[str], Iterable[msgspec.Struct]]
 """Returns the resources whose paths have a prefix."""
 Start = Callable[..., OpDoc]
 """Starts an operation on a resource. Arguments: its reference, the request's body if it has one, and the requestId."""
+
+
+class _Batched(NamedTuple):
+    """One request of a batch. ``name``: its Content-ID, which the answer repeats."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    body: bytes
+    name: str
+
+
+def _batched(part: Message) -> _Batched:
+    """Read a part of a batch; ApiError (400) if it is not an HTTP request."""
+    payload = part.get_payload(decode=True)
+    head, _, body = (payload if isinstance(payload, bytes) else b"").replace(b"\r\n", b"\n").partition(b"\n\n")
+    try:
+        method, url = head.split(b"\n", 1)[0].decode().split(" ")[:2]
+        target = urlsplit(url)
+    except ValueError:  # not UTF-8, a word is missing, or no URL
+        raise ApiError(400, "badRequest", "A part of the batch is not an HTTP request.") from None
+    path = unquote(target.path).partition("/compute/")[2].partition("/")[2]
+    name = str(part.get("Content-ID", "<0>")).strip("<>")
+    return _Batched(method, path, dict(parse_qsl(target.query)), body, name)
 
 
 class ComputeApi:
@@ -103,25 +128,17 @@ class ComputeApi:
             raise ApiError(400, "badRequest", "Expected a multipart/mixed body of HTTP requests.")
         parts = message.get_payload()
         assert isinstance(parts, list)
-        out = b"".join(self._batched(part, principal) for part in parts if isinstance(part, Message))
+        calls = [_batched(part) for part in parts if isinstance(part, Message)]  # all, before the first one acts
+        out = b"".join(self._answered(call, principal) for call in calls)
         return out + f"--{BOUNDARY}--\r\n".encode(), f"multipart/mixed; boundary={BOUNDARY}"
 
-    def _batched(self, part: Message, principal: Principal | None) -> bytes:
-        payload = part.get_payload(decode=True)
-        assert isinstance(payload, bytes)
-        head, _, body = payload.replace(b"\r\n", b"\n").partition(b"\n\n")
-        words = head.split(b"\n", 1)[0].decode().split(" ")
-        if len(words) < 2:
-            raise ApiError(400, "badRequest", "A part of the batch is not an HTTP request.")
-        target = urlsplit(words[1])
-        path = unquote(target.path).partition("/compute/")[2].partition("/")[2]
-        status, answered = self.answer(words[0], path, dict(parse_qsl(target.query)), body, principal)
+    def _answered(self, call: _Batched, principal: Principal | None) -> bytes:
+        status, answered = self.answer(call.method, call.path, call.query, call.body, principal)
         content = msgspec.json.encode(answered)
-        name = str(part.get("Content-ID", "<0>")).strip("<>")
         lines = [
             f"--{BOUNDARY}",
             "Content-Type: application/http",
-            f"Content-ID: <response-{name}>",
+            f"Content-ID: <response-{call.name}>",
             "",
             f"HTTP/1.1 {status} {'OK' if status == 200 else 'Error'}",
             "Content-Type: application/json; charset=UTF-8",
@@ -242,9 +259,9 @@ class ComputeApi:
     def _get_operation(self, call: ApiCall) -> JsonObject:
         ref = call.ref(OPERATIONS)
         found = self._parts.operations.get(ref.path)
-        if found is None and ref.name.isdigit():
+        if found is None and ref.name.isdecimal():
             docs = self._parts.operations.list(ref.folder())
-            found = next((doc for doc in docs if doc.operation.id == int(ref.name)), None)
+            found = next((doc for doc in docs if str(doc.operation.id) == ref.name), None)
         if found is None:
             raise errors.not_found(ref.path)
         return to_json(found.operation)
@@ -285,7 +302,10 @@ class ComputeApi:
         vm = self._parts.machines.get(call.ref(INSTANCES))
         path = self._parts.host.serial(vm.name, vm.id)
         data = path.read_bytes() if path.exists() else b""
-        start = int(call.query.get("start") or 0)
+        at = call.query.get("start") or "0"
+        if not (at.isdecimal() and len(at) < 20):
+            raise errors.invalid("start", at, "Must be a whole number.")
+        start = int(at)
         return {
             "kind": "compute#serialPortOutput",
             "contents": data[start:].decode(errors="replace"),

@@ -103,8 +103,8 @@ class StoredResources:
     def get(self, ref: Ref) -> StoredResource:
         """Find a resource by name or numeric id; ApiError 404 if it does not exist."""
         found = self.find(ref)
-        if found is None and ref.name.isdigit():
-            found = next((item for item in self.list(ref) if item.id == int(ref.name)), None)
+        if found is None and ref.name.isdecimal():
+            found = next((item for item in self.list(ref) if str(item.id) == ref.name), None)
         if found is None:
             raise errors.not_found(ref.path)
         return found

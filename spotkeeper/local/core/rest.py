@@ -127,7 +127,7 @@ def decode(body: bytes) -> JsonValue:
         return {}
     try:
         value: JsonValue = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, "parseError", f"Invalid JSON payload received. {error}") from None
     return value
 

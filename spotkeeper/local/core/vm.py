@@ -110,8 +110,8 @@ class VmTable:
     def get(self, ref: Ref) -> LocalVm:
         """Find a VM by name or numeric id; ApiError 404 if it does not exist."""
         found = self.find(ref.path)
-        if found is None and ref.name.isdigit():
-            found = next((vm for vm in self.list(ref.folder()) if vm.id == int(ref.name)), None)
+        if found is None and ref.name.isdecimal():
+            found = next((vm for vm in self.list(ref.folder()) if str(vm.id) == ref.name), None)
         if found is None:
             raise errors.not_found(ref.path)
         return found

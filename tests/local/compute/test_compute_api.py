@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import requests
 
 from spotkeeper.local.lifecycle.cloud import LocalCloud
 from tests.local.client import SPOT, Api, RefusedError, vm_body
@@ -271,3 +272,56 @@ def test_the_providers_default_fields_count_as_unset(cloud: LocalCloud, api: Api
     api.ok(loose.post("regions/us-central1/subnetworks", subnetwork))
     for path in ("regions/us-central1/subnetworks/s-sent", "global/networks/n-sent"):
         api.ok(api.delete(path))
+
+
+PART = b"Content-Type: application/http\r\nContent-ID: <one>\r\n\r\n"
+LIST = f"GET /compute/v1/projects/local/{INSTANCES} HTTP/1.1\r\n\r\n".encode()
+
+
+def batch(cloud: LocalCloud, *parts: bytes) -> requests.Response:
+    headers = cloud.headers | {"Content-Type": "multipart/mixed; boundary=cut"}
+    body = b"".join(b"--cut\r\n" + part + b"\r\n" for part in parts) + b"--cut--\r\n"
+    return requests.post(f"{cloud.endpoint}/batch/compute/v1", data=body, headers=headers, timeout=30)
+
+
+def test_a_batch_answers_each_of_its_requests(cloud: LocalCloud) -> None:
+    answer = batch(cloud, PART + LIST, PART + b"GET /compute/v1/projects/local/nowhere HTTP/1.1\r\n\r\n")
+    assert answer.status_code == 200
+    assert answer.text.count("HTTP/1.1 200 OK") == answer.text.count("HTTP/1.1 501 Error") == 1
+    assert answer.text.count("<response-one>") == 2 and "compute#instanceList" in answer.text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        PART + LIST.replace(b"us-", b"\xff"),
+        PART + LIST.replace(b"/compute", b"http://[/compute"),
+        PART + b"GET",
+        PART,
+        b"Content-Type: multipart/mixed; boundary=in\r\n\r\n--in\r\n" + PART + LIST + b"\r\n--in--",
+    ],
+)
+def test_a_bad_part_of_a_batch_is_refused(cloud: LocalCloud, part: bytes) -> None:
+    answer = batch(cloud, PART + LIST, part)
+    assert answer.status_code == 400 and "part of the batch" in answer.json()["error"]["message"]
+
+
+def test_a_bad_start_of_a_serial_port_is_refused(api: Api) -> None:
+    api.ok(api.vm("serial"))
+    for start in ("x", "\u00b2", "9" * 5000):
+        with refused(400, "invalid"):
+            replace(api, strict=False).get(f"{INSTANCES}/serial/serialPort", start=start)
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "9" * 5000], ids=["superscript", "long"])
+@pytest.mark.parametrize("kind", [f"zones/{ZONE}/operations", INSTANCES, "global/networks"])
+def test_a_name_that_only_looks_like_an_id_is_not_found(cloud: LocalCloud, kind: str, name: str) -> None:
+    url = f"{cloud.compute_endpoint}/projects/local/{kind}/{name}"
+    assert requests.get(url, headers=cloud.headers, timeout=30).status_code == 404
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused(cloud: LocalCloud) -> None:
+    url = f"{cloud.compute_endpoint}/projects/local/{INSTANCES}"
+    headers = cloud.headers | {"Content-Type": "application/json"}
+    answer = requests.post(url, data="[" * 200_000, headers=headers, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["errors"][0]["reason"]) == (400, "parseError")

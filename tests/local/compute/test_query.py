@@ -48,7 +48,19 @@ MISSES = [
 ]
 WRONG = [
     *("labels.sk-stack", "= demo", "name = ", 'name eq "("', "a=1 OR", "a=1 OR b=2", "name ~ x", "(a=1 b=2) OR c=3"),
-    *('name = "a" (', "(a=1", "a=1)", ")a=1(", "((a=1)", "()", "(a=1) ()", "AND", "a=1 AND", "(a=1) AND OR (b=2)", "NOT"),
+    *(
+        'name = "a" (',
+        "(a=1",
+        "a=1)",
+        ")a=1(",
+        "((a=1)",
+        "()",
+        "(a=1) ()",
+        "AND",
+        "a=1 AND",
+        "(a=1) AND OR (b=2)",
+        "NOT",
+    ),
 ]
 
 
