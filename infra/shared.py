@@ -21,6 +21,12 @@ from infra.settings.pool import OnDestroy, Pool
 
 Text = pulumi.Output[str]
 IAM_SPREADS_S = 120  # "usually within 2 minutes": https://cloud.google.com/iam/docs/access-change-propagation
+# alerts.about -> a mail's text. Only a job's `max_usd` waits for a person; the other limits end by themselves.
+ALARM_TEXTS = {
+    "holds": "a job is on hold and waits for a person",
+    "spend": "a limit on spending or launches is reached: the job gets no further machine for now",
+    "orphans": "machines or disks belong to an unknown job",
+}
 _REMEDY = (
     "an empty disk would replace it. Declare a pool with another name, copy the data, then remove this pool; or set"
     " `allow_data_loss: true` if the data may be lost"

@@ -7,17 +7,13 @@ import pulumi_aws as aws
 
 from infra.aws.function import AwsFunction
 from infra.settings.model import Budget, Settings
-from infra.shared import Component
+from infra.shared import ALARM_TEXTS, Component
 from spotkeeper.contract.names import LABEL_STACK
 
 NAMESPACE = "Spotkeeper"
 TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
-# alerts.about -> the event in the function's log (contract/ledger.py, controller/tick.py), and the mail's text.
-MESSAGES: dict[str, tuple[str, str]] = {
-    "holds": ("hold", "a job is on hold and waits for a person"),  # a paused job sends no mail
-    "spend": ("limit", "a spending limit is reached: no machine is bought until a person acts"),
-    "orphans": ("orphan", "machines or disks belong to an unknown job"),
-}
+# alerts.about -> the event in the function's log (contract/ledger.py, controller/tick.py).
+EVENTS = {"holds": "hold", "spend": "limit", "orphans": "orphan"}  # a paused job sends no mail
 
 
 class AwsAlerts(Component):
@@ -33,9 +29,9 @@ class AwsAlerts(Component):
                 # The metric counts successful ticks; agents' requests do not count as ticks.
                 told = f"no tick succeeded for {minutes} minutes"
                 self._alarm(topic, "silence", told, self._counted("ticks", TICK), missing=minutes)
-            for key, (event, message) in MESSAGES.items():
+            for key, event in EVENTS.items():
                 if key in settings.alerts.about:
-                    self._alarm(topic, key, message, self._counted(key, event))
+                    self._alarm(topic, key, ALARM_TEXTS[key], self._counted(key, event))
         if settings.budget:
             self._budget(settings.budget)
         self.register_outputs({})

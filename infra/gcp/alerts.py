@@ -7,16 +7,16 @@ import pulumi_gcp as gcp
 
 from infra.gcp.function import GcpTriggers
 from infra.settings.model import Budget, Settings
-from infra.shared import Component
+from infra.shared import ALARM_TEXTS, Component
 from spotkeeper.contract.names import LABEL_STACK
 
 _EVERY = "3600s"  # at most one mail per hour and policy; a lasting condition is mailed again
 _CLOSED = "86400s"
-# alerts.about -> a filter of the function's log (service/logging_json.py), and the mail's text.
-LOGGED: dict[str, tuple[str, str]] = {
-    "holds": ('jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"', "a job is on hold and waits for a person"),
-    "spend": ('jsonPayload.event="limit"', "a spending limit is reached: no further machine is bought"),
-    "orphans": ('jsonPayload.event="orphan"', "machines or disks belong to an unknown job"),
+# alerts.about -> a filter of the function's log (service/logging_json.py).
+LOGGED = {
+    "holds": 'jsonPayload.event="hold" AND NOT jsonPayload.reason="pause"',
+    "spend": 'jsonPayload.event="limit"',
+    "orphans": 'jsonPayload.event="orphan"',
 }
 TICK = "tick"  # event of the log line of a successful tick (spotkeeper.reconcile.controller.alarm)
 _DOCUMENTATION = (
@@ -37,9 +37,9 @@ class GcpAlerts(Component):
                 self._policy("silence", "no tick succeeded", [self._silence()])
                 self._policy("errors", "the function logged an error", [self._log("an error", "severity>=ERROR")])
                 self._policy("dead-letters", "preemption events do not arrive", [self._undelivered()])
-            for key, (pattern, message) in LOGGED.items():
+            for key, pattern in LOGGED.items():
                 if key in about:
-                    self._policy(key, message, [self._log(message, pattern)])
+                    self._policy(key, ALARM_TEXTS[key], [self._log(ALARM_TEXTS[key], pattern)])
         if settings.budget:
             self._budget(settings.budget)
         self.register_outputs({})
