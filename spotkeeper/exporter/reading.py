@@ -196,5 +196,5 @@ class StackReader:
 
 
 def _over(one: JobReading, now: float) -> bool:
-    ended = max((entry.at for entry in one.ledger if entry.event in (Event.END, Event.DONE)), default=0.0)
-    return now - ended >= LEAVES_S
+    ends = (entry.at for entry in one.ledger if entry.event in (Event.END, Event.DONE))
+    return now - max(ends, default=one.record.created) >= LEAVES_S  # a withdrawn submission has no ledger

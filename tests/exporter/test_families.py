@@ -18,6 +18,7 @@ from spotkeeper.contract.usage import BYTES, DeviceUsage, HostUsage, NodeUsage, 
 from spotkeeper.exporter import families as made
 from spotkeeper.exporter import reading as reads
 from spotkeeper.exporter.reading import StackReader, StackReading
+from spotkeeper.reconcile.controller import cleanup
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB, a_job
 from tests.exporter.conftest import ENDED, HELD, NOW, StillClock
@@ -99,6 +100,17 @@ def test_a_finished_job_leaves_after_an_hour(target: Target, store: Store, clock
     clock.at += 1.0
     assert ENDED not in [one.record.job for one in reader.read().jobs]
     assert ENDED not in [one.record.job for one in StackReader(target).read().jobs], "nor does a new exporter show it"
+
+
+def test_a_withdrawn_submission_which_has_no_ledger_also_leaves_after_an_hour(
+    target: Target, store: Store, clock: StillClock
+) -> None:
+    assert cleanup.withdraw(store, "gone0000", "gone", 9990.0, "cancelled before its submission was complete")
+    store.put_tomb("gone0000", 9990.0)
+    reader, clock.at = StackReader(target), 9990.0 + reads.LEAVES_S - 1.0
+    assert "gone0000" in [one.record.job for one in reader.read().jobs]
+    clock.at += 1.0
+    assert "gone0000" not in [one.record.job for one in reader.read().jobs]
 
 
 def test_the_number_of_jobs_is_bounded(target: Target, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
