@@ -2,8 +2,8 @@
 
 It reads and writes one JSON object per line (``contract.policy``). An invalid line goes to standard error and does not
 end the command. An invalid ``tick`` gets the answer that is always safe: keep the machines that run; if none run, start
-on-demand ones. An invalid ``start`` ends the current case, so that ticks of the new case are not answered as ticks of
-the old one.
+on-demand ones. A tick outside a case is invalid. An invalid ``start`` ends the current case, so that ticks of the new
+case are not answered as ticks of the old one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def serve(lines: BinaryIO, answers: BinaryIO, errors: TextIO = sys.stderr) -> No
 
 def _wrong(error: Exception) -> str:
     if isinstance(error, AttributeError):
-        return "no valid `start` came before this line"
+        return "no case has begun, send a valid `start` first"
     return str(error) if isinstance(error, msgspec.DecodeError) else f"does not fit this case's `start` ({error})"
 
 

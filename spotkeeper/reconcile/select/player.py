@@ -36,7 +36,8 @@ class Player:
         self._move_costs = {home: self._move_costs_from(home, regions) for home in regions}
 
     def end(self, end: End) -> None:
-        pass
+        """End the case. A tick or an end before the next start raises AttributeError."""
+        del self._terms
 
     def tick(self, tick: Tick) -> PolicyAnswer:
         """Return what to try in this tick of the simulator, in order of preference.

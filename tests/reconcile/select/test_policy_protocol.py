@@ -44,6 +44,16 @@ def test_only_hello_and_ticks_are_answered() -> None:
     assert errors == ""
 
 
+def test_a_tick_between_two_cases_is_answered_as_one_without_a_case() -> None:
+    """It was answered with the zones and terms of the case that had ended."""
+    on = {"kind": "spot", "zone": "z1", "age_h": 0.3, "pending_h": 0.0}
+    answers, errors = talk(START, {"type": "end"}, {**TICK, "on": on}, {"type": "end"}, START, {**TICK, "on": on})
+    assert answers[0] == {"try": ["keep", "od"], "probe": []} and answers[1]["try"] == ["keep"]
+    assert [line[:46] for line in errors.splitlines()] == [
+        f"spotkeeper policy: line {number}: no case has begun, " for number in (3, 4)
+    ]
+
+
 def test_the_running_launch_is_kept() -> None:
     on = {"kind": "spot", "zone": "z1", "age_h": 0.3, "pending_h": 0.0}
     assert talk(START, {**TICK, "on": on, "event": "tick"})[0] == [{"try": ["keep"], "probe": []}]
@@ -95,7 +105,7 @@ def test_a_tick_before_any_start_is_answered_too() -> None:
     answers, errors = talk(TICK)
     assert answers == [{"try": ["keep", "od"], "probe": []}]
     assert errors.startswith(
-        "spotkeeper policy: line 1: no valid `start` came before this line, so the answer is: keep what runs, else "
+        "spotkeeper policy: line 1: no case has begun, send a valid `start` first, so the answer is: keep what runs"
     )
 
 
