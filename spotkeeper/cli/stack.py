@@ -71,7 +71,8 @@ def checked(
     from spotkeeper.contract.parse.jobfile import read_job
 
     now = target.clock.now()
-    spec = read_job(file, state, now if since is None else since, lookup.starts_of(store, state, now), overrides)
+    starts = lookup.starts_of(store, state, now, target.clock.scale)
+    spec = read_job(file, state, now if since is None else since, starts, overrides)
     for line in cautions(spec, state, lookup.prices_of(store, state), now):
         note(f"note: {line}")
     for line in warnings(file, spec, state):

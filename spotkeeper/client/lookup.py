@@ -293,15 +293,16 @@ def refuse_over(record: Record) -> None:
 # -- how long a start takes
 
 
-def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[JobSpec], float]:
+def starts_of(store: Store | None, stack: StackState, now: float, scale: float) -> Callable[[JobSpec], float]:
     """Return a function that tells how many seconds a job takes to start; ``read_job`` calls this function.
 
     The function reads the bucket and remembers its results. If ``store`` is None, it returns the default, ``START_S``.
+    ``scale``: virtual seconds per real second.
     """
 
     @cache
     def measured(name: str, pools: tuple[str, ...]) -> float:
-        return START_S if store is None else measured_s(store, name, pools, now)
+        return START_S if store is None else measured_s(store, name, pools, now, scale)
 
     def starts(job: JobSpec) -> float:
         return measured(job.name, tuple(p.name for p in stack.pools if not job.pools or p.name in job.pools))
@@ -309,7 +310,7 @@ def starts_of(store: Store | None, stack: StackState, now: float) -> Callable[[J
     return starts
 
 
-def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> float:
+def measured_s(store: Store, name: str, pools: Iterable[str], now: float, scale: float) -> float:
     """Return an estimate of how long a start of a job takes, virtual seconds.
 
     The estimate adds up measured times: from a machine's request to its hello, in the slowest of these pools; and, from
@@ -327,4 +328,4 @@ def measured_s(store: Store, name: str, pools: Iterable[str], now: float) -> flo
         boots = market.boots(store, tuple(pools), now)
     except StoreError:
         return START_S
-    return start_s(max(boots.values(), default=None), progress.begin_s, progress.save_s or 0.0)
+    return start_s(max(boots.values(), default=None), progress.begin_s, (progress.save_s or 0.0) * scale)

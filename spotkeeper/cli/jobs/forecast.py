@@ -272,7 +272,7 @@ class Ground:
     @cached_property
     def starts(self) -> Callable[[JobSpec], float]:
         """A function that returns how many seconds a start of a job takes."""
-        return starts_of(self.store, self.stack, self.now)
+        return starts_of(self.store, self.stack, self.now, self.scale)
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from spotkeeper.cli.jobs import forecast as forecasting
 from spotkeeper.cli.jobs.compare import measured_step_s as step_s
 from spotkeeper.client.errors import CliError
+from spotkeeper.client.lookup import starts_of
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Entry, Event
@@ -207,6 +208,18 @@ def test_a_starts_duration_comes_from_earlier_jobs(
     assert "cannot be met" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
     dear = cli("submit", job(folder, "max_usd: 0.02")).err
     assert "is below what one start costs (about $0.03 by list prices)" in dear
+
+
+def test_a_start_counts_a_save_in_the_time_of_the_clock(store: Store) -> None:
+    """A save is measured in real seconds; a one-machine cloud's clock runs faster."""
+    stack, now = forecasting.recorded_stack(), 1000 * HOUR_S
+    (pool,) = stack.pools
+    store.put_name("first", JOB)
+    store.put_progress(JOB, Progress(1, 10, 1.0, save_s=4.0, begin_s=26.0))
+    came = Observation("abcdefgh-n0-a1", Event.ADMITTED, now, pool.zones[0], Model.SPOT, started=now - 90.0)
+    store.add_observations(pool.name, int(now // HOUR_S), (came,))
+    starts = starts_of(store, stack, now, 60.0)
+    assert starts(JobSpec("first", ("train.py",))) == 90.0 + 26.0 + 240.0
 
 
 def test_the_stack_s_own_history_is_replayed(
