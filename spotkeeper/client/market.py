@@ -17,6 +17,6 @@ def observations(store: Store, stack: StackState, now: float) -> dict[str, tuple
     out = {}
     for pool in (pool.name for pool in stack.pools if pool.kind == "spot"):
         names = (path.rpartition("/")[2] for path in store.list(paths.market_hours(pool)))
-        hours = tuple(hour for name in names if name.isdigit() and newest - HOURS_KEPT <= (hour := int(name)) <= newest)
+        hours = tuple(hour for name in names if name.isdecimal() and newest - HOURS_KEPT <= (hour := int(name)) <= newest)
         out.update(store.read_observations((pool,), hours))
     return out

@@ -122,7 +122,7 @@ def read_folder(folder: Path) -> tuple[Recording, ...]:
 
 def region_of(zone: str) -> str:
     """Return the region of a zone such as ``us-east-1a`` or ``us-east1-b``; any other name is its own region."""
-    return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdigit() else zone
+    return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdecimal() else zone
 
 
 def _zone(zone: _ZoneSeries, ratio: float) -> RecordedZone:

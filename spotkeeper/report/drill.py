@@ -165,7 +165,7 @@ def witness(victim: Victim, look: Evidence, seen: Mapping[DrillStep, float]) -> 
 def _saved(victim: Victim, look: Evidence) -> bool:
     told = look.progress
     commits = [(told.commit_gen, told.commit_step)] if told and told.commit_gen is not None else []
-    commits += [(f.gen, int(f.value)) for f in look.facts if f.kind is Kind.RELEASED and f.value.isdigit()]
+    commits += [(f.gen, int(f.value)) for f in look.facts if f.kind is Kind.RELEASED and f.value.isdecimal()]
     return any((step or 0) > (victim.commit[1] if victim.commit else 0) for _, step in commits)
 
 

@@ -257,7 +257,17 @@ def test_the_server_refuses_actions_if_read_only(bucket: Bucket) -> None:
     assert store.list_requests(JOB) == ()
 
 
-@pytest.mark.parametrize(("name", "value"), [("resize", "two"), ("resize", "0"), ("move", "mars-a"), ("nothing", "")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("resize", "two"),
+        ("resize", "0"),
+        ("resize", "\u00b2"),
+        ("resize", "9" * 5000),
+        ("move", "mars-a"),
+        ("nothing", ""),
+    ],
+)
 def test_a_wrong_value_is_refused_as_by_the_command(bucket: Bucket, name: str, value: str) -> None:
     store, environment = bucket
     seeded(store)

@@ -105,7 +105,7 @@ def processor_s(folder: Path) -> float:
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - no Path per process
-        if name.isdigit() and (fields := stacks.stat_of(int(name))):
+        if name.isdecimal() and (fields := stacks.stat_of(int(name))):
             parents[int(name)] = int(fields[1])
             used[int(name)] = stacks.processor_s(int(name))
     mine = (pid for pid in used if pid in workers or workers.intersection(stacks.above(pid, parents)))

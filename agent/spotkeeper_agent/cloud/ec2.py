@@ -151,7 +151,7 @@ class Imds:
 
 
 def _seconds(text: str) -> float:
-    return float(text) if text.isdigit() else float(TTL_S)
+    return float(text) if text.isdecimal() else float(TTL_S)
 
 
 class _Document(Struct, frozen=True, rename="camel"):

@@ -239,7 +239,7 @@ def _tag(name: str, answer: requests.Response, tag: bytes) -> str:
 
 def _size(name: str, answer: requests.Response) -> int:
     length = answer.headers.get("Content-Length", "")
-    if not length.isdigit():
+    if not length.isdecimal():
         raise StorageError(f"{name}: the answer is invalid")
     return int(length)
 

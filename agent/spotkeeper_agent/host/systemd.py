@@ -43,7 +43,7 @@ def notify(*lines: str) -> None:
 def watchdog_s() -> float | None:
     """Return the seconds between signs of life to systemd's watchdog (half its limit); None without a watchdog."""
     limit = os.environ.get("WATCHDOG_USEC", "")
-    return int(limit) / 2e6 if limit.isdigit() and int(limit) > 0 else None
+    return int(limit) / 2e6 if limit.isdecimal() and int(limit) > 0 else None
 
 
 def has_units() -> bool:
@@ -89,7 +89,7 @@ def shutting_down() -> bool:
 def power_off(log: Log) -> None:
     """Power this machine off; in the one-machine cloud, end the process that stands for the VM's init."""
     init = os.environ.get(INIT, "")
-    if init.isdigit() and int(init) > 1:
+    if init.isdecimal() and int(init) > 1:
         log("power.off", by="init", pid=int(init))
         os.kill(int(init), signal.SIGTERM)
     elif is_init():

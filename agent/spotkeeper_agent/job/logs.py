@@ -83,7 +83,7 @@ def _without_children(log: bytes) -> bytes:
 
 
 def _local_rank(path: Path) -> int:
-    return int(path.parent.name) if path.parent.name.isdigit() else 0
+    return int(path.parent.name) if path.parent.name.isdecimal() else 0
 
 
 def _first_to_fail_last(failed: Mapping[int, Failure], path: Path) -> tuple[bool, bool, int, int]:

@@ -323,7 +323,7 @@ class Supervisor:
 
     def _forget_old(self, folder: Path) -> None:
         """Delete the folders of all but the last few generations."""
-        old = [path for path in folder.parent.iterdir() if path.name.isdigit() and int(path.name) < int(folder.name)]
+        old = [path for path in folder.parent.iterdir() if path.name.isdecimal() and int(path.name) < int(folder.name)]
         for path in sorted(old, key=lambda path: int(path.name))[: -KEPT_RUNS + 1]:
             beneath.remove(path.parent, path.name)
 

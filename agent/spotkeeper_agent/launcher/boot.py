@@ -121,7 +121,7 @@ def _seed() -> None:
 def _set_threads() -> None:
     """Set torch's number of threads. OpenMP has read OMP_NUM_THREADS before, when the zygote imported torch."""
     count = os.environ.get("OMP_NUM_THREADS", "")
-    if count.isdigit() and int(count) > 0 and "torch" in sys.modules:
+    if count.isdecimal() and int(count) > 0 and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(count))
 
 

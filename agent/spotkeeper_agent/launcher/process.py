@@ -94,7 +94,7 @@ def kill_children() -> int:
 
 
 def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no Path per process
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - no Path per process
 
 
 def parent_of(pid: int) -> int:
@@ -132,7 +132,7 @@ def sweep(folder: Path, keep: set[int]) -> int:
     mark, number = f"{MARK}={folder}".encode(), str(_number(folder))
     killed = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - no Path per process
-        if not name.isdigit() or int(name) in keep:
+        if not name.isdecimal() or int(name) in keep:
             continue
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(int(name))  # so that a process that reuses the pid is not killed

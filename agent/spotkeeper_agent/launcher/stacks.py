@@ -293,7 +293,7 @@ def above(pid: int, parents: dict[int, int]) -> list[int]:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - no Path per process
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - no Path per process
 
 
 def stat_of(pid: int) -> list[str]:

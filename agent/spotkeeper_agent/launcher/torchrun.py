@@ -135,7 +135,7 @@ def note_fatal(run: Path) -> None:
     for log in run.glob("logs/*/*/*/stderr.log"):
         local_rank, tail = log.parent.name, output.tail(log, _TAIL)
         found = _FATAL.search(tail)
-        if found and local_rank.isdigit() and not (run / f"{NAME}.{local_rank}").exists():
+        if found and local_rank.isdecimal() and not (run / f"{NAME}.{local_rank}").exists():
             after = _WATCHDOG.search(tail) is not None
             _write(run, int(local_rank), log.stat().st_mtime, found[0].decode(), after)
 

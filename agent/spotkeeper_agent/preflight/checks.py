@@ -154,7 +154,7 @@ def space(machine: Machine) -> Finding:
 def retries(machine: Machine) -> Finding:
     """Check how soon the kernel gives up a connection to a machine that has ended without closing the connection."""
     text = machine.text("proc/sys/net/ipv4/tcp_retries2")
-    if not text.isdigit():
+    if not text.isdecimal():
         return Finding(
             "tcp_retries2", Level.SKIPPED, "this kernel has no such setting; run the check on a machine of the stack"
         )

@@ -107,7 +107,7 @@ def driver(machine: Machine) -> Finding:
     words = f"{len(rows)} x {rows[0][0]}, driver {rows[0][1]}" if rows else "the driver shows no GPU"
     if len(rows) < cards:
         return Finding("driver", Level.ERROR, f"{words}, but {cards} GPUs are in the machine", _REPLACE, figures)
-    if any(row[2].isdigit() and int(row[2]) for row in rows):
+    if any(row[2].isdecimal() and int(row[2]) for row in rows):
         return Finding("driver", Level.ERROR, f"{words}; uncorrectable memory errors since the boot", _REPLACE, figures)
     return Finding("driver", Level.OK, words, figures=figures)
 

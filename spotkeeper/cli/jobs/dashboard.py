@@ -82,7 +82,7 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
         return lambda record, _: request(kind, record)
 
     def resize(record: Record, value: str) -> str:
-        if not value.isdigit() or not 1 <= int(value) <= 10_000:
+        if not (value.isdecimal() and len(value) < 6 and 1 <= int(value) <= 10_000):
             raise CliError(f"{value!r} is not a number of machines: enter 1 to 10,000", Exit.USAGE)
         return request(RequestKind.RESIZE, record, nodes=int(value))
 

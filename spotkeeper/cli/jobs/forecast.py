@@ -239,7 +239,7 @@ def _history(known: Ground, pool: PoolState) -> tuple[RecordingPart, ...]:
     if known.store is None:
         return ()
     stems = (path.rpartition("/")[2] for path in known.store.list(paths.market_hours(pool.name)))
-    hours = [int(stem) for stem in stems if stem.isdigit()]
+    hours = [int(stem) for stem in stems if stem.isdecimal()]
     newest = tuple(hour for hour in hours if hour > known.now / 3600.0 - HISTORY_HOURS)
     observations = known.store.read_observations((pool.name,), newest)[pool.name]
     recorded = own_recording(pool.name, region_of(pool.zones[0]), observations)

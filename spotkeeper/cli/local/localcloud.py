@@ -371,8 +371,8 @@ def preempt(folder: Path, vm: str, *, notice: bool, as_json: bool) -> None:
 
 
 def capacity(folder: Path, zone: str, nodes: str, *, as_json: bool) -> None:
-    if nodes != "market" and not nodes.isdigit():
-        raise CliError(f"{nodes}: must be a number of spot VMs, or the word market", Exit.USAGE)
+    if nodes != "market" and not (nodes.isdecimal() and len(nodes) < 10):
+        raise CliError(f"{nodes[:40]}: must be a number of spot VMs, or the word market", Exit.USAGE)
     count = None if nodes == "market" else int(nodes)
     with failures():
         attach(folder).set_capacity(zone, count)

@@ -182,7 +182,7 @@ def foreign_refusal(request: Request, names: frozenset[str]) -> ApiError | None:
 
 def _host(header: str) -> str:
     host, _, port = header.rpartition(":")
-    return (host if host and port.isdigit() else header).strip("[]").lower()
+    return (host if host and port.isdecimal() else header).strip("[]").lower()
 
 
 def _content_refusal(request: Request) -> ApiError | None:

@@ -124,7 +124,7 @@ def _on(kind: str, permission: str) -> PermissionsOf:
 
 
 def _named(ref: Ref) -> str | None:
-    return None if ref.name.isdigit() else ref.path
+    return None if ref.name.isdecimal() else ref.path
 
 
 def _path(link: str, project: str) -> str | None:

@@ -227,7 +227,7 @@ def _warning(zone: str, unreachable: bool) -> JsonObject:
 def _size(text: str | None) -> int:
     if not text:
         return MAX_RESULTS
-    if not text.isdigit() or not 1 <= int(text) <= MAX_RESULTS:
+    if not (text.isdecimal() and len(text) < 4 and 1 <= int(text) <= MAX_RESULTS):
         raise errors.invalid("maxResults", text, f"Must be between 1 and {MAX_RESULTS}.")
     return int(text)
 

@@ -129,5 +129,5 @@ def _stat(pid: int) -> list[str] | None:
 
 def living() -> Iterator[int]:
     for entry in os.listdir("/proc"):  # noqa: PTH208 - hot path
-        if entry.isdigit():
+        if entry.isdecimal():
             yield int(entry)

@@ -140,7 +140,7 @@ class Chaos:
         folder = self._roots.get(vm, Path("/nonexistent")) / "mnt" / "sk-data" / self.job / "ckpt"
         with contextlib.suppress(OSError):
             return any(
-                not (home / COMMIT).exists() for home in folder.iterdir() if home.name.replace("-", "").isdigit()
+                not (home / COMMIT).exists() for home in folder.iterdir() if home.name.replace("-", "").isdecimal()
             )
         return False
 

@@ -255,7 +255,7 @@ class Watcher:
     def poll(self) -> None:
         """Read every control file once."""
         for path in self.vms.glob(f"*/root/run/spotkeeper/{self.job}/*/ctl"):
-            if path not in self._controls and path.parent.name.isdigit():
+            if path not in self._controls and path.parent.name.isdecimal():
                 with contextlib.suppress(OSError, ControlError):  # the file is being created, or is gone again
                     self._controls[path] = (int(path.parent.name), Control.open(path))
         with self._lock:

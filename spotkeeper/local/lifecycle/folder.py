@@ -74,7 +74,7 @@ def only_one(folder: Path, work: str, otherwise: str) -> Iterator[None]:
 
 def _busy(path: Path, folder: Path, otherwise: str) -> str:
     pid, _, work = path.read_text().strip().partition(" ")
-    if not pid.isdigit():  # the other process has just started, or is about to end
+    if not pid.isdecimal():  # the other process has just started, or is about to end
         return f"another process is at work in {folder}: wait until it ends, or {otherwise}"
     return f"{work} is at work in {folder} (pid {pid}): wait until it ends, end it (kill {pid}), or {otherwise}"
 

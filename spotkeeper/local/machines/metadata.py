@@ -167,7 +167,7 @@ def _lookup(tree: JsonValue, path: str) -> tuple[bool, JsonValue]:
     for part in path.strip("/").split("/") if path.strip("/") else ():
         if isinstance(at, dict) and part in at:
             at = at[part]
-        elif isinstance(at, list) and part.isdigit() and int(part) < len(at):
+        elif isinstance(at, list) and part.isdecimal() and int(part) < len(at):
             at = at[int(part)]
         else:
             return False, None

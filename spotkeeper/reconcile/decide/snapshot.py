@@ -366,7 +366,7 @@ class Queries:
 
 def parse_commit(text: str) -> Commit | None:
     gen, _, step = text.partition("-")
-    return (int(gen), int(step)) if gen.isdigit() and step.isdigit() else None
+    return (int(gen), int(step)) if gen.isdecimal() and step.isdecimal() else None
 
 
 def admitted(slot: Slot | None) -> bool:

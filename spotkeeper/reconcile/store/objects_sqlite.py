@@ -92,7 +92,7 @@ class SqliteObjects:
         with self._write() as (db, generation):
             done = db.execute(
                 "UPDATE objects SET data = ?, generation = ? WHERE key = ? AND generation = ?",
-                (data, generation, key, int(tag) if tag.isdigit() else -1),
+                (data, generation, key, int(tag) if tag.isdecimal() else -1),
             )
             if done.rowcount == 0:
                 raise ConflictError(f"{key}: changed since it was read")

@@ -138,7 +138,7 @@ def skeleton_name(rank: int) -> str:
 def rank_of(name: str) -> int | None:
     """Return the rank whose tensors are in a file; None for other files."""
     head, _, tail = name.removeprefix("__").partition("_")
-    return int(head) if name.startswith("__") and tail == "0.distcp" and head.isdigit() else None
+    return int(head) if name.startswith("__") and tail == "0.distcp" and head.isdecimal() else None
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ QUIET = Log(write=lambda _: None)
 RUN = NodeRun("abcdefgh", 0, 1)
 
 
-def test_an_undecodable_folder_name_does_not_stop_log_uploads(tmp_path: Path) -> None:
-    odd = tmp_path / "logs" / os.fsdecode(b"\xff\xfe")
+@pytest.mark.parametrize("name", [b"\xff\xfe", "\u00b2".encode()], ids=["bytes", "superscript"])
+def test_an_odd_folder_name_does_not_stop_log_uploads(tmp_path: Path, name: bytes) -> None:
+    odd = tmp_path / "logs" / os.fsdecode(name)
     odd.mkdir(parents=True)
     (odd / "stdout.log").write_bytes(b"said\n")
     told = logs.collect(tmp_path)

@@ -153,6 +153,8 @@ def test_capacity_is_set_and_returned_to_the_market(shell: Shell) -> None:
         (("preempt", "nobody"), 1, "no such VM"),
         (("capacity", "us-east9-z", "1"), 1, "no such zone"),
         (("capacity", "us-central1-a", "some"), 2, "must be a number of spot VMs, or the word market"),
+        (("capacity", "us-central1-a", "\u00b2"), 2, "must be a number of spot VMs, or the word market"),
+        (("capacity", "us-central1-a", "9" * 5000), 2, "must be a number of spot VMs, or the word market"),
         (("status", "--folder", "elsewhere"), 3, "no cloud here"),
     ],
 )

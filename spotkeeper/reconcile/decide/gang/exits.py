@@ -94,7 +94,7 @@ def call(draft: Draft, cause: str, detail: str = "", exits: bool = False) -> Non
 def answered(draft: Draft, index: int, slot: Slot, roll: Roll) -> bool:
     """Whether a member answered this roll call or a later one. An older answer does not show that its machine works."""
     return any(
-        fact.value.isdigit() and int(fact.value) >= roll.ver for fact in draft.queries.said(index, slot, Kind.HERE)
+        fact.value.isdecimal() and int(fact.value) >= roll.ver for fact in draft.queries.said(index, slot, Kind.HERE)
     )
 
 

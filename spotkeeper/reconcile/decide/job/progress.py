@@ -141,7 +141,7 @@ def _restored(draft: Draft) -> int | None:
     commit = location.newest(draft)
     if location.given_up(draft):
         return None
-    told = [f.value for f in draft.queries.every(Kind.RELEASED) if f.gen == draft.record.gen and f.value.isdigit()]
+    told = [f.value for f in draft.queries.every(Kind.RELEASED) if f.gen == draft.record.gen and f.value.isdecimal()]
     return max([commit[1] if commit is not None else 0, *map(int, told)])
 
 
