@@ -17,6 +17,7 @@ def observations(store: Store, stack: StackState, now: float) -> dict[str, tuple
     out = {}
     for pool in (pool.name for pool in stack.pools if pool.kind == "spot"):
         names = (path.rpartition("/")[2] for path in store.list(paths.market_hours(pool)))
-        hours = tuple(hour for name in names if name.isdecimal() and newest - HOURS_KEPT <= (hour := int(name)) <= newest)
-        out.update(store.read_observations((pool,), hours))
+        hours = (int(name) for name in names if name.isdecimal())
+        kept = tuple(hour for hour in hours if newest - HOURS_KEPT <= hour <= newest)
+        out.update(store.read_observations((pool,), kept))
     return out
