@@ -149,7 +149,7 @@ def _submit(props: dict[str, Any]) -> str:
     try:
         target = target_of(props)
         state, now = target.state(target.store()), target.clock.now()
-        spec = read_job(path, state, now, starts_of(target.store(), state, now))
+        spec = read_job(path, state, now, starts_of(target.store(), state, now, target.clock.scale))
         done, heard = submit_file(target, path, spec, pack_source(path, spec))
     except CliError as error:
         raise JobError(f"{error}; {error.remedy}" if error.remedy else str(error)) from None
