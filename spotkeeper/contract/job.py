@@ -53,7 +53,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     replicated: Annotated[bool, _about("true (DDP): each node has the whole state; false (FSDP): only a part")] = True
     interval_s: Annotated[float, Meta(gt=0, description="seconds between saves; unset: automatic")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
-    snapshots: Annotated[bool, _about("true: saves copy optimizers' tensors during training; a loss costs few steps")] = False
+    snapshots: Annotated[bool, _about("true: saves copy during training, and a loss costs few steps")] = False
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
 
