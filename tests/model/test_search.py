@@ -1,6 +1,6 @@
 """The shipped steps in every state of small worlds, and proof that the search sees what is broken.
 
-This is the slice that runs with all tests; ``make model`` searches far wider. Each story here is explored to its
+This is the slice that runs with all tests, up to a number of states; ``make model`` searches far wider, and to the
 end. Mutants run in processes of their own (``kill``), so nothing that is patched leaks into other tests.
 """
 
@@ -20,17 +20,23 @@ from tests.model.mutants import MUTANTS, SLICE
 from tests.model.mutate import Finder, Mutant, Patch
 from tests.model.search import Search, search, unpack
 from tests.model.story import Story
-from tests.model.worlds import HANG
+from tests.model.worlds import HANG, NODE_NOTICE
 from tests.model.worlds import SLICE as WORLDS
+from tests.sizes import size
 
 ROOT = Path(__file__).parents[2]
+# States of one story, by the number of its rounds (the second round is cheap). The mutants of these stories are found
+# within 1,500 states, but for one: what a static machine brings along shows after 10,000.
+STATES = {1: size(5_000, 0), 2: size(40_000, 0)}
+DEEP = {NODE_NOTICE: size(12_000, 0)}
 
 
 @pytest.mark.parametrize("story", WORLDS, ids=lambda story: f"{story.cloud}: {story.name}")
-def test_every_state_is_safe_and_reaches_its_end(story: Story) -> None:
-    found = search(story)
+def test_states_are_safe_and_reach_their_end(story: Story) -> None:
+    bound = DEEP.get(story, STATES[story.rounds])
+    found = search(story._replace(states=bound))
     assert found.why == "", "\n".join(found.way)
-    assert found.whole
+    assert found.whole or found.states >= bound > 0, found.stopped
     assert found.states > 200
 
 
@@ -129,6 +135,6 @@ def test_decisions_do_not_depend_on_forgotten_state(cloud: str, monkeypatch: pyt
 
     monkeypatch.setattr(Ground, "future", future)
     kinds = frozenset({"noticed", "reboots", "SILENT", "ROLL", "crashes", "blind"})
-    found = search(Story("any of these", cloud, faults=1, requests=0, rounds=1, kinds=kinds))
-    assert found.whole and found.why == ""
+    found = search(Story("any of these", cloud, faults=1, requests=0, rounds=1, kinds=kinds, states=STATES[1]))
+    assert found.why == ""
     assert len(doubted) > 30

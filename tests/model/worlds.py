@@ -206,8 +206,8 @@ WIPED_PAUSE = WIPED._replace(
 )
 WIPED_TWO = WIPED._replace(name="two nodes, a disk is destroyed, and the bucket has a copy", nodes=2, cap=5)
 
-# What `make test` explores to the end: everything that one thing can break, on both clouds. `make model` has the
-# larger worlds of static machines.
+# What `make test` explores, up to a number of states: everything that one thing can break, on both clouds.
+# `make model` has larger worlds, to their end.
 SLICE = (
     WIPED,
     NODE_NOTICE,

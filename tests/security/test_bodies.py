@@ -24,7 +24,7 @@ from tests.security.site import CANARY, JOB, OTHER, Shot, Site
 from tests.security.tally import TALLY, Bodies
 from tests.sizes import size
 
-BODIES = int(os.environ.get("SECURITY_BODIES", size(tally.BODIES // 5, tally.BODIES)))
+BODIES = int(os.environ.get("SECURITY_BODIES", size(tally.BODIES // 20, tally.BODIES)))
 SEED = int(os.environ.get("SECURITY_SEED", "20261121"))
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53, 2**53 + 1, 2**63, 2**64, -(2**63), 1.5, 1e308, -0.0, 1e-320),

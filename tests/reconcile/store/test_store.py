@@ -152,7 +152,7 @@ class TestObjects:
                 bucket.create(f"k/{number}", b"2")
 
         def rounds(first: int) -> int:
-            for number in range(first, first + 10):
+            for number in range(first, first + 5):
                 with ThreadPoolExecutor(8) as pool:
                     list(pool.map(use, range(10 * number, 10 * number + 8)))
             return len(list(Path("/proc/self/fd").iterdir()))

@@ -80,9 +80,9 @@ def test_a_retrying_gang_raises_no_alarm(caplog: pytest.LogCaptureFixture) -> No
 def test_what_a_gang_that_never_fits_wastes_is_bounded() -> None:
     world = short(2, nodes=3)
     first = paid_s(world, 4 * 3600)
-    later = paid_s(world, 20 * 3600)
+    later = paid_s(world, 10 * 3600)
     assert first <= 4 * 2 * (GANG_S + 300)
-    assert later / (20 * 3600 * 2) < 0.2, "ever more seldom"
+    assert later / (10 * 3600 * 2) < 0.2, "ever more seldom"
 
 
 def test_a_held_gang_starts_whole_when_there_is_room() -> None:
