@@ -54,10 +54,13 @@ def bound(port: int) -> socket.socket:
 def application(feed: JobFeed, commands: Commands) -> FastAPI:
     """Return the ASGI app with all pages. Call it once per process, since NiceGUI keeps its pages in globals."""
     from fastapi import FastAPI
+    from nicegui import app as pages_app
     from nicegui import background_tasks, ui
 
     from spotkeeper.dashboard import pages
 
+    # Quasar would show each request of the page as a progress bar that screen readers cannot name.
+    pages_app.config.quasar_config["loadingBar"]["skipHijack"] = True
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pages.register(feed, commands)
     ui.run_with(

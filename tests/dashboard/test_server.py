@@ -30,6 +30,7 @@ def test_the_file_opens_the_page_and_only_its_owner_can_read_it(bucket: Bucket, 
         page = browser.get(served.url, timeout=30)
         assert page.status_code == 200 and page.url == f"{served.root}/jobs/abcdefgh"
         assert 'lang="en-US"' in page.text and "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        assert '"skipHijack":true' in page.text.replace(" ", ""), "no progress bar without a name"
         assert requests.get(served.url, timeout=30).status_code == 403
         assert code not in served.file.read_text(), "the file has the next address"
         assert (
