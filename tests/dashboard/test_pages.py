@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import sys
 import time
 from array import array
@@ -77,6 +78,7 @@ def play(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                 await story(user)
 
         modules = dict(sys.modules)
+        gc.freeze()  # NiceGUI collects garbage five times, which takes a second with all that the tests have imported
         try:
             complete(whole())
         finally:

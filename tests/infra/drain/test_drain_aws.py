@@ -6,6 +6,7 @@ volumes in use, refusals) comes from :class:`Slow`, botocore's own errors in fro
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from botocore.loaders import create_loader
 
 from infra.drain import DrainProvider
 from infra.drain.aws import Ec2
 from infra.drain.emptying import DrainError, empty
 
 BUCKET, REGION, ZONE = "sk-123456789012-dev", "us-east-1", "us-east-1a"
+LOADER = functools.cache(create_loader)  # each client would read EC2's description anew, which takes half a second
 JOB = {"sk-stack": "dev", "sk-pool": "burst", "sk-job": "abcdefgh", "sk-node": "0"}
 
 
@@ -39,6 +42,7 @@ def stack(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2]:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setattr("infra.drain.aws._PAUSE_S", 0.01)
+    monkeypatch.setattr("botocore.session.create_loader", LOADER)
     found = Ec2.of({"stack": "dev", "bucket": BUCKET, "region": REGION})
     found.s3.create_bucket(Bucket=BUCKET)
     found.s3.put_object(Bucket=BUCKET, Key="stack/pools.json", Body=json.dumps({"stack": "dev"}))
