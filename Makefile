@@ -14,7 +14,7 @@ help:
 	@echo "make test   all tests (ARGS='-k decide' for some)"
 	@echo "make quick  unit tests and one short life cycle, in at most 90 s on two idle cores"
 	@echo "make engine  both clouds' stacks through Pulumi's own engine, with strict stand-ins for their providers, and"
-	@echo "            with Google's own against the one-machine cloud, where each is installed"
+	@echo "            with Google's own against the one-machine cloud, where each is installed; gcloud; bundles for all Pythons"
 	@echo "make adapters  the callbacks, with the real Lightning and transformers (in .venv-adapters, beside .venv)"
 	@echo "make model  every state of small worlds, and every rule taken away in turn; writes .spotkeeper/model.json"
 	@echo "make mutants  small faults put into the code, each against the tests that reach it (ARGS='--seed 1 --sample 60');"
@@ -60,7 +60,8 @@ quick: setup
 # Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).
 # Nor is Google's provider for it: `pulumi plugin install resource gcp`. What is not there is skipped, with its reason.
 engine: setup
-	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/engine $(ARGS)
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/engine tests/infra/test_bundle.py \
+	  tests/local/compute/test_gcloud.py $(ARGS)
 
 adapters: .venv-adapters/.stamp
 	@.venv-adapters/bin/python -m pytest tests/train/adapters tests/lifecycle/test_adapters.py $(ARGS)

@@ -41,6 +41,7 @@ def gcloud(cloud: LocalCloud, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+@pytest.mark.matrix
 def test_a_vm_and_its_disk_from_begin_to_end(gcloud: Any, cloud: LocalCloud) -> None:
     gcloud("disks", "create", "gc-disk", "--size=10GB", ZONE)
     image = ("--image=debian-12", "--image-project=debian-cloud")
