@@ -37,6 +37,7 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.events import describe
 from spotkeeper.report.job.view import JobView
+from tests.no_dynamo import NO_DYNAMO
 from tests.train.forks import run_script
 
 T = TypeVar("T")
@@ -57,10 +58,23 @@ PATIENCE_S = 90.0  # real, for one step of a story
 TAIL = 25  # lines of each log in a failure
 
 
-def tiny(name: str, steps: int, **fields: object) -> JobSpec:
-    """The example's smallest GPT, slowed down, because faults take real time."""
-    command = ("slow.py", "--dim", "32", "--layers", "1", "--steps", str(steps), "--nice", "10")
-    return replace(read_job(GPT / "job.yaml", None, 0.0), name=name, command=command, **fields)
+def tiny(name: str, steps: int, step_s: float = 0.0, **fields: object) -> JobSpec:
+    """The example's smallest GPT, slowed down, because faults take real time: a step takes ``step_s`` at least."""
+    command = (
+        "slow.py",
+        "--dim",
+        "32",
+        "--layers",
+        "1",
+        "--steps",
+        str(steps),
+        "--nice",
+        "10",
+        "--step-s",
+        f"{step_s}",
+    )
+    spec = read_job(GPT / "job.yaml", None, 0.0)
+    return replace(spec, name=name, command=command, env=spec.env | NO_DYNAMO, **fields)
 
 
 def slow_gpt(folder: Path) -> Source:
@@ -72,12 +86,14 @@ def slow_gpt(folder: Path) -> Source:
     return pack(home)
 
 
-def script(folder: Path, name: str, text: str, **fields: object) -> tuple[JobSpec, Source]:
+def script(
+    folder: Path, name: str, text: str, env: dict[str, str] = NO_DYNAMO, **fields: object
+) -> tuple[JobSpec, Source]:
     """A job that runs ``text`` on one spot machine."""
     home = folder / name
     home.mkdir()
     (home / "main.py").write_text(text)
-    spec = JobSpec(name=name, command=("main.py",), source=".", static="never", **fields)  # type: ignore[arg-type]
+    spec = JobSpec(name=name, command=("main.py",), source=".", static="never", env=NO_DYNAMO | env, **fields)  # type: ignore[arg-type]
     return spec, pack(home)
 
 

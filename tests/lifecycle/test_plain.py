@@ -19,6 +19,7 @@ from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.record import Outcome, SlotState
 from spotkeeper.local.demo import proof
 from tests.lifecycle.stage import Run, Stage
+from tests.no_dynamo import NO_DYNAMO
 
 pytestmark = pytest.mark.lifecycle
 
@@ -54,9 +55,8 @@ def left_alone() -> str:
 
 
 def test_a_script_that_saves_on_sigterm_survives_a_notice_and_a_loss(stage: Stage) -> None:
-    spec = replace(
-        read_job(PLAIN / "job.yaml", None, 0.0), command=("train.py", "--steps", str(STEPS), "--step-s", "0.05")
-    )
+    spec = read_job(PLAIN / "job.yaml", None, 0.0)
+    spec = replace(spec, command=("train.py", "--steps", str(STEPS), "--step-s", "0.05"), env=spec.env | NO_DYNAMO)
     with Run(stage, spec, pack(PLAIN)) as run:
         run.until("the first generation to train", lambda: trains(run, 1))
         node, slot = run.chaos.on_spot()[1]

@@ -22,6 +22,7 @@ from spotkeeper.train.agent_link.control import Control, ControlError
 from tests.agent.chunks import complete_log
 from tests.agent.fakes import JOB, Fake, Machine, command_of, document, environ_of, source, wait_until
 from tests.agent.jobs import GANG, LAUNCHER, OBEDIENT, SPOILS
+from tests.no_dynamo import NO_DYNAMO
 
 Make = Callable[..., Machine]
 
@@ -31,7 +32,7 @@ def obedient(vm: Machine, *args: str, real: bool = False, **fields: Any) -> JobR
     sha256 = source(vm.fake, {"train.py": OBEDIENT})
     python = "python3" if real or LAUNCHER else vm.light_python()
     mode = LAUNCHER or "zygote"
-    return JobRun("job", ("train.py", *args), sha256, python=python, launcher=mode, **fields)
+    return JobRun("job", ("train.py", *args), sha256, env=NO_DYNAMO, python=python, launcher=mode, **fields)
 
 
 def begin(fake: Fake, vm: Machine, run: JobRun, gen: int = 1) -> None:
@@ -393,7 +394,7 @@ def test_two_nodes_stop_together_without_a_crash(fake: Fake, machine: Make) -> N
     """Two machines, one gang. Only one learns of the stop from the document; the other's job stops with it."""
     first = machine()
     second = machine(uid="1002", name=f"sk-test-{JOB}-n0001-a1", node=1, address="127.0.1.2")
-    run = JobRun(name="job", command=("train.py",), source_sha256=source(fake, {"train.py": GANG}))
+    run = JobRun("job", ("train.py",), source(fake, {"train.py": GANG}), env=NO_DYNAMO)
     for vm in (first, second):
         vm.stand_by(run)
         vm.start()

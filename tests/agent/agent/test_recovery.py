@@ -16,6 +16,7 @@ from tests.agent.agent import nets
 from tests.agent.agent.nets import Net
 from tests.agent.fakes import JOB, REPO, Fake, Machine, document, environ_of, source, wait_until
 from tests.agent.jobs import LAUNCHER, OBEDIENT
+from tests.no_dynamo import NO_DYNAMO
 
 Make = Callable[..., Machine]
 PROTOCOL = REPO / "docs/protocol.md"
@@ -104,7 +105,7 @@ def pair(fake: Fake, machine: Make, hosts: tuple[Net, Net]) -> tuple[Machine, Ma
 @pytest.mark.skipif(bool(nets.why_not()), reason=nets.why_not())
 @pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.matrix)])
 def test_a_gang_survives_notices_and_a_master_that_vanishes_without_fin(fake: Fake, machine: Make, mode: str) -> None:
-    run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), launcher=mode)
+    run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), env=NO_DYNAMO, launcher=mode)
     with nets.two() as hosts:
         first, second = pair(fake, machine, hosts)
         for vm, net in zip((first, second), hosts, strict=True):
@@ -167,7 +168,7 @@ def a_master_that_is_gone_without_a_word(
 @pytest.mark.parametrize("mode", ["zygote", "exec"])
 def test_two_of_three_machines_are_lost_at_once_and_then_one_more(fake: Fake, machine: Make, mode: str) -> None:
     """One of the two is the master. Here their kernels do say FIN: the third's job ends with them, and says so."""
-    run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), launcher=mode)
+    run = JobRun("job", ("train.py",), source(fake, {"train.py": SAVING_GANG}), env=NO_DYNAMO, launcher=mode)
     vms = [
         machine(
             uid=f"{1001 + n}", name=f"sk-test-{JOB}-n000{n % 3}-a{1 + n // 3}", node=n % 3, address=f"127.0.1.{n + 1}"

@@ -34,6 +34,8 @@ from spotkeeper_agent.launcher import stacks
 from spotkeeper_agent.launcher.process import MARK
 from tests.agent.fakes import REPO, alive, all_pids, children_of, command_of, document, environ_of, wait_until
 from tests.agent.jobs import ENDS, STUBBORN, STUCK
+from tests.no_dynamo import NO_DYNAMO
+from tests.sizes import size
 
 LIGHT = REPO / "tests/agent/light_launcher.py"
 
@@ -55,7 +57,7 @@ class Bench:
         source = self.folder / "src"
         source.mkdir(exist_ok=True)
         (source / "train.py").write_text(script)
-        env = {"OMP_NUM_THREADS": "1"} | env
+        env = {"OMP_NUM_THREADS": "1"} | NO_DYNAMO | env
         return JobRun(
             "job", ("train.py", *args), None, env=env, python=sys.executable, nproc=nproc, launcher=self.mode, grace_s=5
         )
@@ -136,7 +138,7 @@ def test_exit_codes_survive_torchrun(zygote: Bench, how: str) -> None:
     check_exit(zygote, how)
 
 
-@pytest.mark.parametrize("how", ["_exit93", "kill", "raise"])
+@pytest.mark.parametrize("how", size(["raise"], ["_exit93", "kill", "raise"]))
 def test_exit_codes_survive_a_cold_torchrun(cold: Bench, how: str) -> None:
     check_exit(cold, how)
 
@@ -308,6 +310,7 @@ def test_no_process_survives_in_any_order_of_kills(bench: Callable[[str], Bench]
     assert one.marked() == []
 
 
+@pytest.mark.matrix
 def test_no_process_survives_a_cold_torchrun(cold: Bench) -> None:
     family, _ = stubborn(cold)
     os.kill(cold.torchrun(), signal.SIGKILL)

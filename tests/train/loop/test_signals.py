@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.train.checkpoint import store
-from tests.sizes import size
+from tests.no_dynamo import NO_DYNAMO
+from tests.sizes import WHOLE, size
 from tests.train.forks import FORKS, interpret
 
 SCRIPT = """
@@ -120,7 +121,7 @@ class Script:
 
 def _environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTKEEPER_")}
-    return env | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return env | {"PYTHONPATH": os.pathsep.join([*NO_DYNAMO.values(), *sys.path]), "OMP_NUM_THREADS": "1"}
 
 
 def _interpreter(folder: Path, nproc: int) -> subprocess.Popen[bytes]:
@@ -279,7 +280,7 @@ def test_other_loaders_workers_survive_the_signal(tmp_path: Path, whole: str) ->
         assert script.until("end") == whole
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", size(["forkserver"], ["spawn", "forkserver"]))
 def test_workers_of_other_start_methods_survive_the_signal(tmp_path: Path, whole: str, method: str) -> None:
     text = SCRIPT.replace(
         "num_workers=2", f"num_workers=1, multiprocessing_context={method!r}, persistent_workers=True"
@@ -289,7 +290,7 @@ def test_workers_of_other_start_methods_survive_the_signal(tmp_path: Path, whole
         group(script, signal.SIGTERM)
         assert script.end() == 0, script.err()
     assert 20 <= saved(tmp_path) < LAST
-    with life(tmp_path, text, real=True) as script:
+    with life(tmp_path, size(SCRIPT, text), real=WHOLE) as script:
         assert script.until("end") == whole
 
 
@@ -359,7 +360,7 @@ def test_a_hanging_saver_blocks_no_stop(
 ) -> None:
     """Real stops: what it was given up for is said, and what it had saved is gone on from."""
     text = SCRIPT.replace("        time.sleep(0.02)\n", SILENT.format(save=save, then=then))
-    with life(tmp_path, text, real=save == 10 and then == "pass") as script:
+    with life(tmp_path, text, real=WHOLE and save == 10 and then == "pass") as script:
         script.until("here")
         (saver,) = (pid for pid in descendants(script.pid) if b"saver.py" in command(pid))
         os.kill(saver, signal.SIGSTOP)
@@ -410,7 +411,7 @@ def whole_gang(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_torchrun_is_signalled_and_its_ranks_save_the_same_step(
     tmp_path: Path, whole_gang: str, to: Callable[[Script, int], None], number: int
 ) -> None:
-    with gang(tmp_path, real=to is alone) as script:
+    with gang(tmp_path, real=WHOLE and to is alone) as script:
         script.until("step 10")
         below = descendants(script.pid)
         to(script, number)
