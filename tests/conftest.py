@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ HERE = Path(__file__).parent
 def pytest_xdist_auto_num_workers() -> int:
     """Two for each core, and four at most: half of the time the tests of whole machines wait."""
     return min(4, 2 * len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests live as long as the process: the garbage collector need not look at them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

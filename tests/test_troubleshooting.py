@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,19 @@ LEVELS = ("warning", "error", "critical", "exception")
 QUOTED = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 
+@cache
+def nodes() -> tuple[tuple[Path, ast.AST], ...]:
+    """The function's code: file, and each node of its syntax tree."""
+    files = sorted(RECONCILE.rglob("*.py"))
+    return tuple((path, node) for path in files for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def calls() -> Iterator[tuple[Path, ast.Call, str, str]]:
-    """Every call of a method in the function's code: file, call, what it is called on, and its name."""
-    for path in sorted(RECONCILE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                yield path, node, ast.unparse(node.func.value), node.func.attr
+    """Every call of a method in the function's code: file, call, the name it is called on (or ""), and its name."""
+    for path, node in nodes():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            on = node.func.value
+            yield path, node, on.id if isinstance(on, ast.Name) else "", node.func.attr
 
 
 def warnings() -> list[str]:
@@ -40,12 +48,9 @@ def warnings() -> list[str]:
 
 def reasons() -> list[str]:
     """What a job that waits says, up to what differs."""
-    found = set()
-    for path in sorted((RECONCILE / "decide").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("waiting"):
-                found.add(node.value)
-    return sorted(found)
+    decide = RECONCILE / "decide"
+    texts = (node.value for path, node in nodes() if isinstance(node, ast.Constant) and path.is_relative_to(decide))
+    return sorted({text for text in texts if isinstance(text, str) and text.startswith("waiting")})
 
 
 @pytest.mark.parametrize("line", warnings())
