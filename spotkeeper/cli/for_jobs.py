@@ -108,7 +108,7 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
 
 @app.command(rich_help_panel=JOBS)
 def dashboard(
-    job: Annotated[str | None, Argument(metavar="JOB", help="Job whose page to open. Default: the list.")] = None,
+    job: Annotated[str | None, Argument(metavar="JOB", help="Job whose page to open. Default: all jobs.")] = None,
     port: Annotated[int, Option(metavar="N", min=0, max=65535, help="Port on 127.0.0.1. Default: any free one.")] = 0,
     browser: Annotated[bool, Option("--browser/--no-browser", help="Open a browser.")] = True,
     read_only: Annotated[bool, Option("--read-only", help="Refuse every action that changes a job.")] = False,
@@ -123,7 +123,7 @@ def dashboard(
     """Show jobs, machines, money, logs and the stack in a browser on this machine, live.
 
     The pages read the bucket with your own login, and ask for confirmation before they change anything. Only the
-    browser that opens the one-time address gets in. `docs/dashboard.md` says how a team hosts one behind a proxy.
+    browser that opens the one-time address gets in. `docs/dashboard.md` says how to share it behind a proxy.
 
     Examples: `spotkeeper dashboard`, `spotkeeper dashboard first --read-only`
     """
@@ -136,7 +136,7 @@ def dashboard(
 def logs(
     job: Job,
     node: Annotated[
-        int | None, Option("--node", "-n", help="Only this node, as `status` shows it. Default: all nodes.")
+        int | None, Option("--node", "-n", help="Only this node; `status` shows the numbers. Default: all nodes.")
     ] = None,
     gen: Annotated[int | None, Option("--generation", "-g", help="Only this generation. Default: all.")] = None,
     since: Annotated[str | None, Option(metavar="SPAN", help="Only the last SPAN: 90m, 2h, 1d.")] = None,
@@ -150,10 +150,10 @@ def logs(
     """Print a job's complete log: all that its processes printed, in order of time, also on machines that are gone.
 
     Each line begins with its time (UTC) and its node; `node 1.3` is local rank 3 of node 1. torchrun's own messages and
-    the stacks of a hung job are among the lines. New output appears within 10 s. A line of the log
-    says how much is missing where a node printed more than 2 MB/s; a note on standard error says how much of the oldest
-    output was deleted because of `logs.keep_mb`. Values of the job's `secrets` are replaced by stars. `--json` prints
-    one document per line.
+    the stack traces of a hung job are among the lines. New output appears within 10 s. Where a node printed more than
+    2 MB/s, a line of the log says how much is missing; a note on standard error says how much of the oldest output was
+    deleted because of `logs.keep_mb`. Values of the job's `secrets` are replaced by stars. `--json` prints one document
+    per line.
 
     Examples: `spotkeeper logs first --follow`, `spotkeeper logs first --node 1 --since 2h --grep 'loss|Error'`
     """
@@ -387,7 +387,7 @@ def drill(
 ) -> None:
     """Preempt one machine of a running job, and compare each phase of the recovery and the lost work with targets.
 
-    It prints two times for each phase: `after`, from the preemption to the end of the phase, and `took`, the time of
+    For each phase it prints two durations: `after`, from the preemption to the end of the phase, and `took`, that of
     the phase alone, without the earlier phases that it waits for. The target limits `took`; the exit code is 1 if a
     target is missed. The command asks for confirmation; without a terminal it refuses unless you pass `--yes`. It uses
     your own cloud credentials. On AWS, `SPOTKEEPER_FIS_TEMPLATE` names the template of the Fault Injection Service that
@@ -434,8 +434,9 @@ def resize(
 ) -> None:
     """Train on more or fewer machines with the same global batch. The job file must say `nodes: {min, max}`.
 
-    All machines save and stop at the same step, and training continues on NODES machines. If the job has more, the
-    machines whose loss costs least are deleted, such as slow ones; the other nodes keep their numbers.
+    All machines save and stop at the same step, and training continues on NODES machines. If the job has more, it
+    gives up the nodes whose loss costs least, slow ones before fast ones, and their machines are deleted. The other
+    nodes keep their numbers.
 
     Example: `spotkeeper resize first 4`
     """
@@ -524,7 +525,7 @@ def resume(
 
     A job goes on hold when its own code fails, when it has spent its `max_usd`, or when the cloud refuses every machine
     that it could use. `spotkeeper status JOB` shows the reason, what the job's disks cost meanwhile, and how long the
-    job stays on hold. A resume gives the job a new crash budget, or its `max_usd` once more.
+    job stays on hold. After a resume the job may crash `retry.crashes` times again, or spend its `max_usd` once more.
 
     With a job file, the job continues with that file and its source folder: a corrected script, another `command`,
     `env` or `max_usd`. Fields on which the disks depend must not change: `name`, `nodes`, `spread`, `seed`, `stop`,

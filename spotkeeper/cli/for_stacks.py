@@ -144,7 +144,7 @@ def review(
         Option(
             "--allow-data-loss",
             envvar="SPOTKEEPER_ALLOW_DATA_LOSS",
-            help="Accept the loss of data, which a person has approved.",
+            help="Accept that data is lost. Pass this only if a person has approved the loss.",
         ),
     ] = False,
     expect_no_changes: Annotated[
@@ -205,7 +205,7 @@ def preflight(
         Path | None, Option(metavar="DIR", help="Checkpoint folder. Default: the data disk, else the working folder.")
     ] = None,
     peer: Annotated[
-        list[str] | None, Option(metavar="ADDRESS", help="Another machine that must be reachable (repeatable).")
+        list[str] | None, Option(metavar="ADDRESS", help="Another machine, which this one must reach (repeatable).")
     ] = None,
     notice: Annotated[
         float | None,
@@ -272,7 +272,7 @@ notifying = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="""Test the channels to which the stack's function sends notifications of jobs.
+    help="""Test the channels to which the stack's function sends notifications about jobs.
 
 The stack file declares channels (Slack, Teams, Discord, webhook); docs/notifications.md explains them.""",
 )

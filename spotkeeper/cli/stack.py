@@ -81,7 +81,10 @@ def checked(
 
 
 def unheard(target: Target, what: str) -> str:
-    """Return the note for a user whose request did not reach the function. It names the next tick if ticks succeed."""
+    """Return the note for a user whose request did not reach the function.
+
+    ``what``: what the next tick does, such as "starts the job"; if ticks fail, the note says this instead.
+    """
     store = target.store()
     with contextlib.suppress(StoreError):
         if no_tick := silence(store, store.read_stack(), target):

@@ -1,7 +1,7 @@
 """``check-script``: checks with real processes whether a training script resumes bit for bit.
 
 It makes three runs of the same number of steps: two without a stop, to see whether the script is deterministic, and one
-that is stopped and resumed twice. ``train.probe`` records the state of each run, and the records are compared.
+that is stopped and resumed twice. ``train.probe`` saves the state of each run, and the command compares these states.
 """
 
 from __future__ import annotations
@@ -50,13 +50,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class ScriptCheck:
-    """The result of the check, as the command prints it."""
+    """The result of the check, as the command prints it.
+
+    ``repeats``: the two runs without a stop are equal. ``same_bits``: the resumed run equals them. ``bits``: how two
+    runs differ in batches, losses and state. ``not_restored``: the script's variables that differ after a resume.
+    """
 
     script: str
     steps: int
     stops: tuple[int, ...]
-    repeats: bool  # two runs without a stop are equal
-    same_bits: bool  # the resumed run equals those two
+    repeats: bool
+    same_bits: bool
     bits: list[Difference] = field(default_factory=list)
     not_restored: list[Difference] = field(default_factory=list)
 
@@ -331,11 +335,11 @@ _REMEDIES = {
     "generator": "a generator: attach({word}={value})",
     "data set": "the data set changes during training: give it state_dict() and load_state_dict() and attach it, or "
     "let each item depend only on its index",
-    "part": "the attached object's state_dict() does not include this",
-    "count": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
-    "value": 'attach(counts=...) with a dict or dataclass that contains it, such as counts["{word}"]',
-    "values": "attach({word}={value}), if it contains only numbers",
-    "tensor": 'attach(tensors=...) with a dict that holds it, such as tensors["{word}"]',
+    "part": "add {value} to the attached object's state_dict() and load_state_dict()",
+    "count": 'attach(counts=counts), and keep {value} in this dict or dataclass, for example as counts["{word}"]',
+    "value": 'attach(counts=counts), and keep {value} in this dict or dataclass, for example as counts["{word}"]',
+    "values": "attach({word}={value}), if {value} contains only numbers",
+    "tensor": 'attach(tensors=tensors), and keep {value} in this dict, for example as tensors["{word}"]',
 }
 
 

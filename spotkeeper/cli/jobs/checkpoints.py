@@ -121,7 +121,7 @@ def _in_bucket(store: Store, record: Record, now: float) -> Iterator[CheckpointV
 
 
 def _lists(store: Store, job: str, commit: str, names: Iterable[str]) -> list[MirrorList]:
-    """The file lists of a copy, one for each node whose part is complete. Unreadable lists are left out."""
+    """The file lists of a checkpoint's copy, one for each node whose part is complete. Unreadable ones are left out."""
     found = []
     for name in names:
         rest = name.removeprefix(f"{paths.copies(job)}{commit}/")
@@ -134,14 +134,16 @@ def _lists(store: Store, job: str, commit: str, names: Iterable[str]) -> list[Mi
 
 
 def fetch(store: Store, record: Record, folder: Path, commit: str | None, *, quiet: bool) -> Fetched:
-    """Fetch a copy to ``folder/<gen>-<step>``, and verify each byte.
+    """Fetch a checkpoint from the bucket to ``folder/<gen>-<step>``, and verify each byte.
+
+    The parts of a sharded checkpoint go to ``folder/<node>/<gen>-<step>``.
 
     Args:
-        commit: which copy; None for the newest complete one.
+        commit: which checkpoint; None for the newest whose copy in the bucket is complete.
         quiet: show no progress bar.
 
     Raises:
-        CliError: the bucket has no such copy, the copy is damaged, or a file cannot be written.
+        CliError: the bucket has no complete copy of it, the copy is damaged, or a file cannot be written.
         StoreError: the bucket does not answer.
     """
     rows = [row for row in _in_bucket(store, record, 0.0) if row.complete and commit in (None, row.commit)]

@@ -79,7 +79,10 @@ def _step(
     *,
     measure: bool,
 ) -> MeasuredStep:
-    """Return the step that is scaled to other pools: given, measured here, reported by an earlier job, or assumed."""
+    """Return the one known duration of a step, from which those on other pools are computed.
+
+    It is given, measured here, reported by an earlier job, or assumed, as a line appended to ``said`` tells.
+    """
     shape = shape_of(spec, home, known.networks)
     what = f"{shape.nodes} x {shape.machine_type}"
     if step_time is not None:

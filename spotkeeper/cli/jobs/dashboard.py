@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serving:
-    """The options of the command. ``behind``: the address of a proxy in front."""
+    """The options of ``dashboard``. ``behind``: the address of the proxy that serves it to others; "" for none."""
 
     port: int
     browser: bool
@@ -40,7 +40,7 @@ def run(job: str | None, stack: str | None, options: Serving) -> None:
         CliError: no such stack or job, a proxy without read-only, the port is taken, or NiceGUI is not installed.
     """
     if options.behind and not options.read_only:
-        why = "--behind needs --read-only: everybody whom the proxy lets in would act as you"
+        why = "--behind needs --read-only: all users that the proxy lets in would act as you"
         raise CliError(why, Exit.USAGE)
     target = find_target(stack)
     store = target.store()
@@ -69,7 +69,7 @@ def run(job: str | None, stack: str | None, options: Serving) -> None:
 
 
 def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
-    """Return the actions of the pages; each runs the code of the command of the same name."""
+    """Return the actions of the dashboard's pages; each runs the code of the command of the same name."""
     from spotkeeper.dashboard.actions import Action, Commands
 
     def request(kind: RequestKind, record: Record, **fields: str | int | None) -> str:

@@ -73,7 +73,7 @@ def run(job: str, folder: Path | None, node: int | None, stack: str | None, *, a
     done = download(store, record, folder, node, quiet=as_json)
     emit(done, as_json, text(done))
     for line in done.left_out:
-        note(f"not uploaded by the machine: {printable(line)}")
+        note(f"missing from the output: {printable(line)}")
     if record.outcome is None:
         note(f"{record.name} is still running: its machines may write more output")
 
@@ -182,7 +182,8 @@ def _fetch(store: Store, job: str, one: Wanted, advance: Advance) -> Got:
         was_there = fetch_file(store, [(name, file.size)], Content(file.size, "md5", file.md5), one.target, advance)
     except DifferentBytesError:
         again = "run this again, since a machine may have replaced the file meanwhile"
-        raise CliError(f"{name} differs from its entry in the list ({file.size} bytes)", Exit.FAILED, again) from None
+        listed = paths.output_list(job, one.node)
+        raise CliError(f"{name} is not the file of {file.size} bytes that {listed} lists", Exit.FAILED, again) from None
     return Got(one.node, file.path, str(one.target), file.size, was_there)
 
 
@@ -206,7 +207,7 @@ def text(done: Downloaded) -> str:
 
 
 class DifferentBytesError(Exception):
-    """Raised if the bucket's bytes differ from those in its list."""
+    """The bucket's bytes differ from the expected :class:`Content`."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``drill``: preempts one machine of a running job, follows the recovery, and compares it with the targets."""
+"""``drill``: preempts one machine of a running job, and compares each phase of the recovery with its target."""
 
 from __future__ import annotations
 

@@ -152,10 +152,10 @@ def _work_h(spec: JobSpec, pool: PoolState, known: Ground, said: list[str]) -> f
 
 
 def _reported_work_h(spec: JobSpec, pool: PoolState, known: Ground) -> tuple[float, str] | None:
-    """Return the virtual hours that this job must train, and a note or ""; None if no earlier job reported its steps.
+    """Return the virtual hours that this job must train, and a note or ""; None if its name has no such report.
 
-    The hours are the steps of the newest job of this name, times the step duration that this job reported. If it had
-    other machines, the duration is converted to this job's machines, as the note says.
+    The report is that of the newest job of this name: its number of steps and its step time. If it had other machines,
+    the step time is converted to this job's machines, and the note says so.
     """
     told = known.ran(spec.name)
     if told is None or not told.total_steps:
@@ -178,7 +178,7 @@ def _told(zone: str, prices: Prices | None, now: float) -> float | None:
 def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     """Return the cheapest spot pool that the job may use and that is large enough.
 
-    For a job with ``policy: on-demand`` on-demand prices are compared, for other jobs spot prices.
+    It compares on-demand prices if the job has ``policy: on-demand``, else spot prices.
 
     Raises:
         CliError: no such pool.
@@ -290,10 +290,10 @@ class Ground:
 
 
 def ground(stack: str | None, stack_file: Path | None) -> Ground:
-    """Return the stack for a forecast, with its history, as far as it is known.
+    """Return the stack for a forecast.
 
-    This is the stack that ``stack_file`` declares; without a file, the running stack. If no stack runs, and the user
-    named no stack either, it is a stack made from the shipped recording.
+    With ``stack_file``, this is the stack that the file declares; without, the running stack with its history. If no
+    stack runs and the user has named none, it is a stack made from the shipped recording.
 
     Raises:
         SpecError, CliError: the named stack is invalid or missing.

@@ -71,13 +71,19 @@ def _script(file: Path, spec: JobSpec) -> Path | None:
 
 @dataclass
 class _Calls:
-    """A script's use of the library. ``attached``: calls of ``attach``, each with the variable that gets the result."""
+    """A script's use of the library.
+
+    ``attached``: calls of ``attach``, each with the variable that gets the result. ``optimizers``: names of optimizers.
+    ``plain_steps``: the line of each call of a ``step()``, with its object or its first argument. ``used``: attributes
+    that the script reads, by the name of their object. ``passed``: names passed to other code,
+    which may use a run of that name.
+    """
 
     attached: list[tuple[ast.Call, str | None]] = field(default_factory=list)
-    optimizers: set[str] = field(default_factory=set)  # names of optimizers
-    plain_steps: list[tuple[int, str]] = field(default_factory=list)  # (line of a ``step()``, its object or argument)
-    used: dict[str, set[str]] = field(default_factory=dict)  # name -> its attributes that the script reads
-    passed: set[str] = field(default_factory=set)  # names passed to other code, which may use a run of that name
+    optimizers: set[str] = field(default_factory=set)
+    plain_steps: list[tuple[int, str]] = field(default_factory=list)
+    used: dict[str, set[str]] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
 
 
 def _read(script: Path) -> _Calls | None:

@@ -26,7 +26,10 @@ GREP_S = 2.0  # real; for one line, which is at most 128 KB long
 
 
 class Pattern:
-    """A regular expression. Backtracking can take years, so a search of more than ``GREP_S`` ends the command."""
+    """The regular expression of ``--grep``.
+
+    Backtracking can take years, so the command fails if the search of one line takes more than ``GREP_S``.
+    """
 
     def __init__(self, text: str) -> None:
         try:
@@ -100,7 +103,14 @@ def run(
 
 
 def _ms_before(since: str | None, clock: Clock) -> int:
-    """Return when the last ``since`` (such as 2h) began, in real unix ms; 0 for None. CliError if it is not a span."""
+    """Return the real unix ms of the time ``since`` ago; 0 for None.
+
+    Args:
+        since: a span of virtual time, such as ``2h``.
+
+    Raises:
+        CliError: ``since`` is not a span.
+    """
     if since is None:
         return 0
     try:

@@ -53,7 +53,10 @@ def preempt(target: Target, state: StackState, victim: Victim) -> None:
 
 
 def check(target: Target, state: StackState, *, announced: bool) -> None:
-    """Raise CliError, before the user is asked, if a notice on AWS has no experiment template."""
+    """Raise CliError if a notice on AWS is wanted and no experiment template is named.
+
+    Call this before asking the user to confirm. ``announced``: whether to preempt with a notice.
+    """
     if target.local is None and state.cloud == "aws" and announced and not os.environ.get(TEMPLATE):
         remedy = f'export {TEMPLATE}=EXT... (docs/day-two.md, "Drills", has the template), or pass --no-notice'
         raise CliError("a notice on AWS needs a template of the Fault Injection Service (FIS)", Exit.USAGE, remedy)
@@ -77,7 +80,7 @@ def _delete(cloud: Cloud, victim: Victim) -> None:
 
 
 def gce_api(target: Target) -> Api:
-    """Return a client of Google's Compute API, with the user's gcloud login, or of a simulated API.
+    """Return a client of Google's Compute API with the user's gcloud login, or a client of a simulated API.
 
     An address without https is that of a simulated API, which runs on this machine and has a token of its own.
     """
@@ -187,7 +190,7 @@ def _refuse_others(ec2: Any, victim: Victim) -> None:
 
 
 def _see_it_run(fis: Any, experiment_id: str, victim: Victim, wait: Callable[[float], None]) -> None:
-    """Wait until the experiment has completed, or runs for ``FIS_SETTLED_S``, since a refused action fails sooner.
+    """Wait until the experiment has completed, or has run for ``FIS_SETTLED_S``; a refused action fails sooner.
 
     Raises:
         CliError: the experiment failed, or did not start in time.

@@ -186,7 +186,7 @@ def _need(*programs: str) -> None:
 
 
 def _log_start(target: Target, store: Store, record: Record, machine: Machine) -> None:
-    """Record the shell in the ledger before it starts: if the ledger cannot be written, no shell opens."""
+    """Record in the ledger that a shell opens. If this fails, the caller opens none."""
     by = whoami()
     entry = Entry(
         at=target.clock.now(),

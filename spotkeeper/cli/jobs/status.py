@@ -41,7 +41,12 @@ GENERATIONS = 16  # newest generations whose metrics are shown
 
 
 def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool, words: str = "") -> None:
-    """Print one job, or all that match ``words`` (:func:`~spotkeeper.report.job.lines.matches`)."""
+    """Print one job; without ``job``, all unfinished jobs that match ``words``.
+
+    Args:
+        finished: list finished jobs as well.
+        words: see :func:`~spotkeeper.report.job.lines.matches`.
+    """
     from spotkeeper.cli.jobs.download import summary
     from spotkeeper.report.text import render
 

@@ -35,18 +35,22 @@ EVERY_S = 1.0  # real
 
 
 class Asked(Struct, frozen=True, omit_defaults=True):
-    """A sent request, as these commands print it. ``changed``: fields of the job file that a resume replaces."""
+    """A request that a command has sent to a job, as the command prints it.
+
+    ``request``: its kind. ``id``: "" if the command withdrew an unfinished submission. ``changed``: fields of the job
+    file that a resume replaces. ``done``: with ``--wait``, the function has carried out the request.
+    """
 
     job: str
     name: str
     request: str
     id: str
     changed: tuple[str, ...] = ()
-    done: bool = False  # with --wait: the function has carried it out
+    done: bool = False
 
 
 class Options(Struct, frozen=True):
-    """The options that all these commands share."""
+    """Options of a command that sends a request to a job. ``yes``: ask for no confirmation."""
 
     stack: str | None
     as_json: bool
@@ -181,6 +185,10 @@ def resume_with(
     go_back: bool = False,
 ) -> tuple[JobRequest, list[str]]:
     """Request a resume with a checked job file.
+
+    Args:
+        by: the user.
+        go_back: resume from an older checkpoint, or from the start, because the newest is lost.
 
     Returns:
         The request, and the fields of the job file that change; if none changes, the request is a plain resume.

@@ -219,7 +219,9 @@ def test_attributes_missing_from_a_state_dict_are_named(check: Check) -> None:
     before = TRAINER.format().replace(', "history": list(self.history)', "").replace(', state["history"]', ", []")
     code, found, _ = check(before=before, parts=", trainer=trainer", after=TRAINS)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
-    assert code == 1 and texts == {"trainer.history": "the attached object's state_dict() does not include this"}
+    assert code == 1 and texts == {
+        "trainer.history": "add trainer.history to the attached object's state_dict() and load_state_dict()"
+    }
 
 
 def test_objects_made_anew_in_each_step_are_reported(check: Check) -> None:
@@ -228,7 +230,7 @@ def test_objects_made_anew_in_each_step_are_reported(check: Check) -> None:
     code, found, _ = check(before=before, after=after)
     texts = {each["name"]: each["text"] for each in found["not_restored"]}
     assert code == 1 and texts.keys() == {"main().kept", "main().meter.value", "main().row"}
-    assert texts["main().kept"] == "attach(kept=kept), if it contains only numbers"
+    assert texts["main().kept"] == "attach(kept=kept), if kept contains only numbers"
     for name in ("main().meter", "main().row"):
         (text,) = {text for each, text in texts.items() if each.startswith(name)}
         assert text.startswith(f"{name} is a new object after every step") and "=" not in text

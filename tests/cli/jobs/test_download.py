@@ -55,7 +55,7 @@ def test_an_ended_job_is_found_by_name_and_fetched_whole(
     leave(store, 1, {"model.pt": b"of node 1"}, left_out=("evil: a link out of the folder",))
     done = cli("download", "first")
     assert done.code == 0 and "first-output/0/model.pt  7.0 kB" in done.out
-    assert done.err == "not uploaded by the machine: node 1: evil: a link out of the folder\n"
+    assert done.err == "missing from the output: node 1: evil: a link out of the folder\n"
     for path, data in FILES.items():
         assert (here / "first-output/0" / path).read_bytes() == data
     assert (here / "first-output/1/model.pt").read_bytes() == b"of node 1"
@@ -99,7 +99,7 @@ def test_a_file_arrives_whole_or_not_at_all(cli: Cli, store: Store, here: Path) 
     leave(store, 0, FILES)
     store.put(paths.output_file(JOB, 0, "f0"), b"torn")
     done = cli("download", "first")
-    assert done.code == Exit.FAILED and "differs from its entry in the list (7000 bytes)" in done.err
+    assert done.code == Exit.FAILED and "is not the file of 7000 bytes that" in done.err
     assert [path.name for path in (here / "first-output/0").iterdir()] == []
 
 
