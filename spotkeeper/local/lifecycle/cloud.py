@@ -126,6 +126,7 @@ class LocalCloud:
         folder = folder.resolve()
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(removal_folder(folder), ignore_errors=True)
+        read_config(folder)  # raises if this is not a folder
         folder.mkdir(mode=0o700, exist_ok=True)  # only for the user: it has the variables and output of jobs
         with lock(folder):
             config = read_config(folder)

@@ -94,9 +94,12 @@ def read_config(folder: Path) -> Config | None:
     """Read the cloud's settings; return None if the folder has no cloud.
 
     Raises:
+        LocalCloudError: ``folder`` is not a folder.
         DamagedError: ``cloud.json`` is damaged, or it is missing although the cloud's keeper still runs.
     """
     path = folder / CONFIG
+    if folder.exists() and not folder.is_dir():
+        raise LocalCloudError(f"{folder}: this is not a folder: use another --folder")
     try:
         return codec.decode(path.read_bytes(), Config)
     except FileNotFoundError:

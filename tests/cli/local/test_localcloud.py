@@ -156,6 +156,8 @@ def test_capacity_is_set_and_returned_to_the_market(shell: Shell) -> None:
         (("capacity", "us-central1-a", "\u00b2"), 2, "must be a number of spot VMs, or the word market"),
         (("capacity", "us-central1-a", "9" * 5000), 2, "must be a number of spot VMs, or the word market"),
         (("status", "--folder", "elsewhere"), 3, "no cloud here"),
+        (("status", "--folder", "/dev/null"), 3, "/dev/null: this is not a folder: use another --folder"),
+        (("down", "--force", "--folder", "/dev/null"), 3, "/dev/null: this is not a folder: use another --folder"),
     ],
 )
 def test_impossible_commands_are_explained(shell: Shell, argv: tuple[str, ...], code: int, words: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from spotkeeper.cli.main import run
 from spotkeeper.local.demo.__main__ import clear, main
-from spotkeeper.local.lifecycle.folder import BusyError, only_one
+from spotkeeper.local.lifecycle.cloud import LocalCloud
+from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError, only_one
 
 HOLD = """
 import sys
@@ -84,3 +85,10 @@ def test_the_lock_survives_the_folders_removal(tmp_path: Path) -> None:
         first.communicate()
     with only_one(folder, "the next", ""):
         assert (tmp_path / "demo.lock").read_text().split()[0] == str(os.getpid())
+
+
+def test_a_file_in_place_of_a_clouds_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for act in (LocalCloud.attach, LocalCloud.up):
+        with pytest.raises(LocalCloudError, match="file: this is not a folder: use another --folder"):
+            act(tmp_path / "file")
