@@ -76,8 +76,8 @@ def _notification(entry: Entry, record: Record, stack: StackState) -> Notificati
         case Event.GENERATION:
             return _trains(entry, record, stack)
         case Event.FALLBACK:
-            why = ": ".join(filter(None, (entry.cause, entry.detail)))
-            text = f"buys on-demand machines for a limited time: {_sentence(why)}"
+            why = f" ({entry.cause})" if entry.cause else ""
+            text = f"buys on-demand machines for a limited time{why}: {_sentence(entry.detail)}"
             todo = f"No action is needed. To pause the job instead: spotkeeper pause {record.name}"
             return _of(entry, record, stack, (NotifyEvent.ON_DEMAND,), text, todo)
         case Event.HOLD:

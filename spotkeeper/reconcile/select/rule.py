@@ -212,7 +212,7 @@ def _on_spot(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> Plan:
     moves = rule.switches and job.slack_h > margin and not (_must(job, len(zones)) or _hopeless(job, rule))
     steps = _cheaper(job, here, zones, rule) if moves else []
     if here.price > WHOLE and job.slack_h > job.restart_h + 2.0 * job.tick_h:
-        why = f"spot costs {here.price:.0%} of on-demand"
+        why = f"spot costs {_percent(here.price)} of on-demand"
         return Plan((*steps, Proposal(Go.ON_DEMAND, "", why)), why)
     return Plan((*steps, stay), "a cheaper zone is worth the move" if steps else "spot runs")
 
@@ -223,7 +223,9 @@ def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: R
         return []
     saves = max(0.0, WHOLE - here.price)
     return [
-        Proposal(Go.SPOT, zone.id, f"{zone.price:.0%} of the on-demand price instead of {here.price:.0%}", rate)
+        Proposal(
+            Go.SPOT, zone.id, f"{_percent(zone.price)} of the on-demand price instead of {_percent(here.price)}", rate
+        )
         for rate, _, _, zone in weigh(job, zones, rule)
         if zone.price < here.price - rule.cheaper_by and rate > saves + rule.better
     ]
@@ -278,7 +280,7 @@ def _patience(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> tuple[f
         best = max(zones, key=lambda zone: zone.track.share)
         share = best.track.share
         if best.price + job.delay_price * (1.0 - share) / share > 1.0:
-            return 0.0, f"on-demand if no spot is available: the best zone has spot only {share:.0%} of the time"
+            return 0.0, f"on-demand if no spot is available: the best zone has spot only {_percent(share)} of the time"
     return job.slack_h - need, f"wait for spot: waiting needs {need:.1f} h of slack, {job.slack_h:.1f} h left"
 
 
@@ -289,5 +291,9 @@ def _pressed(job: JobState) -> str:
     return f"on-demand to meet the deadline, which leaves only {job.slack_h:.1f} h more than the work needs"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def _promise(life: Expected, zone: SpotZone) -> str:
-    return f"{zone.price:.0%} of the on-demand price, expected to last {life.hours:.1f} h"
+    return f"{_percent(zone.price)} of the on-demand price, expected to last {life.hours:.1f} h"

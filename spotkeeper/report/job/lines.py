@@ -129,10 +129,13 @@ def deadline_lines(view: JobView) -> list[str]:
 
 
 def metric_lines(views: Iterable[MetricView]) -> list[str]:
-    """One line per metric: ``loss  ▇▆▄▃▂▁  0.2130``."""
+    """One line per metric, with the step of its newest point: ``loss  ▇▆▄▃▂▁  0.2130 at step 354``.
+
+    The points are up to a minute older than the job's step and loss, which the line above them has.
+    """
     views = tuple(views)
     width = max((len(view.name) for view in views), default=0)
-    return [f"{view.name:<{width}}  {view.curve}  {value_word(view.last)}" for view in views]
+    return [f"{view.name:<{width}}  {view.curve}  {value_word(view.last)} at step {view.step}" for view in views]
 
 
 def value_word(value: float | None) -> str:

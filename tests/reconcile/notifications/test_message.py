@@ -44,7 +44,7 @@ class TestEvents:
     def test_a_fallback(self) -> None:
         found = one(Event.FALLBACK, record(), cause="too many losses", detail="4 losses in 9 min, spot again at 10:00")
         assert found.events == (NotifyEvent.ON_DEMAND,)
-        assert "buys on-demand machines for a limited time: too many losses: 4 losses in 9 min" in found.text
+        assert "buys on-demand machines for a limited time (too many losses): 4 losses in 9 min" in found.text
 
     def test_a_pause_is_a_hold(self) -> None:
         held = record(phase=Phase.HOLD, hold=Hold.PAUSE, hold_count=1, reason="paused by kim")

@@ -127,7 +127,7 @@ def test_only_a_job_without_any_round_shows_a_warning() -> None:
 
 def test_status_shows_why_each_machine_was_chosen() -> None:
     """What was chosen alike is one line; of on-demand fallback, what brought it about and when it ends."""
-    spot = "33% of the on-demand price, expected to last 9.1 h"
+    spot = "33 % of the on-demand price, expected to last 9.1 h"
     ledger = (
         replace(intent(0.0, 0, 1), detail=spot),
         replace(intent(0.0, 1, 1), detail=spot),
