@@ -206,6 +206,7 @@ def lines(
     dark: bool,
     *,
     unit: str = "",
+    axis_name: str = "",
     on_time: bool = False,
     marks: Sequence[float] = (),
     from_zero: bool = False,
@@ -215,6 +216,7 @@ def lines(
     Args:
         series: of each line (its name, its color's name, its points).
         marks: where a recovery happened, on the x axis.
+        axis_name: what the values are, shown above their axis.
     """
     paint = colors(dark)
     most = max((x for _, _, points in series for x, _ in points), default=1.0)
@@ -222,6 +224,8 @@ def lines(
     value = _axis(dark, type="value", scale=not from_zero)
     if unit:
         value["axisLabel"] = {**value["axisLabel"], "formatter": f"{unit}{{value}}"}
+    if axis_name:
+        value |= {"name": axis_name, "nameGap": 8, "nameTextStyle": {"color": paint["dim"], "align": "left"}}
     drawn: list[Options] = [
         {
             "type": "line",
@@ -247,7 +251,13 @@ def lines(
     return {
         **_base(dark, title),
         "legend": {**legend, "show": len(series) > 1},
-        "grid": {"left": 8, "right": 16, "top": 34 if len(series) > 1 else 14, "bottom": 4, "containLabel": True},
+        "grid": {
+            "left": 8,
+            "right": 16,
+            "top": 34 if len(series) > 1 or axis_name else 14,
+            "bottom": 4,
+            "containLabel": True,
+        },
         "xAxis": axis,
         "yAxis": value,
         "dataZoom": [{"type": "inside", "zoomOnMouseWheel": "ctrl", "moveOnMouseWheel": False}],
@@ -283,7 +293,7 @@ def prices(series: Series, dark: bool) -> Options:
         one["lineStyle"]["type"] = "solid"
         del one["sampling"]
     options["xAxis"] = {**options["xAxis"], "max": 0, "name": "days ago", "nameLocation": "middle", "nameGap": 24}
-    options["xAxis"]["axisLabel"] = {**options["xAxis"]["axisLabel"], ":formatter": "v => -v"}
+    options["xAxis"]["axisLabel"] = {**options["xAxis"]["axisLabel"], ":formatter": "v => Math.round(-100 * v) / 100"}
     options["legend"] = {**options["legend"], "show": True, "type": "scroll"}
     options["grid"] = {**options["grid"], "top": 34, "bottom": 22}
     return options

@@ -22,7 +22,7 @@ from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import el, join, table
-from spotkeeper.report.job.metrics import joined
+from spotkeeper.report.job.metrics import joined, pace
 from spotkeeper.report.job.timeline import Timeline, resumed_steps, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
@@ -42,6 +42,7 @@ class JobPage(Page):
         self._updates = 0
         self._reader: MetricsReader | None = None
         self._curves: dict[str, Points] = {}
+        self._pace: Points = []  # steps a second
         self._log = LogPanel(feed)
         with self.main:
             with ui.row().classes("items-center w-full q-mb-md"):
@@ -121,7 +122,7 @@ class JobPage(Page):
             ),
         )
         put(self._machines, parts.all_machines(found))
-        put(self._events, parts.events(view, 300))
+        put(self._events, parts.events(view, state.record.created, 300))
         self._actions(state.record)
         if self._updates % LOG_EVERY == 0:
             ui.timer(0.0, self._fill_tab, once=True)
@@ -158,14 +159,18 @@ class JobPage(Page):
         )
         marks = resumed_steps(state.ledger)
         speeds = [(step, speed) for step, _, speed in state.samples if speed is not None]
-        _draw(self._speed, "samples a second", speeds, marks, dark, from_zero=True)
+        ended = state.record.over
+        if len(self._pace) > 1:  # of the whole run; samples are those since the dashboard first read the job
+            _draw(self._speed, "steps a second", self._pace, marks, dark, ended=ended, speed=True)
+        else:
+            _draw(self._speed, "samples a second", speeds, marks, dark, ended=ended, speed=True)
         losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
         curves = {LOSS: losses, **self._curves}
         for name in list(curves)[:MOST_METRICS]:
             if name not in self._metrics:
                 with self._tiles:
                     self._metrics[name] = Chart(name)
-            _draw(self._metrics[name], name, curves[name], marks, dark)
+            _draw(self._metrics[name], name, curves[name], marks, dark, ended=ended)
         more = len(curves) - MOST_METRICS
         said = f"{more} more metrics: spotkeeper metrics {state.view.name}"
         put(self._more, el("p", said, class_="dim") if more > 0 else "")
@@ -178,6 +183,7 @@ class JobPage(Page):
             found = joined(await run.io_bound(self._reader.read) or ())
         except StoreError:
             return
+        self._pace = pace(max(found.values(), key=lambda curve: len(curve.steps))) if found else []
         self._curves = {
             name: thinned(
                 [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)]
@@ -283,7 +289,11 @@ def thinned(points: Points, most: int = 1000) -> Points:
     ]
 
 
-def _draw(chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, from_zero: bool = False) -> None:
-    """Draw a curve over steps, with the recoveries marked."""
-    options = charts.lines(name[:1].upper() + name[1:], [(name, "spot", data)], dark, marks=marks, from_zero=from_zero)
-    chart.show(options, ("step", name.replace(" ", "_")), data if len(data) > 1 else (), "Too few values yet.")
+def _draw(
+    chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, ended: bool, speed: bool = False
+) -> None:
+    """Draw a curve over steps, with the recoveries marked. ``speed``: its axis begins at 0 and has the curve's name."""
+    title, series, label = name[:1].upper() + name[1:], [(name, "spot", data)], name if speed else ""
+    options = charts.lines(title, series, dark, marks=marks, from_zero=speed, axis_name=label)
+    none = "Too few values." if ended else "Too few values yet."
+    chart.show(options, ("step", name.replace(" ", "_")), data if len(data) > 1 else (), none)

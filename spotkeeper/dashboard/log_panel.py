@@ -87,7 +87,7 @@ class LogPanel:
             self._gens = ui.select([EVERY], label="Generation", value=EVERY, on_change=self._other).props(look)
             self._since = ui.select(list(SINCE), label="Last", value="1 hour", on_change=self._other).props(look)
             for choice in (self._nodes, self._gens, self._since):
-                choice.style("min-width:110px")
+                choice.style("min-width:130px")  # "Generation" in full
             self._words = ui.input("Search", on_change=self._other).props("dense outlined clearable debounce=400")
             self._follow = ui.switch("Follow", value=True)
             self._said = html(classes="dim small").props("role=status")

@@ -19,6 +19,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import PriceRun, Prices
 from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.stack import Model
+from spotkeeper.dashboard import charts
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB, a_job
 from tests.contract.samples import STACK
@@ -32,7 +33,7 @@ POINTS = 3000  # of a metric: more than a chart draws
 CHARTS = {
     "Timeline": ["node", "attempt", "what", "from_s", "to_s", "model", "zone", "usd_per_hour"],
     "Money": ["seconds", "spent_usd", "on_demand_usd"],
-    "Throughput": ["step", "samples_a_second"],
+    "Throughput": ["step", "steps_a_second"],
     "Loss": ["step", "loss"],
     "val/accuracy": ["step", "val/accuracy"],
 }
@@ -116,7 +117,8 @@ def test_every_chart_of_a_job(page: tuple[Page, str, Store]) -> None:
         file, rows[title] = table(tab, chart)
         assert (file, rows[title][0]) == (f"{stem}.csv", head)
     assert rows["Timeline"][1][:4] == ["0", "1", "boot", "0"] and rows["Timeline"][1][-1] == "1.0"
-    assert rows["Throughput"][1:] == [["120", "50.0"], ["130", "55.0"]]
+    assert rows["Throughput"][1] == ["26", "1.0"], "of the whole run, though the page has just been opened"
+    assert rows["Throughput"][-1] == ["2976", "1.0"]
     assert rows["Loss"][1] == ["1", "-1.0"] and rows["Loss"][-1][0] == str(POINTS)
     assert float(rows["Money"][-1][2]) > float(rows["Money"][-1][1]) > 0
 
@@ -137,6 +139,8 @@ def test_every_chart_of_the_stack(page: tuple[Page, str, Store]) -> None:
         ],
     )
     assert STACK.pools[0].name == "workers"
+    label = charts.prices([("workers", [(-1.56923003660308, 0.5), (0.0, 0.5)])], dark=False)["xAxis"]["axisLabel"]
+    assert tab.evaluate(f"({label[':formatter']})(-1.56923003660308)") == 1.57
 
 
 def test_the_list_of_jobs_has_no_chart_to_download(page: tuple[Page, str, Store]) -> None:

@@ -136,7 +136,7 @@ def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
     async def story(user: User) -> None:
         await user.open("/jobs/first")
         await until(lambda: "Every machine and what it cost" in text(user))
-        assert "sk-prod-abcdefgh-n0000-a1" in text(user) and ">ada<" in text(user)
+        assert "sk-prod-abcdefgh-n0000-a1" in text(user) and ">by ada<" in text(user)
         for name, shown in (
             ("Checkpoints", "No checkpoint is known"),
             ("Job file", "- train.py"),

@@ -13,7 +13,6 @@ from spotkeeper.report.job.lines import (
     kept_lines,
     node_word,
     on_its_clock,
-    preempted,
     undisturbed_line,
 )
 from spotkeeper.report.job.view import JobView, NodeState
@@ -81,9 +80,14 @@ def figures(view: JobView, found: Account) -> Markup:
             str(view.preemptions.total),
             f"{view.preemptions.announced} with a notice; {count(view.crashes, 'crash')}",
         ),
-        fact("Age", duration(view.elapsed_s), f"{view.user}{on_its_clock(view)}".strip()),
+        fact("Age", duration(view.elapsed_s), _who_and_clock(view)),
         class_="facts",
     )
+
+
+def _who_and_clock(view: JobView) -> str:
+    parts = (f"by {view.user}" if view.user else "", on_its_clock(view).strip())
+    return "; ".join(part for part in parts if part)
 
 
 def _speed(view: JobView) -> str | None:
@@ -131,17 +135,18 @@ def _rows(rows: Sequence[dict[str, str]], caption: str, text: Iterable[str], emp
     return table([word.capitalize() for word in head], [list(row.values()) for row in rows], caption, right)
 
 
-def events(view: JobView, most: int = 0) -> Markup:
-    """The job's events, newest first; ``most``: 0 for all."""
+def events(view: JobView, created: float, most: int = 0) -> Markup:
+    """The job's events, newest first. ``created``: virtual unix seconds; ``most``: 0 for all."""
     lines = list(reversed(view.events))[: most or None]
     rows = [
         (
+            el("span", account_text.clock(created + line.at), class_="nobreak"),
             duration(line.at),
             join([el("span", line.text, class_=_EVENT_KIND.get(line.event)), _detail(line.detail)]),
         )
         for line in lines
     ]
-    return table(("After", "Event"), rows, "Events, newest first", (0,), "No event yet.")
+    return table(("Time (UTC)", "After", "Event"), rows, "Events, newest first", (1,), "No event yet.")
 
 
 def _detail(text: str) -> Markup | None:
@@ -149,6 +154,6 @@ def _detail(text: str) -> Markup | None:
 
 
 def sums(view: JobView) -> Markup:
-    """The comparison with a run on uninterrupted machines, and the number of preemptions."""
+    """The comparison with a run on uninterrupted machines."""
     said = undisturbed_line(view)
-    return el("p", f"{said[0].upper()}{said[1:]}. {preempted(view)}.", class_="small dim")
+    return el("p", f"{said[0].upper()}{said[1:]}.", class_="small dim")

@@ -130,7 +130,7 @@ def row(view: JobView, samples: Samples = ()) -> Markup:
             if view.samples_per_s is None
             else join([f"{view.samples_per_s:,.0f}/s", spark(speeds, f"{view.name}: samples a second")]),
         ),
-        ("", None if view.loss is None else join([loss_word(view.loss), spark(losses, f"{view.name}: loss")])),
+        ("nobreak", None if view.loss is None else join([loss_word(view.loss), spark(losses, f"{view.name}: loss")])),
         ("", last),
     )
     return el(

@@ -53,7 +53,7 @@ def job_file(
         _card("Lost work", parts.lost_work(found)),
         _card("Machines now", parts.machines(view)) if view.nodes else None,
         _card("Every machine", parts.all_machines(found)),
-        _card("Events", parts.events(view)),
+        _card("Events", parts.events(view, found.created)),
         _card("Job file", el("pre", job_yaml, class_="log", tabindex=0)) if job_yaml else None,
     )
     head = (

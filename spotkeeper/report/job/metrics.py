@@ -60,6 +60,20 @@ def joined(found: Iterable[GenerationMetrics]) -> dict[str, MetricColumns]:
     return _joined(by_gen, (*newest.ancestors, (newest.gen, None)))
 
 
+def pace(curve: MetricColumns, parts: int = 120) -> list[tuple[int, float]]:
+    """Return (step, steps a second before it) for up to ``parts`` parts of a run, from the times of a curve's points.
+
+    Real seconds. A part with a recovery in it is as slow as the run was there.
+    """
+    size = max(1, -(-(len(curve.steps) - 1) // parts))
+    ends = range(size, len(curve.steps), size)
+    return [
+        (curve.steps[at], (curve.steps[at] - curve.steps[at - size]) / took)
+        for at in ends
+        if (took := curve.times[at] - curve.times[at - size]) > 0.0
+    ]
+
+
 def condensed(found: Iterable[GenerationMetrics], chain: Sequence[tuple[int, int]]) -> GenerationMetrics:
     """Join the files of the ancestors ``chain`` (generation, step) to one: it stands for all of them in :func:`joined`.
 

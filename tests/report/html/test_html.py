@@ -19,7 +19,7 @@ from spotkeeper.report.html.style import DARK, LIGHT
 from spotkeeper.report.job.lines import matches
 from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.timeline import timeline
-from spotkeeper.report.job.view import JobView, NodeState, NodeView, job_view
+from spotkeeper.report.job.view import JobView, NodeState, NodeView, Site, job_view
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
 from spotkeeper.report.text.words import usd
@@ -95,6 +95,17 @@ def test_nothing_that_a_job_wrote_becomes_markup() -> None:
         assert not names & {"script", "img", "iframe", "object", "link", "form"}
         assert not [name for _, attributes in made.found for name in attributes if name.startswith("on")]
         assert "\x1b" not in made.text and "\u202e" not in made.text
+
+
+def test_events_have_the_time_by_which_logs_can_be_read() -> None:
+    text = parsed(job.events(a_view(), created=1795530038.0)).text
+    assert "Time (UTC)" in text and "11-24 14:20:38" in text
+
+
+def test_the_owner_and_the_clock_are_two_statements() -> None:
+    view = a_view(user="ada", site=Site(scale=20.0))
+    text = parsed(job.figures(view, account(view, NOTICED, NOW))).text
+    assert "by ada; on the cloud's clock, 20x" in text
 
 
 def test_the_file_fetches_nothing_and_runs_nothing() -> None:

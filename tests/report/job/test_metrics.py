@@ -16,7 +16,7 @@ from rich.console import Console
 from spotkeeper.contract.metrics import BYTES, GenerationMetrics, MetricPoints, read_metrics
 from spotkeeper.report.job import tensorboard
 from spotkeeper.report.job.lines import metric_lines
-from spotkeeper.report.job.metrics import JobMetrics, MetricColumns, job_metrics, joined, metric_views
+from spotkeeper.report.job.metrics import JobMetrics, MetricColumns, job_metrics, joined, metric_views, pace
 from spotkeeper.report.job.tensorboard import event_file
 from spotkeeper.report.text.metrics import metrics_csv, metrics_table
 from spotkeeper.report.text.words import sparkline
@@ -161,8 +161,16 @@ def test_views_begin_with_the_loss_and_name_what_is_no_number() -> None:
     loss, acc, z = metric_views(found)
     assert (loss.name, loss.step, loss.points, loss.last, loss.low, loss.high) == ("loss", 2, 2, None, 0.5, 0.5)
     assert (acc.name, z.low) == ("acc", None)
-    assert metric_lines([loss, acc]) == ["loss  ▁   not a number", "acc   ▁   not a number"]
+    assert metric_lines([loss, acc]) == ["loss  ▁   not a number at step 2", "acc   ▁   not a number at step 2"]
     assert [view.name for view in metric_views(found, 1)] == ["loss"]
+
+
+def test_the_pace_of_a_run_comes_from_the_times_of_its_points() -> None:
+    times = [float(at) for at in range(100)] + [float(at) for at in range(150, 250)]  # 51 s without training
+    found = pace(MetricColumns(list(range(1, 201)), times, [0.0] * 200), parts=20)
+    assert [step for step, _ in found] == list(range(11, 201, 10)), "a part has ten steps"
+    assert [speed for _, speed in found if speed != 1.0] == [10 / 60]
+    assert pace(MetricColumns([1], [5.0], [0.0])) == [] and pace(MetricColumns([], [], [])) == []
 
 
 def test_a_table_and_csv() -> None:
