@@ -34,7 +34,7 @@ from spotkeeper.train.core import beneath
 from spotkeeper_agent.cloud.storage import Bucket, HashedPart, StorageError
 from spotkeeper_agent.job.jobhost import share
 from spotkeeper_agent.launcher import stacks
-from spotkeeper_agent.launcher.spool import NOTE, SPOOL_FILES, has_room, hide, packed, size
+from spotkeeper_agent.launcher.spool import NOTE, SPOOL_FILES, has_room, hide, packed, reach, size
 
 SPOOL, READ = "spool", "read.json"
 LAUNCHER_LOG = "torchrun.log"
@@ -186,16 +186,22 @@ class NodeLog:
         if length - at > BEHIND:
             self.note(f"{size(length - PIECE - at)} of {name} left out here")
             at = length - PIECE
+        secrets = known()
+        around = reach(secrets)
+        begins = max(0, at - around)
         fd = beneath.open_file(run, name)
         try:
-            piece = os.pread(fd, PIECE, at)
+            text = hide(os.pread(fd, at - begins + PIECE + around, begins), secrets)[at - begins :]
         finally:
             os.close(fd)
-        whole = piece if last or (len(piece) == PIECE and b"\n" not in piece) else piece[: piece.rfind(b"\n") + 1]
-        if not whole:
+        piece = text[:PIECE]
+        end = piece.rfind(b"\n") + 1
+        if (last and len(text) <= PIECE) or (not end and (last or len(text) == PIECE + around)):
+            end = len(piece)
+        if not end:
             return False
-        self._append(packed(time.time(), source, hide(whole, known()).removesuffix(b"\n")))
-        read[name] = at + len(whole)
+        self._append(packed(time.time(), source, piece[:end].removesuffix(b"\n")))
+        read[name] = at + end
         return True
 
     # -- from the disk into the bucket

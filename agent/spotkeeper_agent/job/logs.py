@@ -26,7 +26,7 @@ from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.job.chunks import LAUNCHER_LOG, LEFT_S, NodeLog, NodeRun, left
 from spotkeeper_agent.job.failures import failures, printed
 from spotkeeper_agent.launcher import output, stacks
-from spotkeeper_agent.launcher.spool import hide
+from spotkeeper_agent.launcher.spool import hide, reach
 
 TAIL_BYTES = 64 << 10  # per file
 TOTAL_BYTES = 512 << 10  # per upload, shared evenly by its files
@@ -106,11 +106,13 @@ def _printable(name: str) -> str:
 
 def _end(folder: Path, path: Path, title: str, limit: int) -> LogPart:
     """Return a file's last whole lines, at most ``limit`` bytes. If the last line alone is longer, return its end."""
+    secrets = known()
     try:
-        text, start = beneath.tail(folder, str(path), limit)
+        text, start = beneath.tail(folder, str(path), limit + reach(secrets))
     except OSError:
         return LogPart(title, b"")
-    text = hide(text, known())
+    more = max(0, len(text) - limit)
+    text, start = hide(text, secrets)[more:], start + more
     begins = text.find(b"\n", 0, -1) + 1 if start else 0
     text = text[begins:]
     if path.name == LAUNCHER_LOG:

@@ -44,6 +44,11 @@ def hide(content: bytes, secrets: Iterable[str]) -> bytes:
     return content
 
 
+def reach(secrets: Iterable[str]) -> int:
+    """Return the bytes that must be known on both sides of a piece of text to find each secret that its ends cut."""
+    return max((len(value.encode()) for value in secrets), default=1) - 1
+
+
 def lines_of(values: Iterable[str]) -> set[str]:
     """Return the lines of secret values, except short ones: output is searched for each line by itself."""
     return {line for value in values for line in value.splitlines() if len(line) >= SHORTEST}
@@ -110,7 +115,7 @@ class Spool:
     def __init__(self, folder: Path, rank: bytes, secrets: Iterable[str], *, before: str = "") -> None:
         self._folder, self._rank = folder, rank
         self._secrets = sorted(secrets, key=len, reverse=True)
-        self._back = max((len(value.encode()) for value in self._secrets), default=1) - 1
+        self._back = reach(self._secrets)
         self._rate = Rate(folder)
         self._unfinished: dict[bytes, bytes] = {}  # by stream: the beginning of a line
         self._cut: dict[bytes, str] = {}  # by stream of which the beginning of a line was dropped: the reason

@@ -243,6 +243,36 @@ def test_torchruns_messages_stacks_and_notes_are_in_the_log_once(
     ]
 
 
+HUSH = "hush-hush"
+
+
+@pytest.mark.parametrize("before", range(chunks.PIECE - len(HUSH), chunks.PIECE + 1))
+@pytest.mark.parametrize("lines", [True, False])
+def test_a_secret_across_two_pieces_of_torchruns_log_is_hidden(
+    bucket: MemoryBucket, log: NodeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, lines: bool
+) -> None:
+    monkeypatch.setattr(redact, "_known", {HUSH})
+    text = ("begins\n" if lines else "begins ").ljust(before, ".") + HUSH + " ends"
+    (tmp_path / LAUNCHER_LOG).write_text(text)
+    log.collect(tmp_path)
+    log.collect(tmp_path, last=True)
+    log.upload(last=True)
+    found = complete_log(bucket.objects, JOB, 2, 7).replace("\nt ", "").replace("\n", "")
+    assert found == "t " + text.replace("\n", "").replace(HUSH, "*" * len(HUSH))
+
+
+@pytest.mark.parametrize("behind", range(len(HUSH)))
+def test_a_secret_is_hidden_where_a_flood_is_cut(
+    bucket: MemoryBucket, log: NodeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    monkeypatch.setattr(redact, "_known", {HUSH})
+    text = "." * (chunks.BEHIND + 1) + HUSH + "." * (chunks.PIECE - behind)
+    (tmp_path / LAUNCHER_LOG).write_text(text)
+    log.collect(tmp_path, last=True)
+    log.upload(last=True)
+    assert set(complete_log(bucket.objects, JOB, 2, 7).splitlines()[1]) <= set("t *.")
+
+
 def test_a_flood_in_torchruns_log_is_cut_and_said(bucket: MemoryBucket, log: NodeLog, tmp_path: Path) -> None:
     (tmp_path / LAUNCHER_LOG).write_bytes(b"%07d\n" % 5 * (1 << 19))
     log.collect(tmp_path)

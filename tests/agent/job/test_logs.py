@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spotkeeper.clock import Clock
+from spotkeeper.contract import redact as redaction
 from spotkeeper.contract import uploads
 from spotkeeper.contract.redact import redact
 from spotkeeper_agent.core.log import Log
@@ -51,6 +52,18 @@ def test_uploaded_logs_are_bounded_ends(tmp_path: Path) -> None:
     assert len(text) < 3 * logs.TAIL_BYTES
     order = ["torchrun says", "local rank 0, stdout", "end 0", "end 1", "trouble 0", "trouble 1", "why"]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+
+
+@pytest.mark.parametrize("cut", range(10))
+def test_a_secret_at_the_beginning_of_an_uploaded_end_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    monkeypatch.setattr(redaction, "_known", {"hush-hush"})
+    text = b"before hush-hush" + b"." * (logs.TAIL_BYTES - cut)
+    (tmp_path / LAUNCHER_LOG).write_bytes(text)
+    (found,) = uploads.split_log(logs.collect(tmp_path))
+    assert found.start == len(text) - logs.TAIL_BYTES
+    assert found.text == b"*" * cut + b"." * (logs.TAIL_BYTES - cut)
 
 
 def test_a_log_names_machine_file_and_bytes(tmp_path: Path) -> None:
