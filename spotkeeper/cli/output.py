@@ -4,8 +4,8 @@ A terminal obeys escape sequences in printed text: OSC 52 writes the clipboard, 
 overwrite earlier lines, or make the terminal send input. So on a terminal, and only there, this module removes control
 characters and escape sequences from the text of jobs, machines and clouds: C0 except tab and newline, DEL, C1 (U+0080
 to U+009F, which some terminals obey like ESC and a letter) and marks of text direction (U+202A to U+202E, U+2066 to
-U+2069). A job's log keeps its colors (SGR, ``ESC [ ... m``) and carriage returns. Piped output is unchanged. Only this
-module prints.
+U+2069). A job's log keeps its colors (SGR, ``ESC [ ... m``), and a carriage return in it, which would let the line
+overwrite its own time and node, becomes a space. Piped output is unchanged. Only this module prints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEQUENCE = (
 )
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _PLAIN = re.compile(f"{_SEQUENCE}|{_CONTROL}")
-_LOG = re.compile(f"({_SGR}|\r)|{_SEQUENCE}|{_CONTROL}")
+_LOG = re.compile(f"({_SGR})|(\r)|{_SEQUENCE}|{_CONTROL}")
 
 
 # -- print
@@ -130,10 +130,10 @@ def agree(consequence: str, question: str, again: str) -> None:
 
 
 def clean(text: str, *, log: bool = False) -> str:
-    """Remove control characters and sequences. ``log``: keep colors and carriage returns, and reset the color."""
+    """Remove control characters and sequences. ``log``: keep colors, and show ``\\r`` as a space."""
     if not log:
         return _PLAIN.sub("", text)
-    kept = _LOG.sub(lambda match: match[1] or "", text)
+    kept = _LOG.sub(lambda match: match[1] or " " * bool(match[2]), text.rstrip("\r"))
     return kept + RESET if "\x1b" in kept else kept
 
 

@@ -58,7 +58,9 @@ class Tail:
             for log in self.logs:
                 log.ends = ends
             for line in in_order(self.logs):
-                text = _COLOR.sub("", shown(line, feed.target.clock))
+                text = _COLOR.sub("", shown(line, feed.target.clock)).replace(
+                    "\r", " "
+                )  # a browser makes it a new line
                 if self.words in text.lower():
                     self.found += 1
                     self.lines.append(text)

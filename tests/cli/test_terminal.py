@@ -42,11 +42,17 @@ def test_control_sequences_are_removed_on_a_terminal(text: str, left: str) -> No
     assert clean(text, log=True) == left
 
 
-def test_a_log_keeps_colors_and_carriage_returns_and_resets_them() -> None:
-    text = "\x1b[1;31merror\x1b[m\r 50%\t\n\x1b[38:2:1:2:3mblue"
+def test_a_log_keeps_colors_and_resets_them() -> None:
+    text = "\x1b[1;31merror\x1b[m 50%\t\n\x1b[38:2:1:2:3mblue"
     assert clean(text, log=True) == text + "\x1b[0m"
     assert clean(text) == "error 50%\t\nblue"
     assert clean("plain: äöü, 漢字, 🙂, e\u0301, \u200e", log=True) == "plain: äöü, 漢字, 🙂, e\u0301, \u200e"
+
+
+def test_a_line_of_a_log_does_not_overwrite_its_own_beginning() -> None:
+    text = "12:00 node 1: 10%\r50%\r\x1b[2K11:00 node 0: forged\r\r"
+    assert clean(text, log=True) == "12:00 node 1: 10% 50% 11:00 node 0: forged"
+    assert clean("colored\x1b[31m\r", log=True) == "colored\x1b[31m\x1b[0m"
 
 
 class Terminal(io.StringIO):
@@ -54,12 +60,12 @@ class Terminal(io.StringIO):
         return True
 
 
-HARM = re.compile(r"\x1b\]|[\x80-\x9f]|\u202e|\x07|\x1b\[2A")
+HARM = re.compile(r"\r|\x1b\]|[\x80-\x9f]|\u202e|\x07|\x1b\[2A")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_output_is_cleaned_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    text = f"{CLIPBOARD}\x1b[2A\u202e\x9b2Aevil"
+    text = f"{CLIPBOARD}\r\x1b[2A\u202e\x9b2Aevil"
     for print_it in (
         lambda: output.say(text),
         lambda: output.say(text, log=True),

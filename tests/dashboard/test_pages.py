@@ -171,7 +171,7 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
 def test_logs_of_all_nodes_are_searched(bucket: Bucket, play: Callable[..., None]) -> None:
     store = bucket[0]
     seeded(store)
-    for node, words in ((0, "<b>the first node</b>"), (1, "\x1b[31mthe second\x1b[0m")):
+    for node, words in ((0, "<b>the first node</b>"), (1, "\x1b[31mthe\rsecond\x1b[0m")):
         at = time.time() - 60
         store.put(chunk_name(JOB, node, 1, round(at * 1000)), packed(at, b"0o", words.encode()))
 
