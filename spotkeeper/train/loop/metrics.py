@@ -17,13 +17,13 @@ from __future__ import annotations
 import atexit
 import base64
 import json
+import operator
 import os
 import re
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +115,8 @@ class MetricHistory:
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Take values that belong to ``step``. A later report of the same step replaces them."""
         reads = None
-        if not values.keys() <= self._names:
-            values = self._named(values)
         if not _PLAIN.issuperset(map(type, values.values())):
-            values, reads = self._read(values)
+            values, reads = self._read(self._named(values))
         now = time.monotonic()
         self._reports.append((step, self._epoch + now, values, reads))
         if now >= self._sort_at or len(self._reports) >= _BATCH:
@@ -128,6 +126,8 @@ class MetricHistory:
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values whose names are allowed, and remember these names."""
+        if values.keys() <= self._names:
+            return values
         for name in sorted(values.keys() - self._names):
             if not _NAME.match(name):
                 self._tell("name", f"{name!r:.120}: a metric's name has at most 100 letters, digits and _ . / -")
@@ -169,12 +169,23 @@ class MetricHistory:
         done = self._ready(wait) if self._waits else len(self._reports)
         reports = self._reports[:done]
         del self._reports[:done]
-        for _, _, values, _ in reversed(reports):
-            if "loss" in values:
-                self._control.loss = values["loss"]
-                break
-        if self._path is not None and reports:
-            _add(self._fresh, reports)
+        if not reports:
+            return
+        steps, times, values, _ = zip(*reports, strict=True)
+        columns = _columns(values)
+        if not columns or not columns.keys() <= self._names:  # checked here, once for many reports
+            values = tuple(map(self._named, values))
+            columns = _columns(values)
+        losses = columns.get("loss", ()) if columns else [found["loss"] for found in values if "loss" in found]
+        if losses:
+            self._control.loss = losses[-1]
+        if self._path is None:
+            return
+        if columns and all(map(operator.lt, steps, steps[1:])):
+            for name, column in columns.items():
+                self._fresh[name].add(steps, times, column)
+        else:
+            _add(self._fresh, steps, times, values)
 
     def _ready(self, wait: bool) -> int:
         """Read the values that a device has computed. ``wait``: wait until it has computed all of them.
@@ -221,7 +232,7 @@ class MetricHistory:
             self._control.metrics_file = self._number
 
     def _encoded(self) -> str:
-        metrics = {name: _columns(curve, self._began) for name, curve in self._curves.items()}
+        metrics = {name: _encoded(curve, self._began) for name, curve in self._curves.items()}
         return json.dumps({"gen": self._gen, "ancestors": self._ancestors, "began": self._began, "metrics": metrics})
 
     def _forget_stored(self) -> None:
@@ -265,20 +276,26 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_cuda)
 
 
-def _add(curves: _Curves, reports: list[_Report]) -> None:
+def _columns(values: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each name, if all reports have the same names, else {}."""
+    first = values[0]
+    if sum(map(len, values)) != len(first) * len(values):
+        return {}
+    try:
+        return {name: list(map(operator.itemgetter(name), values)) for name in first}
+    except KeyError:
+        return {}
+
+
+def _add(curves: _Curves, steps: Sequence[int], times: Sequence[float], values: Sequence[dict[str, Any]]) -> None:
     """Add reports to their metrics' curves. Of several reports of a step the last one counts."""
-    steps, times = [report[0] for report in reports], [report[1] for report in reports]
-    values = [report[2] for report in reports]
-    if len(set(map(tuple, values))) == 1 and steps == sorted(set(steps)):
-        for name in values[0]:
-            curves[name].add(steps, times, list(map(itemgetter(name), values)))
-        return
     for name in dict.fromkeys(chain.from_iterable(values)):
-        last = {step: (step, at, found[name]) for step, at, found, _ in reports if name in found}
+        rows = zip(steps, times, values, strict=True)
+        last = {step: (step, at, found[name]) for step, at, found in rows if name in found}
         curves[name].add(*zip(*sorted(last.values()), strict=True))
 
 
-def _columns(curve: Curve, began: float) -> dict[str, str]:
+def _encoded(curve: Curve, began: float) -> dict[str, str]:
     """Return points as three arrays in base64: steps (int64), seconds since ``began`` (float32), values (float64)."""
     columns: dict[str, array[Any]] = {
         "steps": array("q", curve.steps),
