@@ -52,7 +52,7 @@ def declare(stack: Settings) -> Exports:
 
 
 def declare_jobs(stack: Settings, ready: pulumi.Resource) -> None:
-    """Declare the stack's jobs. Only this function imports the code that submits jobs: a stack without jobs needs none.
+    """Declare the stack's jobs. Only this function imports the code that submits jobs, which a stack without jobs does not need.
 
     Raises:
         RunError: a job file is wrong; the message lists all problems.

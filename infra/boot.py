@@ -50,7 +50,7 @@ class Scripts:
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of ``startup``, which is part of its name in the bucket."""
+        """Return the SHA-256 of ``startup``. On EC2 it is part of the object's name in the bucket."""
         return hashlib.sha256(self.startup.encode()).hexdigest()
 
 

@@ -77,7 +77,7 @@ def declare(settings: Settings, ready: pulumi.Resource) -> None:
 
 
 def content(path: Path, spec: JobSpec) -> str:
-    """Return the hash that identifies a job: of its file (without comments) and of its source folder."""
+    """Return a hash of the job file (without comments) and its source folder: another hash means a changed job."""
     return spec_sha256(with_source(spec, pack_source(path, spec)))
 
 

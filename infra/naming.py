@@ -23,7 +23,7 @@ def account(stack: str, role: str) -> str:
 
 
 def custom_role(stack: str, role: str, life: str) -> str:
-    """Return a custom role's id, without hyphens (limit: 64); ``life``: a number that each rebuilt stack gets anew."""
+    """Return a custom role's id, without hyphens (limit: 64); ``life``: a number that a rebuilt stack gets anew."""
     return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 
@@ -33,7 +33,7 @@ def template(stack: str, pool: str, model: str) -> str:
 
 
 def launch_template(stack: str, pool: str, model: str) -> str:
-    """Return the name of an EC2 launch template, which keeps its name when it changes (at most 57 of 128 characters).
+    """Return an EC2 launch template's name (at most 57 of 128 characters). A changed template keeps its name.
 
     Stack and pool names cannot contain the separator ``_``, so pool ``b-c`` of ``a`` and pool ``c`` of ``a-b`` differ.
     """

@@ -82,7 +82,7 @@ class AwsFunction(Component):
         return aws.lambda_.Function(
             "function",
             name=self.prefix,
-            description="Spotkeeper reconcile: runs the rounds of jobs on schedule, reports and events",
+            description="Spotkeeper reconcile: runs jobs' rounds, started by the schedule, by reports and by events",
             runtime=f"python{python(settings)}",
             architectures=["x86_64"],
             handler=HANDLER,
@@ -262,6 +262,9 @@ class AwsTriggers(Component):
 
 
 def pattern(account: str, key: str, kinds: Sequence[str]) -> dict[str, object]:
-    """Return EventBridge's pattern for these events; it matches a state change only if the new state is in ``ENDS``."""
+    """Return the EventBridge pattern for EC2's events of ``kinds``.
+
+    With ``key`` "state" it matches a change of state only if the new state is in ``ENDS``.
+    """
     found: dict[str, object] = {"source": ["aws.ec2"], "account": [account], "detail-type": list(kinds)}
     return {**found, "detail": {"state": list(ENDS)}} if key == "state" else found

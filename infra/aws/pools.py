@@ -1,8 +1,8 @@
 """The pools: two launch templates for each spot pool, and the machines of each static pool.
 
 For a launch the function chooses only a template and a zone. The templates of a spot pool differ only in their market
-options; a static pool has one template for its machines. No template contains the data disk: it is attached to a
-running machine, so that a replacement can boot while its predecessor shuts down.
+options. A static pool has one template, or with EFA one for each zone. No template contains the data disk: it is
+attached to a running machine, so that a replacement can boot while its predecessor shuts down.
 """
 
 from __future__ import annotations

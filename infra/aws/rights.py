@@ -122,7 +122,7 @@ class Arns:
         return (name, f"{name}-??????")
 
     def parameter(self, name: str) -> str:
-        """Return a Systems Manager parameter's ARN. AWS's own parameters, below ``/aws/``, have no account in it."""
+        """Return a Systems Manager parameter's ARN. ARNs of AWS's own (``/aws/...``) contain no account."""
         account = "" if name.startswith("/aws/") else self.settings.account
         return f"arn:{PARTITION}:ssm:{self.settings.region}:{account}:parameter/{name.removeprefix('/')}"
 
@@ -161,7 +161,7 @@ def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> t
 
 
 def _announcing(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights to read the channels' addresses, each by its own ARN."""
+    """Return the rights to read each secret and parameter that contains a notification channel's address."""
     arns = Arns(settings)
     secrets = [arn for arn in (secret_of(each.address, AWS_SECRET) for each in settings.channels) if arn]
     named = tuple(dict.fromkeys(pattern for arn in secrets for pattern in arns.secret(arn)))
@@ -286,7 +286,10 @@ def _remembering(settings: Settings) -> tuple[Statement, ...]:
 
 
 def machine_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return a machine's rights: read programs and sources, write all jobs' results, call the function; none in EC2."""
+    """Return a machine's rights: read programs and sources, write all jobs' results, call the function.
+
+    With ``job_identity`` a machine may also act as that role. No machine may call EC2.
+    """
     arns = Arns(settings)
     prefixes = sorted({pattern.partition("/")[0] for pattern in MACHINE_READS + MACHINE_WRITES})
     rights = (
@@ -351,17 +354,17 @@ def job_rights(settings: Settings) -> tuple[Statement, ...]:
 
 
 def trust(service: str, account: str = "") -> Statement:
-    """Return the statement that lets a service assume the role; with ``account``, only on behalf of that account.
+    """Return the statement with which a role trusts a service; with ``account``, only on behalf of that account.
 
-    The function identifies a machine by the session name with which EC2 assumed the machines' role. No other principal
-    is trusted with this role, since it could choose the session name of any machine.
+    The machines' role must trust EC2 alone. EC2 assumes it with a session name by which the function identifies the
+    machine; any other principal could choose another machine's session name.
     """
     conditions: Conditions = {"StringEquals": {"aws:SourceAccount": account}} if account else {}
     return Statement("Be", ("sts:AssumeRole",), (), conditions, {"Service": f"{service}.amazonaws.com"})
 
 
 def trust_people(arns: Sequence[str]) -> Statement:
-    """Return the statement that lets the users and roles with these ARNs assume the role."""
+    """Return the statement with which a role trusts the users and roles that have these ARNs."""
     return Statement("Be", ("sts:AssumeRole",), (), {}, {"AWS": list(arns)})
 
 
@@ -380,7 +383,7 @@ def session_log(stack: str) -> str:
 
 def session(stack: str) -> str:
     """Return the session document: a session runs a command with ``sh``, or a login shell if none is given."""
-    command = {"type": "String", "default": "cd; exec bash -l", "description": "What the session runs."}
+    command = {"type": "String", "default": "cd; exec bash -l", "description": "The command that the session runs."}
     inputs = {
         "runAsEnabled": True,
         "runAsDefaultUser": SHELL_USER,

@@ -96,9 +96,10 @@ class DrainProvider(ResourceProvider):
 
 
 def _marked(props: Mapping[str, Any]) -> bool:
-    """Return whether ``stack/drain`` still exists after an interrupted destroy; with it the function launches nothing.
+    """Return whether an interrupted destroy left ``stack/drain``, with which the function launches nothing.
 
-    A preview also calls this. If the previewing user has no right to read the bucket, the preview shows no change.
+    If so, a preview shows a change: `up` will remove the object. A preview by a user who cannot read the bucket shows
+    none.
     """
     try:
         return opened(props).marked()
@@ -107,7 +108,7 @@ def _marked(props: Mapping[str, Any]) -> bool:
 
 
 def opened(props: Mapping[str, Any]) -> DrainCloud:
-    """Return the stack in its cloud, from the drain's properties in Pulumi's state."""
+    """Return a client of the stack's cloud, made from the drain's properties in Pulumi's state."""
     if props.get("cloud", "gcp") == "aws":
         from infra.drain.aws import Ec2
 

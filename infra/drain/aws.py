@@ -32,7 +32,10 @@ _NO_OBJECT = ("NoSuchBucket", "NoSuchKey", "404")
 
 @dataclass(frozen=True)
 class Ec2:
-    """A stack on AWS (:class:`infra.drain.emptying.DrainCloud`). ``ec2`` and ``s3`` are botocore clients."""
+    """A client of AWS for the drain of one stack; implements :class:`infra.drain.emptying.DrainCloud`.
+
+    ``ec2`` and ``s3`` are botocore clients.
+    """
 
     stack: str
     bucket: str
@@ -42,7 +45,7 @@ class Ec2:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> Ec2:
-        """Return the stack from a drain's properties; an empty address means AWS's own."""
+        """Return a client for the stack that a drain's properties name; an empty address means AWS's own."""
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
         from botocore.session import Session
@@ -162,7 +165,10 @@ class Ec2:
         return answer
 
     def _is_own(self, item: Mapping[str, Any]) -> bool:
-        """Check the tags although the listing is filtered: a mistake would delete another team's machines."""
+        """Return whether the tags show that the function made the item for this stack.
+
+        The listing is filtered already, but a mistake would delete another team's machines.
+        """
         tags = _tags(item)
         return tags.get(LABEL_STACK) == self.stack and bool(tags.get(LABEL_JOB))
 

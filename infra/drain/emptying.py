@@ -27,7 +27,10 @@ class LaterError(DrainError):
 
 @dataclass(frozen=True)
 class Thing:
-    """A machine, disk or snapshot that the function created; ``where``: how a call of the cloud names it."""
+    """A machine, disk or snapshot that the function created.
+
+    ``where`` identifies it in calls of the cloud: its URL on Compute Engine, its id on EC2.
+    """
 
     kind: str
     name: str
@@ -36,7 +39,7 @@ class Thing:
 
 
 class DrainCloud(Protocol):
-    """A stack in a cloud, as the drain uses it.
+    """A client of a cloud for the drain of one stack.
 
     Attributes:
         stack, bucket: the stack's name and its bucket.

@@ -82,7 +82,7 @@ def access_token(compute: str) -> str | None:
 
 @dataclass(frozen=True)
 class ComputeEngine:
-    """A stack on Google Cloud (:class:`infra.drain.emptying.DrainCloud`)."""
+    """A client of Google Cloud for the drain of one stack; implements :class:`infra.drain.emptying.DrainCloud`."""
 
     stack: str
     project: str
@@ -94,7 +94,7 @@ class ComputeEngine:
 
     @classmethod
     def of(cls, props: Mapping[str, Any]) -> ComputeEngine:
-        """Return the stack from a drain's properties.
+        """Return a client for the stack that a drain's properties name.
 
         ``SPOTKEEPER_COMPUTE_ENDPOINT`` replaces a one-machine cloud's address, whose port can change between starts. It
         does not replace Google's address: if the variable is still set by mistake, a real stack would look empty.
@@ -200,7 +200,10 @@ class ComputeEngine:
             query["pageToken"] = token
 
     def _is_own(self, item: Mapping[str, Any]) -> bool:
-        """Check the labels although the listing is filtered: a mistake would delete another team's machines."""
+        """Return whether the labels show that the function made the item for this stack.
+
+        The listing is filtered already, but a mistake would delete another team's machines.
+        """
         labels = item.get("labels", {})
         return labels.get(LABEL_STACK) == self.stack and bool(labels.get(LABEL_JOB))
 

@@ -1,7 +1,7 @@
 """A stack on Google Cloud, composed from the components of this package.
 
-Resources are declared in the order of their creation, and a destroy deletes them in reverse: the schedule and the event
-route, then the ``Drain`` (which deletes what the function made), then what the function's machines need.
+Resources are declared in the order of their creation. A destroy deletes them in reverse: first the schedule and the
+event route, then the ``Drain`` (which deletes what the function made), then what the function's machines need.
 """
 
 from __future__ import annotations

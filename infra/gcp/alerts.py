@@ -108,7 +108,7 @@ class GcpAlerts(Component):
         return " AND ".join((*where, pattern))
 
     def _undelivered(self) -> gcp.monitoring.AlertPolicyConditionArgs:
-        """Return the condition that an event could not be delivered; the next tick finds the loss that it announced."""
+        """Return the condition that a preemption event could not be delivered: its job then waits for the next tick."""
         return gcp.monitoring.AlertPolicyConditionArgs(
             display_name="an event could not be delivered",
             condition_threshold=gcp.monitoring.AlertPolicyConditionConditionThresholdArgs(

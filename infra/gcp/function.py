@@ -39,7 +39,7 @@ class GcpFunction(Component):
             "function",
             name=self.prefix,
             location=settings.region,
-            description="Spotkeeper reconcile: runs the rounds of jobs on schedule, reports and events",
+            description="Spotkeeper reconcile: runs jobs' rounds, started by the schedule, by reports and by events",
             build_config=gcp.cloudfunctionsv2.FunctionBuildConfigArgs(
                 runtime=settings.reconcile.runtime,
                 entry_point="main",
@@ -75,7 +75,7 @@ class GcpFunction(Component):
         self.register_outputs({"url": self.url})
 
     def _images(self) -> gcp.artifactregistry.Repository:
-        """Declare the function's image repository. In the default one images would outlive a destroy and cost money."""
+        """Declare the function's image repository. In Google's default one, images would outlive a destroy and cost money."""
         return gcp.artifactregistry.Repository(
             "images",
             repository_id=self.prefix,

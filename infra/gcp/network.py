@@ -182,7 +182,7 @@ def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:
 
 
 def project_of(link: str, otherwise: str) -> str:
-    """Return the project in a network's link, which is not always the stack's; ``otherwise`` if the link has none."""
+    """Return the project in a network's link, maybe another than the stack's; ``otherwise`` if the link has none."""
     found = _PROJECT.search(link)
     return found[1] if found else otherwise
 

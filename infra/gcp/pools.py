@@ -116,7 +116,7 @@ class GcpPools(Component):
         )
 
     def _shape(self, pool: Pool) -> dict[str, Any]:
-        """Return the properties that templates and static machines share, as dictionaries, which both types accept."""
+        """Return the properties that templates and static machines share; both accept dictionaries for nested ones."""
         added = pool.machine.accelerator
         return {
             "machine_type": pool.machine.type,
@@ -196,9 +196,10 @@ def on_host_maintenance(pool: Pool) -> str:
 
 
 def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.RegionInstanceTemplateSchedulingArgs:
-    """Return a template's scheduling. For spot, Compute Engine requires all five fields together.
+    """Return a template's scheduling.
 
-    ``max_run_s`` ends a machine even if function and agent fail; it is accepted only with a termination action.
+    After ``max_run_s`` Compute Engine ends a machine even if function and agent fail. It accepts this limit only with a
+    termination action.
     """
     duration = gcp.compute.RegionInstanceTemplateSchedulingMaxRunDurationArgs(seconds=max_run_s) if max_run_s else None
     if model == "on-demand":
@@ -212,6 +213,7 @@ def scheduling(pool: Pool, model: str, max_run_s: int | None) -> gcp.compute.Reg
         )
     notice = gcp.compute.RegionInstanceTemplateSchedulingPreemptionNoticeDurationArgs(seconds=pool.notice_seconds())
     return gcp.compute.RegionInstanceTemplateSchedulingArgs(
+        # Compute Engine requires the first five fields together.
         provisioning_model="SPOT",
         preemptible=True,
         automatic_restart=False,
@@ -253,7 +255,7 @@ def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulum
 
 
 def group(pool: Pool) -> gcp.compute.ResourcePolicyGroupPlacementPolicyArgs:
-    """Return a pool's placement. It has no ``vm_count``, which would demand a group of exactly this size."""
+    """Return a pool's placement. A ``vm_count`` would demand exactly that number of machines, so none is set."""
     if pool.placement and pool.placement.strategy == "spread":
         return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(availability_domain_count=min(_DOMAINS, pool.size))
     return gcp.compute.ResourcePolicyGroupPlacementPolicyArgs(

@@ -61,9 +61,9 @@ def function_access(bucket: str) -> tuple[BucketAccess, ...]:
 def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
     """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
 
-    The role ``objectCreator`` lacks the right to delete, which an overwrite needs, so submitters cannot change records.
-    The wildcard ``{job}`` of a condition (:func:`_below`) also matches text with slashes. So ``jobs/{job}/rec`` is true
-    for ``jobs/<job>/ckpt/rec`` too, and the folders that submitters must not write are excluded by name.
+    Submitters cannot change records: an overwrite needs the right to delete, which the role ``objectCreator`` lacks.
+    The wildcard ``{job}`` of a condition (:func:`_below`) also matches text with slashes: ``jobs/{job}/rec`` matches
+    ``jobs/<job>/ckpt/rec`` too. So the folders that submitters must not write are excluded by name.
     """
     objects = _objects(bucket)
     made = " || ".join(_below(objects, name, "!=") for name in ("requests/", "rec", "source/", "spec"))

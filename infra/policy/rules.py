@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def together(self) -> str:
-        """Return the name of the policy for ``over_all``; it differs from ``name`` if ``parts`` needs a policy too."""
+        """Return the name of the policy for ``over_all``: ``name``, unless the policy for ``parts`` has this name."""
         return f"{self.name}-together" if self.parts else self.name
 
     def of_one(self, resource: DeclaredResource, *later: type[Exception]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""AWS's rules for a stack file (as in ``checks``) and its defaults."""
+"""AWS's defaults and rules for a stack file; ``checks`` describes the form of a rule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Defaults and rules of the stack file that exist for both clouds, but with different values.
 
-Each rule takes a cloud's own values as keyword arguments; ``gcp`` and ``aws`` bind these with ``partial``, which makes
-a rule as in ``checks``.
+Each rule takes a cloud's own values as keyword arguments; ``gcp`` and ``aws`` bind these with ``partial``. The
+result is a rule of the form that ``checks`` describes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ def range_of(text: str) -> str | None:
 
 
 def bucket_name(s: Settings, *, is_one: Callable[[str], bool], characters: str) -> Iterator[Problem]:
-    """Check the bucket's name. ``characters``: text that lists what else it may contain, for the message."""
+    """Check the bucket's name by the cloud's ``is_one``.
+
+    ``characters``: the characters besides lower-case letters and digits that a name may have, for the message.
+    """
     name = s.bucket_name()
     if s.bucket.name is None and not STACK_NAME.match(s.stack):
         return  # another rule reports it
@@ -144,7 +147,11 @@ def pool_near(pool: Pool, _s: Settings, *, own: str, other: str, cloud: str) -> 
 def pool_disk_sizes(
     pool: Pool, _s: Settings, *, kinds: Sizes, word: str, say: Callable[[str], str]
 ) -> Iterator[Problem]:
-    """Check types and sizes of a pool's disks; ``say`` returns the message about the sizes of a disk type."""
+    """Check types and sizes of a pool's disks.
+
+    ``kinds``: the cloud's disk types with their sizes; ``word``: what the cloud calls a disk; ``say``: returns the
+    message about the sizes of a disk type.
+    """
     for path, disk in (("disk", pool.disk), ("boot_disk", pool.boot_disk)):
         if disk.type not in kinds:
             message = f"is not a {word} type, want one of {choices(disk.type, kinds)}"
@@ -154,7 +161,7 @@ def pool_disk_sizes(
 
 
 def only_elsewhere(value: object, _s: Settings | None = None, *, fields: Neutral) -> Iterator[Problem]:
-    """Report fields of ``value`` (the settings or a pool) that only the other cloud has."""
+    """Report each of ``fields``, which only the other cloud has, that is set in ``value`` (the settings or a pool)."""
     for path, (neutral, why) in fields.items():
         found = value
         for name in path.split("."):

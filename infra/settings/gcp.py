@@ -1,4 +1,4 @@
-"""Google Cloud's rules for a stack file (as in ``checks``) and its defaults."""
+"""Google Cloud's defaults and rules for a stack file; ``checks`` describes the form of a rule."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.callers() | _by_place({"ssh": self.ssh})
 
     def addresses(self) -> str:
-        """Return the channels' addresses for the function, as JSON by name; "" without channels."""
+        """Return the notification channels' addresses as a JSON object by channel name; "" without channels."""
         found = {each.name: each.address for each in self.channels}
         return msgspec.json.encode(found).decode() if found else ""
 
@@ -308,7 +308,10 @@ def pool_state(
     templates: Mapping[str, str] | None = None,
     placement: Mapping[str, str] | None = None,
 ) -> PoolState:
-    """Return a pool as reconcile reads it. Keys of ``templates``: provisioning models; keys of ``placement``: zones."""
+    """Return a pool as reconcile reads it.
+
+    ``templates``: provisioning model -> machine template; ``placement``: zone -> placement policy or group.
+    """
     machines = (
         StaticMachine(naming.static_machine(settings.stack, pool.name, index), pool.machine_zone(index))
         for index in range(pool.size if pool.kind == "static" else 0)

@@ -48,14 +48,14 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
         elif hint := _typo_of(name, config):
             wrong.append(Problem(name, "unknown key", hint=hint))
         elif name == f"{cloud}:region" and region not in (None, "", text):
-            wrong.append(problem(name, f"leave it out: {NAMESPACE}:region differs", text))
+            wrong.append(problem(name, f"differs from {NAMESPACE}:region: leave it out", text))
     if wrong:  # a limit in a misspelt namespace would have no effect
         raise SpecError(wrong)
     return parse(plain, stack=stack, project=config.get(PROJECT, ""))
 
 
 def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
-    """Return the key that the misspelt ``name`` probably means; None if it is a key of another Pulumi provider."""
+    """Return the key that ``name`` probably misspells; None if ``name`` seems to be another Pulumi provider's key."""
     namespace, _, key = name.partition(":")
     if nearest(namespace, (NAMESPACE,)):
         return f"{NAMESPACE}:{key}"
@@ -108,7 +108,10 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
 
 
 def _judged(settings: Settings, positions: list[int], unknown: set[str]) -> list[Problem]:
-    """Return the problems that the rules find. The rules of one cloud apply only if the key ``cloud`` is valid."""
+    """Return the problems that the rules find; ``positions`` and ``unknown`` are those that :func:`_usable` returns.
+
+    The rules of one cloud apply only if the key ``cloud`` is valid.
+    """
     rules, pool_rules = checks.RULES, checks.POOL_RULES
     if "cloud" not in unknown:
         rules, pool_rules = rules + _CLOUDS[settings.cloud].RULES, pool_rules + _CLOUDS[settings.cloud].POOL_RULES
@@ -263,7 +266,7 @@ def _same_name(found: JobFile, before: list[JobFile]) -> Iterator[Problem]:
 
 
 def _watched(found: JobFile, root: Path) -> Iterator[Problem]:
-    """Report a source folder that lies in a folder that CI does not watch. The whole checkout is a valid source."""
+    """Report a source folder inside a folder that CI does not watch. The folder of Pulumi.yaml itself is accepted."""
     folder = (found.path.resolve().parent / (found.spec.source or ".")).resolve()
     if folder.is_relative_to(root.resolve()) and folder.relative_to(root.resolve()).parts[:1] in UNWATCHED_PARTS:
         yield problem("source", f"{NOT_WATCHED}: move it", found.spec.source)

@@ -165,7 +165,11 @@ def test_on_aws_a_session_runs_as_an_ordinary_user_and_is_logged() -> None:
         "description": "Spotkeeper demo: a shell on one of its machines",
         "sessionType": "InteractiveCommands",
         "parameters": {
-            "command": {"type": "String", "default": "cd; exec bash -l", "description": "What the session runs."}
+            "command": {
+                "type": "String",
+                "default": "cd; exec bash -l",
+                "description": "The command that the session runs.",
+            }
         },
         "inputs": {
             "runAsEnabled": True,

@@ -65,7 +65,7 @@ def _attributes(metadata: Metadata | None) -> dict[str, str]:
 
 
 class Fitness:
-    """The agent's preflight: quick checks at its start, and once per job the connection to the gang's first machine.
+    """The agent's preflight: quick checks when it starts, and one check per job: is the gang's first machine reachable?
 
     The checks run in threads; nothing waits for them. Findings go to the log. While this machine is a member, an error
     is also reported as PREFLIGHT_FAILED in each generation, so that ``spotkeeper status`` shows a warning. No finding
@@ -88,7 +88,10 @@ class Fitness:
         threading.Thread(target=self._run_checks, name="fitness", daemon=True).start()
 
     def go_on(self) -> None:
-        """Report errors once per job and generation; check once per job that the gang's first machine is reachable."""
+        """Report the failed checks in each generation and when more fail; once per job, check the gang's first machine.
+
+        The agent's loop calls this repeatedly; the check of the first machine runs in a thread.
+        """
         machine, doc = self._machine, self._machine.doc
         place = machine.member_of(doc) if doc is not None else None
         if doc is None or place is None:

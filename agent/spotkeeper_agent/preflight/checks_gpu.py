@@ -75,7 +75,7 @@ def torch(machine: Machine) -> Finding:
     try:
         said = codec.decode(done.stdout.strip().rpartition("\n")[2], _Torch)
     except msgspec.DecodeError:
-        words = (done.stderr.strip().splitlines() or ["it ended without output"])[-1][:LINE]
+        words = (done.stderr.strip().splitlines() or [f"{machine.python} ended without output"])[-1][:LINE]
         return Finding("torch", Level.ERROR, words, f"install torch for {machine.python}, or use an image with torch")
     words = f"torch {said.version}, imported in {said.seconds:.1f} s, {said.devices} devices"
     words += f", NCCL {said.nccl}" if said.nccl else ""
@@ -126,7 +126,7 @@ def network(machine: Machine) -> Finding:
 
 
 def _interfaces(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Check that interfaces named in variables exist: with a wrong name training times out half an hour later."""
+    """Yield (finding, remedy) for each variable with a wrong interface: training would time out half an hour later."""
     there = machine.names("sys/class/net")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wanted = machine.environ.get(name, "")
@@ -164,7 +164,10 @@ def _efa(machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def _gpu_direct(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Check NCCL's plugin, adapters and daemon: without them NCCL silently uses plain TCP, at a tenth of the speed."""
+    """Yield (finding, remedy) if GPUDirect lacks NCCL's plugin, its adapters or its daemon.
+
+    Without them NCCL silently uses plain TCP, at a tenth of the speed.
+    """
     fabric = FABRICS.get(machine.fabric)
     if fabric is None:
         return

@@ -1,4 +1,4 @@
-"""The types of preflight, and a runner that bounds the time of checks."""
+"""The classes for preflight's checks and findings, and the code that runs checks in bounded time."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_the_providers_region_must_equal_the_stacks(cloud: str) -> None:
     config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in plain.items()}
     config |= {"gcp:project": "acme-train", f"{cloud}:region": config["spotkeeper:region"]}
     assert from_config(config, "dev").cloud == cloud
-    with pytest.raises(SpecError, match=rf'{cloud}:region: "elsewhere": leave it out: spotkeeper:region differs'):
+    with pytest.raises(SpecError, match=rf'{cloud}:region: "elsewhere": differs from spotkeeper:region: leave it out'):
         from_config({**config, f"{cloud}:region": "elsewhere"}, "dev")
 
 
