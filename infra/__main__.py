@@ -52,7 +52,9 @@ def declare(stack: Settings) -> Exports:
 
 
 def declare_jobs(stack: Settings, ready: pulumi.Resource) -> None:
-    """Declare the stack's jobs. Only this function imports the code that submits jobs, which a stack without jobs does not need.
+    """Declare the stack's jobs.
+
+    Only this function imports the code that submits jobs: a stack without jobs does not need that code.
 
     Raises:
         RunError: a job file is wrong; the message lists all problems.

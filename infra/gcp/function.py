@@ -75,7 +75,7 @@ class GcpFunction(Component):
         self.register_outputs({"url": self.url})
 
     def _images(self) -> gcp.artifactregistry.Repository:
-        """Declare the function's image repository. In Google's default one, images would outlive a destroy and cost money."""
+        """Declare the function's image repository; in the default one images would outlive a destroy and cost money."""
         return gcp.artifactregistry.Repository(
             "images",
             repository_id=self.prefix,
