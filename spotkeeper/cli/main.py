@@ -5,6 +5,8 @@ This module has no slow imports: ``spotkeeper --help`` must answer at once.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 from spotkeeper.cli import for_jobs, for_stacks  # the imports add their commands
@@ -14,6 +16,14 @@ from spotkeeper.cli.output import note
 from spotkeeper.client.errors import CliError, Exit
 
 __all__ = ["JOBS", "STACKS", "app", "for_jobs", "for_stacks", "main", "run"]
+
+# Errors of a file that its user can mend; others, such as a missing file of the program's own, are bugs.
+NOT_BUGS = {
+    *(errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EROFS),
+}
+REMEDY = "name another file or folder, or mend this one's rights or disk"
+SHOWN = 200  # characters of a file's name
 
 app.add_typer(local_app, name="local", rich_help_panel="Without a cloud")
 
@@ -52,6 +62,10 @@ def _expected(error: Exception) -> int | None:
             return _fail(f"the bucket: {error}", Exit.FAILED, error.remedy)
         case StoreError():
             return _fail(*_store_error(str(error)))
+        case OSError() if error.errno in NOT_BUGS and error.filename is not None:
+            name = os.fsdecode(error.filename)
+            shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
+            return _fail(f"{shown}: {error.strerror}", Exit.FAILED, REMEDY)
     return None
 
 

@@ -210,3 +210,12 @@ def test_usage_errors_come_from_the_parser(cli: Cli) -> None:
     assert cli("statu").code == 2
     assert cli("submit").code == 2
     assert cli("logs", "x", "--node", "first").code == 2
+
+
+@pytest.mark.parametrize(
+    "argv", [("check", "x" * 5000), ("local", "status", "--folder", "x" * 5000)], ids=["check", "local"]
+)
+def test_a_name_that_is_too_long_is_an_error_and_no_traceback(cli: Cli, nowhere: Path, argv: tuple[str, ...]) -> None:
+    told = cli(*argv)
+    assert told.code == 1 and "...: File name too long\n  try: name another file" in told.err
+    assert len(told.err) < 400
