@@ -102,7 +102,11 @@ def up(folder: Path, options: UpOptions) -> None:
     _check(options)
     folder = (named_folder() or folder if folder == LOCAL else folder).resolve()
     interrupted = _halfway(folder, "partly up", "spotkeeper local up {}", "to end it: spotkeeper local down --yes {}")
-    with failures(), only_one(folder, "spotkeeper local up", "choose another folder with --folder"), interrupted:
+    with (
+        failures(_remedy(options)),
+        only_one(folder, "spotkeeper local up", "choose another folder with --folder"),
+        interrupted,
+    ):
         cloud = LocalCloud.up(folder, scale=options.scale, seed=options.seed)
         if not cloud.fresh and options.scale not in (SCALE, cloud.clock.scale):
             remedy = "run spotkeeper local down first"
@@ -118,6 +122,14 @@ def up(folder: Path, options: UpOptions) -> None:
     if options.as_json:
         changes = {op.value: count for op, count in done.changes.items()}
         emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")
+
+
+def _remedy(options: UpOptions) -> str:
+    """Return what to do if the stack cannot be brought up: errors have its name, ``Pulumi.local.yaml``, for any file."""
+    if options.stack_file is None:
+        return "fix the error, then run spotkeeper local up again"
+    file = shlex.quote(str(options.stack_file))
+    return f"fix the error in {file}, then run spotkeeper local up --stack-file {file} again (it reads a copy)"
 
 
 def _check(options: UpOptions) -> None:

@@ -20,9 +20,11 @@ import pytest
 from spotkeeper.cli.local import localcloud
 from spotkeeper.cli.main import run
 from spotkeeper.cli.stack import note_upkeep
+from spotkeeper.client.errors import CliError
 from spotkeeper.clock import Clock
 from spotkeeper.local.core import procs
 from spotkeeper.local.core.world import Config
+from spotkeeper.local.deploy import DeployError
 from spotkeeper.local.lifecycle.cloud import LocalCloud
 from spotkeeper.local.lifecycle.folder import LocalCloudError
 
@@ -103,6 +105,23 @@ def test_a_given_stack_file_is_kept_for_later_ups(shell: Shell, tmp_path: Path) 
         shell.json("local", "up")
     wrong = shell("local", "up", "--stack-file", str(tmp_path / "none.yaml"))
     assert wrong.returncode == 2 and "no such stack file" in wrong.stderr
+
+
+def test_the_remedy_for_a_wrong_stack_file_names_that_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The program reads a copy and its errors have the copy's name; a plain `up` would read the old copy again."""
+
+    def wrong(*_: object, **__: object) -> None:
+        raise DeployError("Pulumi.local.yaml: region: no such region")
+
+    own, folder = tmp_path / "Pulumi.mine.yaml", tmp_path / "cloud"
+    own.write_text("config: {}\n")
+    monkeypatch.setattr("spotkeeper.local.deploy.up", wrong)
+    try:
+        with pytest.raises(CliError) as raised:
+            localcloud.up(folder, localcloud.UpOptions(stack_file=own))
+        assert f"fix the error in {own}, then run spotkeeper local up --stack-file {own} again" in raised.value.remedy
+    finally:
+        LocalCloud.attach(folder).down(purge=True)
 
 
 def test_ctrl_c_during_up_names_what_exists(
