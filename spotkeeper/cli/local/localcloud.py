@@ -125,7 +125,7 @@ def up(folder: Path, options: UpOptions) -> None:
 
 
 def _remedy(options: UpOptions) -> str:
-    """Return what to do if the stack cannot be brought up: errors have its name, ``Pulumi.local.yaml``, for any file."""
+    """Return what to do if the stack cannot be brought up. Errors name ``Pulumi.local.yaml`` for every file."""
     if options.stack_file is None:
         return "fix the error, then run spotkeeper local up again"
     file = shlex.quote(str(options.stack_file))
