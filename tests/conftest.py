@@ -24,6 +24,7 @@ RECORDED = Path(__file__).parent / "durations.json"
 LEAST_S = 3.0  # of a file that is recorded
 WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others
 AMONG = 3
+QUIET = {"sim", "properties", "scale"}  # a function that fails thousands of times: formatting tracebacks takes 15 %
 HERE = Path(__file__).parent
 
 
@@ -99,9 +100,9 @@ def _record(reports: Iterable[object]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _every_logger_speaks() -> None:
+def _every_logger_speaks(request: pytest.FixtureRequest) -> None:
     """Libraries that set logging up, and tests of ours, may silence loggers for all that run after them here."""
-    logging.disable(logging.NOTSET)
+    logging.disable(logging.CRITICAL if _folder(request.path) in QUIET else logging.NOTSET)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "spotkeeper" and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True

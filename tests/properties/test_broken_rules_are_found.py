@@ -6,8 +6,7 @@ would go unnoticed.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -34,11 +33,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.fixture(autouse=True)
-def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     no_threads(monkeypatch)
-    logging.getLogger("spotkeeper").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("spotkeeper").setLevel(logging.NOTSET)
 
 
 def record_without_a_condition(patch: pytest.MonkeyPatch) -> None:

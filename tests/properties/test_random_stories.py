@@ -12,9 +12,7 @@ say how long to look; with ``SPOTKEEPER_STORIES_RANDOM`` set, every run looks el
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -206,11 +204,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     no_threads(monkeypatch)
-    logging.getLogger("spotkeeper").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("spotkeeper").setLevel(logging.NOTSET)
 
 
 def look(examples: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 from spotkeeper.contract.policy import PolicyAnswer, Terms, Tick
 from spotkeeper.reconcile.select.player import Player
@@ -115,6 +116,7 @@ class Hostile(Player):
                 up[index][(at + ahead) % len(up[index])] = 0  # type: ignore[index]  # bytearrays, in these markets
 
 
+@lru_cache(maxsize=240)
 def story(seed: int) -> tuple[Case, PlayedOutcome, Hostile]:
     """One job on one hostile market, as the shipped rule plays it."""
     rng = random.Random(seed)  # noqa: S311  a seed, so that a story can be told again
