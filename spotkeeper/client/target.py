@@ -162,9 +162,10 @@ def notify(target: Target, store: Store, job: str) -> bool:
 
 
 def call_of_function(target: Target, state: StackState | None, path: str) -> tuple[str, dict[str, str]]:
-    """Return the URL of a path of the function and the headers of a POST with the body ``BODY``.
+    """Return the URL and the headers of a POST of ``BODY`` to a path of the function.
 
-    The headers are {} if the function's address or a login is missing.
+    The headers are {} if such a call is not possible: the function's address is unknown (the URL is then only the
+    path), or this machine has no login that the function accepts.
     """
     root = target.function_url or (state.function_url if state else "")
     url = f"{root.rstrip('/')}{path}"

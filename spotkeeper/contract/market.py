@@ -63,9 +63,10 @@ class Network(Struct, frozen=True):
 
 
 class Prices(Struct, frozen=True, omit_defaults=True):
-    """``market/prices/<pool>``: a pool's spot prices in the stack's region, and the cloud's guesses.
+    """``market/prices/<pool>``: a pool's spot prices in the stack's region, and the cloud's estimates of spot capacity.
 
-    ``asked``: time of the last query; ``told``: time of the last answer. Without runs the prices are unknown, not zero.
+    ``asked``: time of the last query; ``told``: time of the last answer; ``runs``: periods of constant price. If there
+    are no ``runs``, the prices are unknown, not zero.
     """
 
     pool: str

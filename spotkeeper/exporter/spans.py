@@ -116,7 +116,7 @@ def _hash(*words: str) -> bytes:
 
 
 def _settled(one: RecoveryTrace, trace: JobTrace, now: float) -> bool:
-    """Whether an ended recovery can be sent: its first step is reported, or no longer expected."""
+    """Whether an ended recovery can be sent: the first step after it is reported, or no longer expected."""
     first = any(span.part is RecoveryPart.FIRST for span in one.spans)
     followed = one.number < len(trace.recoveries) or trace.ended is not None
     return first or followed or now - (one.end or now) > SETTLED_S
@@ -153,7 +153,7 @@ class TraceSender:
             log.info("traces are sent more slowly than the bucket is read")
 
     def close(self) -> None:
-        """Send the queued reading, for at most a few seconds."""
+        """Send what was last read from the bucket and is not sent yet, for at most a few seconds."""
         try:
             self._readings.put(None, timeout=TIMEOUT_S)
         except queue.Full:

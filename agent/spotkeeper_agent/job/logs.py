@@ -1,8 +1,8 @@
-"""Uploads a job's logs in a thread: all output as chunks (``chunks.py``), the files' ends as ``<node>/<gen>.log``.
+"""Uploads a job's logs in a thread: all output as chunks (``chunks.py``), the end of each log as ``<node>/<gen>.log``.
 
-The ends of all files, sorted so that the probable cause of a crash comes last, let ``status`` tell why a generation
-failed. They are uploaded once a minute and when the generation has ended. On the machine the files are kept short: they
-lie in ``/run``, a file system in memory, which job and agent need.
+The ends of all logs, sorted so that the probable cause of a crash comes last, let ``status`` tell why a generation
+failed. They are uploaded once a minute and when the generation has ended. On the machine the log files are kept short:
+they lie in ``/run``, a file system in memory, and job and agent need this memory.
 """
 
 from __future__ import annotations

@@ -166,7 +166,9 @@ def _make(run: Path, source: Path, file: str, place: Path, folder: str) -> bool:
     for command in _commands(source, file, target):
         print(f"environment: {' '.join(command)}", flush=True)
         if not _run(command, source, target, lambda: _disk(run) not in (None, place)):
-            print(f"environment: {target} is given up: the node's disk is mounted now and used instead", flush=True)
+            print(
+                f"environment: giving up {target}, because the node's disk is mounted now: installing there", flush=True
+            )
             shutil.rmtree(target, ignore_errors=True)
             return False
         if command[1:3] == ["-m", "venv"]:

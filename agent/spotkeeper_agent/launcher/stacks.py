@@ -189,7 +189,7 @@ def _signal_a_thread(pid: int, number: int) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process has a handler for the signal; without one, the signal would end the process."""
+    """Whether the process has a handler for ``SIGNAL``; without one, the signal would end the process."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):

@@ -115,8 +115,8 @@ class LocalCloud:
         Args:
             scale: virtual seconds per real second.
             market: a recording of ``local/markets``, or the path of another recording (``.json``).
-            per_zone: a zone's capacity, in spot VMs, at times when the recorded zone has capacity for the whole gang of
-                the recording (16 VMs); at other times the capacity is reduced in proportion.
+            per_zone: a zone's largest capacity, in spot VMs. The recording tells for how many of 16 VMs a zone had
+                capacity at a time; the zone here has the same share of ``per_zone``.
             calm_s: virtual seconds at the start in which every zone keeps at least half of ``per_zone``.
 
         Raises:

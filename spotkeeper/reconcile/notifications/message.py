@@ -53,7 +53,7 @@ def test_message(channel: ChannelState, stack: StackState, at: float, number: st
 
 
 def subject(notification: Notification) -> str:
-    """Return the subject of the message's text: ``Job NAME``, or ``Spotkeeper`` in a test message."""
+    """Return the first words of the message's text: ``Job NAME``, or ``Spotkeeper`` in a test message."""
     return f"Job {notification.name}" if notification.name else "Spotkeeper"
 
 

@@ -113,7 +113,10 @@ class JobState(Work):
 
     @property
     def late(self) -> float:
-        """Return the slack, hours, needed for a failed start on spot and a start on on-demand after it."""
+        """Return the hours that must be left before the deadline so that a start on spot may fail.
+
+        The job must then still be able to start on an on-demand machine.
+        """
         return 2.0 * self.restart_h + self.move_h
 
 

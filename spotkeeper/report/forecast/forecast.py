@@ -121,9 +121,11 @@ def _played(task: Task, part: RecordingPart, library: Library, done: Callable[[]
 
 
 def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) -> Outlook:
-    """Compute the 80 % ranges.
+    """Compute the 80 % ranges of a job's cost, end, preemptions and share on spot, and the risks.
 
-    ``own`` and ``others``: the outcomes of the replays in each of the job's own markets, and in each other market.
+    Args:
+        others: for each recorded market, the outcomes of the job's replays there.
+        own: the same for the markets that the stack itself has recorded, in the zones that the job may use.
     """
 
     def of(value: Callable[[PlayedOutcome], float]) -> Values:

@@ -130,7 +130,7 @@ class StackCost(Struct, frozen=True):
     """The cost of all pools together, within the stack's limits.
 
     Attributes:
-        machines: the most dynamic machines at once, by the pools' sizes and the stack's limit.
+        machines: the largest number of dynamic machines at once, by the pools' sizes and the stack's limit.
         usd_per_hour: the most that dynamic machines may cost together (``limits.usd_per_hour``); None: no limit.
         always: USD a month for static machines with their disks, which are always billed; None: unknown price.
         month: USD for a month with all pools as full as the limits allow; None: unknown price.

@@ -98,11 +98,13 @@ def marker(stack: str) -> str:
 
 
 def markdown(review: Review, jobs: Sequence[str] = (), limit: int = WHOLE_BYTES) -> str:
-    """Return the comment as Markdown: the guard's findings and the cost, then as many changes as fit.
+    """Return a stack's part of the comment on a pull request, as Markdown.
+
+    It has the verdict, broken rules, the cost, the forecasts of jobs, and as many changes as fit.
 
     Args:
         jobs: the forecasts of the stack's own jobs, each as Markdown.
-        limit: the most bytes of the result; the reviews of several stacks share a comment of :data:`COMMENT_BYTES`.
+        limit: the most bytes of this part; all stacks together have :data:`COMMENT_BYTES`.
     """
     parts = [marker(review.stack), f"### Stack {code(review.stack)}: {_totals(review.preview)}"]
     cost = _cost(review.cost, review.before) if review.cost else ()

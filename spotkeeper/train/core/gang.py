@@ -64,10 +64,10 @@ class SoloGang:
         return lambda: [values]
 
     def send(self, view: memoryview, to: int) -> None:
-        raise AssertionError("send() needs a second rank, but this run has one")
+        raise AssertionError("send() needs a second rank, but this run has only one rank")
 
     def receive(self, view: memoryview, source: int, landed: Callable[[memoryview], None]) -> None:
-        raise AssertionError("receive() needs a second rank, but this run has one")
+        raise AssertionError("receive() needs a second rank, but this run has only one rank")
 
 
 class DistributedGang:

@@ -120,7 +120,11 @@ class Ec2Verbs:
         return self._created(codec.convert(answer, VolumeIn), ends)
 
     def _created(self, made: VolumeIn, ends: float) -> Meaning:
-        """Return the result of a disk's creation; DEAD_KEY only if the disk certainly failed or is gone."""
+        """Return the result of a request to create a disk.
+
+        DEAD_KEY, so that the next request uses another client token, only if this token's disk was certainly not
+        created, or no longer exists.
+        """
         if self._is_old(made.create_time):
             try:
                 found = codec.convert(
