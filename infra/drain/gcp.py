@@ -97,7 +97,7 @@ class ComputeEngine:
         """Return a client for the stack that a drain's properties name.
 
         ``SPOTKEEPER_COMPUTE_ENDPOINT`` replaces a one-machine cloud's address, whose port can change between starts. It
-        does not replace Google's address: if the variable is still set by mistake, a real stack would look empty.
+        does not replace Google's address. Otherwise a variable that is set by mistake would let a real stack look empty.
         """
         texts = {name: str(props[name]) for name in ("stack", "project", "bucket", "storage")}
         declared = str(props["compute"])

@@ -68,7 +68,7 @@ class Logs(Struct, frozen=True, forbid_unknown_fields=True):
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
     """The crash budget, which failures of the user's code use up. Preemptions never count."""
 
-    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes that a job survives; after one more it holds")] = 3
+    crashes: Annotated[int, Meta(ge=0, le=1000, description="crashes after which the job goes on; one more: hold")] = 3
 
 
 class Hang(Struct, frozen=True, forbid_unknown_fields=True):

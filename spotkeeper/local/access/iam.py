@@ -338,7 +338,9 @@ class _Evaluation:
     def _term(self, token: re.Match[str]) -> bool:
         call, text, compare = token["call"], token["text"], token["compare"]
         if (call == "extract") != bool(compare):
-            raise ConditionError(f"{token[0].strip()!r}: compare each `extract`, and no other function, by == or !=")
+            raise ConditionError(
+                f"{token[0].strip()!r}: compare the result of `extract` by == or !=, and only that of `extract`"
+            )
         if call == "extract":
             return (extract(self._name, text) == token["value"]) == (compare == "==")
         return self._name.startswith(text) if call == "startsWith" else self._name.endswith(text)

@@ -86,9 +86,10 @@ def short(type_: str) -> str:
 
 
 def physical_name(type_: str, logical: str, inputs: Json) -> str:
-    """Return a resource's name in the cloud: the program's name, or for a template a name derived from its content.
+    """Return a resource's name in the cloud: the one that the program gives it, or for a template one derived from its content.
 
-    Unlike a random name, the derived name is the same in both drivers; a changed template gets another name.
+    Unlike a random name, a derived name is the same whether Pulumi's engine or this module deploys; a changed template
+    gets another name.
     """
     kind = kind_of(type_)
     if kind.binding:

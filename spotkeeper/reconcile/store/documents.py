@@ -88,7 +88,7 @@ class StaticHello(Struct, frozen=True):
 
 
 class OfferHistory(Struct, frozen=True, omit_defaults=True):
-    """The newest observations of an offer, which ``market.read`` collects from ``market/``. No decision needs them."""
+    """The newest observations of an offer, which ``market.read`` collects from ``market/``. Decisions are correct without them."""
 
     pool: str
     zone: str

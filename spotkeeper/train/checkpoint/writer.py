@@ -111,7 +111,7 @@ class SavePace:
 
     @property
     def image_cost_s(self) -> float:
-        """Seconds that an image costs: its stall, and how much longer a step takes that follows an image."""
+        """Seconds that keeping one image costs: its stall, and how much longer the next step takes than other steps."""
         slower = median(self.image_steps) - self.step_s if self.image_steps else 0.0
         return median(self.image_stalls or [0.0]) + max(0.0, slower)
 
