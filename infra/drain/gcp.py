@@ -97,7 +97,7 @@ class ComputeEngine:
         """Return a client for the stack that a drain's properties name.
 
         ``SPOTKEEPER_COMPUTE_ENDPOINT`` replaces a one-machine cloud's address, whose port can change between starts. It
-        does not replace Google's address. Otherwise a variable that is set by mistake would let a real stack look empty.
+        does not replace Google's address: then a real stack would look empty if the variable were set by mistake.
         """
         texts = {name: str(props[name]) for name in ("stack", "project", "bucket", "storage")}
         declared = str(props["compute"])

@@ -86,7 +86,9 @@ def short(type_: str) -> str:
 
 
 def physical_name(type_: str, logical: str, inputs: Json) -> str:
-    """Return a resource's name in the cloud: the one that the program gives it, or for a template one derived from its content.
+    """Return a resource's name in the cloud.
+
+    It is the one that the program gives the resource or, for a template, one derived from the template's content.
 
     Unlike a random name, a derived name is the same whether Pulumi's engine or this module deploys; a changed template
     gets another name.

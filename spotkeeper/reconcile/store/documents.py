@@ -88,7 +88,10 @@ class StaticHello(Struct, frozen=True):
 
 
 class OfferHistory(Struct, frozen=True, omit_defaults=True):
-    """The newest observations of an offer, which ``market.read`` collects from ``market/``. Decisions are correct without them."""
+    """The newest observations of an offer, which ``market.read`` collects from ``market/``.
+
+    Decisions are correct without them.
+    """
 
     pool: str
     zone: str
