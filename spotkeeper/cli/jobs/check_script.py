@@ -90,7 +90,9 @@ def run(
             "call torch.use_deterministic_algorithms(True), use one thread, and check again",
         )
     if not checked.same_bits or checked.not_restored:
-        raise CliError(f"{script} does not resume bit for bit", Exit.FAILED, 'docs/train.md, "Is my script safe?"')
+        equal, other = "resumes equal here, but does not restore all values", "does not resume bit for bit"
+        what = equal if checked.same_bits else other
+        raise CliError(f"{script} {what}", Exit.FAILED, 'docs/train.md, "Is my script safe?"')
 
 
 def _check_python(python: str) -> None:

@@ -64,6 +64,9 @@ def choose(store: Store, state: StackState, record: Record, node: int | None, *,
     may = {index: slot for index, slot in members.items() if slot.machine is None and slot.uid is not None}
     chosen = _node(record, may, node)
     slot = may[chosen]
+    if record.nodes[chosen].next is not None:  # requested before the drill: nothing would tell when
+        why = f"node {chosen} of {record.name} is already getting another machine"
+        raise CliError(why, Exit.REFUSED, f"try again once that machine trains: spotkeeper watch {record.name}")
     return Victim(
         job=record.job,
         name=record.name,

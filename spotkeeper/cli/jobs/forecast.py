@@ -128,7 +128,7 @@ def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:
             dearest = max((price.on_demand for price in pool.prices.values()), default=0.0)
             yield (
                 f"static: the job first uses idle machines of {pool.name}, each ${dearest:.2f} an hour toward max_usd; "
-                f"this forecast ignores these {pool.max_machines} x {pool.machine_type}, as if `static: never` were set"
+                f"the forecast leaves out its {pool.max_machines} x {pool.machine_type}, as if `static: never` were set"
             )
 
 

@@ -165,8 +165,9 @@ SCHEDULERS = "from torch.optim.lr_scheduler import SequentialLR, StepLR; "
 
 def test_a_scheduler_that_is_not_attached_is_named(check: Check) -> None:
     before = SCHEDULERS + "sched = StepLR(optimizer, 1000); ema = [torch.optim.swa_utils.AveragedModel(model)]"
-    code, found, _ = check(before=before, after="sched.step(); ema[0].update_parameters(model)")
+    code, found, err = check(before=before, after="sched.step(); ema[0].update_parameters(model)")
     assert (code, found["same_bits"]) == (1, True)
+    assert "resumes equal here, but does not restore all values" in err, "it says above: bitwise equal"
     assert named(found) == {"main().sched": "scheduler", "main().ema[0]": "stateful"}
     texts = {each["name"]: (each["alone"], each["resumed"], each["text"]) for each in found["not_restored"]}
     assert texts["main().sched"] == ("last_epoch 6", "2", "attach(scheduler=sched)")

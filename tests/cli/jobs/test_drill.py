@@ -63,6 +63,7 @@ def test_by_default_the_highest_node_on_spot_is_preempted(store: Store) -> None:
         ({"nodes": (Node(cur=slot(notice=9.0)), Node(cur=slot()))}, None, "already about to lose a machine"),
         ({"nodes": (Node(cur=slot()), Node(cur=slot(machine="floor-s0")))}, 1, "is a static machine"),
         ({"nodes": (Node(cur=slot(machine="a")), Node(cur=slot(machine="b")))}, None, "has only static machines"),
+        ({"nodes": (Node(cur=slot(), next=slot(attempt=2)), Node(cur=slot()))}, 0, "already getting another machine"),
         ({}, 7, "nodes 0 to 1"),
     ],
 )
