@@ -154,7 +154,7 @@ class Client:
 
     @property
     def pending(self) -> Commit | None:
-        """The running save, which is not durable yet, or None."""
+        """The save whose result was not returned yet, or None."""
         return self._pending
 
     @property
@@ -266,7 +266,7 @@ class Client:
         while self._pending is not None and not self._events:
             if self._read(block=False) is None:
                 break
-        return self._events.popleft() if self._events else None
+        return self._result()
 
     def wait(self, timeout_s: float | None = None) -> Event | None:
         """Wait for the running save and return its result; None if no save runs or the time is up.
@@ -281,7 +281,13 @@ class Client:
                 return None
             if self._read_soon(end) is None:
                 self._need(pulse)
-        return self._events.popleft() if self._events else None
+        return self._result()
+
+    def _result(self) -> Event | None:
+        if not self._events:
+            return None
+        self._pending = None
+        return self._events.popleft()
 
     def _request(self, message: dict[str, Any]) -> None:
         try:
@@ -404,7 +410,6 @@ class Client:
             self._events.append(PartWritten(commit, manifest, message["seconds"]))
         else:
             self._events.append(SaveFailed(commit, Fault(message["fault"]), message["why"]))
-        self._pending = None
 
     def _note_memory(self, message: dict[str, Any]) -> None:
         if not self._reserving or message["event"] not in ("buffer", "failed"):

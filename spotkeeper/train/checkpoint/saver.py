@@ -126,6 +126,9 @@ class SaverServer:
                 self._accept(self._listener)
         for peer in list(self._peers):  # the save request of a dead trainer may still be unread
             self._drain(peer)
+        if self._listener is None:  # the trainer is dead, but its last thread may still have the connection open
+            for peer in list(self._peers):
+                self._drop(peer)
 
     def _accept(self, listener: socket.socket) -> None:
         try:

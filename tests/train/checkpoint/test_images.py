@@ -133,6 +133,18 @@ def test_an_image_of_an_earlier_generation_is_not_left_for_a_later_one(tmp_path:
         assert written(path, tmp_path / "other", 3) == ([], None)
 
 
+def test_a_private_saver_does_not_wait_for_the_end_of_the_connection(tmp_path: Path) -> None:
+    """The signal for its trainer's death can come first: a thread of the dead trainer has the connection open longer."""
+    trainer = Client.private()
+    trainer.hello(tmp_path, 1, 2)
+    keep(trainer, 0, Commit(1, 5))
+    os.kill(trainer.pid, signal.SIGUSR1)
+    assert trainer._process is not None
+    trainer._process.wait(60)
+    assert store.complete(tmp_path) == [Commit(1, 5)]
+    trainer.close()
+
+
 def test_an_image_that_changes_while_it_is_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +256,25 @@ def test_a_gang_too_large_for_a_seal_keeps_no_image() -> None:
     memory = memoryview(mmap.mmap(buffer.fd, buffer.size))
     assert not seal(memory, new_manifest(Commit(1, 1), GANG * 20_000, {}), (STATE,))
     assert read_seal(buffer) is None
+
+
+def test_a_result_that_arrives_before_an_image_is_still_reported(tmp_path: Path) -> None:
+    """The request for an image memory reads all messages; the next save must be waited for all the same."""
+    with served(tmp_path) as (path, _):
+        settings = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path / "ckpt")
+        writer = CheckpointWriter(settings, tmp_path / "ckpt", Control.private(), SavePace(60.0))
+        writer.greet(1)
+        client = writer.client
+        assert client is not None
+        stage(client, Commit(1, 5))
+        select.select([client._sock], [], [], 60)
+        assert client.image(0, SIZE) is None
+        writer.poll()
+        assert writer.commit == Commit(1, 5) and not writer.busy
+        stage(client, Commit(1, 6))
+        writer.settle()
+        assert writer.commit == Commit(1, 6) and store.complete(tmp_path / "ckpt")[0] == Commit(1, 6)
+        writer.close()
 
 
 class HeldClient:
