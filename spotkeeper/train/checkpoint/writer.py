@@ -79,6 +79,7 @@ class SavePace:
     image_steps: deque[float] = field(default_factory=lambda: deque(maxlen=16))  # times of steps that follow an image
     image_since: float = 0.0  # end of the last image's stall
     imaged: bool = False  # an image was begun at the last boundary
+    plain: bool = False  # the last step followed no image
 
     @property
     def step_s(self) -> float:
@@ -103,10 +104,8 @@ class SavePace:
 
     def add_step(self, seconds: float) -> None:
         """Add the time of a step, without the stall before it."""
-        if self.imaged and self.steps:
-            self.image_steps.append(seconds)
-        else:
-            self.steps.append(seconds)
+        self.plain = not (self.imaged and self.steps)
+        (self.steps if self.plain else self.image_steps).append(seconds)
         self.imaged = False
 
     @property
@@ -121,7 +120,8 @@ class SavePace:
         return max(IMAGE_S, self.image_cost_s / OVERHEAD)
 
     def image_due(self, now: float) -> bool:
-        return now - self.image_since >= self.image_interval_s
+        """Whether an image is due. Never after both of two steps: the steps between show what an image costs."""
+        return self.plain and now - self.image_since >= self.image_interval_s
 
 
 class CheckpointWriter:
