@@ -386,7 +386,7 @@ class Client:
         self._requested.discard(number)
         try:
             if not message["bytes"]:
-                self._no_image = SaverError(Fault(message["fault"]), message["why"])
+                self._refuse_images(SaverError(Fault(message["fault"]), message["why"]))
             elif not fds:
                 self._no_image = SaverError(Fault.NO_MEMORY, "image memory: this process has no file descriptor left")
             else:
@@ -397,6 +397,11 @@ class Client:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _refuse_images(self, error: SaverError) -> None:
+        """Note that the saver has freed the images' memory."""
+        self._no_image = error
+        self._drop_images()
 
     def _note(self, message: dict[str, Any]) -> None:
         if "gen" not in message:
@@ -417,6 +422,7 @@ class Client:
         self._reserving, self._refused = False, None
         if message["event"] == "failed":
             self._refused = SaverError(Fault(message["fault"]), message["why"])
+            self._refuse_images(self._refused)
         elif self._fd < 0:
             self._refused = SaverError(Fault.NO_MEMORY, "staging memory: this process has no file descriptor left")
         elif message["bytes"] != self._size:

@@ -164,6 +164,7 @@ def _flag(value: Any) -> bool:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise ValueError(f"{value!r} is not text")
+    os.fsencode(value)  # fails for a half of a surrogate pair, which no file name can contain
     return value
 
 

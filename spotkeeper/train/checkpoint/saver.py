@@ -73,7 +73,7 @@ from spotkeeper.train.checkpoint.protocol import (
     StageRequest,
     parse,
 )
-from spotkeeper.train.checkpoint.seal import read_seal
+from spotkeeper.train.checkpoint.seal import read_seal, unseal
 from spotkeeper.train.checkpoint.store import Manifest
 
 _PR_SET_PDEATHSIG = 1
@@ -228,6 +228,7 @@ class SaverServer:
         try:
             self._buffer.reserve(size)
         except OSError as error:
+            self._renew_images()  # they must not take what the next save needs
             too_large = error.errno == errno.EFBIG  # a limit on files, not on memory
             fault = Fault.WRITE_FAILED if too_large else Fault.NO_MEMORY
             peer.fail(fault, f"staging memory: {reason(error)}")
@@ -243,9 +244,18 @@ class SaverServer:
         try:
             image.reserve(size)
         except OSError as error:
+            self._renew_images()  # the other image's memory is of no use alone
             peer.tell({**answer, "fault": int(Fault.NO_MEMORY), "why": f"image memory: {reason(error)}"})
             return
         peer.tell({**answer, "bytes": image.size}, image.fd)
+
+    def _renew_images(self) -> None:
+        """Free the images' memory, once the trainer unmaps it too."""
+        for number, old in enumerate(self._images):
+            if old.size:
+                with contextlib.suppress(OSError):  # no descriptor left
+                    self._images[number] = Buffer()
+                    old.close()
 
     def _write_image(self, peer: Peer) -> None:
         """Write the newest sealed image of a trainer that has left, unless the disk has a checkpoint as new.
@@ -276,9 +286,12 @@ class SaverServer:
             self._buffer, self._images[number] = image, self._buffer
             self._buffer.staged, self._buffer.stretches = written, newest.stretches
             self._images[number].staged = None
-            store.prune(folder, peer.keep)
+            unseal(image)
         except (OSError, MemoryError, RuntimeError) as error:
             print(f"saver: {folder}: image {commit} was not written: {error}", file=sys.stderr)
+            return
+        with contextlib.suppress(OSError):  # retried after the next save
+            store.prune(folder, peer.keep)
 
     def _finish(self, peer: Peer, commit: Commit, write: Callable[[Path], Answer]) -> None:
         """Write a checkpoint or publish a part, report the result, and drop old checkpoints."""

@@ -256,7 +256,7 @@ class CheckpointWriter:
         try:
             memory = self._client.image(self._image, image.size)
         except SaverError as error:
-            if error.fault is not Fault.NO_MEMORY:
+            if error.fault is Fault.SAVER_LOST:
                 self.lose(error)
                 return
             self._images_off = True

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,111 @@ def test_an_image_that_changes_while_it_is_written_leaves_nothing(
     server._drop(server._peers[0])
     assert store.scan(tmp_path) == []
     assert "image 1-5 was not written: the image changed while it was written" in capsys.readouterr().err
+
+
+class Pair:
+    """A saver in this process, and its trainer's end, which has said hello."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.server, self.client = SaverServer(peer=theirs), Client(ours)
+        self.ask({"op": "hello", "folder": str(folder), "gen": 1, "keep": 2})
+        self.client._answer("hello")
+
+    def ask(self, message: dict[str, Any]) -> None:
+        self.client._request(message)
+        self.serve()
+
+    def serve(self) -> None:
+        self.server._drain(self.server._peers[0])
+
+    def image(self, number: int) -> memoryview:
+        """An image memory; an error if the saver refuses it."""
+        if (memory := self.client.image(number, SIZE)) is None:
+            self.serve()
+            memory = self.client.image(number, SIZE)
+        assert memory is not None
+        return memory
+
+
+def test_a_memory_that_is_no_image_any_more_has_no_seal(tmp_path: Path) -> None:
+    """The staging memory can become an image again, in the same generation and with another step's bytes."""
+    pair = Pair(tmp_path)
+    memory = pair.image(0)
+    fill(memory, Commit(1, 5))
+    image, staging = pair.server._images[0], pair.server._buffer
+    pair.server._drop(pair.server._peers[0])
+    assert pair.server._buffer is image and pair.server._images[0] is staging
+    assert image.staged is not None and read_seal(image) is None
+
+
+def test_refused_image_memory_frees_that_of_the_other_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spotkeeper.train.checkpoint import durable
+
+    pair = Pair(tmp_path)
+    pair.image(0)
+    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    with pytest.raises(SaverError, match="only 3 MB are left"):
+        pair.image(1)
+    assert [each.size for each in pair.server._images] == [0, 0] and not pair.client._images
+
+
+def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that grows must not lose its saves to the images."""
+    from spotkeeper.train.checkpoint import durable
+
+    pair = Pair(tmp_path)
+    pair.image(0)
+    pair.image(1)
+    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    pair.client.reserve(SIZE)
+    pair.serve()
+    with pytest.raises(SaverError, match="only 3 MB are left"):
+        pair.image(0)
+    assert [each.size for each in pair.server._images] == [0, 0] and not pair.client._images
+
+
+def test_a_writer_says_once_that_its_generation_keeps_no_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a newer generation's hello: images come five times a second."""
+    pair = Pair(tmp_path)
+    pair.server._gen = 2
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, Control.private(), SavePace(60.0))
+    writer._client = pair.client
+    step = 3
+    while writer.images:
+        manifest = new_manifest(Commit(1, step := step + 1), GANG, {})
+        writer.image(RunState({}, {}, (b"",)), manifest, HeldCopier(), ())  # type: ignore[arg-type]
+        pair.serve()
+        assert step < 9
+    assert step == 5 and not writer.failed
+    assert capsys.readouterr().err.count("generation 1 is older than generation 2") == 1
+
+
+def test_a_written_image_stays_if_older_checkpoints_cannot_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    pair = Pair(tmp_path)
+    fill(pair.image(0), Commit(1, 5))
+    monkeypatch.setattr(store, "prune", refused)
+    pair.server._drop(pair.server._peers[0])
+    assert store.complete(tmp_path) == [Commit(1, 5)] and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("message", [{"op": "hello", "folder": "\ud800", "gen": 1, "keep": 2}, None])
+def test_a_name_that_no_file_can_have_ends_no_saver(tmp_path: Path, message: dict[str, Any] | None) -> None:
+    pair = Pair(tmp_path)
+    memory = pair.image(0)
+    seal(memory, new_manifest(Commit(1, 5), GANG, {}), (replace(STATE, name="\ud800"),))
+    if message:
+        pair.ask(message)
+    else:
+        pair.server._drop(pair.server._peers[0])
+    assert pair.server._peers == [] and store.scan(tmp_path) == []
 
 
 def test_a_full_disk_loses_the_image_and_no_saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
