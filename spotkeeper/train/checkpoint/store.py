@@ -43,6 +43,7 @@ SKELETON = "skeleton.pkl"
 QUARANTINE = "quarantine"
 LATEST = "latest"
 FORMAT = 1
+IMAGE = "image"  # key in a manifest's versions: an image that the saver wrote after its trainer's end, not a save
 
 MOST_PROOF = 32 << 20  # bytes of COMMIT or PART, enough for 100,000 files
 _CHUNK = 16 << 20
@@ -347,11 +348,15 @@ def prune(folder: Path, keep: int) -> list[Commit]:
     """Keep the newest ``keep`` complete checkpoints; delete all older checkpoints, and return those deleted.
 
     Damaged checkpoints do not count, so a damaged newer checkpoint never displaces a complete older one. The running
-    generation has the highest number, so its checkpoints are the newest. Of the parts without COMMIT only the newest
-    stays, and only if it is newer than the oldest complete checkpoint that stays.
+    generation has the highest number, so its checkpoints are the newest. A job that fails again and again leaves an
+    image each time, perhaps of a state that cannot train on: a newer image displaces older images before any save. Of
+    the parts without COMMIT only the newest stays, and only if it is newer than the oldest complete checkpoint that
+    stays.
     """
-    whole = complete(folder)
-    gone, least = whole[max(keep, 1) :], min(whole[: max(keep, 1)], default=None)
+    whole = list(_valid(folder, read))
+    images = [manifest.commit for manifest in whole if IMAGE in manifest.versions][1:]
+    ranked = [manifest.commit for manifest in whole if manifest.commit not in images] + images
+    gone, least = ranked[max(keep, 1) :], min(ranked[: max(keep, 1)], default=None)
     parts = partial(folder)
     gone += [commit for commit in parts if commit != parts[0] or (least is not None and commit < least)]
     for commit in gone:  # rename first: a half deleted folder must not look like a checkpoint
@@ -369,18 +374,18 @@ def sweep(folder: Path) -> None:
 
 def partial(folder: Path | str) -> list[Commit]:
     """Return checkpoints without COMMIT whose part on this node is complete, newest first. Compares only sizes."""
-    return [commit for commit in _valid(folder, read_part) if not _there(folder, commit, COMMIT)]
+    return [part.commit for part in _valid(folder, read_part) if not _there(folder, part.commit, COMMIT)]
 
 
 def complete(folder: Path | str) -> list[Commit]:
     """Return checkpoints with a valid COMMIT, newest first. Compares only sizes of files."""
-    return list(_valid(folder, read))
+    return [manifest.commit for manifest in _valid(folder, read)]
 
 
-def _valid(folder: Path | str, reader: Callable[[Path | str, Commit], Manifest]) -> Iterator[Commit]:
+def _valid(folder: Path | str, reader: Callable[[Path | str, Commit], Manifest]) -> Iterator[Manifest]:
     for commit in scan(folder):
         with contextlib.suppress(ValueError):
-            yield reader(folder, commit).commit
+            yield reader(folder, commit)
 
 
 def quarantine(folder: Path, commit: Commit) -> None:

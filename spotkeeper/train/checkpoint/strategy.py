@@ -29,7 +29,7 @@ from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.image import Image, RunState, extent, lay_out_of, pack, thaw, unpack
 from spotkeeper.train.checkpoint.protocol import SaverError, SaverState, Stretch
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import IMAGE, SKELETON, STATE, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.errors import AttachError, say
 from spotkeeper.train.core.gang import Gang
@@ -174,7 +174,8 @@ class Replicated:
         local = self._gang.gather(pack(subject.take_local()))
         if self._copier is not None and self.images:
             model, rest = subject.take_common()
-            state, manifest = RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions())
+            manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
+            state = RunState(model, rest, tuple(local))
             self._writer.image(state, manifest, self._copier, subject.optimizer_tensors())
 
     def copied(self) -> None:

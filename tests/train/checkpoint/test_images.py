@@ -54,7 +54,7 @@ def fill(memory: memoryview, commit: Commit, *, sealed: bool = True) -> bytes:
     break_seal(memory)
     memory[: STATE.bytes], memory[SKELETON.offset : SKELETON.offset + SKELETON.bytes] = state, b"skeleton!"
     if sealed:
-        assert seal(memory, new_manifest(commit, GANG, {}), (STATE, SKELETON))
+        assert seal(memory, new_manifest(commit, GANG, {store.IMAGE: "yes"}), (STATE, SKELETON))
     return state
 
 
@@ -77,6 +77,21 @@ def test_the_newest_sealed_image_of_a_dead_trainer_becomes_a_checkpoint(tmp_path
     manifest, found = store.read(tmp_path / "ckpt", Commit(1, 7)), bytearray(STATE.bytes)
     store.read_into(tmp_path / "ckpt", manifest, store.STATE, memoryview(found))
     assert bytes(found) == state
+
+
+def test_images_displace_each_other_before_any_save(tmp_path: Path) -> None:
+    """A script may fail again and again, a few steps after each start: its images may hold the cause of the failure."""
+    with served(tmp_path) as (path, _):
+        for gen in range(1, 6):
+            trainer = Client.connect(path)
+            trainer.hello(tmp_path / "ckpt", gen, 2)
+            if gen in (1, 4):
+                stage(trainer, Commit(gen, 10 * gen))
+                trainer.wait(60)
+            keep(trainer, 0, Commit(gen, 10 * gen + 1))
+            trainer.close()
+            save = Commit(1, 10) if gen < 4 else Commit(4, 40)
+            assert written(path, tmp_path / "ckpt", gen)[0] == [Commit(gen, 10 * gen + 1), save]
 
 
 def test_an_image_without_seal_never_counts(tmp_path: Path) -> None:
@@ -135,7 +150,7 @@ def test_an_image_of_an_earlier_generation_is_not_left_for_a_later_one(tmp_path:
 
 
 def test_a_private_saver_does_not_wait_for_the_end_of_the_connection(tmp_path: Path) -> None:
-    """The signal for its trainer's death can come first: a thread of the dead trainer has the connection open longer."""
+    """The signal of its trainer's death can come first: a dying thread of it still has the connection open."""
     trainer = Client.private()
     trainer.hello(tmp_path, 1, 2)
     keep(trainer, 0, Commit(1, 5))
@@ -450,7 +465,7 @@ def test_images_cost_at_most_their_share_of_the_time() -> None:
 
 
 def test_a_slow_first_step_does_not_hide_the_cost_of_images() -> None:
-    """Steps of 1 s, or 1.5 s after an image, so an image may be made every 50 s; the first step compiles for a minute."""
+    """Steps of 1 s, or 1.5 s after an image, so one image in 50 s; the first step compiles for a minute."""
     pace, now, images = SavePace(60.0), 0.0, []
     for step in range(400):
         now += (seconds := 60.0 if not step else 1.5 if pace.imaged else 1.0)
@@ -519,6 +534,8 @@ def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, m
     assert killed.returncode == -signal.SIGKILL
     with contextlib.suppress(ProcessLookupError):  # the saver has ended already
         select.select([os.pidfd_open(int(killed.stdout))], [], [], 60)
+    image = store.newest(tmp_path / "killed").manifest
+    assert image is not None and store.IMAGE in image.versions
     again = run_script(tmp_path, "train.py", "-1", "killed")
     assert whole.returncode == again.returncode == 0, again.stderr
     (begun, bits), (zero, expected) = (each.stdout.splitlines()[1].split(" ", 1) for each in (again, whole))
