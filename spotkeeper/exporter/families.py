@@ -19,7 +19,7 @@ from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import NodeState
 
 JOB = ("job_name", "job_id")
-STATES = ("starting", "training", "recovering", "hold", "ending", "done")
+STATES = ("starting", "training", "regrouping", "hold", "ending", "done")
 CAUSES = ("notice", "loss", "crash", "move", "swap", "resize", "grow", "reboot", "max run", "hang", "straggler")
 MOST_TEXT = 64  # characters of a label's value
 
@@ -44,7 +44,7 @@ def state_of(one: JobReading) -> str:
         return "hold"
     if not record.gen:
         return "starting"
-    return "recovering" if record.stop else "training"
+    return "regrouping" if record.stop else "training"
 
 
 def plain(text: str) -> str:

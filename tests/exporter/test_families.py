@@ -20,6 +20,7 @@ from spotkeeper.exporter import reading as reads
 from spotkeeper.exporter.reading import StackReader, StackReading
 from spotkeeper.reconcile.controller import cleanup
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.lines import phase_word
 from tests.cli.records import JOB, a_job
 from tests.exporter.conftest import ENDED, HELD, NOW, StillClock
 
@@ -46,6 +47,13 @@ def test_jobs_are_counted_by_state_and_reason(reading: StackReading) -> None:
     assert set(found) == {(state,) for state in made.STATES}, "a state without jobs is 0, and no hole"
     assert values(reading, "spotkeeper_jobs_on_hold", "reason")["capacity",] == 1.0
     assert values(reading, "spotkeeper_job_on_hold", "job_name", "reason") == {("held", "capacity"): 1.0}
+
+
+def test_a_running_jobs_state_is_the_word_of_status(target: Target, store: Store) -> None:
+    read = store.read_record(JOB)
+    assert read is not None and store.cas_record(replace(read.value, nonce="other", ver=7, stop=True), read.token)
+    found = {one.record.name: (made.state_of(one), phase_word(one.view)) for one in StackReader(target).read().jobs}
+    assert found["first"] == ("regrouping", "regrouping") and found["starting"] == ("starting", "starting")
 
 
 def test_a_jobs_training_and_money(reading: StackReading) -> None:
