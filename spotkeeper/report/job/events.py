@@ -45,7 +45,7 @@ _TEXTS: dict[Event, str] = {
     Event.GONE: "{who}: old machine deleted{vm}",
     Event.CRASH: "the job's own code failed",
     Event.ROLL: "roll call: every agent must answer",
-    Event.FALLBACK: "on-demand fallback after too many losses",
+    Event.FALLBACK: "on-demand fallback: on-demand machines for a limited time",
     Event.MOVE: "the job moves to another zone",
     Event.FULL: "{who}: its disk has no space for a checkpoint; training continues, the older checkpoint stays",
     Event.UNSAVED: "{who}: a checkpoint could not be saved; training continues, the older checkpoint stays",
