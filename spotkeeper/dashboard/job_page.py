@@ -109,7 +109,7 @@ class JobPage(Page):
         put(self._figures, parts.figures(view, found))
         put(self._sums, parts.sums(view))
         put(self._now, parts.machines(view))
-        self._charts(state, line, now)
+        self._charts(state, line)
         put(
             self._recoveries,
             join(
@@ -130,7 +130,7 @@ class JobPage(Page):
             ui.timer(0.0, self._read_metrics, once=True)
         self._updates += 1
 
-    def _charts(self, state: KnownJob, line: Timeline, now: float) -> None:
+    def _charts(self, state: KnownJob, line: Timeline) -> None:
         dark = self.dark
         self._timeline.height(charts.timeline_height(line))
         self._timeline.show(
@@ -139,7 +139,7 @@ class JobPage(Page):
             charts.timeline_rows(line),
             "No machine was requested yet.",
         )
-        money = over_time(state.ledger, self.feed.stack, now, self.feed.prices)
+        money = over_time(state.ledger, self.feed.stack, line.end, self.feed.prices)
         spent = [(at - line.start, round(paid, 4)) for at, paid, _ in money]
         whole = [(at - line.start, round(paid, 4)) for at, _, paid in money]
         self._money.show(

@@ -37,7 +37,7 @@ def job_file(
     """Return the page of a job at ``now`` (virtual unix seconds) as a whole document."""
     marks = resumed_steps(ledger)
     line = timeline(ledger, now)
-    money = over_time(ledger, stack, now, prices)
+    money = over_time(ledger, stack, line.end, prices)
     spent = ("spent", "spot", [(at - line.start, paid) for at, paid, _ in money])
     whole = ("the same machine-hours on demand", "demand", [(at - line.start, paid) for at, _, paid in money])
     made = f"{datetime.fromtimestamp(now, timezone.utc):%Y-%m-%d %H:%M} UTC"

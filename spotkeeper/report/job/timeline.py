@@ -81,11 +81,16 @@ def resumed_steps(ledger: Iterable[Entry]) -> list[float]:
     return [float(entry.step) for entry in ledger if entry.step is not None and entry.gen > 1]
 
 
+_STATES = (Event.GENERATION, Event.HOLD, Event.RESUME, Event.END, Event.DONE)
 _MARKED = (Event.NOTICE, Event.LOSS, Event.PROMOTED)
 
 
 def timeline(ledger: Iterable[Entry], now: float) -> Timeline:
-    """Return the machines of a job until ``now`` (virtual unix seconds), or until the last one was deleted."""
+    """Return the machines of a job until ``now`` (virtual unix seconds).
+
+    For a job that is over, or on hold without a machine, until its last event: hours without anything would squeeze
+    the rest.
+    """
     entries = first_of_each(ledger)
     machines = attempts(entries)
     lives = generations(entries, machines, now)
@@ -105,7 +110,8 @@ def timeline(ledger: Iterable[Entry], now: float) -> Timeline:
                 row = rows[key] if shared else 0
                 bars.append(Bar(*key, row, shared, kind, *span, machine.model, machine.zone, machine.price))
     start = min((entry.at for entry in entries), default=now)
-    over = bool(entries) and any(entry.event is Event.DONE for entry in entries)
+    state = next((entry.event for entry in reversed(entries) if entry.event in _STATES), None)
+    over = state is Event.DONE or (state is Event.HOLD and all(machine.end is not None for machine in machines))
     end = max((entry.at for entry in entries), default=now) if over else now
     return Timeline(
         start=start,

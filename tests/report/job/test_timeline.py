@@ -64,6 +64,16 @@ def test_a_lost_machine_leaves_and_a_refused_one_never_was() -> None:
     assert kinds[1, BarKind.TRAIN] == (100.0, 500.0)
 
 
+def test_the_time_of_a_hold_without_machines_is_not_drawn() -> None:
+    up = (intent(0.0, 0, 1), entry(Event.ADMITTED, 60.0, 0, 1), generation(100.0, 1))
+    held = (*up, entry(Event.HOLD, 500.0, cause="pause"))
+    assert timeline(held, 9 * HOUR).end == 9 * HOUR, "its machine is not deleted yet"
+    deleted = (*held, entry(Event.GONE, 540.0, 0, 1))
+    assert timeline(deleted, 9 * HOUR).end == 540.0
+    resumed = (*deleted, entry(Event.RESUME, 600.0, cause="resume"))
+    assert timeline(resumed, 9 * HOUR).end == 9 * HOUR, "it waits for a machine"
+
+
 def test_the_money_over_time_ends_at_what_status_shows() -> None:
     now = HOUR + 50
     points = over_time(NOTICED[:6], None, now)
