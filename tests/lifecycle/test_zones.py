@@ -25,16 +25,19 @@ def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) 
     spec = tiny("nomad", STEPS, nodes=2, static="never")
     state = stage.store.read_stack()
     assert state is not None
-    first = select(spec, state, Need(now=stage.cloud.clock.now())).choices[0].offer.zone
-    dry(stage, first, reclaim=False)
+    choices = select(spec, state, Need(now=stage.cloud.clock.now())).choices
+    *firsts, second = dict.fromkeys(choice.offer.zone for choice in choices)  # the market may reorder them meanwhile
+    for zone in firsts:
+        dry(stage, zone, reclaim=False)
     with Run(stage, spec) as run:
         run.steady("in the second zone")
-        second = run.record().zone
-        assert second not in (None, first)
-        assert [entry.zone for entry in run.ledger(Event.REFUSED) if entry.zone] == [first, first]
+        assert run.record().zone == second
+        refused = {entry.zone for entry in run.ledger(Event.REFUSED) if entry.zone}
+        assert refused and refused <= set(firsts)
         assert {disk.zone for disk in disks(stage, run)} == {second}
 
-        stage.fill(first)
+        for zone in firsts:
+            stage.fill(zone)
         dry(stage, second, reclaim=True)
         run.until(f"the gang to leave {second}", lambda: run.record().zone != second and not run.record().move)
         run.steady("in the third zone")
@@ -51,7 +54,8 @@ def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) 
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
-    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "stockout", "move"], run.story()
+    *before, last = [entry.cause for entry in run.ledger(Event.MOVE)]
+    assert set(before) == {"stockout"} and last == "move", run.story()
     assert record.budget.crashes == 0
     assert weights == run.weights_left_alone(2)
 

@@ -127,7 +127,7 @@ BROKE = (
     ),
     Mutant(
         "a roll-call answer of any version counts",
-        in_("gang.exits", "fact.value.isdigit() and int(fact.value) >= roll.ver", "fact.value.isdigit()"),
+        in_("gang.exits", "fact.value.isdecimal() and int(fact.value) >= roll.ver", "fact.value.isdecimal()"),
         world("an answered roll call, then a hang", "SILENT hangs"),
         "L",
     ),

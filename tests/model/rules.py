@@ -118,7 +118,7 @@ def _reason(  # noqa: PLR0911
     if any(f.kind is Kind.HELLO and f.uid == cur.uid and f.boot != cur.boot for f in snapshot.facts):
         return ""  # it has rebooted: its processes are gone
     if old.roll is not None and snapshot.times.roll_s < 0:
-        here = any(f.kind is Kind.HERE and f.value.isdigit() and int(f.value) >= old.roll.ver for f in said)
+        here = any(f.kind is Kind.HERE and f.value.isdecimal() and int(f.value) >= old.roll.ver for f in said)
         return "S4: gives up a member that answered the roll call" if here else ""
     stopped = any(f.kind in (Kind.RELEASED, Kind.EXIT) and f.gen == old.gen for f in said)
     stopped = stopped or _broken(at)  # a gang that has lost one cannot save any more

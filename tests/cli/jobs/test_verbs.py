@@ -320,7 +320,7 @@ def test_a_resize_needs_an_allowed_size(cli: Cli, store: Store) -> None:
 def test_a_resize_does_not_name_the_nodes_to_be_parked(cli: Cli) -> None:
     """Of three nodes 0 and 2 may remain (``decide/gang/test_resize.py``)."""
     told = " ".join(cli("resize", "--help").out.split())
-    assert "the other nodes keep their numbers" in told and "highest" not in told
+    assert "The other nodes keep their numbers" in told and "highest" not in told
 
 
 @pytest.mark.parametrize(
