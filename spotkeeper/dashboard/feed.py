@@ -25,6 +25,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Observation, Prices
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
+from spotkeeper.dashboard.curves import CurvesReader, JobCurves
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import CLOUD, JobView, Site
@@ -96,6 +97,7 @@ class JobFeed:
         self.trouble = ""  # why the last round failed
         self._clock = clock
         self._viewers: list[Viewer] = []
+        self._curves = CurvesReader(self.store, clock)
         self._wake = asyncio.Event()
         self._slow_at = self._list_at = self._market_at = float("-inf")
         self._behind = False  # more jobs are due than a round reads
@@ -115,6 +117,7 @@ class JobFeed:
     def remove(self, viewer: Viewer) -> None:
         if viewer in self._viewers:
             self._viewers.remove(viewer)
+            self._curves.keep({one.job for one in self._viewers})
 
     def wake(self) -> None:
         """Begin the next round now: a page has opened, or shows something else."""
@@ -239,6 +242,16 @@ class JobFeed:
         if starts and not any(entry.event is Event.FIRST and entry.gen == record.gen for entry in old.ledger):
             return ROW_S
         return LEDGER_S
+
+    async def curves(self, job: str) -> JobCurves:
+        """Return the curves of a job's metrics; all pages of the job share them.
+
+        Raises:
+            StoreError: the bucket could not be read.
+        """
+        found = await self._curves.read(job)
+        self._curves.keep({one.job for one in self._viewers})  # the page may be gone by now
+        return found
 
     def find(self, word: str) -> str:
         """Return the id of the job with this id or name; "" if there is none. Blocks."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from nicegui import Client, run, ui
 
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError
-from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.contract.record import Record
 from spotkeeper.dashboard import charts
 from spotkeeper.dashboard.actions import Action, Commands
 from spotkeeper.dashboard.chart import Chart
+from spotkeeper.dashboard.curves import LOSS, MOST_METRICS, JobCurves, Points
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.dashboard.log_panel import LogPanel
@@ -22,15 +22,11 @@ from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import el, join, table
-from spotkeeper.report.job.metrics import joined, pace
 from spotkeeper.report.job.timeline import Timeline, resumed_steps, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
 
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
-MOST_METRICS = 24  # charts of metrics
-LOSS = "loss"
-Points = list[tuple[int, float]]  # points (step, value)
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
 
@@ -40,9 +36,7 @@ class JobPage(Page):
         self._commands, self._word, self._job = commands, word, ""
         self.viewer.lists = False
         self._updates = 0
-        self._reader: MetricsReader | None = None
-        self._curves: dict[str, Points] = {}
-        self._pace: Points = []  # steps a second
+        self._curves = JobCurves()
         self._log = LogPanel(feed)
         with self.main:
             with ui.row().classes("items-center w-full q-mb-md"):
@@ -160,36 +154,25 @@ class JobPage(Page):
         marks = resumed_steps(state.ledger)
         speeds = [(step, speed) for step, _, speed in state.samples if speed is not None]
         ended = state.record.over
-        if len(self._pace) > 1:  # of the whole run; samples are those since the dashboard first read the job
-            _draw(self._speed, "steps a second", self._pace, marks, dark, ended=ended, speed=True)
+        if len(self._curves.pace) > 1:  # of the whole run; samples are those since the dashboard first read the job
+            _draw(self._speed, "steps a second", self._curves.pace, marks, dark, ended=ended, speed=True)
         else:
             _draw(self._speed, "samples a second", speeds, marks, dark, ended=ended, speed=True)
         losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
-        curves = {LOSS: losses, **self._curves}
+        curves = {LOSS: losses, **self._curves.metrics}
         for name in list(curves)[:MOST_METRICS]:
             if name not in self._metrics:
                 with self._tiles:
                     self._metrics[name] = Chart(name)
             _draw(self._metrics[name], name, curves[name], marks, dark, ended=ended)
-        more = len(curves) - MOST_METRICS
+        more = self._curves.names + (LOSS not in self._curves.metrics) - MOST_METRICS
         said = f"{more} more metrics: spotkeeper metrics {state.view.name}"
         put(self._more, el("p", said, class_="dim") if more > 0 else "")
 
     async def _read_metrics(self) -> None:
         """Read the job's metrics again. They are uploaded once a minute."""
-        if self._reader is None:
-            self._reader = MetricsReader(self.feed.store, self._job)
-        try:
-            found = joined(await run.io_bound(self._reader.read) or ())
-        except StoreError:
-            return
-        self._pace = pace(max(found.values(), key=lambda curve: len(curve.steps))) if found else []
-        self._curves = {
-            name: thinned(
-                [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)]
-            )
-            for name, curve in sorted(found.items(), key=lambda item: item[0] != LOSS)
-        }
+        with suppress(StoreError):
+            self._curves = await self.feed.curves(self._job)
 
     async def _fill_tab(self) -> None:
         """Read and show what the open tab needs: checkpoints, the job file or logs. Closed tabs cause no reads."""
@@ -274,19 +257,6 @@ class JobPage(Page):
         except (CliError, StoreError) as error:
             remedy = getattr(error, "remedy", "")
             return f"{error}" + (f" (try: {remedy})" if remedy else "")
-
-
-def thinned(points: Points, most: int = 1000) -> Points:
-    """Thin a curve to at most ``most`` points (an even number): keep the lowest and the highest of each part."""
-    if len(points) <= most:
-        return points
-    size = -(-2 * len(points) // most)
-    parts = (points[at : at + size] for at in range(0, len(points), size))
-    return [
-        point
-        for part in parts
-        for point in sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
-    ]
 
 
 def _draw(

@@ -14,9 +14,11 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Record
+from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS
 from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
+from tests.cli.jobs.test_metrics import put
 from tests.cli.records import JOB, a_job
 from tests.dashboard.conftest import complete
 
@@ -195,3 +197,72 @@ def test_an_unexpected_error_is_said_and_ends_no_updates(feed: JobFeed, monkeypa
     feed.add(Viewer(lambda: None))
     feed.round()
     assert feed.trouble == "unexpected: ZeroDivisionError"
+
+
+def test_all_pages_of_a_job_share_its_metrics_which_are_forgotten_with_the_last_one(
+    feed: JobFeed, ticks: Ticks, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read = bucket[0], reads_of_metrics(monkeypatch)
+    put(store, 1, [], loss={1: 2.0, 2: float("nan"), 3: 1.0, 4: 9.0})
+    put(store, 2, [(1, 3)], loss={4: 0.5}, acc={4: 0.9})
+    pages = [Viewer(lambda: None, job=JOB) for _ in range(2)]
+    for page in pages:
+        feed.add(page)
+
+    async def story() -> None:
+        first, second = await asyncio.gather(feed.curves(JOB), feed.curves(JOB))
+        assert first is second and sorted(read) == ["1", "2"]
+        assert first.metrics == {"acc": [(4, 0.9)], "loss": [(1, 2.0), (3, 1.0), (4, 0.5)]} and first.names == 2
+        ticks.at += FRESH_S
+        await feed.curves(JOB)
+        assert read[2:] == ["2"], "generation 1 has ended and is known"
+        feed.remove(pages[0])
+        assert await feed.curves(JOB) and len(read) == 3
+        feed.remove(pages[1])
+        feed.add(Viewer(lambda: None, job=JOB))
+        await feed.curves(JOB)
+        assert sorted(read[3:]) == ["1", "2"]
+
+    complete(story())
+
+
+def test_the_metrics_of_few_jobs_are_kept_those_read_last(
+    feed: JobFeed, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bucket[0], 1, [], loss={1: 2.0})
+    read = reads_of_metrics(monkeypatch)
+    others = [f"many{number:04}" for number in range(KEPT)]
+    for job in (JOB, *others):
+        feed.add(Viewer(lambda: None, job=job))
+
+    async def story() -> None:
+        for job in (JOB, *others[1:], JOB, others[0]):
+            await feed.curves(job)
+        assert read == ["1"]
+        for job in (*others, JOB):
+            await feed.curves(job)
+        assert read == ["1", "1"]
+
+    complete(story())
+
+
+def test_curves_are_those_of_the_charts_of_a_page(feed: JobFeed, bucket: Bucket) -> None:
+    curves = {f"m{number:02}": {step: float(step) for step in range(1, 4001)} for number in range(63)}
+    put(bucket[0], 1, [], loss={1: 2.0}, **curves)
+    feed.add(Viewer(lambda: None, job=JOB))
+    found = complete(feed.curves(JOB))
+    assert len(found.metrics) == MOST_METRICS and {"loss", "m00"} < found.metrics.keys() and found.names == 64
+    assert max(map(len, found.metrics.values())) <= 1001 and found.pace
+
+
+def reads_of_metrics(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The generations whose metrics are read, in order."""
+    read: list[str] = []
+    part = Store.part
+
+    def counted(self: Store, path: str, start: int, size: int) -> bytes | None:
+        read.append(path.rpartition("/")[2])
+        return part(self, path, start, size)
+
+    monkeypatch.setattr(Store, "part", counted)
+    return read

@@ -10,7 +10,8 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from operator import is_
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -31,8 +32,8 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.dashboard import feed as feeding
 from spotkeeper.dashboard import pages
+from spotkeeper.dashboard.curves import thinned
 from spotkeeper.dashboard.feed import JobFeed
-from spotkeeper.dashboard.job_page import thinned
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper_agent.launcher.spool import packed
 from tests.cli.records import JOB, a_job
@@ -157,13 +158,18 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
     written = {"gen": 2, "ancestors": [], "began": 0.0, "metrics": {"accuracy": packed}}
     store.put(object_name(JOB, 2), msgspec.json.encode(written))
 
-    async def story(user: User) -> None:
+    async def accuracy(user: User) -> dict[str, Any]:
         await user.open("/jobs/first")
         await until(lambda: "accuracy" in text(user))
         drawn = [element.options for element in _elements(user, ui.echart) if element.options.get("series")]
-        named = {series["name"]: series for options in drawn for series in options["series"]}
-        assert named["accuracy"]["data"] == [[1.0, 1.5], [2.0, 0.5], [3.0, 2.5]]
-        assert named["accuracy"]["markLine"]["data"] == [{"xAxis": 2.0}]
+        (found,) = [one for options in drawn for one in options["series"] if one["name"] == "accuracy"]
+        return found
+
+    async def story(user: User) -> None:
+        found = await accuracy(user)
+        assert found["data"] == [(1, 1.5), (2, 0.5), (3, 2.5)]
+        assert found["markLine"]["data"] == [{"xAxis": 2.0}]
+        assert all(map(is_, (await accuracy(user))["data"], found["data"])), "another tab's points are the same objects"
 
     play(story)
 

@@ -1,0 +1,99 @@
+"""Reads the metrics of jobs for all their open pages: each job once, one after the other, thinned to what charts draw.
+
+So the memory of 64 long metrics is that of one job, however many tabs show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spotkeeper.client.metrics import MetricsReader
+from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.metrics import curves, pace
+
+FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
+KEPT = 4  # jobs whose ended generations stay in memory: hidden pages read nothing, so few jobs are read in turn
+MOST_METRICS = 24  # charts of metrics
+LOSS = "loss"
+Points = list[tuple[int, float]]  # points (step, value)
+
+
+@dataclass(frozen=True)
+class JobCurves:
+    """What the charts of a job's metrics draw; pages share it and change nothing in it.
+
+    ``metrics``: the loss, if the job reports it, and the first others by name; ``names``: how many metrics the job has;
+    ``pace``: steps a second.
+    """
+
+    metrics: dict[str, Points] = field(default_factory=dict)
+    names: int = 0
+    pace: Points = field(default_factory=list)
+
+
+@dataclass
+class _Job:
+    reader: MetricsReader
+    curves: JobCurves
+    read_at: float
+
+
+class CurvesReader:
+    """The curves of the jobs that pages show, those read last for at most :data:`KEPT` jobs."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+        self._jobs: dict[str, _Job] = {}  # those read last come last
+        self._one = asyncio.Lock()
+
+    async def read(self, job: str) -> JobCurves:
+        """Return the curves of a job, read at most :data:`FRESH_S` ago.
+
+        Raises:
+            StoreError: the bucket could not be read.
+        """
+        async with self._one:
+            known = self._jobs.pop(job, None)  # not put back if the read fails, which can leave the reader incomplete
+            if known is None or self._clock() - known.read_at >= FRESH_S:
+                reader = known.reader if known is not None else MetricsReader(self._store, job)
+                at = self._clock()
+                known = _Job(reader, await asyncio.to_thread(drawn, reader), at)
+            self._jobs[job] = known
+            for oldest in list(self._jobs)[:-KEPT]:
+                del self._jobs[oldest]
+            return known.curves
+
+    def keep(self, shown: set[str | None]) -> None:
+        """Forget all jobs that no page shows."""
+        self._jobs = {job: known for job, known in self._jobs.items() if job in shown}
+
+
+def drawn(reader: MetricsReader) -> JobCurves:
+    """Read a job's metrics and return what its page draws. One whole curve at a time is in memory."""
+    metrics: dict[str, Points] = {}
+    speed: Points = []
+    most = names = 0
+    for name, curve in curves(reader.read()):
+        names += 1
+        if len(curve.steps) > most:
+            most, speed = len(curve.steps), pace(curve)
+        if name == LOSS or len(metrics) - (LOSS in metrics) < MOST_METRICS - 1:
+            points = zip(curve.steps, curve.values, strict=True)
+            metrics[name] = thinned([(step, value) for step, value in points if math.isfinite(value)])
+    return JobCurves(metrics, names, speed)
+
+
+def thinned(points: Points, most: int = 1000) -> Points:
+    """Thin a curve to at most ``most`` points (an even number): keep the lowest and the highest of each part."""
+    if len(points) <= most:
+        return points
+    size = -(-2 * len(points) // most)
+    parts = (points[at : at + size] for at in range(0, len(points), size))
+    return [
+        point
+        for part in parts
+        for point in sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
+    ]
