@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tests.train.crash import fiu, flips, plan, refusals, rivals
+from tests.train.crash import fiu, flips, images, plan, refusals, rivals
 from tests.train.crash.gang import NODES, Cell, Outcome, crash
 from tests.train.crash.points import KILL
 
 OUT = Path(__file__).parents[3] / ".spotkeeper" / "crash.json"
 MINUTES = 20.0
-PARTS = ("flips", "rivals", "fiu", "refusals", "cells")
+PARTS = ("flips", "rivals", "fiu", "refusals", "images", "cells")
 REFUSAL_POINTS = 6  # of each kind, in each slot
 
 
@@ -63,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
             "rivals": run.rivals,
             "fiu": run.fiu,
             "refusals": run.refusals,
+            "images": run.images,
             "cells": partial(run.cells, options.seed),
         }
         rows = [row for part in options.part or PARTS for row in parts[part]()]
@@ -115,6 +116,11 @@ class _Run:
                 can = [cell for cell in cells if not refusals.missing(cell.what)]
                 tasks = [(self._root / f"refused-{slot}-{world}-{number}", cell) for number, cell in enumerate(can)]
                 yield self._row(f"a save is refused something, {_ranks(world)}, {slot}", refusals.refuse, tasks)
+
+    def images(self) -> Iterator[Row]:
+        for world, cells in self._pool.submit(images.whole, self._root).result().items():
+            tasks = [(self._root / f"image{world}-{number}", cell) for number, cell in enumerate(cells)]
+            yield self._row(f"a kill or an error at an image, {_ranks(world)}", images.attack, tasks)
 
     def cells(self, seed: int) -> list[Row]:
         cells, self.points = self._pool.submit(plan.whole, seed, self._root / "points").result()

@@ -1,6 +1,7 @@
 """A real saver to which something happens in one save: ``saver_main.py POINT STEP TOLD WHAT saver-arguments...``.
 
-Counted from the request to save ``STEP`` until what was too old has been dropped. Its
+Counted from the request to save ``STEP`` until what was too old has been dropped; or, if ``STEP`` is ``IMAGE``, from
+the first loss of a trainer until its image is written. Its
 pieces are small, so that one checkpoint takes many writes.
 """
 
@@ -21,6 +22,7 @@ else:  # run as a file, without site-packages
 
 CHANGES = ("mkdir", "open", "posix_fallocate", "ftruncate", "fsync", "replace", "rename", "unlink", "rmdir")
 PIECE = 1 << 16
+IMAGE = -2
 
 
 def main() -> int:
@@ -43,6 +45,9 @@ def _wrap(points: Points) -> None:
 
 
 def _arm_at(points: Points, step: int) -> None:
+    if step == IMAGE:
+        _arm_at_image(points)
+        return
     real = saver.SaverServer._finish
 
     def finish(self: Any, peer: Any, commit: Any, write: Any) -> None:
@@ -56,6 +61,23 @@ def _arm_at(points: Points, step: int) -> None:
         points.disarm()
 
     saver.SaverServer._finish = finish  # type: ignore[method-assign]
+
+
+def _arm_at_image(points: Points) -> None:
+    real = saver.SaverServer._write_image
+
+    def write(self: Any, peer: Any) -> None:
+        if peer.folder is None:  # a stranger
+            real(self, peer)
+            return
+        saver.SaverServer._write_image = real  # type: ignore[method-assign]
+        points.arm()
+        points.reach("asked")
+        real(self, peer)
+        points.reach("done")
+        points.disarm()
+
+    saver.SaverServer._write_image = write  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

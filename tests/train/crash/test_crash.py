@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.crash import fiu, flips, matrix, plan, refusals, rivals
+from tests.train.crash import fiu, flips, images, matrix, plan, refusals, rivals
 from tests.train.crash.gang import Cell, Outcome, Victim, crash
 from tests.train.crash.plan import FAULTS, survey
 from tests.train.crash.points import SHORT
@@ -97,6 +97,29 @@ def test_two_generations_and_one_saver(tmp_path: Path) -> None:
 def test_an_error_of_any_system_call_is_survived(tmp_path: Path) -> None:
     for number, fault in enumerate(fiu.FAULTS):
         assert fiu.hurt(tmp_path / str(number), fault) == [], fault
+
+
+@pytest.fixture(scope="module")
+def imaged(tmp_path_factory: pytest.TempPathFactory) -> dict[Victim, list[str]]:
+    """The points of images and of their writes, in a gang of two."""
+    return images.survey(tmp_path_factory.mktemp("imaged") / "gang", 2)
+
+
+# (who dies or whose disk fails, at which call, how)
+IMAGES = (
+    ("trainer", "break_seal, half", "kill"),
+    ("trainer", "seal, half", "kill"),
+    ("saver", "pwrite, half", "kill"),
+    ("saver", "replace", "ENOSPC+"),
+)
+
+
+@pytest.mark.parametrize(("victim", "call", "how"), IMAGES)
+def test_after_a_kill_at_an_image_one_step_is_loaded(
+    tmp_path: Path, imaged: dict[Victim, list[str]], victim: str, call: str, how: str
+) -> None:
+    point = imaged[Victim(victim, 1)].index(call) + 1
+    assert images.attack(tmp_path / "gang", images.Cell(2, Victim(victim, 1), point, how)) == []
 
 
 @pytest.fixture(scope="module")

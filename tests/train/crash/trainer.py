@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from spotkeeper.train.checkpoint.seal import AREA
 from tests.train.crash import mirror
-from tests.train.crash.points import Points
+from tests.train.crash.points import Call, Points
 
 WIDTHS = (1, 7, 500, 4096, 40_000, 64, 1000, 2, 9999, 128, 30, 5000)  # floats in each parameter
+SAVED, IMAGED = 2, 7  # a step that ``work_into_images`` saves, and the one after which its points begin
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,39 @@ def work(me: Rank) -> None:
 
 
 def work_with_images(me: Rank) -> None:
-    """Keep an image after each agreement and save nothing. ``saves``: the last step; ``dies``: the step of its death.
+    """Keep images and save nothing. ``saves``: the last step; ``dies``: the step of its death.
 
     It dies between a boundary and the optimizer's step, while a copy may run.
     """
     _settle_in(me)
+
+    def between(run: Any) -> None:
+        if me.dies and run.steps_done == me.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _keep_images(me, between)
+
+
+def work_into_images(me: Rank) -> None:
+    """Save a step, then keep images. ``saves``: the last step; ``dies``: the point of an image at which it dies."""
+    _settle_in(me)
+    points = Points(me.dies, me.told)
+
+    def between(run: Any) -> None:
+        if run.steps_done == SAVED:
+            run.save()
+        elif run.steps_done == IMAGED:
+            _wrap_images(points)
+            points.arm()
+        elif run.steps_done == IMAGED + 3:  # with an image in between, at least
+            points.disarm()
+            points.count()
+
+    _keep_images(me, between)
+
+
+def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
+    """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
     os.environ["SPOTKEEPER_SNAPSHOTS"] = "1"
     import spotkeeper
     from spotkeeper.train.checkpoint import writer
@@ -127,11 +158,10 @@ def work_with_images(me: Rank) -> None:
         json.dumps({"step": run.steps_done, "wrong": _wrong(run.steps_done, me.rank, model, optimizer, counter)})
     )
     client = run._boundary.writer.client
-    for _ in run.steps(range(1000), steps=me.saves[-1]):
+    for _ in run.steps(range(1000), steps=1000):
         for weight in model.weights:
             weight.grad = -torch.ones_like(weight)
-        if me.dies and run.steps_done == me.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        between(run)
         optimizer.step()
         step = run.steps_done
         model.mine.fill_(step * 100 + me.rank)
@@ -139,6 +169,8 @@ def work_with_images(me: Rank) -> None:
         for number in (0, 1):  # both memories are there before the first image
             while step == 1 and client is not None and client.image(number, 4 << 20) is None:
                 client._read_soon()
+        if step == me.saves[-1]:
+            break  # without the save of a loop's end
     os._exit(0)
 
 
@@ -172,6 +204,27 @@ def _wrong(step: int, rank: int, model: Stamped, optimizer: torch.optim.Optimize
     if counter.state["number"] != step:
         wrong.append(f"number is {counter.state['number']}, want {step}")
     return wrong
+
+
+def _wrap_images(points: Points) -> None:
+    """What a trainer does for an image: gather with the others, break the seal, copy, seal."""
+    from spotkeeper.train.checkpoint import writer
+    from spotkeeper.train.core import gang
+
+    def half_broken(real: Call, args: tuple[Any, ...]) -> None:
+        at = len(args[0]) - AREA
+        args[0][at : at + 20] = bytes(20)
+
+    def half_sealed(real: Call, args: tuple[Any, ...]) -> None:
+        real(*args)
+        at = len(args[0]) - AREA
+        args[0][at + 20 : at + 40] = bytes(20)
+
+    points.before(gang.DistributedGang, "gather")
+    points.before(writer, "Image", "image")
+    points.within(writer, "break_seal", half_broken)
+    points.within(ctypes, "memmove", lambda real, args: real(args[0], args[1], args[2] // 2))
+    points.within(writer, "seal", half_sealed)
 
 
 def _wrap(points: Points) -> None:
