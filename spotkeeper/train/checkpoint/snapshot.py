@@ -100,11 +100,14 @@ class BackgroundCopier:
         """Start copying.
 
         Args:
-            copies: the copies that the image still lacks.
+            copies: the copies that the image still lacks; if it lacks none, it is complete at once.
             request: asks the saver to write the image; called once the image is complete.
             discard: called instead if the image may be torn, with the reason.
             stalls: seconds that saves stopped the loop; an optimizer's wait for this copy is added to the newest.
         """
+        if not copies:
+            request()
+            return
         number, self._begun = self._begun, self._begun + 1
         versions = [copy.tensor._version for copy in copies]
         copied = None if number < CHECKED or number % EVERY == 0 else self._submit(copies)

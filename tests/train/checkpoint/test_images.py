@@ -25,6 +25,7 @@ from spotkeeper.train.checkpoint.image import RunState
 from spotkeeper.train.checkpoint.protocol import SaverError, Stretch
 from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal
+from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.writer import IMAGE_S, OVERHEAD, CheckpointWriter, SavePace
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.checkpoint.test_saver import GANG, served, stage
@@ -77,6 +78,17 @@ def test_the_newest_sealed_image_of_a_dead_trainer_becomes_a_checkpoint(tmp_path
     manifest, found = store.read(tmp_path / "ckpt", Commit(1, 7)), bytearray(STATE.bytes)
     store.read_into(tmp_path / "ckpt", manifest, store.STATE, memoryview(found))
     assert bytes(found) == state
+
+
+def test_a_saver_that_is_told_to_end_writes_the_image_of_a_dead_trainer(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, process):
+        trainer = Client.connect(path)
+        trainer.hello(tmp_path / "ckpt", 1, 2)
+        keep(trainer, 0, Commit(1, 5))
+        trainer.close()
+        process.terminate()
+        assert process.wait(60) == 0
+    assert store.complete(tmp_path / "ckpt") == [Commit(1, 5)]
 
 
 def test_images_displace_each_other_before_any_save(tmp_path: Path) -> None:
@@ -448,6 +460,17 @@ def test_an_image_is_sealed_once_its_copy_is_complete(tmp_path: Path) -> None:
     assert steps() == [6, 4] and client.numbers == [0, 1, 0, 0]
 
 
+def test_an_image_that_is_copied_at_once_is_sealed_at_once(tmp_path: Path) -> None:
+    """As on a GPU and with Hugging Face's trainer: a failure before the optimizer's next step must not lose it."""
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, Control.private(), SavePace(60.0))
+    client, copier = HeldClient(), BackgroundCopier([])
+    writer._client = client  # type: ignore[assignment]
+    for step in range(1, 7):
+        writer.image(RunState({"w": torch.ones(5)}, {}, (b"",)), new_manifest(Commit(1, step), GANG, {}), copier, ())
+        found = read_seal(client.buffers[(step - 1) % 2])
+        assert found is not None and found.manifest.commit == Commit(1, step)
+
+
 def test_images_cost_at_most_their_share_of_the_time() -> None:
     pace = SavePace(60.0)
     for seconds in (0.1, 0.1, 0.1):
@@ -540,4 +563,5 @@ def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, m
     assert whole.returncode == again.returncode == 0, again.stderr
     (begun, bits), (zero, expected) = (each.stdout.splitlines()[1].split(" ", 1) for each in (again, whole))
     assert bits == expected and zero == "0"
+    assert store.complete(tmp_path / "whole") == [Commit(0, 20)], "an image of a run that ends is needless"
     assert kill - 2 <= int(begun) <= kill

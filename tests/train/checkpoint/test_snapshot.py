@@ -559,7 +559,9 @@ def test_waits_count_as_stalls(late: LatestCopier) -> None:
     optimizer, stalls = torch.optim.SGD([param], lr=0.1), deque([0.0])
     copier = BackgroundCopier([optimizer])
     asked: list[str] = []
-    copier.begin([], lambda: asked.append("a"), asked.append, stalls)
+    slot = TensorSlot("float32", (3,), 0, 12)
+    copy = TensorCopy("p", torch.zeros(12, dtype=torch.uint8), slot, param.detach())
+    copier.begin([copy], lambda: asked.append("a"), asked.append, stalls)
     param.grad = torch.ones(3)
     optimizer.step()
     assert stalls[0] > 0 and asked == ["a"]
