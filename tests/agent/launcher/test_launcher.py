@@ -82,6 +82,8 @@ class Bench:
         assert event.left == 0
         ending = self.supervisor.ended(event.gen, event.code)
         assert ending is not None
+        end = next(told for told in map(json.loads, reversed(self.lines)) if told["event"] == "job.end")
+        assert end["swept"] == 0, "the launcher had ended them all, so the sweep found none"
         return ending
 
     def marked(self) -> list[int]:
@@ -286,7 +288,13 @@ def test_no_process_survives_its_generation(zygote: Bench, victim: str) -> None:
 def test_no_process_survives_its_launcher(bench: Callable[[str], Bench], mode: str) -> None:
     one = bench(mode)
     family, _ = stubborn(one)
-    os.kill(one.launcher.pid, signal.SIGKILL)
+    torchrun, [guard] = one.torchrun(), [pid for pid in all_pids() if one.launcher.pid in children_of(pid)]
+    os.kill(guard, signal.SIGSTOP)  # so that only the kernel can end torchrun
+    try:
+        os.kill(one.launcher.pid, signal.SIGKILL)
+        wait_until(lambda: not alive(torchrun), 10)
+    finally:
+        os.kill(guard, signal.SIGCONT)
     assert isinstance(one.events.get(timeout=10), LauncherLost)
     one.supervisor.sweep()
     wait_until(lambda: not any(alive(pid) for pid in family), 3)  # SIGKILL has been sent; exiting takes a moment
