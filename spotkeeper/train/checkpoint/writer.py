@@ -35,7 +35,7 @@ from spotkeeper.train.checkpoint.protocol import (
 )
 from spotkeeper.train.checkpoint.seal import break_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import Manifest, complete, partial
+from spotkeeper.train.checkpoint.store import IMAGE, Manifest, complete, partial
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.settings import RunSettings
 
@@ -183,6 +183,9 @@ class CheckpointWriter:
         self._client = client
         for skipped in hello.quarantined:
             say(f"quarantined {skipped}")
+        staged = hello.staged
+        if staged is not None and staged.commit.gen == self._gen and IMAGE in staged.versions:
+            self.has(staged)  # the saver has written it because the connection before this one was lost
         return hello
 
     def _silence_s(self) -> float | None:
@@ -193,7 +196,7 @@ class CheckpointWriter:
         return _STOP_AGAIN_S if self._silent else _STOP_S
 
     def has(self, manifest: Manifest) -> None:
-        """Note that the run started from this checkpoint, which this node's disk has."""
+        """Note that this node's disk has this checkpoint, from which the run started or which is of this run."""
         self.commit = manifest.commit
         self._control.committed(manifest.commit, manifest.saved_at)
 
@@ -282,12 +285,12 @@ class CheckpointWriter:
         if self._folder is None:
             return False
         self._asked, self._began = self._control.request_number, time.monotonic()
+        with self._reporting():
+            if self._client is None and commit != self.commit:
+                self._connect(0.0)  # the last saver was lost: connect to a new one if it answers at once
         if commit == self.commit:  # this checkpoint is already durable
             self._control.answered = max(self._control.answered, self._asked)
             return False
-        with self._reporting():
-            if self._client is None:
-                self._connect(0.0)  # the last saver was lost: connect to a new one if it answers at once
         return self._client is not None
 
     def stage(self, size: int) -> tuple[MemoryHandle, memoryview] | None:

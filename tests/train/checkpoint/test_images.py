@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotkeeper.train.agent_link.control import Commit, Control
+from spotkeeper.train.agent_link.control import Commit, Control, Fault
 from spotkeeper.train.checkpoint import saver, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer
@@ -407,6 +407,21 @@ def test_a_result_that_arrives_before_an_image_is_still_reported(tmp_path: Path)
         stage(client, Commit(1, 6))
         writer.settle()
         assert writer.commit == Commit(1, 6) and store.complete(tmp_path / "ckpt")[0] == Commit(1, 6)
+        writer.close()
+
+
+def test_a_save_of_the_step_of_a_written_image_is_done(tmp_path: Path) -> None:
+    """The saver writes the image because the connection is lost, before the trainer connects again to save it."""
+    with served(tmp_path) as (path, _):
+        settings, control = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path), Control.private()
+        writer = CheckpointWriter(settings, tmp_path / "ckpt", control, SavePace(60.0))
+        writer.greet(1)
+        assert writer.client is not None
+        keep(writer.client, 0, Commit(1, 5))
+        writer.lose(SaverError(Fault.SAVER_LOST, "the saver has done nothing"))
+        assert not writer.begin(Commit(1, 5))
+        assert writer.commit == control.commit == Commit(1, 5)
+        assert writer.begin(Commit(1, 6))
         writer.close()
 
 
