@@ -101,6 +101,7 @@ class Process:
         """A channel receives it; then the process may die before it can note that."""
         self._tap("send", True)
         self.function.world.received.append((channel.name, notification))
+        self.function.world.received_at.append(self.function.world.engine.now())
         self._tap("send", False)
 
     def every(self, seconds: float, work: Callable[[], object]) -> Callable[[], None]:

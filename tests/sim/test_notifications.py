@@ -28,6 +28,7 @@ from tests.sizes import WHOLE
 EVERY = ChannelState("every", "webhook", tuple(NotifyEvent))
 OTHER = ChannelState("other", "slack", (NotifyEvent.FINISHED,))
 TAIL_S = 300.0  # for the ticks after the end
+SOON_S = 5.0  # from an event to its notification, if no process is killed
 LEAST = 200  # points of all stories
 LONG = "failure"
 
@@ -102,6 +103,11 @@ class Performance:
         texts = {(note.id, note.text) for _, note in self.world.received}
         return "" if len(texts) == len(got) else f"one id for different texts: {texts}"
 
+    def longest_s(self) -> float:
+        """The longest time from an event to its notification at a channel."""
+        got = zip(self.world.received_at, self.world.received, strict=True)
+        return max(at - note.at for at, (_, note) in got)
+
     def duplicates(self) -> int:
         got = Counter((channel, note.id) for channel, note in self.world.received)
         return sum(count - 1 for count in got.values())
@@ -125,6 +131,7 @@ def test_every_event_is_announced_once(scenario: Scenario, wanted: set[NotifyEve
     assert done.why() == ""
     assert wanted <= {note.events[0] for _, note in done.world.received}
     assert done.duplicates() == 0
+    assert done.longest_s() <= SOON_S
     assert Counter(channel for channel, _ in done.world.received)[OTHER.name] == 1, "it wants the end only"
 
 

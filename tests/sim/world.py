@@ -122,6 +122,7 @@ class World:
         self.checks = Checks(self)
         self.violations: list[str] = []
         self.received: list[tuple[str, Notification]] = []  # (channel, what it was sent)
+        self.received_at: list[float] = []  # when it was sent each of them
         self.version = 0  # of everything that a round can see
         self.store = SimStore(stack, self)
         self.cloud = _kind(stack)(self, random.Random(seed + 1), delays or Delays())  # noqa: S311
