@@ -33,7 +33,7 @@ class Chart:
     def __init__(self, title: str, key: str = "", height: int = 240) -> None:
         self._file = re.sub(r"[^A-Za-z0-9_.-]+", "-", title.lower())
         with ui.element("section").classes("card"):
-            with ui.row().classes("items-center w-full no-wrap"):
+            with ui.row().classes("chart-head items-center w-full no-wrap"):
                 html(el("h2", title), classes="col")
                 self._buttons = ui.row().classes("items-center no-wrap").style("gap:4px")
             if key:

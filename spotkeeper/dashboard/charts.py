@@ -8,7 +8,7 @@ from typing import Any
 from spotkeeper.contract.ledger import Event
 from spotkeeper.report.html.markup import escape
 from spotkeeper.report.html.style import DARK, LIGHT
-from spotkeeper.report.html.svg import KIND_COLOR, MODEL_COLOR, bar_text
+from spotkeeper.report.html.svg import KIND_COLOR, LOSS_UP, MODEL_COLOR, bar_text
 from spotkeeper.report.job.timeline import Bar, Timeline
 from spotkeeper.report.money.money import PricesByPool
 
@@ -111,6 +111,7 @@ def timeline(view: Timeline, dark: bool) -> Options:
                 escape(f"{mark.event.value}: {mark.text}".rstrip(": ")),
             ],
             "symbol": _SYMBOL.get(mark.event, "circle"),
+            "symbolOffset": [0, -LOSS_UP if mark.event is Event.LOSS else 0],
             "itemStyle": {
                 "color": paint[_MARK_COLOR.get(mark.event, "good")],
                 "borderColor": paint["card"],

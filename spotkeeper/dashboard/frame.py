@@ -53,7 +53,7 @@ body.body--light,body.body--dark{background:var(--ground);color:var(--ink);--q-p
 .sk .q-btn{text-transform:none;letter-spacing:0}
 .sk .q-field__label,.sk .q-field__native,.sk .q-field__input,.sk .q-select__dropdown-icon{color:var(--ink)}
 .sk .q-tab{text-transform:none}
-.chart{width:100%}
+.chart{width:100%} .chart-head{margin-bottom:.6rem} .sk .chart-head h2{margin:0}
 """
 
 

@@ -143,4 +143,4 @@ def row(view: JobView, samples: Samples = ()) -> Markup:
 
 
 def _owner(view: JobView) -> Markup:
-    return el("div", f"{view.job}{' · ' + view.user if view.user else ''}", class_="small dim")
+    return join(el("div", line, class_="small dim") for line in (view.job, view.user) if line)

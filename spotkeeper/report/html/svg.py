@@ -29,6 +29,7 @@ KEYS = (
     *(("spot", "spot"), ("demand", "on-demand"), ("static", "static")),
     *(("save", "saves and waits"), ("notice", "notice")),
 )
+LOSS_UP = 8  # pixels above the middle of a lane: a replacement that is ready takes over in the same second
 SIGNS = "hatched: booting; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation"
 _FADED = {BarKind.BOOT: 0.45, BarKind.READY: 0.25, BarKind.LEAVE: 0.35}
 _STEPS_S = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000)
@@ -96,6 +97,7 @@ def _mark(event: Event, x: float, y: float, text: str) -> Markup:
     if event is Event.NOTICE:
         return el("path", title, d=f"M{x - 6} {y + 5}L{x + 6} {y + 5}L{x} {y - 6}Z", fill="var(--notice)", **look)
     if event is Event.LOSS:
+        y -= LOSS_UP
         cross = f"M{x - 5} {y - 5}L{x + 5} {y + 5}M{x + 5} {y - 5}L{x - 5} {y + 5}"
         return el("path", title, d=cross, stroke="var(--bad)", stroke_width=3, fill="none")
     return el("circle", title, cx=x, cy=y, r=5, fill="var(--good)", **look)

@@ -185,3 +185,11 @@ def test_values_at_the_ends_of_floats_are_drawn_or_left_out(values: tuple[float,
     drawn = svg.lines("x", [("x", "spot", [(0.0, values[0]), (1.0, values[1]), (2.0, 1.0)])])
     assert "<polyline" in drawn and "nan" not in drawn and "inf" not in drawn
     svg.lines("x", [("x", "spot", [(0.0, values[0]), (1.0, values[1])])])
+
+
+def test_a_replacement_that_takes_over_in_the_second_of_a_loss_does_not_cover_it() -> None:
+    ledger = (*NOTICED, *(entry(event, NOW - 1, 0, 2) for event in (Event.LOSS, Event.PROMOTED)))
+    drawn = str(svg.timeline(timeline(ledger, NOW)))
+    ((x, top),) = re.findall(r'd="M([\d.]+) ([\d.]+)L[^"]*" stroke="var\(--bad\)"', drawn)
+    (middle,) = re.findall(rf'cx="{float(x) + 5:g}" cy="([\d.]+)"', drawn)
+    assert float(top) + 10 < float(middle), "the cross ends above the circle's middle"
