@@ -13,16 +13,20 @@ from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from spotkeeper.client.target import Target
+from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Mirrored, Phase
 from spotkeeper.contract.usage import BYTES, DeviceUsage, HostUsage, NodeUsage, object_name
 from spotkeeper.exporter import families as made
 from spotkeeper.exporter import reading as reads
 from spotkeeper.exporter.reading import StackReader, StackReading
 from spotkeeper.reconcile.controller import cleanup
+from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.lines import phase_word
 from tests.cli.records import JOB, a_job
 from tests.exporter.conftest import ENDED, HELD, NOW, StillClock
+from tests.report.ledgers import entry, generation, intent, lost
 
 MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 
@@ -72,6 +76,41 @@ def test_a_jobs_training_and_money(reading: StackReading) -> None:
     assert ("held", "spot", "ready") not in machines
 
 
+def test_losses_crashes_and_copies_of_a_job_that_ends(target: Target, store: Store) -> None:
+    copies = (Mirrored("2-40", 0, NOW - 300), Mirrored("2-20", 0, NOW - 600))
+    a_job(store, job="lost0000", name="lost", mirror=copies)
+    before = (intent(0.0, 1, 1), entry(Event.ADMITTED, 60.0, 1, 1))
+    after = (replace(generation(550.0, 2), again=7), entry(Event.CRASH, 800.0, 0))
+    for told in (*before, *lost(1)[:-1], *after):
+        store.append_ledger("lost0000", told)
+    store.put_progress("lost0000", Progress(2, 40, 990.0, commit_at=940.0))
+    key, reading = ("lost",), StackReader(target).read()
+    assert values(reading, "spotkeeper_job_preemptions_total", "job_name", "notice")["lost", "no"] == 1.0
+    assert values(reading, "spotkeeper_job_crashes_total", "job_name")[key] == 1.0
+    assert values(reading, "spotkeeper_job_repeated_steps_total", "job_name")[key] == 7.0
+    assert values(reading, "spotkeeper_job_checkpoint_copy_age_seconds", "job_name") == {key: 300.0}, "the newest"
+    read = store.read_record("lost0000")
+    assert read is not None and store.cas_record(replace(read.value, phase=Phase.END, ver=7), read.token)
+    ending = StackReader(target).read()
+    assert values(ending, "spotkeeper_jobs", "state")["ending",] == 1.0
+    assert values(ending, "spotkeeper_job_checkpoint_copy_age_seconds", "job_name") == {}, "none is made any more"
+    assert key in values(reading, age := "spotkeeper_job_checkpoint_age_seconds", "job_name")
+    assert key not in values(ending, age, "job_name")
+
+
+def test_a_job_that_stops_regroups(reading: StackReading) -> None:
+    (first,) = (one for one in reading.jobs if one.record.job == JOB)
+    assert made.state_of(replace(first, record=replace(first.record, stop=True))) == "regrouping"
+
+
+def test_on_demand_machines_are_no_spot_machines(reading: StackReading) -> None:
+    pools = tuple(replace(pool, used=3, used_on_demand=1) for pool in reading.view.pools if pool.kind != "static")
+    used = replace(reading, view=replace(reading.view, pools=pools), site=replace(reading.site, no_tick="no tick"))
+    found = values(used, "spotkeeper_pool_machines", "pool", "model")
+    assert (found["workers", "spot"], found["workers", "on-demand"]) == (2.0, 1.0)
+    assert values(used, "spotkeeper_ticks_failing") == {(): 1.0}
+
+
 def test_recoveries_count_from_the_stop_to_the_first_step(reading: StackReading) -> None:
     labels = ("job_name", "cause")
     assert values(reading, "spotkeeper_job_recovery_seconds_count", *labels) == {("first", "notice"): 1.0}
@@ -106,7 +145,9 @@ def test_a_finished_job_leaves_after_an_hour(target: Target, store: Store, clock
     clock.at = 930.0 + reads.LEAVES_S - 1.0
     assert ENDED in [one.record.job for one in reader.read().jobs]
     clock.at += 1.0
+    assert ENDED in reader._done and ENDED in reader._known
     assert ENDED not in [one.record.job for one in reader.read().jobs]
+    assert ENDED not in reader._done and ENDED not in reader._known, "and takes no memory any more"
     assert ENDED not in [one.record.job for one in StackReader(target).read().jobs], "nor does a new exporter show it"
 
 
@@ -131,6 +172,7 @@ def test_the_number_of_jobs_is_bounded(target: Target, store: Store, monkeypatch
 
 def test_an_unreadable_job_is_counted_and_stops_nothing(target: Target, store: Store) -> None:
     store.put("jobs/held0000/rec", b"{")
+    store.put(paths.ALLOCATION, b"{")
     reading = StackReader(target).read()
     assert reading.unreadable == 1 and len(reading.jobs) == 3
 
@@ -139,16 +181,21 @@ def test_later_reads_list_no_ledger_that_did_not_change(
     target: Target, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.append_ledger(JOB, Entry(at=700.0, id="gone.r0.a2", event=Event.GONE, node=0, attempt=2))
-    reader, listed = StackReader(target), list[str]()
+    reader, listed, records = StackReader(target), list[str](), list[str]()
     reader.read()
-    whole = Store.list_ledger
+    whole, record = Store.list_ledger, Store.read_record
     monkeypatch.setattr(Store, "list_ledger", lambda self, job: listed.append(job) or whole(self, job))
+    monkeypatch.setattr(Store, "read_record", lambda self, job: records.append(job) or record(self, job))
     reader.read()
     assert listed == []
+    assert JOB in records and ENDED not in records, "an ended job does not change"
     read = store.read_record(JOB)
     assert read is not None and store.cas_record(replace(read.value, nonce="other", ver=7), read.token)
     reader.read()
     assert listed == [JOB]
+    monkeypatch.setattr(reads, "LEDGER_S", 0.0)
+    reader.read()
+    assert HELD in listed, "a shell or a full disk adds an entry that no round writes"
 
 
 def test_a_deleted_machine_costs_nothing_more_though_no_record_tells_of_its_end(
@@ -199,7 +246,10 @@ def test_how_busy_machines_and_devices_are(
     assert values(reading, "spotkeeper_device_temperature_celsius", "node", "device") == {("0", "1"): 61.0}
     assert values(reading, "spotkeeper_device_ecc_errors", "node", "device") == {("0", "1"): 3.0}
     assert values(reading, "spotkeeper_node_disk_bytes", "node") == {}, "no data disk is mounted"
-    assert sizes == [BYTES + 1] * 2, "of an object of any size, no more is read"
+    reader.read()
+    assert sizes == [BYTES + 1] * 2, "of an object of any size, no more is read, and that once a minute"
     monkeypatch.setattr(reads, "USAGE_S", 0.0)
+    monkeypatch.setattr(reads, "MOST_NODES", 1)
     clock.at = 990.0 + reads.FRESH_S
     assert values(reader.read(), "spotkeeper_node_cpu_usage_ratio", "node") == {}, "its machine has gone"
+    assert len(sizes) == 3, "of the most nodes that are read"

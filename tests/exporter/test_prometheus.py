@@ -95,7 +95,7 @@ def test_a_name_of_a_stranger_is_refused_on_loopback(served: int, host: str) -> 
 
 @pytest.mark.parametrize("host", ["localhost:9464", "127.0.0.1:9464", "[::1]:9464", "10.0.0.7"])
 def test_addresses_and_localhost_are_answered(served: int, host: str) -> None:
-    assert get(f"http://127.0.0.1:{served}/-/healthy", Host=host)[0] == "ok\n"
+    assert get(f"http://127.0.0.1:{served}/-/healthy?from=a-probe", Host=host)[0] == "ok\n"
 
 
 @needs_prometheus
@@ -181,13 +181,14 @@ class Prometheus:
 
 @pytest.mark.parametrize("error", [StoreError("the bucket is away"), ValueError("absurd")])
 def test_a_failed_read_keeps_the_last_reading_and_is_counted(target: Target, store: Store, error: Exception) -> None:
-    pages = server.Pages()
-    pages.show(StackReader(target).read())
+    pages, told = server.Pages(), list[Any]()
+    server.read_once(StackReader(target).read, pages, told.append)
 
     def fails() -> Any:
         raise error
 
-    server.read_once(fails, pages)
+    server.read_once(fails, pages, told.append)
+    assert len(told) == 1
     page = pages.page("", packed=False)[0].decode()
     assert "spotkeeper_exporter_read_failures_total 1.0" in page
     assert 'spotkeeper_job_step{job_id="abcdefgh",job_name="first"} 40.0' in page

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -20,7 +20,7 @@ from spotkeeper.cli.stacks import exporter
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.target import Target
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.exporter.reading import StackReader
+from spotkeeper.exporter.reading import StackReader, StackReading
 from spotkeeper.exporter.spans import PATH, TraceSender, endpoint
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB
@@ -169,6 +169,20 @@ def test_a_recovery_waits_for_its_first_step(
     spans = receiver.spans()
     sender.close()
     assert "recovery: notice" in spans and "first step" not in spans
+    clock.at = 1000.0
+    store.append_ledger(JOB, Entry(at=1000.0, id="end.job", event=Event.END, cause="cancelled"))
+    over = TraceSender(receiver.url, "prod")
+    over.offer(StackReader(target).read())
+    assert "recovery: notice" in receiver.spans(), "a job that has ended does no step"
+    over.close()
+
+
+def test_a_reading_that_cannot_be_sent_ends_no_sender(receiver: Receiver, target: Target, store: Store) -> None:
+    sender = TraceSender(receiver.url, "prod")
+    for reading in (cast(StackReading, object()), StackReader(target).read()):
+        sender._readings.put(reading, timeout=LIMIT_S)
+    assert "recovery: notice" in receiver.spans()
+    sender.close()
 
 
 def test_addresses() -> None:
