@@ -32,8 +32,8 @@ def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) 
     with Run(stage, spec) as run:
         run.steady("in the second zone")
         assert run.record().zone == second
-        refused = {entry.zone for entry in run.ledger(Event.REFUSED) if entry.zone}
-        assert refused and refused <= set(firsts)
+        refused = {entry.zone for entry in run.ledger(Event.REFUSED) if entry.zone}  # none, if the market told in time
+        assert refused <= set(firsts)
         assert {disk.zone for disk in disks(stage, run)} == {second}
 
         for zone in firsts:
@@ -55,7 +55,7 @@ def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) 
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
     *before, last = [entry.cause for entry in run.ledger(Event.MOVE)]
-    assert set(before) == {"stockout"} and last == "move", run.story()
+    assert set(before) <= {"stockout"} and last == "move", run.story()
     assert record.budget.crashes == 0
     assert weights == run.weights_left_alone(2)
 

@@ -98,7 +98,7 @@ def test_a_forecast_needs_no_running_stack(cli: Cli, folder: Path) -> None:
 
 def test_static_machines_of_a_job_are_noted_with_their_cost(cli: Cli, folder: Path) -> None:
     told = said(cli("forecast", job(folder, "work: 5h"), "--stack-file", EXAMPLE, "--json").out)
-    assert "static: " in told and "this forecast ignores" in told
+    assert "static: " in told and "the forecast leaves out its 1 x" in told
     none = said(cli("forecast", job(folder, "work: 5h\nstatic: never"), "--stack-file", EXAMPLE, "--json").out)
     assert "static: " not in none
 
