@@ -16,7 +16,7 @@ from spotkeeper_agent.cloud.gce import Gce
 from spotkeeper_agent.cloud.notice import REBALANCE_S, Cause, CloudWarning, Instance, Notice
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import Settings
-from spotkeeper_agent.core.state import MachineState, Saved
+from spotkeeper_agent.core.state import AgentState, MachineState, Saved
 from spotkeeper_agent.core.sync import FunctionClient, Outbox, Syncer
 from spotkeeper_agent.job.supervisor import Supervisor
 
@@ -100,3 +100,83 @@ def test_a_machine_that_outlives_its_deadline_still_saves(
     handler.observed(seen(Cause.MAINTENANCE, NOW - 600))
     handler.act()
     assert asked == [NOW + given_s]
+
+
+class Training:
+    """A job that takes 4 s to stop and 3 s to save; a notice of 40 s leaves a reserve of 8 s."""
+
+    def __init__(self, me: MachineState, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.saves = 0
+        self.stops: list[float] = []
+        self.states: list[AgentState] = []
+        self.child = SimpleNamespace(
+            gen=1, saving=False, signals=False, need_s=4.0, control=SimpleNamespace(save_s=3.0)
+        )
+        monkeypatch.setattr(time, "time", lambda: Still.at)
+        monkeypatch.setattr(me, "become", self.states.append)
+        supervisor = SimpleNamespace(child=self.child, save=self._save, save_and_stop=self._stop)
+        self.handler = NoticeHandler(me, cast(Supervisor, supervisor))
+
+    def _save(self) -> None:
+        self.saves += 1
+
+    def _stop(self, deadline: float) -> None:
+        self.child.saving = True
+        self.stops.append(deadline - Still.at)
+
+    def act(self, left_s: float) -> None:
+        """What the handler does ``left_s`` seconds before the deadline of a notice of 40 s."""
+        Still.at = NOW + 40.0 - left_s
+        self.handler.act()
+
+
+@pytest.fixture
+def training(me: MachineState, monkeypatch: pytest.MonkeyPatch) -> Training:
+    made = Training(me, monkeypatch)
+    made.handler.observed(seen(Cause.PREEMPTED, NOW + 40.0))
+    return made
+
+
+def test_a_notice_saves_once_and_stops_once_just_in_time(training: Training) -> None:
+    for left_s in (40.0, 30.0, 12.1):
+        training.act(left_s)
+    assert (training.saves, training.stops, training.states) == (1, [], [])
+    training.act(12.0)
+    training.act(11.0)
+    assert training.saves == 1
+    assert training.stops == [12.0 - 0.25 * 8.0], "and a quarter of the reserve stays"
+    assert training.states == [AgentState.SAVING]
+
+
+def test_a_notice_that_leaves_time_for_one_save_only_stops(training: Training) -> None:
+    training.act(15.0)
+    assert training.saves == 0
+    training.act(12.0)
+    assert len(training.stops) == 1
+
+
+def test_each_generation_and_each_notice_saves(training: Training) -> None:
+    training.act(40.0)
+    training.child.gen = 2
+    training.act(39.0)
+    training.handler.observed(seen(Cause.PREEMPTED, NOW + 60.0))
+    training.act(38.0)
+    assert training.saves == 3
+
+
+def test_a_script_that_saves_by_itself_is_asked_only_to_stop(training: Training) -> None:
+    training.child.signals = True
+    training.act(40.0)
+    training.act(12.0)
+    assert (training.saves, len(training.stops)) == (0, 1)
+
+
+def test_a_short_notice_has_a_shorter_reserve(me: MachineState, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(me, monkeypatch)
+    training.handler.observed(seen(Cause.PREEMPTED, NOW + 8.0))
+    Still.at = NOW + 1.9
+    training.handler.act()
+    assert training.stops == []
+    Still.at = NOW + 2.0
+    training.handler.act()
+    assert training.stops == [6.0 - 0.25 * 2.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import select
@@ -305,12 +306,15 @@ def test_a_name_that_no_file_can_have_ends_no_saver(tmp_path: Path, message: dic
     assert pair.server._peers == [] and store.scan(tmp_path) == []
 
 
-def test_a_full_disk_loses_the_image_and_no_saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()], ids=["disk", "memory"])
+def test_a_full_disk_loses_the_image_and_no_saver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server, client = SaverServer(peer=theirs), Client(ours)
 
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(saver, "write_checkpoint", full)
     for message in (
@@ -381,6 +385,14 @@ def test_a_changed_byte_breaks_the_seal(at: int) -> None:
     memory[SIZE + at] ^= 1
     assert read_seal(buffer) is not None
     break_seal(memory)
+    assert read_seal(buffer) is None
+
+
+def test_a_seal_of_another_request_is_none() -> None:
+    buffer, text = sealed(), b'{"op": "stage"}'
+    memory = memoryview(mmap.mmap(buffer.fd, buffer.size))
+    header = hashlib.sha256(text).digest() + len(text).to_bytes(8, "little")
+    memory[SIZE : SIZE + 40 + len(text)] = header + text
     assert read_seal(buffer) is None
 
 
@@ -484,6 +496,29 @@ def test_an_image_that_is_copied_at_once_is_sealed_at_once(tmp_path: Path) -> No
         writer.image(RunState({"w": torch.ones(5)}, {}, (b"",)), new_manifest(Commit(1, step), GANG, {}), copier, ())
         found = read_seal(client.buffers[(step - 1) % 2])
         assert found is not None and found.manifest.commit == Commit(1, step)
+
+
+@pytest.mark.parametrize("fault", [Fault.SAVER_LOST, Fault.FENCED, Fault.NO_MEMORY])
+def test_only_a_lost_saver_is_a_fault_of_the_run(tmp_path: Path, fault: Fault) -> None:
+    """Without memory for images, training saves as before."""
+
+    class Refusing:
+        closed = False
+
+        def image(self, number: int, size: int) -> None:
+            raise SaverError(fault, "why")
+
+        def close(self) -> None:
+            self.closed = True
+
+    control, client = Control.private(), Refusing()
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, control, SavePace(60.0))
+    writer._client = client  # type: ignore[assignment]
+    state = RunState({"w": torch.ones(5)}, {}, (b"",))
+    writer.image(state, new_manifest(Commit(1, 1), GANG, {}), HeldCopier(), ())  # type: ignore[arg-type]
+    lost = fault is Fault.SAVER_LOST
+    assert not writer.images and client.closed == lost
+    assert control.fault is (fault if lost else Fault.NONE)
 
 
 def test_images_cost_at_most_their_share_of_the_time() -> None:

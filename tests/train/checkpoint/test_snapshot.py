@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer as optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import spotkeeper
@@ -573,6 +575,7 @@ def test_waits_count_as_stalls(late: LatestCopier) -> None:
 KILLED = """
 import os, signal, sys, torch, spotkeeper
 from torch import nn
+from torch.optim import optimizer as optim
 from torch.utils.data import DataLoader, TensorDataset
 from spotkeeper.train.checkpoint import snapshot
 kill, folder = int(sys.argv[1]), sys.argv[2]
@@ -604,3 +607,31 @@ def test_a_killed_run_ends_with_the_same_bits(kill: int, tmp_path: Path) -> None
     (begun, bits), (zero, expected) = again.stdout.split(" ", 1), whole.stdout.split(" ", 1)
     assert bits == expected and zero == "0"
     assert kill - 1 <= int(begun) <= kill, "the newest save counts, or the one before it"
+
+
+def test_a_copier_leaves_no_hook_behind() -> None:
+    gc.collect()  # copiers of other tests
+    before = len(optim._global_optimizer_pre_hooks)
+    copier = BackgroundCopier([torch.optim.SGD(nn.Linear(2, 1).parameters())])
+    assert len(optim._global_optimizer_pre_hooks) == before + 1
+    del copier
+    gc.collect()
+    assert len(optim._global_optimizer_pre_hooks) == before
+
+
+class Wrapped:
+    """As Accelerate wraps an optimizer: its own ``step`` calls no hooks, the wrapped one's does."""
+
+    def __init__(self, optimizer: object) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None: ...
+
+
+def test_only_tensors_with_a_version_are_copied_later_and_only_where_a_step_waits() -> None:
+    weight, stepping = torch.ones(2), torch.optim.SGD(nn.Linear(2, 1).parameters())
+    with torch.inference_mode():
+        unversioned = torch.ones(2)
+    owned = (("w", weight), ("no version", unversioned), ("another device", torch.ones(2, device="meta")))
+    for optimizers, names in (([Wrapped(stepping)], ["w"]), ([stepping, Wrapped(None)], [])):
+        assert list(BackgroundCopier(optimizers).select(owned).values()) == names
