@@ -44,6 +44,12 @@ def test_errors_about_a_lost_peer_are_recognised(error: BaseException, follows: 
     assert torchrun.follows(error) is follows
 
 
+def test_an_error_while_a_lost_peer_is_handled_follows_it_too() -> None:
+    error = ValueError("cannot log the failure")
+    error.__context__ = RuntimeError(GLOO)
+    assert torchrun.follows(error)
+
+
 def test_a_cyclic_exception_chain_ends() -> None:
     one, other = ValueError("a"), ValueError("b")
     one.__cause__, other.__cause__ = other, one
@@ -73,6 +79,10 @@ def test_a_workers_own_note_is_kept(tmp_path: Path) -> None:
     torchrun.note_exit(tmp_path, 0, 1, 5.0)
     noted = json.loads((tmp_path / "error.0").read_text())
     assert noted["what"].startswith("ValueError: xxx") and len(noted["what"]) == 500
+    (home := tmp_path / "logs/x/attempt_0/0").mkdir(parents=True)
+    (home / "stderr.log").write_text("Fatal Python error: Segmentation fault\n")
+    torchrun.note_fatal(tmp_path)
+    assert json.loads((tmp_path / "error.0").read_text()) == noted
     torchrun.note(tmp_path / "gone", 0, ValueError())  # a folder that takes nothing hides no failure
 
 

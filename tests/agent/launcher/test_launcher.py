@@ -32,6 +32,7 @@ from spotkeeper_agent.job.launcher_client import Launcher, LauncherKind, LaunchE
 from spotkeeper_agent.job.supervisor import Ending, Supervisor
 from spotkeeper_agent.launcher import stacks
 from spotkeeper_agent.launcher.process import MARK
+from spotkeeper_agent.launcher.server import LaunchedRun, Server, Start
 from tests.agent.fakes import REPO, alive, all_pids, children_of, command_of, document, environ_of, wait_until
 from tests.agent.jobs import ENDS, STUBBORN, STUCK
 from tests.no_dynamo import NO_DYNAMO
@@ -289,6 +290,8 @@ def test_no_process_survives_its_launcher(bench: Callable[[str], Bench], mode: s
     one = bench(mode)
     family, _ = stubborn(one)
     torchrun, [guard] = one.torchrun(), [pid for pid in all_pids() if one.launcher.pid in children_of(pid)]
+    opened = [path.resolve().name for path in Path(f"/proc/{torchrun}/fd").iterdir()]
+    assert opened and "launcher.lock" not in opened
     os.kill(guard, signal.SIGSTOP)  # so that only the kernel can end torchrun
     try:
         os.kill(one.launcher.pid, signal.SIGKILL)
@@ -364,6 +367,24 @@ def test_launcher_outlives_its_agent_and_is_found_again(bench: Callable[[str], B
         again.start(2, [], {}, one.folder, one.folder / "log")
     again.kill(1)
     assert one.wait_end(10).code == 137
+
+
+def test_a_request_that_cannot_be_served_gets_an_answer(tmp_path: Path) -> None:
+    def spawn(start: Start, server: Server) -> int:
+        raise OSError(11, "no process left")
+
+    server = Server(tmp_path, "exec", spawn)
+    start = {"op": "start", "gen": 3, "args": [], "env": {}, "cwd": "/", "log": str(tmp_path / "log")}
+    for request, error in (
+        (start, "cannot start torchrun: [Errno 11] no process left"),
+        (start | {"more": 1}, "TypeError: "),
+        ({"op": "kill"}, "KeyError: 'gen'"),
+        ({"op": "other"}, "unknown op 'other'"),
+    ):
+        answer = server._answer(json.dumps(request).encode())
+        assert answer["ok"] is False and error in answer["error"]
+    server.run = LaunchedRun(2, os.getpid(), str(tmp_path))
+    assert server._answer(b'{"op": "signal", "gen": 1, "signal": 0}')["error"] == "generation 1 does not run"
 
 
 def test_a_launcher_that_is_still_ending_costs_one_more_start(bench: Callable[[str], Bench]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from spotkeeper_agent.core import settings
-from spotkeeper_agent.launcher import spool
+from spotkeeper_agent.launcher import output, spool
 from tests.agent.chunks import unpacked
 from tests.agent.fakes import wait_until
 
@@ -38,6 +39,32 @@ for number in range(3):
     wait_until(lambda: log.read_text().count("x\\n") == number + 1)  # a killed output worker loses what it holds
 print("the last line", flush=True)
 """
+
+
+def test_a_line_reaches_the_spool_soon_though_its_log_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "FLUSH_S", 0.0)
+    read, write = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    arguments = ({read: (full, b"o")}, output.KEPT_BYTES, spool.Spool(tmp_path, b"0", []))
+    copying = threading.Thread(target=output._copy, args=arguments, daemon=True)
+    copying.start()
+    os.write(write, b"a line\n")
+    try:
+        (file,) = wait_until(lambda: list(tmp_path.glob("*.gz")), 10)
+    finally:
+        os.close(write)
+        copying.join(10)
+        os.close(read)
+        os.close(full)
+    assert unpacked(file.read_bytes()).endswith(b" 0o a line\n")
+
+
+def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first\nsecond\n")
+    assert [output.tail(log, size) for size in (13, 12, 3)] == [b"first\nsecond\n", b"second\n", b"nd\n"]
 
 
 def test_an_output_worker_that_is_killed_is_replaced_and_no_print_fails(tmp_path: Path) -> None:

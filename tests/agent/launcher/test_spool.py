@@ -43,10 +43,10 @@ def test_a_line_has_its_time_its_rank_and_its_stream(tmp_path: Path) -> None:
 
 def test_each_state_of_a_progress_bar_is_a_line(tmp_path: Path) -> None:
     one = Spool(tmp_path, b"0", [])
-    for piece in (b"\r 1%", b"\r 2%\r", b"\n", b"done\r\n"):
+    for piece in (b"\r 1%", b"\r 2%\r", b"\n", b"done\r\n", b"of 8\r", b"of 9\r"):
         one.add(b"o", piece)
     one.end()
-    assert lines(tmp_path) == ["0o ", "0o  1%", "0o  2%", "0o done"]
+    assert lines(tmp_path) == ["0o ", "0o  1%", "0o  2%", "0o done", "0o of 8", "0o of 9"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,13 +71,13 @@ def test_a_line_without_an_end_is_cut_and_its_secrets_are_hidden(
 ) -> None:
     monkeypatch.setattr(spool, "LINE_BYTES", 100)
     one = Spool(tmp_path, b"0", ["a secret value"])
-    for _ in range(40):
-        one.add(b"o", b"some words, a secret value; ")
+    text = b"some words, a secret value; " * 40
+    for at in range(0, len(text), 7):  # so that the end of a piece cuts a secret
+        one.add(b"o", text[at : at + 7])
     one.end()
     found = lines(tmp_path)
     assert len(found) > 5 and max(map(len, found)) < 200
-    text = "".join(line.removeprefix("0o ") for line in found)
-    assert text == "some words, **************; " * 40
+    assert "".join(line.removeprefix("0o ") for line in found) == "some words, **************; " * 40
 
 
 def test_output_beyond_the_rate_is_counted_and_said_where_it_is_missing(
@@ -105,6 +105,15 @@ def test_output_beyond_the_rate_is_counted_and_said_where_it_is_missing(
     assert kept * 8 >= spool.RATE * spool.BURST_S
     assert "1o later" in found and not any("neighbour" in line for line in found)
     assert found.index("0o later") == found.index(next(each[0] for each in gap if each)) + 1
+
+
+def test_a_line_after_one_that_was_dropped_whole_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, refusals = Spool(tmp_path, b"0", []), iter((spool.TOO_FAST, spool.TOO_FAST, "", ""))
+    monkeypatch.setattr(one, "_refusal", lambda _: next(refusals))
+    for piece in (b"dropped ", b"to its end\n", b"the next\n", b"and one more\n"):
+        one.add(b"o", piece)
+    one.end()
+    assert lines(tmp_path) == ["n 19 bytes (1 lines) left out here: more than 2 MB/s", "0o the next", "0o and one more"]
 
 
 def test_a_node_that_prints_two_megabytes_a_second_has_a_complete_log(
@@ -178,11 +187,15 @@ def test_lines_are_written_within_a_second_and_unfinished_ones_after_a_pause(
     now += spool.FLUSH_S
     one.tick()
     assert lines(tmp_path) == ["0o line"]
+    assert one.wait_s() == spool.IDLE_S - spool.FLUSH_S, "from its last byte"
     now += spool.IDLE_S
     one.tick()
     now += spool.FLUSH_S
     one.tick()
     assert lines(tmp_path)[1:] == ["0o wait ..."] and one.wait_s() is None
+    monkeypatch.setattr(one, "_refusal", lambda _: spool.TOO_FAST)
+    one.add(b"o", b"dropped\n")
+    assert one.wait_s() == spool.FLUSH_S, "a note is due as a line is"
 
 
 def test_a_worker_without_a_spool_keeps_the_end_of_its_log(tmp_path: Path) -> None:
@@ -199,6 +212,10 @@ def test_secrets_of_several_lines_are_hidden_line_by_line(tmp_path: Path) -> Non
     assert hide(b"1 abc: lines of it, two", spool.lines_of(["", "1", "abc", "two\nlines of it"])) == (
         b"1 abc: ***********, two"
     )
+
+
+def test_a_secret_within_another_does_not_show_the_rest_of_it() -> None:
+    assert hide(b"correct horse, horse", ["horse", "correct horse"]) == b"*************, *****"
 
 
 def test_names_of_files_sort_by_time_and_appear_at_once(tmp_path: Path) -> None:
