@@ -18,7 +18,7 @@ from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS
 from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
-from tests.cli.jobs.test_metrics import put
+from tests.cli.jobs.test_metrics import put, reads_of_metrics
 from tests.cli.records import JOB, a_job
 from tests.dashboard.conftest import complete
 
@@ -253,16 +253,3 @@ def test_curves_are_those_of_the_charts_of_a_page(feed: JobFeed, bucket: Bucket)
     found = complete(feed.curves(JOB))
     assert len(found.metrics) == MOST_METRICS and {"loss", "m00"} < found.metrics.keys() and found.names == 64
     assert max(map(len, found.metrics.values())) <= 1001 and found.pace
-
-
-def reads_of_metrics(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The generations whose metrics are read, in order."""
-    read: list[str] = []
-    part = Store.part
-
-    def counted(self: Store, path: str, start: int, size: int) -> bytes | None:
-        read.append(path.rpartition("/")[2])
-        return part(self, path, start, size)
-
-    monkeypatch.setattr(Store, "part", counted)
-    return read

@@ -54,10 +54,10 @@ class _Running:
         return "" if error is None else f"the copy failed: {type(error).__name__}: {error}"
 
     def changed(self) -> str:
-        """Return a message that names a tensor that has changed since the save began, or ""."""
+        """Return the name of a tensor that has changed since the save began, or ""."""
         for copy, version in zip(self.copies, self.versions, strict=True):
             if copy.tensor._version != version or (self.copied is None and not copy.equal()):
-                return f"{copy.name} changed before an optimizer's step"
+                return copy.name
         return ""
 
 
@@ -136,14 +136,15 @@ class BackgroundCopier:
             if running is None:  # another thread has waited
                 return
             failed = running.failed()
-            why = failed or running.changed()
+            name = "" if failed else running.changed()
             try:
-                if why:
-                    self._end(why)
-                if running.copied is not None and why:
-                    running.discard(failed or why.replace("before an optimizer's step", "while it was copied"))
-                elif running.copied is not None:
-                    running.request()
+                if failed or name:
+                    self._end(failed or f"{name} changed before an optimizer's step")
+                if running.copied is not None:
+                    if failed or name:
+                        running.discard(failed or f"{name} changed while it was copied")
+                    else:
+                        running.request()
             finally:
                 self._running = None
 

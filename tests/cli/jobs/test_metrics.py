@@ -109,7 +109,8 @@ def test_damaged_metrics_do_not_hide_the_status(cli: Cli, store: Store) -> None:
     assert cli("status", "first").code == 0
 
 
-def test_watch_reads_ended_generations_once(job: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def reads_of_metrics(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The generations whose metrics are read, in order."""
     read: list[str] = []
     part = Store.part
 
@@ -118,6 +119,11 @@ def test_watch_reads_ended_generations_once(job: Store, monkeypatch: pytest.Monk
         return part(self, path, start, size)
 
     monkeypatch.setattr(Store, "part", counted)
+    return read
+
+
+def test_watch_reads_ended_generations_once(job: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = reads_of_metrics(monkeypatch)
     reader = MetricsReader(job, JOB)
     assert values(reader) == [8.0, 4.0, 2.0, 1.0] and sorted(read) == ["1", "2"]
     put(job, 3, [(1, 2), (2, 4)], loss={5: 1.0})

@@ -30,6 +30,7 @@ from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.writer import IMAGE_S, OVERHEAD, CheckpointWriter, SavePace
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.checkpoint.test_saver import GANG, served, stage
+from tests.train.checkpoint.test_snapshot import ATTACH
 from tests.train.crash.gang import machines
 from tests.train.crash.trainer import work_with_images
 from tests.train.forks import run_script
@@ -60,6 +61,13 @@ def fill(memory: memoryview, commit: Commit, *, sealed: bool = True) -> bytes:
     return state
 
 
+def greeted(path: Path, folder: Path) -> Client:
+    """A trainer of generation 1, after its hello."""
+    trainer = Client.connect(path)
+    trainer.hello(folder, 1, 2)
+    return trainer
+
+
 def written(path: Path, folder: Path, gen: int) -> tuple[list[Commit], Commit | None]:
     """The checkpoints on disk after the saver has handled everything, and the one that it has in memory."""
     with_next = Client.connect(path)
@@ -70,8 +78,7 @@ def written(path: Path, folder: Path, gen: int) -> tuple[list[Commit], Commit | 
 
 def test_the_newest_sealed_image_of_a_dead_trainer_becomes_a_checkpoint(tmp_path: Path) -> None:
     with served(tmp_path) as (path, _):
-        trainer = Client.connect(path)
-        trainer.hello(tmp_path / "ckpt", 1, 2)
+        trainer = greeted(path, tmp_path / "ckpt")
         keep(trainer, 0, Commit(1, 5))
         state = keep(trainer, 1, Commit(1, 7))
         trainer.close()
@@ -83,8 +90,7 @@ def test_the_newest_sealed_image_of_a_dead_trainer_becomes_a_checkpoint(tmp_path
 
 def test_a_saver_that_is_told_to_end_writes_the_image_of_a_dead_trainer(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
-        trainer = Client.connect(path)
-        trainer.hello(tmp_path / "ckpt", 1, 2)
+        trainer = greeted(path, tmp_path / "ckpt")
         keep(trainer, 0, Commit(1, 5))
         trainer.close()
         process.terminate()
@@ -109,8 +115,7 @@ def test_images_displace_each_other_before_any_save(tmp_path: Path) -> None:
 
 def test_an_image_without_seal_never_counts(tmp_path: Path) -> None:
     with served(tmp_path) as (path, _):
-        trainer = Client.connect(path)
-        trainer.hello(tmp_path / "ckpt", 1, 2)
+        trainer = greeted(path, tmp_path / "ckpt")
         keep(trainer, 0, Commit(1, 5))
         keep(trainer, 1, Commit(1, 7))
         keep(trainer, 1, Commit(1, 9), sealed=False)
@@ -120,8 +125,7 @@ def test_an_image_without_seal_never_counts(tmp_path: Path) -> None:
 
 def test_an_image_older_than_the_disk_is_not_written(tmp_path: Path) -> None:
     with served(tmp_path) as (path, _):
-        trainer = Client.connect(path)
-        trainer.hello(tmp_path / "ckpt", 1, 2)
+        trainer = greeted(path, tmp_path / "ckpt")
         keep(trainer, 0, Commit(1, 5))
         stage(trainer, Commit(1, 6))
         trainer.wait(10)
@@ -132,8 +136,7 @@ def test_an_image_older_than_the_disk_is_not_written(tmp_path: Path) -> None:
 def test_the_image_of_an_older_generation_that_still_holds_its_connection_is_written(tmp_path: Path) -> None:
     """As after a trainer that hangs; it may write into its image memory later, which is the next trainer's no more."""
     with served(tmp_path) as (path, _):
-        trainer = Client.connect(path)
-        trainer.hello(tmp_path / "ckpt", 1, 2)
+        trainer = greeted(path, tmp_path / "ckpt")
         memory = image(trainer, 0)
         state = fill(memory, Commit(1, 5))
         following = Client.connect(path)
@@ -151,8 +154,7 @@ def test_the_image_of_an_older_generation_that_still_holds_its_connection_is_wri
 
 def test_an_image_of_an_earlier_generation_is_not_left_for_a_later_one(tmp_path: Path) -> None:
     with served(tmp_path) as (path, _):
-        trainer = Client.connect(path)
-        trainer.hello(tmp_path / "ckpt", 1, 2)
+        trainer = greeted(path, tmp_path / "ckpt")
         keep(trainer, 0, Commit(1, 5))
         keep(trainer, 1, Commit(1, 4))
         trainer.close()
@@ -566,19 +568,13 @@ def test_a_lost_machine_costs_its_gang_two_images_at_most(tmp_path: Path, world:
             assert seen["wrong"] == [] and dies - 4 <= seen["step"] <= dies, "an image every second step"
 
 
-KILLED = """
+KILLED = f"""
 import os, signal, sys, torch, spotkeeper
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from spotkeeper.train.checkpoint import writer
 writer.IMAGE_S, writer.OVERHEAD = 0.0, 1e9  # an image after every second step
-kill, folder = int(sys.argv[1]), sys.argv[2]
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-loader = DataLoader(TensorDataset(torch.randn(96, 4)), 4, shuffle=True)
-run = spotkeeper.attach(model, optimizer, checkpoint_dir=folder)
-begun, client = run.steps_done, run._boundary.writer.client
+{ATTACH}begun, client = run.steps_done, run._boundary.writer.client
 print(client.pid, flush=True)
 for number, (x,) in enumerate(run.steps(loader, steps=20)):
     model(x).square().mean().backward()

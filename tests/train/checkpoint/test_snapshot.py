@@ -572,19 +572,23 @@ def test_waits_count_as_stalls(late: LatestCopier) -> None:
     assert list(stalls) == [first], "nothing runs, so nothing waits"
 
 
-KILLED = """
-import os, signal, sys, torch, spotkeeper
-from torch import nn
-from torch.optim import optimizer as optim
-from torch.utils.data import DataLoader, TensorDataset
-from spotkeeper.train.checkpoint import snapshot
+# A small training with the arguments KILL, the step at which it kills itself, and FOLDER.
+ATTACH = """
 kill, folder = int(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.randn(96, 4)), 4, shuffle=True)
 run = spotkeeper.attach(model, optimizer, checkpoint_dir=folder)
-begun = run.steps_done
+"""
+
+KILLED = f"""
+import os, signal, sys, torch, spotkeeper
+from torch import nn
+from torch.optim import optimizer as optim
+from torch.utils.data import DataLoader, TensorDataset
+from spotkeeper.train.checkpoint import snapshot
+{ATTACH}begun = run.steps_done
 for number, (x,) in enumerate(run.steps(loader, steps=20)):
     model(x).square().mean().backward()
     if run.steps_done == kill:
