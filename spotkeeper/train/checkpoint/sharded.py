@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import secrets
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -174,9 +175,10 @@ class Sharded:
     # ------------------------------------------------------------ the end of a save
 
     def settle(self, timeout_s: float | None = None) -> None:
+        began = time.monotonic()
         self._writer.settle(timeout_s)
         self.publish()
-        self._writer.settle(timeout_s)
+        self._writer.settle(None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began)))
 
     def publish(self) -> None:
         """Exchange the parts' manifests and request COMMIT: the last of a save's four steps."""

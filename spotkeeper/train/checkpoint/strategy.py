@@ -105,7 +105,7 @@ class SaveStrategy(Protocol):
         """Request COMMIT for a sharded checkpoint that all savers have written, if any. Does not wait for COMMIT."""
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until no save runs, then until COMMIT is written; at most ``timeout_s`` seconds for each of the two."""
+        """Wait until no save runs, then until COMMIT is written: at most ``timeout_s`` seconds for both together."""
 
 
 class Replicated:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from spotkeeper.train.agent_link.control import Commit
-from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint import sharded, store
 from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _sources
@@ -255,6 +255,21 @@ def test_a_restored_complete_part_is_only_recorded() -> None:
     restored = replace(PART, others=THEIRS)
     writer, _ = published(restored, OTHER)
     assert (writer.asked, writer.written) == ([("has", restored)], None)
+
+
+@pytest.mark.parametrize(("took_s", "left_s"), [(3.0, 2.0), (6.0, 0.0)])
+def test_both_waits_of_a_settle_share_its_time(monkeypatch: pytest.MonkeyPatch, took_s: float, left_s: float) -> None:
+    now, waits = [100.0], []
+
+    def settle(timeout_s: float) -> None:
+        waits.append(timeout_s)
+        now[0] += took_s
+
+    writer: Any = SimpleNamespace(writes=False, settle=settle, written=None)
+    monkeypatch.setattr(sharded, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    gang: Any = SimpleNamespace(rank=0, world=1)
+    Sharded(gang, writer, (RankPlace(0, 0, 0, True),), cast(Any, None), managed=True).settle(5.0)
+    assert waits == [5.0, left_s]
 
 
 def test_a_missing_part_is_an_error(two: tuple[Path, str], tmp_path: Path) -> None:
