@@ -107,6 +107,25 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
 
 
 @app.command(rich_help_panel=JOBS)
+def events(
+    job: Job,
+    follow: Annotated[bool, Option("--follow", "-f", help="Keep printing until the job ends or goes on hold.")] = False,
+    verbose: Verbose = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Print a job's events, oldest first: machines requested, noticed and lost, generations, holds, shells.
+
+    Each line has the time (UTC), the time since submission, and what happened. `--json` prints one line per event.
+
+    Examples: `spotkeeper events first`, `spotkeeper events first --follow --json`
+    """
+    from spotkeeper.cli.jobs import status as viewing
+
+    viewing.events(job, stack, follow=follow, verbose=verbose, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
 def dashboard(
     job: Annotated[str | None, Argument(metavar="JOB", help="Job whose page to open. Default: all jobs.")] = None,
     port: Annotated[int, Option(metavar="N", min=0, max=65535, help="Port on 127.0.0.1. Default: any free one.")] = 0,

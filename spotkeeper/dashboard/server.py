@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import os
+import signal
 import socket
 import tempfile
 import webbrowser
@@ -156,17 +157,17 @@ def serve(
     browser: bool = True,
     proxy: str = "",
 ) -> None:
-    """Serve until Ctrl-C. ``path``: the page that the browser opens. ``up``: called once the server answers."""
+    """Serve until Ctrl-C, SIGTERM or a closed terminal.
+
+    ``path``: the page that the browser opens. ``up``: called once the server answers.
+    """
     import uvicorn
 
     secret = proxy_secret(proxy)
     listener = bound(port)
     port = listener.getsockname()[1]
-    opening = Opening(port, path)
     app: App = application(feed, commands)
     guard = Guard(app, port, proxy=proxy, proxy_secret=secret)
-    guard.on_open = lambda: opening.write(guard)
-    opening.write(guard)
     config = uvicorn.Config(guard, log_level="warning", lifespan="on", server_header=False, ws_max_size=1 << 20)
 
     class Server(uvicorn.Server):
@@ -177,8 +178,16 @@ def serve(
                 if browser and not proxy:
                     webbrowser.open(opening.file.as_uri())
 
+    server = Server(config)
+    # uvicorn raises the signal that ended it again at its end; the default action would leave the file there
+    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    opening = Opening(port, path)
+    guard.on_open = lambda: opening.write(guard)
     try:
-        Server(config).run(sockets=[listener])
+        opening.write(guard)
+        server.run(sockets=[listener])
     finally:
         opening.remove()
         listener.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)

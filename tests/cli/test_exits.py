@@ -18,6 +18,7 @@ ARGUMENTS = {
     "submit": ("{job}",),
     "status": (),
     "watch": ("first",),
+    "events": ("first",),
     "logs": ("first",),
     "checkpoints": ("first",),
     "download": ("first",),

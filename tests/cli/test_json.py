@@ -53,6 +53,13 @@ def test_logs_are_one_document_per_line(cli: Cli, ended: Store, more: tuple[str,
     assert told == [{"at": 5000, "node": 0, "gen": 2, "source": "stderr", "local_rank": 1}] * len(told)
 
 
+@pytest.mark.parametrize("more", [(), ("--follow",)])
+def test_events_are_one_document_per_line(cli: Cli, ended: Store, more: tuple[str, ...]) -> None:
+    done = cli("events", "first", "--json", *more)
+    assert (done.code, done.err) == (0, "")
+    assert [json.loads(line)["event"] for line in done.out.splitlines()] == ["submitted", "end"]
+
+
 def test_watch(cli: Cli, ended: Store) -> None:
     done = cli("watch", "first", "--json")
     assert (done.code, done.err) == (0, "")

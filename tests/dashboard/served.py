@@ -28,7 +28,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(environment: dict[str, str], home: Path, *options: str) -> Iterator[Served]:
+def serving(
+    environment: dict[str, str], home: Path, *options: str, ended_by: signal.Signals = signal.SIGINT
+) -> Iterator[Served]:
     """Run ``spotkeeper dashboard`` with these variables until the block ends."""
     command = [sys.executable, "-m", "spotkeeper.cli.main", "dashboard", "--no-browser", "--json", *options]
     given = {**os.environ, "XDG_STATE_HOME": str(home), **environment}
@@ -41,5 +43,5 @@ def serving(environment: dict[str, str], home: Path, *options: str) -> Iterator[
             told = json.loads(line)
             yield Served(told["url"], told["port"], Path(told["file"]), process.pid)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(ended_by)
             process.wait(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import stat
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def test_the_file_opens_the_page_and_only_its_owner_can_read_it(bucket: Bucket, 
         )
         assert requests.get(f"{served.root}/alive", timeout=30).text == "alive\n"
     assert not served.file.exists()
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGHUP])
+def test_no_file_stays_when_the_dashboard_is_ended(bucket: Bucket, tmp_path: Path, ended_by: signal.Signals) -> None:
+    with serving(bucket[1], tmp_path, ended_by=ended_by) as served:
+        assert served.file.exists()
+    assert list(served.file.parent.iterdir()) == []
 
 
 def test_a_taken_port_is_a_readable_error() -> None:

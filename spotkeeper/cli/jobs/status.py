@@ -1,11 +1,11 @@
-"""``status``: prints all jobs or one job, once. ``watch``: follows a job, live on a terminal or event by event."""
+"""``status``: all jobs or one job, once. ``watch``: a job live, or event by event. ``events``: a job's events."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.events import EventLine
 from spotkeeper.report.job.metrics import SHOWN, MetricView, joined, metric_views
 from spotkeeper.report.job.view import JobView
 
@@ -151,24 +152,54 @@ def _readable_state(target: Target, store: Store) -> StackState | None:
 
 def watch_job(job: str, stack: str | None, *, verbose: bool, as_json: bool) -> None:
     """Follow a job; CliError if it fails, is cancelled or goes on hold."""
-    target = find_target(stack)
-    store = target.store()
-    state = target.state(store)
-    record = lookup.find_job(store, job)
-    deadline = lookup.deadline_of(store, record)
+    store, record, read = _followed(job, stack)
     sparklines = Sparklines(store, record.job)
-
-    def read() -> JobView:
-        now = lookup.record_of(store, record.job)
-        site = lookup.site_of(store, state, target)
-        view = lookup.view_of(store, now, state, target.clock.now(), site, deadline)
-        return replace(view, metrics=sparklines.read())
-
-    code = watch(read, as_json, verbose=verbose)
+    code = watch(lambda: replace(read(), metrics=sparklines.read()), as_json, verbose=verbose)
     if code is not Exit.OK:
         raise _failed(store, record, code)
     if not as_json:
         _note_output(store, record)
+
+
+def _followed(word: str, stack: str | None) -> tuple[Store, Record, Callable[[], JobView]]:
+    """Return the job with this name or id, and what reads its view anew."""
+    target = find_target(stack)
+    store = target.store()
+    state = target.state(store)
+    record = lookup.find_job(store, word)
+    deadline = lookup.deadline_of(store, record)
+
+    def read() -> JobView:
+        now = lookup.record_of(store, record.job)
+        site = lookup.site_of(store, state, target)
+        return lookup.view_of(store, now, state, target.clock.now(), site, deadline)
+
+    return store, record, read
+
+
+def events(job: str, stack: str | None, *, follow: bool, verbose: bool, as_json: bool) -> None:
+    """Print a job's events, oldest first; with ``follow`` also new ones, until the job ends or waits for a person."""
+    from spotkeeper.report.job.lines import event_line
+    from spotkeeper.report.money.account_text import clock
+
+    _, record, read = _followed(job, stack)
+    printed: set[str] = set()
+    while True:
+        view = read()
+        for line in _unprinted(view, printed):
+            text = f"{clock(record.created + line.at)}  {event_line(line, verbose=verbose)}"
+            emit_line(line) if as_json else say(text)
+        if not follow or view.stands():
+            return
+        time.sleep(EVERY_S)
+
+
+def _unprinted(view: JobView, printed: set[str]) -> Iterator[EventLine]:
+    """Yield the events whose ids are not in ``printed``, and put them there."""
+    for line in view.events:
+        if line.id not in printed:
+            printed.add(line.id)
+            yield line
 
 
 def _failed(store: Store, record: Record, code: Exit) -> CliError:
@@ -262,10 +293,8 @@ def _lines(read: Callable[[], JobView], as_json: bool, wait: Callable[[float], N
         if view.site.no_tick and not silent and not as_json:
             say(view.site.no_tick)
         silent = bool(view.site.no_tick)
-        for line in view.events:
-            if line.id not in printed:
-                printed.add(line.id)
-                emit_line(line) if as_json else say(event_line(line, verbose=verbose))
+        for line in _unprinted(view, printed):
+            emit_line(line) if as_json else say(event_line(line, verbose=verbose))
         if view.stands():
             break
         wait(EVERY_S)

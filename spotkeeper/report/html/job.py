@@ -11,6 +11,7 @@ from spotkeeper.report.job.lines import (
     deadline_lines,
     hold_lines,
     kept_lines,
+    no_saving,
     node_word,
     on_its_clock,
     undisturbed_line,
@@ -18,7 +19,7 @@ from spotkeeper.report.job.lines import (
 from spotkeeper.report.job.view import JobView, NodeState
 from spotkeeper.report.money import account_text
 from spotkeeper.report.money.account import Account
-from spotkeeper.report.text.words import count, duration, loss_word, saved, usd
+from spotkeeper.report.text.words import count, duration, saved, usd, value_word
 
 _NODE_KIND = {
     NodeState.TRAINING: "good",
@@ -66,7 +67,7 @@ def figures(view: JobView, found: Account) -> Markup:
         fact(
             "Spent",
             usd(money.spent),
-            "too early to estimate the saving" if early else f"on demand {usd(money.on_demand_only)}",
+            no_saving(view) if early else f"on demand {usd(money.on_demand_only)}",
         ),
         fact("Saved", "-" if early else usd(money.saved), None if early else saved(money.saved_percent or 0.0)),
         fact(
@@ -74,7 +75,7 @@ def figures(view: JobView, found: Account) -> Markup:
             "-" if found.goodput is None else f"{100 * found.goodput:.1f} %",
             f"of {found.node_hours:.2f} node-hours",
         ),
-        fact("Loss", "-" if view.loss is None else loss_word(view.loss), _speed(view)),
+        fact("Loss", "-" if view.loss is None else value_word(view.loss), _speed(view)),
         fact(
             "Preemptions",
             str(view.preemptions.total),

@@ -12,7 +12,7 @@ from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.report.html.markup import Markup, badge, cell, el, join
 from spotkeeper.report.job.lines import phase_word, share
 from spotkeeper.report.job.view import JobView
-from spotkeeper.report.text.words import duration, loss_word, percent, saved, usd
+from spotkeeper.report.text.words import duration, percent, saved, usd, value_word
 
 Samples = Sequence[tuple[int, float | None, float | None]]  # step, loss, samples a second
 _QUIET = frozenset({Event.GONE, Event.REQUEST, Event.ROLL, Event.MIRRORED})
@@ -130,7 +130,7 @@ def row(view: JobView, samples: Samples = ()) -> Markup:
             if view.samples_per_s is None
             else join([f"{view.samples_per_s:,.0f}/s", spark(speeds, f"{view.name}: samples a second")]),
         ),
-        ("nobreak", None if view.loss is None else join([loss_word(view.loss), spark(losses, f"{view.name}: loss")])),
+        ("nobreak", None if view.loss is None else join([value_word(view.loss), spark(losses, f"{view.name}: loss")])),
         ("", last),
     )
     return el(

@@ -11,7 +11,8 @@ from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.report.job.events import EventLine
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.view import JobView, NodeView, OutputView
-from spotkeeper.report.text.words import count, duration, loss_word, percent, saved, usd
+from spotkeeper.report.money.money import SETTLED_S
+from spotkeeper.report.text.words import count, duration, percent, saved, usd, value_word
 
 # For each kind of hold: what a resume grants, and what a person may want to change in the files before it.
 _RESUMES = {
@@ -37,7 +38,7 @@ def training_line(view: JobView) -> str:
         saved_at = f" (checkpoint: {view.commit_step})" if view.commit_step is not None and not view.over() else ""
         parts.append(f"last reported: {step}" if _stale(view) else step + saved_at)
     if view.loss is not None:
-        parts.append(f"loss {loss_word(view.loss)}")
+        parts.append(f"loss {value_word(view.loss)}")
     if view.samples_per_s is not None:
         parts.append(f"{view.samples_per_s:,.0f} samples/s" + (" (real time)" if view.site.scale != 1 else ""))
     if view.uploading_s is not None:
@@ -94,12 +95,23 @@ def _stale(view: JobView) -> bool:
 
 
 def money_line(view: JobView) -> str:
-    """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; early on only ``spent``."""
+    """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; or why none is."""
     money = view.money
     if money.saved_percent is None:
-        return f"spent {usd(money.spent)}, too early to estimate the saving"
+        return f"spent {usd(money.spent)}, {no_saving(view)}"
     hours = f"the same machine-hours on demand {usd(money.on_demand_only)}"
     return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}"
+
+
+def no_saving(view: JobView) -> str:
+    """Why no saving is shown: nothing to compare, or too little training (``saved_percent`` of a job's money)."""
+    if not view.money.on_demand_only:
+        return "no machine was billed" + ("" if view.over() else " yet")
+    if view.over():
+        return "nothing was trained, so no saving is estimated"
+    if view.hold is not None:
+        return f"trained for less than {SETTLED_S / 60:.0f} minutes, so no saving is estimated"
+    return "too early to estimate the saving"
 
 
 def left_line(view: JobView) -> str:
@@ -136,10 +148,6 @@ def metric_lines(views: Iterable[MetricView]) -> list[str]:
     views = tuple(views)
     width = max((len(view.name) for view in views), default=0)
     return [f"{view.name:<{width}}  {view.curve}  {value_word(view.last)} at step {view.step}" for view in views]
-
-
-def value_word(value: float | None) -> str:
-    return "not a number" if value is None else loss_word(value)
 
 
 def undisturbed_line(view: JobView) -> str:

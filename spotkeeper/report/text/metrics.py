@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 
 from rich.console import RenderableType
 
-from spotkeeper.report.job.lines import value_word
 from spotkeeper.report.job.metrics import JobMetrics, metric_views
 from spotkeeper.report.text.render import fitting
+from spotkeeper.report.text.words import value_word
 
 
 def metrics_table(found: JobMetrics) -> RenderableType:

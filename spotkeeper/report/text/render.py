@@ -40,7 +40,7 @@ from spotkeeper.report.job.lines import (
     training_line,
 )
 from spotkeeper.report.job.view import JobView, NodeState, NodeView
-from spotkeeper.report.text.words import count, duration, loss_word, saved, usd
+from spotkeeper.report.text.words import count, duration, saved, usd, value_word
 
 LOG_TITLE = "the last lines of the log:"
 _QUIET = frozenset({Event.GONE, Event.REQUEST, Event.ROLL, Event.MIRRORED, Event.STOPPED, Event.MOUNTED})
@@ -305,7 +305,7 @@ def _cells(view: JobView) -> dict[str, str]:
         "nodes": f"{training}/{view.size}",
         "gen": str(view.gen),
         "step": step_word(view),
-        "loss": "-" if view.loss is None else loss_word(view.loss),
+        "loss": "-" if view.loss is None else value_word(view.loss),
         "preempted": str(view.preemptions.total),
         "spent": usd(view.money.spent),
         "saved": "-" if view.money.saved_percent is None else saved(view.money.saved_percent).removesuffix(" saved"),

@@ -39,9 +39,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def loss_word(loss: float) -> str:
-    """Format a training loss with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``."""
-    return f"{loss:.4f}" if loss == 0.0 or abs(loss) >= 0.1 else f"{loss:.4g}"
+def value_word(value: float | None) -> str:
+    """Format a metric's value with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``, ``1234567``.
+
+    None, for a value that is not finite, is ``not a number``.
+    """
+    if value is None:
+        return "not a number"
+    size = abs(value)
+    return f"{value:.7g}" if size >= 1e4 else f"{value:.4f}" if size >= 0.1 else f"{value:.4g}"
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

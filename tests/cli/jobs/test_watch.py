@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 
+from spotkeeper.cli.jobs import status
 from spotkeeper.cli.jobs.status import watch
 from spotkeeper.client.errors import Exit
 from spotkeeper.client.lookup import resume_waits
@@ -90,6 +91,24 @@ def test_watch_leaves_only_its_last_view_in_the_scrollback(
     assert len(frames) == (12 if end == "over" else 11)
     for number, frame in enumerate(frames, 1):
         assert frame.count("\n") < height and f"generation {number} trains" in frame, "the newest event is in view"
+
+
+def test_events_are_printed_once_and_followed_until_the_job_ends(
+    cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = a_job(store)
+    store.append_ledger(JOB, Entry(at=61.0, id="a", event=Event.GENERATION, gen=1))
+    assert cli("events", "first").out == "01-01 00:01:01    1m01s  generation 1 trains\n"
+
+    def wait(_: float) -> None:
+        store.append_ledger(JOB, Entry(at=90.0, id="b", event=Event.NOTICE, node=0))
+        held = store.read_record(JOB)
+        assert held is not None
+        store.cas_record(msgspec.structs.replace(record, phase=Phase.END, outcome=Outcome.CANCELLED), held.token)
+
+    monkeypatch.setattr(status.time, "sleep", wait)
+    done = cli("events", "first", "--follow")
+    assert [line[25:] for line in done.out.splitlines()] == ["generation 1 trains", "node 0: preemption notice"]
 
 
 def test_watch_fails_if_the_job_is_on_hold_after_a_failure(cli: Cli, store: Store) -> None:

@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.contract.stack import Model
+from spotkeeper.report.html import job as html
+from spotkeeper.report.job.lines import money_line
 from spotkeeper.report.job.view import job_view
+from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import attempts, first_of_each, minus, money, seconds, stopped, union
 from spotkeeper.report.text.render import job_table, live, status
 from spotkeeper.report.text.words import usd
@@ -20,6 +24,7 @@ from tests.report.ledgers import (
     a_record,
     entry,
     generation,
+    held,
     intent,
     printed,
     report,
@@ -117,6 +122,21 @@ def test_no_saving_is_shown_at_first(now: float) -> None:
     for text in (printed(live(view)), printed(status(view)), printed(report(view)), printed(job_table([view]))):
         assert "%" not in text
     assert "too early to estimate the saving" in printed(status(view))
+
+
+def test_a_missing_saving_is_explained_for_a_job_that_stands() -> None:
+    begun = tuple(one for one in NOTICED if one.at <= 100.0)
+    ended = {"phase": Phase.END, "outcome": Outcome.CANCELLED}
+    cases = (
+        (held(), (), "no machine was billed yet"),
+        (held(), (*begun, entry(Event.STOP, 400.0)), "trained for less than 10 minutes, so no saving is estimated"),
+        (a_record(**ended), begun[:2], "nothing was trained, so no saving is estimated"),
+        (a_record(**ended), (), "no machine was billed"),
+    )
+    for record, ledger, why in cases:
+        view = job_view(record, None, ledger, STACK, 9 * HOUR)
+        assert money_line(view).partition(", ")[2] == why
+        assert f">{why}<" in html.figures(view, account(view, ledger, 9 * HOUR))
 
 
 def test_savings_are_shown_after_ten_minutes_or_at_the_end() -> None:

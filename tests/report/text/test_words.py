@@ -7,7 +7,7 @@ import pytest
 from spotkeeper.contract.ledger import Event
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.text.render import job_table
-from spotkeeper.report.text.words import count, duration, loss_word, saved, usd
+from spotkeeper.report.text.words import count, duration, saved, usd, value_word
 from tests.contract.samples import STACK
 from tests.report.ledgers import (
     HOUR,
@@ -18,12 +18,23 @@ from tests.report.ledgers import (
     printed,
 )
 
-LOSSES = {2.113: "2.1130", -0.5: "-0.5000", 0.0: "0.0000", 0.0123456: "0.01235", 1e-5: "1e-05", 1.23456e-5: "1.235e-05"}
+VALUES = {
+    2.113: "2.1130",
+    -0.5: "-0.5000",
+    0.0: "0",
+    0.0123456: "0.01235",
+    1e-5: "1e-05",
+    1.23456e-5: "1.235e-05",
+    12345.6789: "12345.68",
+    1234567.0: "1234567",
+    1.5e12: "1.5e+12",
+    None: "not a number",
+}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_small_loss_keeps_its_digits(loss: float) -> None:
-    assert loss_word(loss) == LOSSES[loss]
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_of_any_size_keeps_its_digits(value: float | None) -> None:
+    assert value_word(value) == VALUES[value]
 
 
 @pytest.mark.parametrize(
