@@ -16,6 +16,7 @@ from spotkeeper.contract.stack import Model
 
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
 PROBE = "probe"  # the cause of an attempt: a machine beside one that trains, to learn whether an offer has capacity
+NO_SPOT_YET = "no spot yet"  # the cause of a fallback that continues the one before it
 
 # Times that a round takes from its own clock, virtual unix seconds. If that clock was ahead, a later round sets a
 # ``Past`` time to now and moves an ``Until`` time by the same amount (``reconcile/store/clock_skew.py``). Other times

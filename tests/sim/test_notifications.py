@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.notification import ChannelState, NotifyEvent
-from spotkeeper.contract.record import Hold, Phase
+from spotkeeper.contract.record import NO_SPOT_YET, Hold, Phase
 from spotkeeper.contract.stack import Fallback, StackState
 from spotkeeper.reconcile.controller import ledger as controller_ledger
 from spotkeeper.reconcile.store.store import Store
@@ -116,7 +116,9 @@ class Performance:
 def announced(entry: Entry) -> bool:
     if entry.event is Event.GENERATION:
         return entry.gen == 1 or bool(entry.holds)
-    return entry.event in (Event.CHECKPOINT, Event.FALLBACK, Event.HOLD, Event.END)
+    if entry.event is Event.FALLBACK:
+        return entry.cause != NO_SPOT_YET
+    return entry.event in (Event.CHECKPOINT, Event.HOLD, Event.END)
 
 
 def some(scenario: Scenario, every: int) -> list[int]:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spotkeeper.cli.output import emit, note
-from spotkeeper.cli.stacks.stackfile import CHECKOUT, STAND_IN, no_checkout, stack_path
+from spotkeeper.cli.stacks.stackfile import CHECKOUT, configuration, no_checkout, stack_path
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract import codec
 from spotkeeper.contract.parse.problem import SpecError, nearest
@@ -150,10 +150,9 @@ def _settings(path: Path, name: str) -> Settings:
     """
     try:
         from infra.settings.read import from_config
-        from spotkeeper.local.deploy.config import read_config
     except ImportError:
         raise no_checkout() from None
-    return from_config(read_config(path, STAND_IN if name == "local" else None), name)
+    return from_config(configuration(path), name)
 
 
 def _apart(settings: Settings, folder: Path) -> None:

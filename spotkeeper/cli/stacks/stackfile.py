@@ -50,13 +50,12 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
     """
     try:
         from infra.settings.read import clashes, from_config
-        from spotkeeper.local.deploy.config import read_config
     except ImportError:
         raise no_checkout() from None
     path = file or stack_path(stack, other)
     lines = _lines(path)
     name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    config = read_config(path, STAND_IN if name == "local" else None)
+    config = configuration(path)
     try:
         found = from_config(config, name)
         if told := clashes(found, path.parent):
@@ -64,6 +63,14 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
     except SpecError as error:
         raise located(error, path.name, lines) from None
     return StackFile(name, config, found)
+
+
+def configuration(path: Path) -> dict[str, str]:
+    """Read a stack file's flat configuration. With the project ``local`` it is for a one-machine cloud."""
+    from spotkeeper.local.deploy.config import read_config
+
+    config = read_config(path)
+    return read_config(path, STAND_IN) if config.get("gcp:project") == "local" else config
 
 
 def no_checkout() -> CliError:

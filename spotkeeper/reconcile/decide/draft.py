@@ -19,7 +19,7 @@ from spotkeeper.contract.cloud import Action
 from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.job import HOLD_DAYS
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.contract.record import Hold, Node, Outcome, Phase, Record, Slot, SlotState
+from spotkeeper.contract.record import NO_SPOT_YET, Hold, Node, Outcome, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot
 from spotkeeper.reconcile.select.offers import Runs, Selection, time_of_day
@@ -316,10 +316,16 @@ class Draft:
             told = f"{len(recent)} losses in {(self.now - recent[0]) / 60:.0f} min in {slot.zone}"
             self.fall_back("too many losses" if short < rules.short_lives else "lives too short", told)
 
-    def fall_back(self, cause: str, told: str = "") -> None:
-        """Start an on-demand fallback, unless one is active. ``told``: its reason as a text for the ledger."""
+    def fall_back(self, cause: str = "", told: str = "") -> None:
+        """Start an on-demand fallback, unless one is active.
+
+        Args:
+            cause: "": spot was refused; with an on-demand machine in the gang, this continues the fallback before.
+            told: its reason as a text for the ledger.
+        """
         if self.record.fallback_until > self.now:
             return
+        cause = cause or (NO_SPOT_YET if any(map(_on_demand, self.nodes)) else "no spot in the zone")
         until = self.now + self.times.fallback.on_demand_s
         self.set(fallback_until=until)
         again = f"spot again at {time_of_day(until)}"

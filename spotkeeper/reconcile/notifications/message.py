@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.notification import ChannelState, Notification, NotifyEvent
-from spotkeeper.contract.record import Hold, Outcome, Record
+from spotkeeper.contract.record import NO_SPOT_YET, Hold, Outcome, Record
 from spotkeeper.contract.redact import redact
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.select.offers import time_of_day
@@ -75,7 +75,7 @@ def _notification(entry: Entry, record: Record, stack: StackState) -> Notificati
     match entry.event:
         case Event.GENERATION:
             return _trains(entry, record, stack)
-        case Event.FALLBACK:
+        case Event.FALLBACK if entry.cause != NO_SPOT_YET:  # announced when it began
             why = f" ({entry.cause})" if entry.cause else ""
             text = f"buys on-demand machines for a limited time{why}: {_sentence(entry.detail)}"
             todo = f"No action is needed. To pause the job instead: spotkeeper pause {record.name}"

@@ -40,7 +40,7 @@ def percent(share: float) -> str:
 
 
 def value_word(value: float | None) -> str:
-    """Format a metric's value with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``, ``1234567``.
+    """Format a metric's value with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``.
 
     None, for a value that is not finite, is ``not a number``.
     """

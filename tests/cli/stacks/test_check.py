@@ -182,6 +182,15 @@ def test_the_shipped_stack_files_are_valid(cli: Cli, stack: str) -> None:
     assert cli("check", stack).code == 0
 
 
+def test_a_copy_of_the_local_stack_is_valid_under_any_name(cli: Cli, checkout: Path) -> None:
+    file = checkout / "Pulumi.mine.yaml"
+    file.write_text((ROOT / "infra/stacks/Pulumi.local.yaml").read_text())
+    done = cli("check", file)
+    assert (done.code, done.err) == (0, "")
+    change(file, "project: local", "project: mine")
+    assert "is not a project id" in cli("check", file).err
+
+
 def test_unchanged_example_values_are_named(cli: Cli, checkout: Path) -> None:
     told = cli("check", "dev").out
     assert "example values to replace: gcp:project, spotkeeper:image, spotkeeper:job_identity" in told

@@ -18,7 +18,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import Checkpoint, JobRequest, Nodes, RequestKind, Retry
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import HOUR_S, Observation
-from spotkeeper.contract.record import Hold, Outcome, Phase, SlotState
+from spotkeeper.contract.record import NO_SPOT_YET, Hold, Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, run_round
 from spotkeeper.reconcile.controller.tick import tick
@@ -489,6 +489,17 @@ def test_on_demand_replaces_missing_spot_until_spot_returns() -> None:
     world.until(lambda: world.member(1).vm.model is Model.SPOT and world.training(), 2400)
     assert "swap to spot" in causes(world, Event.PROMOTED)
     assert {m.vm.model for m in world.dynamic() if m.agent and m.agent.alive} == {Model.SPOT}
+
+
+def test_a_long_shortage_is_one_fallback_that_continues() -> None:
+    """Its first entry alone is announced, whichever node needs a machine later."""
+    world = trained(World(nodes=2, steps=50_000))
+    world.capacity.update({(zone, Model.SPOT): 0 for zone in ("z-a", "z-b", "z-c")})
+    world.preempt(1)
+    world.until(lambda: len(world.events(Event.FALLBACK)) == 2, 7200)
+    world.preempt(0)
+    world.until(lambda: len(world.events(Event.FALLBACK)) == 4, 14_400)
+    assert causes(world, Event.FALLBACK) == ["no spot in the zone", *[NO_SPOT_YET] * 3]
 
 
 def test_max_on_demand_of_the_job_is_kept() -> None:

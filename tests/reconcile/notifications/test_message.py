@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.notification import USUAL_EVENTS, Notification, NotifyEvent
-from spotkeeper.contract.record import Hold, Outcome, Phase, Record
+from spotkeeper.contract.record import NO_SPOT_YET, Hold, Outcome, Phase, Record
 from spotkeeper.reconcile.notifications import message
 from spotkeeper.reconcile.notifications.message import LONGEST, channels_for, first_checkpoint, notifications
 from tests.reconcile.notifications.samples import AT, JOB, SLACK, STACK, entry, notification, record
@@ -45,6 +45,9 @@ class TestEvents:
         found = one(Event.FALLBACK, record(), cause="too many losses", detail="4 losses in 9 min, spot again at 10:00")
         assert found.events == (NotifyEvent.ON_DEMAND,)
         assert "buys on-demand machines for a limited time (too many losses): 4 losses in 9 min" in found.text
+
+    def test_a_fallback_that_continues_was_announced(self) -> None:
+        assert notifications([entry(Event.FALLBACK, cause=NO_SPOT_YET, detail="spot again")], record(), STACK) == ()
 
     def test_a_pause_is_a_hold(self) -> None:
         held = record(phase=Phase.HOLD, hold=Hold.PAUSE, hold_count=1, reason="paused by kim")

@@ -192,12 +192,12 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, ca
         machine=offer.machine,
         cause=cause,
     )
+    if offer.model is Model.ON_DEMAND and draft.snapshot.spec and draft.snapshot.spec.policy != "on-demand":
+        draft.fall_back()
     draft.put(index, top=attempt, zone=draft.nodes[index].zone if cause == PROBE else offer.zone)
     draft.install(index, which, slot)
     if offer.machine is None:
         limits.launched(draft, index)
-    if offer.model is Model.ON_DEMAND and draft.snapshot.spec and draft.snapshot.spec.policy != "on-demand":
-        draft.fall_back("no spot in the zone")
     key = f"r{index}.a{attempt}"
     why = why or _why(draft, offer)
     pool = draft.snapshot.stack.pool(offer.pool)

@@ -89,7 +89,7 @@ def _next_refused(draft: Draft, index: int) -> None:
     replace_reason = draft.nodes[index].replace_reason
     draft.put(index, next=None, replace_reason=None)
     if replace_reason == "spot":
-        draft.fall_back("no spot yet")
+        draft.fall_back()
 
 
 def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
