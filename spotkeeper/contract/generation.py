@@ -106,6 +106,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     interval_s: float | None = None  # None: chosen from the measured stall and observed losses
     keep: int = 2
     snapshots: bool = False  # saves copy optimizers' tensors during training; savers keep images between saves
+    overhead_percent: float = 1.0  # largest share of the training time that images may cost
     seed: int = 0
     max_world: int | None = None  # the job's largest world size, if it is elastic
     mirror: MirrorRun | None = None  # None: no copies

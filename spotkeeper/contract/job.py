@@ -54,6 +54,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     interval_s: Annotated[float, Meta(gt=0, description="seconds between saves; unset: automatic")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
     snapshots: Annotated[bool, _about("true: saves copy during training, and a loss costs few steps")] = False
+    overhead_percent: Annotated[float, Meta(gt=0, le=100, description="most time that images may cost, percent")] = 1.0
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
 

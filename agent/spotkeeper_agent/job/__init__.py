@@ -22,7 +22,8 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
 ``SPOTKEEPER_MAX_WORLD``     the most processes that the job can have; set if its number of nodes may change
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
-``SPOTKEEPER_SNAPSHOTS``     ``1``: saves copy parameters and optimizer state while training continues
+``SPOTKEEPER_SNAPSHOTS``     ``1``: saves copy parameters and optimizer state while training continues, and savers keep
+                             images; ``SPOTKEEPER_OVERHEAD_PERCENT`` what they may cost
 ``SPOTKEEPER_KEEP``          number of checkpoints kept; ``SPOTKEEPER_SEED`` the job file's seed
 ============================ ======================================================================================
 

@@ -204,6 +204,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         interval_s=spec.checkpoint.interval_s,
         keep=spec.checkpoint.keep,
         snapshots=spec.checkpoint.snapshots,
+        overhead_percent=spec.checkpoint.overhead_percent,
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
         hang=_hang(spec),

@@ -25,6 +25,7 @@ from typing import Any
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import saver
 from spotkeeper.train.checkpoint.durable import round_up
+from spotkeeper.train.checkpoint.memories import ImageMemories
 from spotkeeper.train.checkpoint.protocol import (
     MESSAGE,
     Event,
@@ -37,7 +38,6 @@ from spotkeeper.train.checkpoint.protocol import (
     Stretch,
     address,
 )
-from spotkeeper.train.checkpoint.seal import AREA
 from spotkeeper.train.checkpoint.store import Manifest, RankPlace, SkippedCheckpoint
 
 PATIENCE_S = 120.0  # time to wait for a saver without progress: it is stopped, or waits for a disk that does not answer
@@ -68,9 +68,7 @@ class Client:
         self._fd = -1
         self._size = 0
         self._map: mmap.mmap | None = None
-        self._images: dict[int, mmap.mmap] = {}
-        self._requested: set[int] = set()  # image memories that the saver has not answered for
-        self._no_image: SaverError | None = None  # why the saver refused an image memory
+        self.images = ImageMemories(self._request)
         _OPEN.add(self)
 
     @classmethod
@@ -122,7 +120,7 @@ class Client:
             )  # ends the connection even if another process has a copy of the socket
         self._sock.close()
         self._drop_map()
-        self._drop_images()
+        self.images.drop()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -210,23 +208,32 @@ class Client:
             raise SaverError(Fault.NO_MEMORY, f"staging memory: {error}") from None
         return self._map
 
-    def image(self, number: int, size: int) -> memoryview | None:
+    def next_image(self) -> int | None:
+        """Return the number of the image memory to fill next; None if none is free or the saver still allocates it.
+
+        Raises:
+            SaverError: the saver is gone.
+        """
+        self._read_all()
+        number = self.images.next()
+        return None if number is None or self.images.awaits(number) else number
+
+    def image(self, number: int, size: int, *, wait: bool = False) -> memoryview | None:
         """Return an image memory (``seal.py``) for ``size`` bytes and the seal; None until the saver has allocated it.
+
+        With ``wait``, wait for the saver's answer. Then None means that it refuses a third memory.
 
         Raises:
             SaverError: NO_MEMORY, or the saver is gone.
         """
-        while self._read(block=False) is not None:  # fails if the saver has closed the connection
-            pass
-        if self._no_image is not None:
-            raise self._no_image
-        memory = self._images.get(number)
-        if memory is not None and len(memory) >= size + AREA:
-            return memoryview(memory)
-        if number not in self._requested:
-            self._request({"op": "image", "number": number, "bytes": round_up(size) + AREA})
-            self._requested.add(number)
-        return None
+        self._read_all()
+        memory = self.images.open(number, size)
+        pulse = self._pulse()
+        while wait and memory is None and self.images.awaits(number):
+            if self._read_soon() is None:
+                self._need(pulse)
+            memory = self.images.open(number, size)
+        return memory
 
     def stage(self, size: int) -> mmap.mmap:
         """Return the staging memory for the next checkpoint. The memory's former checkpoint then exists on disk only.
@@ -240,21 +247,26 @@ class Client:
         self._request({"op": "stage"})
         return memory
 
-    def save(self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> None:
+    def save(
+        self, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False, image: int | None = None
+    ) -> None:
         """Request that the staged bytes become durable. Returns at once; ``poll`` or ``wait`` return the result.
 
-        ``part``: whether the bytes are this node's part of sharded state; the checkpoint is then complete only after
-        ``publish``.
+        Args:
+            manifest: the checkpoint.
+            stretches: the bytes of each file.
+            part: whether the bytes are this node's part of sharded state; the checkpoint is then complete only after
+                ``publish``.
+            image: number of the image memory that has the bytes, sealed with this manifest; None: staging memory.
         """
-        self._request(
-            {
-                "op": "save",
-                "manifest": manifest.to_bytes().decode(),
-                "stretches": [asdict(stretch) for stretch in stretches],
-                "part": part,
-            }
-        )
-        self._pending = manifest.commit
+        message = {
+            "op": "save",
+            "manifest": manifest.to_bytes().decode(),
+            "stretches": [asdict(stretch) for stretch in stretches],
+            "part": part,
+        }
+        self._request(message if image is None else message | {"image": image})
+        self._pending, self.images.writing = manifest.commit, image
 
     def publish(self, manifest: Manifest) -> None:
         """Request that the saver write ``manifest``, which lists all nodes' files, as COMMIT beside a written part."""
@@ -286,7 +298,7 @@ class Client:
     def _result(self) -> Event | None:
         if not self._events:
             return None
-        self._pending = None
+        self._pending = self.images.writing = None
         return self._events.popleft()
 
     def _request(self, message: dict[str, Any]) -> None:
@@ -333,18 +345,20 @@ class Client:
         limit = self._limit()
         return PATIENCE_S if limit is None else min(limit, PATIENCE_S)
 
+    def _forget_staging(self) -> None:
+        """Note that the staging memory has become an image memory."""
+        self._drop_map()
+        self._size = 0
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def _drop_map(self) -> None:
         """Unmap the memory, unless tensors still use it; then it is unmapped once they are gone."""
         if self._map is not None:
             with contextlib.suppress(BufferError):  # tensors still use it
                 self._map.close()
             self._map = None
-
-    def _drop_images(self) -> None:
-        for memory in self._images.values():
-            with contextlib.suppress(BufferError):  # tensors still use it
-                memory.close()
-        self._images.clear()
 
     def _read_soon(self, end: float | None = None) -> dict[str, Any] | None:
         """Read one message; None if no message arrives within half a second, or before ``end`` (monotonic)."""
@@ -355,6 +369,11 @@ class Client:
             return None
         finally:
             self._sock.settimeout(None)
+
+    def _read_all(self) -> None:
+        """Read all messages that have arrived. Fails if the saver has closed the connection."""
+        while self._read(block=False) is not None:
+            pass
 
     def _read(self, *, block: bool) -> dict[str, Any] | None:
         """Read one message; None if no message has arrived."""
@@ -372,7 +391,9 @@ class Client:
         fds = [array.array("i", raw[:4])[0] for _, _, raw in rights]
         message: dict[str, Any] = json.loads(data)
         if message["event"] == "image":
-            self._note_image(message, fds)
+            self.images.note(message, fds)
+            if message["took"]:
+                self._forget_staging()
             return message
         for fd in fds:
             if self._fd >= 0:
@@ -380,28 +401,6 @@ class Client:
             self._fd = fd
         self._note(message)
         return message
-
-    def _note_image(self, message: dict[str, Any], fds: list[int]) -> None:
-        number: int = message["number"]
-        self._requested.discard(number)
-        try:
-            if not message["bytes"]:
-                self._refuse_images(SaverError(Fault(message["fault"]), message["why"]))
-            elif not fds:
-                self._no_image = SaverError(Fault.NO_MEMORY, "image memory: this process has no file descriptor left")
-            else:
-                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                self._images[number] = mmap.mmap(fds[0], message["bytes"], flags=flags)
-        except OSError as error:
-            self._no_image = SaverError(Fault.NO_MEMORY, f"image memory: {error}")
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _refuse_images(self, error: SaverError) -> None:
-        """Note that the saver has freed the images' memory."""
-        self._no_image = error
-        self._drop_images()
 
     def _note(self, message: dict[str, Any]) -> None:
         if "gen" not in message:
@@ -422,7 +421,7 @@ class Client:
         self._reserving, self._refused = False, None
         if message["event"] == "failed":
             self._refused = SaverError(Fault(message["fault"]), message["why"])
-            self._refuse_images(self._refused)
+            self.images.refuse(self._refused)
         elif self._fd < 0:
             self._refused = SaverError(Fault.NO_MEMORY, "staging memory: this process has no file descriptor left")
         elif message["bytes"] != self._size:
@@ -431,7 +430,7 @@ class Client:
 
     def _lost(self, why: str) -> SaverError:
         """Return the error for a broken connection, and forget the running save."""
-        pending, self._pending = self._pending, None
+        pending, self._pending, self.images.writing = self._pending, None, None
         self._reserving = False
         what = "" if pending is None else f" while it wrote {pending}"
         return SaverError(Fault.SAVER_LOST, f"{why}{what}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import mmap
 import os
@@ -159,10 +160,15 @@ def round_up(size: int) -> int:
 
 
 class Buffer:
-    """The staging memory: a memory file that trainer and saver map. It grows and never shrinks."""
+    """The staging memory: a memory file that trainer and saver map. It grows and never shrinks.
+
+    The kernel refuses to shrink it (a seal of the file), because the saver would die of SIGBUS when it reads bytes that
+    a trainer has cut off. Growth is not sealed: the saver itself grows the file, and reads only what it has allocated.
+    """
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("spotkeeper")
+        self.fd = os.memfd_create("spotkeeper", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         self.size = 0
         self.staged: Manifest | None = None  # durable checkpoint in the memory
         self.stretches: tuple[Stretch, ...] = ()

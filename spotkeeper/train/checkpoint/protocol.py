@@ -23,7 +23,7 @@ from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint, count
 from spotkeeper.train.core import beneath
 
 MESSAGE = 1 << 20  # largest message, bytes
-IMAGES = 2  # image memories: one has the newest complete image, the other one is filled
+IMAGES = 3  # image memories: one is being written, one has the newest complete image, one is being filled
 Answer = dict[str, Any]  # a message of the saver, as JSON; ``saver.py`` has the table
 
 
@@ -64,6 +64,7 @@ class SaveRequest:
     manifest: Manifest
     stretches: tuple[Stretch, ...]
     part: bool
+    image: int | None = None  # number of the image memory that has the bytes; None: staging memory
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,14 @@ def parse(data: bytes) -> Request:
             return HelloRequest(Path(_text(fields["folder"])), count(fields["gen"]), count(fields["keep"]))
         if op == "reserve":
             return ReserveRequest(count(fields["bytes"]))
-        if op == "image" and fields["number"] in range(IMAGES):
-            return ImageRequest(count(fields["number"]), count(fields["bytes"]))
+        if op == "image":
+            return ImageRequest(_image(fields["number"]), count(fields["bytes"]))
         if op == "stage":
             return StageRequest()
         if op == "save":
             stretches = tuple(_stretch(part) for part in fields["stretches"])
-            return SaveRequest(_manifest(fields["manifest"]), stretches, _flag(fields.get("part", False)))
+            image = None if fields.get("image") is None else _image(fields["image"])
+            return SaveRequest(_manifest(fields["manifest"]), stretches, _flag(fields.get("part", False)), image)
         if op == "publish":
             return PublishRequest(_manifest(fields["manifest"]))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -159,6 +161,12 @@ def _flag(value: Any) -> bool:
     if type(value) is not bool:
         raise ValueError(f"{value!r} is not a flag")
     return value
+
+
+def _image(value: Any) -> int:
+    if (number := count(value)) >= IMAGES:
+        raise ValueError(f"{number} is not the number of an image memory")
+    return number
 
 
 def _text(value: Any) -> str:

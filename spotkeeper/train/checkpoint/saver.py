@@ -5,10 +5,11 @@ and lists which bytes go into which file. The saver writes the files with O_DIRE
 then deletes old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still
 becomes durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
-**Images.** Between saves, a trainer with ``checkpoint.snapshots`` copies its state into one of two image memories in
-turn, and seals the image once it is complete (``seal.py``), without a message. When the trainer's connection ends, or a
-trainer of a newer generation says hello, the saver writes the newest sealed image, unless the disk has a checkpoint as
-new. So a lost machine costs the survivors only the steps since their last image.
+**Images.** A trainer with ``checkpoint.snapshots`` copies its state into an image memory and seals the image once it is
+complete (``seal.py``), without a message. A save is an image that the trainer then asks to write. When the trainer's
+connection ends, or a trainer of a newer generation says hello, the saver writes the newest sealed image, unless the
+disk has a checkpoint as new. So a lost machine costs the survivors only the steps since their last image. There are up
+to three image memories; the last one to be allocated takes over the staging memory.
 
 Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
 ``hello`` of a new generation after the save of an older generation is finished.
@@ -23,11 +24,12 @@ hello    folder, gen, keep              hello: staged (the manifest in memory, o
                                         stretches if staged, quarantined; or ``fenced``
                                         (why): ``gen`` is too old
 reserve  bytes                          buffer, with the memory file's descriptor
-image    number (0 or 1), bytes         image (number, bytes), with the image memory's descriptor;
-                                        bytes is 0 if the memory is refused (fault, why)
+image    number (0 to 2), bytes         image (number, bytes), with the image memory's descriptor;
+                                        bytes is 0 if the memory is refused (fault, why);
+                                        took: whether this was the staging memory
 stage    -                              none; the memory's former content is invalid
-save     manifest, stretches, part      durable (seconds), or failed (fault, why); for a part
-                                        of sharded state ``written``, with the manifest
+save     manifest, stretches, part,     durable (seconds), or failed (fault, why); for a part
+         image (number; none: staging)  of sharded state ``written``, with the manifest
 publish  manifest                       durable once COMMIT is beside the part; or failed
 ======== ============================== ==================================================
 
@@ -53,7 +55,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -203,6 +205,7 @@ class SaverServer:
         except OSError as error:
             peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
             return
+        self._images.sort(key=lambda each: not each.size)  # the trainer asks for 0 first: allocated memories come first
         self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
         staged = self._buffer.staged
         try:
@@ -236,23 +239,47 @@ class SaverServer:
         peer.tell({"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
 
     def _reserve_image(self, peer: Peer, number: int, size: int) -> None:
-        answer: Answer = {"event": "image", "number": number, "bytes": 0}
-        image = self._images[number]
+        answer: Answer = {"event": "image", "number": number, "bytes": 0, "took": False}
         if fence := self._fence(peer.gen):
             peer.tell({**answer, "fault": int(Fault.FENCED), "why": fence})
             return
         try:
-            image.reserve(size)
+            answer["took"] = self._allocate_image(number, size)
         except OSError as error:
-            self._renew_images()  # the other image's memory is of no use alone
-            peer.tell({**answer, "fault": int(Fault.NO_MEMORY), "why": f"image memory: {reason(error)}"})
+            # Two image memories are of use without the third. One is not: it has the newest image, or is being filled.
+            self._renew_images(number if number == protocol.IMAGES - 1 else 0)
+            why = f"image memory: {reason(error)}"
+            peer.tell({**answer, "took": True, "fault": int(Fault.NO_MEMORY), "why": why})
             return
+        image = self._images[number]
         peer.tell({**answer, "bytes": image.size}, image.fd)
 
-    def _renew_images(self) -> None:
-        """Free the images' memory, once the trainer unmaps it too."""
+    def _allocate_image(self, number: int, size: int) -> bool:
+        """Allocate an image memory; return whether it takes over the staging memory.
+
+        It does so if all other image memories exist, so that there are three memories in all, or if the node has no
+        memory for one more.
+
+        Raises:
+            OSError: no memory.
+        """
+        image, others = self._images[number], [each for at, each in enumerate(self._images) if at != number]
+        if image.size or not self._buffer.size:
+            image.reserve(size)
+            return False
+        if not all(other.size for other in others):
+            with contextlib.suppress(OSError):
+                image.reserve(size)
+                return False
+        self._images[number], self._buffer = self._buffer, image
+        self._images[number].staged = None
+        self._images[number].reserve(size)
+        return True
+
+    def _renew_images(self, first: int = 0) -> None:
+        """Free the images' memory from number ``first`` on, once the trainer unmaps it too."""
         for number, old in enumerate(self._images):
-            if old.size:
+            if old.size and number >= first:
                 with contextlib.suppress(OSError):  # no descriptor left
                     self._images[number] = Buffer()
                     old.close()
@@ -274,17 +301,15 @@ class SaverServer:
             return
         commit, number, newest = max(sealed, key=lambda each: each[:2])
         image = self._images[number]
-
-        def check() -> None:
-            if read_seal(image) != newest:  # the trainer has lost only its connection, and trains on
-                raise RuntimeError("the image changed while it was written")
-
         try:
-            if commit <= max(store.complete(folder), default=Commit(0, 0)) or save_refusal(folder, commit, peer.gen):
-                return
-            written = write_checkpoint(folder, newest.manifest, image, newest.stretches, False, check)
+            if image.staged is None or replace(image.staged, files=()) != newest.manifest:  # not written by a save
+                there = max(store.complete(folder), default=Commit(0, 0))
+                if commit <= there or save_refusal(folder, commit, peer.gen):
+                    return
+                check = partial(_check_seal, image, newest.manifest)
+                image.staged = write_checkpoint(folder, newest.manifest, image, newest.stretches, False, check)
+            image.stretches = newest.stretches
             self._buffer, self._images[number] = image, self._buffer
-            self._buffer.staged, self._buffer.stretches = written, newest.stretches
             self._images[number].staged = None
             unseal(image)
         except (OSError, MemoryError, RuntimeError) as error:
@@ -319,10 +344,12 @@ class SaverServer:
         commit = asked.manifest.commit
         if why := save_refusal(folder, commit, gen):
             raise _SaveRefusedError(Fault.FENCED, why)
-        if not all(map(self._buffer.covers, asked.stretches)):
-            raise RequestError(f"{commit}: a file's bytes are outside the staging memory")
-        written = write_checkpoint(folder, asked.manifest, self._buffer, asked.stretches, asked.part)
-        self._buffer.staged, self._buffer.stretches = written, asked.stretches
+        memory = self._buffer if asked.image is None else self._images[asked.image]
+        if not all(map(memory.covers, asked.stretches)):
+            raise RequestError(f"{commit}: a file's bytes are outside the memory")
+        check = partial(_check_seal, memory, asked.manifest) if asked.image is not None else _no_check
+        written = write_checkpoint(folder, asked.manifest, memory, asked.stretches, asked.part, check)
+        memory.staged, memory.stretches = written, asked.stretches
         return {"event": "written", "manifest": written.to_bytes().decode()} if asked.part else {"event": "durable"}
 
     def _publish(self, manifest: Manifest, folder: Path) -> Answer:
@@ -336,6 +363,17 @@ class SaverServer:
         if self._buffer.staged is not None and self._buffer.staged.commit == manifest.commit:
             self._buffer.staged = manifest
         return {"event": "durable"}
+
+
+def _check_seal(image: Buffer, manifest: Manifest) -> None:
+    """Raise RuntimeError if the memory does not hold this image, complete: its trainer has filled it again."""
+    sealed = read_seal(image)
+    if sealed is None or sealed.manifest != manifest:
+        raise RuntimeError("the image changed while it was written")
+
+
+def _no_check() -> None:
+    """Staging memory has no seal: its trainer changes it only after the saver's answer."""
 
 
 def _end_with_parent(stop: Callable[..., None]) -> None:

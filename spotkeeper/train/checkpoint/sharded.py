@@ -110,6 +110,9 @@ class Sharded:
     def images(self) -> bool:
         return False
 
+    def next_image(self) -> int | None:
+        return None
+
     def image(self, subject: StateSource, commit: Commit) -> None:
         """Do nothing: an image of one machine's part would be useless without the lost machine's part."""
 

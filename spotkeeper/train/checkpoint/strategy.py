@@ -70,7 +70,8 @@ class StateSource(Protocol):
 class SaveStrategy(Protocol):
     """How one run saves and restores.
 
-    All methods except ``warm``, ``images``, ``copied`` and ``ready`` are collective; ``settle`` is with sharded state.
+    All methods except ``warm``, ``images``, ``next_image``, ``copied`` and ``ready`` are collective; ``settle`` is with
+    sharded state.
     """
 
     def begin(
@@ -90,7 +91,10 @@ class SaveStrategy(Protocol):
 
     @property
     def images(self) -> bool:
-        """Whether this rank keeps images of the state between saves."""
+        """Whether this rank keeps images of the state, and saves them."""
+
+    def next_image(self) -> int | None:
+        """Return the number of the memory that the next image fills; None if this rank can make no image now."""
 
     def image(self, subject: StateSource, commit: Commit) -> None:
         """Keep an image of the state in the saver's memory. Tensors of optimizers may not change, as after ``save``."""
@@ -154,7 +158,8 @@ class Replicated:
         if self._writer.writes:
             model, rest = subject.take_common()
             local = pack(subject.take_local())
-            self._writer.warm(Image(RunState(model, rest, (local,) * self._gang.world)).size)
+            size = Image(RunState(model, rest, (local,) * self._gang.world)).size
+            self._writer.warm(size, images=self._copier is not None)
 
     def save(self, subject: StateSource, commit: Commit) -> None:
         self.copied()
@@ -169,10 +174,13 @@ class Replicated:
     def images(self) -> bool:
         return self._copier is not None and self._writer.images
 
+    def next_image(self) -> int | None:
+        return None if self._copier is None else self._writer.next_image()
+
     def image(self, subject: StateSource, commit: Commit) -> None:
         self.copied()
         local = self._gang.gather(pack(subject.take_local()))
-        if self._copier is not None and self.images:
+        if self._copier is not None and self.next_image() is not None:
             model, rest = subject.take_common()
             manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
             state = RunState(model, rest, tuple(local))

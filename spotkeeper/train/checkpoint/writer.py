@@ -35,12 +35,12 @@ from spotkeeper.train.checkpoint.protocol import (
 )
 from spotkeeper.train.checkpoint.seal import break_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import IMAGE, Manifest, complete, partial
+from spotkeeper.train.checkpoint.store import STATE, Manifest, complete, partial
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.settings import RunSettings
 
-OVERHEAD = 0.01  # most of the training time that images may cost
 IMAGE_S = 0.2  # shortest time between two images
+_RECONNECT_S = 5.0  # pause between two tries to reach a new saver for images
 SHORTEST_S = 1.0
 LONGEST_S = 3600.0
 _IDLE = 4.0  # the saver may write a quarter of the time: while it writes, steps are slower
@@ -71,13 +71,16 @@ class SavePace:
 
     mean_life_s: float
     fixed_s: float | None = None  # interval set by the job file
+    overhead: float = 0.01  # largest share of the training time that images may cost
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-    since: float = 0.0  # start of the last save, or of the loop before any save
+    since: float = 0.0  # start of the last save, or of the loop before any save; -inf: a save is due at once
     image_stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     image_steps: deque[float] = field(default_factory=lambda: deque(maxlen=16))  # times of steps that follow an image
     image_since: float = 0.0  # end of the last image's stall
+    image_spacing: int = 0  # steps between the two newest images; 0: fewer than two
+    image_step: int = -1  # step of the newest image; -1: none
     imaged: bool = False  # an image was begun at the last boundary
     plain: bool = False  # the last step followed no image
 
@@ -99,8 +102,11 @@ class SavePace:
             return self.fixed_s
         return young(self.stall_s, self.mean_life_s, self.save_s) if self.stalls else 0.0
 
-    def due(self, now: float) -> bool:
-        return now - self.since >= self.interval_s
+    def due(self, now: float, *, images: bool = False) -> bool:
+        """Whether a save is due. With ``images``, a save is the next image, unless images are rarer than saves."""
+        if now - self.since < self.interval_s:
+            return False
+        return not images or self.image_due(now) or max(self.image_interval_s, -self.since) > self.interval_s
 
     def add_step(self, seconds: float) -> None:
         """Add the time of a step, without the stall before it."""
@@ -116,8 +122,22 @@ class SavePace:
 
     @property
     def image_interval_s(self) -> float:
-        """Shortest time between two images, so that they cost at most ``OVERHEAD`` of the training time."""
-        return max(IMAGE_S, self.image_cost_s / OVERHEAD)
+        """Shortest time between two images, so that they cost at most the share ``overhead`` of the training time."""
+        return max(IMAGE_S, self.image_cost_s / self.overhead)
+
+    @property
+    def image_share(self) -> float:
+        """Share of the training time that images cost at their present spacing; 0.0 before the second image."""
+        between_s = self.image_spacing * self.step_s
+        return self.image_cost_s / (between_s + self.image_cost_s) if between_s else 0.0
+
+    def add_image(self, began: float, ended: float, step: int) -> None:
+        """Note that an image of ``step`` was begun at a boundary, which it stopped from ``began`` to ``ended``."""
+        self.image_stalls.append(ended - began)
+        self.image_since = ended
+        if self.image_step >= 0:
+            self.image_spacing = step - self.image_step
+        self.image_step, self.imaged = step, True
 
     def image_due(self, now: float) -> bool:
         """Whether an image is due. Never after both of two steps: the steps between show what an image costs."""
@@ -137,8 +157,9 @@ class CheckpointWriter:
         self._asked = 0  # number of the agent's request to which the running save belongs
         self._began = 0.0
         self._silent = False  # whether a saver was given up as silent since the stop request
-        self._image = 0  # the image memory to fill next
-        self._images_off = False  # the saver has refused memory for images
+        self._images_off = False  # the saver has refused memory for images, or they cannot be sealed
+        self._limited = False  # whether it was said that there is no third image memory
+        self._tried = -math.inf  # when a new saver was last looked for
         self.failed = False  # the last save failed
         self.commit: Commit | None = None
         self.written: Manifest | None = None  # this node's part of an incomplete checkpoint
@@ -180,11 +201,11 @@ class CheckpointWriter:
         except SaverError:
             client.close()
             raise
-        self._client = client
+        self._client, self._images_off, self._limited = client, False, False
         for skipped in hello.quarantined:
             say(f"quarantined {skipped}")
         staged = hello.staged
-        if staged is not None and staged.commit.gen == self._gen and IMAGE in staged.versions:
+        if staged is not None and staged.commit.gen == self._gen and STATE in {file.name for file in staged.files}:
             self.has(staged)  # the saver has written it because the connection before this one was lost
         return hello
 
@@ -206,10 +227,14 @@ class CheckpointWriter:
         with self._reporting():
             self._connect(0.0)
 
-    def warm(self, size: int) -> None:
-        """Reserve memory while training continues."""
+    def warm(self, size: int, *, images: bool = False) -> None:
+        """Request memory while training continues: for the first image, or for saves that are no images."""
         with self._reporting():
-            if self._client is not None:
+            if self._client is None:
+                return
+            if images:
+                self._client.images.open(0, size)
+            else:
                 self._client.reserve(size)
 
     def save(
@@ -225,6 +250,8 @@ class CheckpointWriter:
         them in the background, and that step waits for it.
         """
         if not self.begin(manifest.commit):
+            return
+        if copier is not None and self.image(state, manifest, copier, owned, save=True):
             return
         image = Image(state)
         if (staged := self.stage(image.size)) is None:
@@ -245,35 +272,82 @@ class CheckpointWriter:
         """Whether this rank keeps images."""
         return self._client is not None and not self._images_off
 
+    def next_image(self) -> int | None:
+        """Return the number of the memory that the next image fills, or None if there is none at the moment.
+
+        Connects to a new saver if the last one is gone, but only now and then.
+        """
+        now = time.monotonic()
+        if self._client is None and self._folder is not None and now - self._tried >= _RECONNECT_S:
+            self._tried = now
+            with contextlib.suppress(SaverError):
+                self._connect(0.0)
+        with self._reporting():
+            if self._client is not None and not self._images_off:
+                return self._client.next_image()
+        return None
+
     def image(
         self,
         state: RunState,
         manifest: Manifest,
         copier: BackgroundCopier,
         owned: Iterable[tuple[str, torch.Tensor]],
-    ) -> None:
-        """Copy the state into an image memory and seal it, if the saver has allocated the memory."""
-        if self._client is None:
-            return
+        *,
+        save: bool = False,
+    ) -> bool:
+        """Copy the state into an image memory and seal it. Return False if no memory is there.
+
+        With ``save``, the saver then writes the image to disk; a memory that is being allocated is waited for.
+        """
+        client = self._client
+        if client is None or self._images_off or (number := client.images.next()) is None:
+            return False
         image = Image(state)
         try:
-            memory = self._client.image(self._image, image.size)
+            memory = client.image(number, image.size, wait=save)
         except SaverError as error:
-            if error.fault is Fault.SAVER_LOST:
-                self.lose(error)
-                return
-            self._images_off = True
-            say(f"{error}; without images, an unannounced loss costs the steps since the last save")
-            return
+            self._no_images(error)
+            return False
+        self._say_limited(client)
         if memory is None:
-            return
+            return False
 
         def complete() -> None:
-            if seal(memory, manifest, image.stretches):
-                self._image = (self._image + 1) % IMAGES
+            if self._client is not client:  # the saver was lost; another one may have given the memory to another image
+                return
+            if not seal(memory, manifest, image.stretches):
+                self._no_images(SaverError(Fault.WRITE_FAILED, "the gang is too large for an image's seal"))
+                discard("an image's seal has no room for so many ranks")
+                return
+            client.images.newest = number
+            if save:
+                with self._reporting():
+                    for each in range(IMAGES):  # now, since the saver answers no request while it writes
+                        client.images.open(each, image.size)
+                    client.save(manifest, image.stretches, image=number)
+
+        def discard(why: str) -> None:
+            if save:
+                self._discard(manifest.commit, why)
 
         break_seal(memory)
-        copier.begin(image.copy_to(memory, later=copier.select(owned)), complete, lambda why: None)
+        stalls = self._pace.stalls if save else None
+        copier.begin(image.copy_to(memory, later=copier.select(owned)), complete, discard, stalls)
+        return True
+
+    def _no_images(self, error: SaverError) -> None:
+        """Go on without images, or without a saver."""
+        if error.fault is Fault.SAVER_LOST:
+            self.lose(error)
+            return
+        self._images_off = True
+        say(f"{error}; without images, an unannounced loss costs the steps since the last save")
+
+    def _say_limited(self, client: Client) -> None:
+        if client.images.limited is not None and not self._limited:
+            self._limited = True
+            say(f"{client.images.limited}; with memory for two images, none is made while the disk writes a checkpoint")
 
     def _discard(self, commit: Commit, why: str) -> None:
         """Give up a save whose copy may be torn, and make another save due at once."""

@@ -38,7 +38,8 @@ class RunSettings:
     mean_life_s: float  # mean time between losses, real seconds
     keep: int  # number of checkpoints kept
     seed: int
-    snapshots: bool  # a save copies parameters and optimizer state while training continues
+    snapshots: bool  # saves copy parameters and optimizer state while training continues, and images are kept
+    overhead: float  # largest share of the training time that images may cost
     replicated: bool  # the job file says `checkpoint: {replicated: true}`
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
@@ -104,6 +105,7 @@ class RunSettings:
             keep=max(2, keep),
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
             snapshots=env.get("SPOTKEEPER_SNAPSHOTS") == "1",
+            overhead=(_number(env, "SPOTKEEPER_OVERHEAD_PERCENT", above=0.0) or 1.0) / 100,
             replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
             max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
         )

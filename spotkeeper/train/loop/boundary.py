@@ -44,6 +44,7 @@ class StepAction(IntEnum):
     BUSY is above SAVE, so that no second save starts while any saver is writing. PUBLISH is between SAVE and BUSY: once
     no rank is BUSY, all nodes have written their parts of sharded state, and publishing comes before another save. STOP
     is above BUSY: a stop waits for the running save, then saves. BUSY_IMAGE: an image can be kept while a saver writes.
+    FULL is above it: a saver writes one image, another one is the newest, and the rank has no memory for a third one.
     """
 
     NOTHING = 0
@@ -52,7 +53,8 @@ class StepAction(IntEnum):
     PUBLISH = 3
     BUSY = 4
     BUSY_IMAGE = 5
-    STOP = 6
+    FULL = 6
+    STOP = 7
 
 
 class Agreement:
@@ -80,7 +82,7 @@ class Agreement:
             self._pending = None
             self._every = max(1, min(_MOST, int(EVERY_S / slowest_s))) if slowest_s else 1
         # After an agreed save the view is not sent: it would still request that save, and so cause a second save.
-        if answer in (StepAction.NOTHING, StepAction.BUSY) and self._steps % self._every == 0:
+        if answer in (StepAction.NOTHING, StepAction.BUSY, StepAction.FULL) and self._steps % self._every == 0:
             self._pending = self._gang.highest(_encode(view(), step_s))
         return answer
 
@@ -216,14 +218,16 @@ class Boundary:
         if control.requested is AgentRequest.SAVE_STOP:
             return StepAction.STOP
         now = time.monotonic()
-        image = self._strategy.images and self._pace.image_due(now)
+        free = self._strategy.next_image() is not None
+        image = free and self._pace.image_due(now)
         if self.writer.busy:
-            return StepAction.BUSY_IMAGE if image else StepAction.BUSY
+            full = self._strategy.images and not free
+            return StepAction.FULL if full else StepAction.BUSY_IMAGE if image else StepAction.BUSY
         if self._strategy.ready():
             return StepAction.PUBLISH
         if control.requested is AgentRequest.SAVE and control.request_number > self._answered:
             return StepAction.SAVE
-        if self.writer.writes and self._pace.due(now):
+        if self.writer.writes and self._pace.due(now, images=free):
             return StepAction.SAVE
         return StepAction.IMAGE if image else StepAction.NOTHING
 
@@ -231,9 +235,7 @@ class Boundary:
         """Keep an image of the state in the saver's memory. Collective."""
         began = time.monotonic()
         self._strategy.image(self._position, Commit(self._info.gen, self._position.step))
-        self._pace.image_since = time.monotonic()
-        self._pace.image_stalls.append(self._pace.image_since - began)
-        self._pace.imaged = True
+        self._pace.add_image(began, time.monotonic(), self._position.step)
 
     def save(self, *, overlap: bool = False) -> None:
         """Stage a save; the checkpoint becomes durable later. Collective.
@@ -249,6 +251,8 @@ class Boundary:
             self.copied()
         self._pace.since = time.monotonic()
         self._pace.stalls.append(self._pace.since - began)
+        if overlap and self._strategy.images:  # the save is an image
+            self._pace.add_image(began, self._pace.since, self._position.step)
         self._reporter.stalled()
 
     def copied(self) -> None:

@@ -122,7 +122,7 @@ class Run:
         self._control = open_control(settings.run)
         self._control.state = RunPhase.RESTORING
         self._signals = StopSignals(self._control, gang.world, managed=settings.managed)
-        pace = SavePace(settings.mean_life_s, settings.interval_s, since=time.monotonic())
+        pace = SavePace(settings.mean_life_s, settings.interval_s, settings.overhead, since=time.monotonic())
         metrics = MetricHistory(self._control, None if gang.rank else settings.run, settings.gen or 0)
         self._position = RunPosition(parts, gang, pace, self._seed, metrics)
         self._loops = 0  # calls of steps()

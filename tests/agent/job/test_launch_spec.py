@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from spotkeeper.contract.generation import JobRun, Member
+from spotkeeper.train.core.settings import RunSettings
 from spotkeeper_agent.core import settings
 from spotkeeper_agent.job import launch_spec
 from tests.agent.fakes import JOB, document
@@ -62,6 +63,7 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
     assert "SPOTKEEPER_MAX_WORLD" not in env and "SPOTKEEPER_SNAPSHOTS" not in env
     assert env["SPOTKEEPER_REPLICATED"] == "1", "a sharded model is refused before it trains"
-    run = msgspec.structs.replace(run, max_world=12, snapshots=True)
+    run = msgspec.structs.replace(run, max_world=12, snapshots=True, overhead_percent=2.5)
     env = launch_spec.environment(doc, run, node, tmp_path / "r")
     assert (env["SPOTKEEPER_MAX_WORLD"], env["SPOTKEEPER_SNAPSHOTS"]) == ("12", "1")
+    assert RunSettings.from_env(env).overhead == 0.025

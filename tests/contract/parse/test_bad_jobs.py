@@ -140,7 +140,8 @@ JOB_CASES = [
     (GOOD + "nodes: {mn: 1, max: 2}\n", "job.yaml:3: nodes.mn: unknown key (did you mean min?)"),
     (
         GOOD + "checkpoint: {every: 3}\n",
-        "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep, snapshots, mirror",
+        "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep, snapshots, "
+        "overhead_percent, mirror",
     ),
     (GOOD + "retry: {crash: 3}\n", "job.yaml:3: retry.crash: unknown key (did you mean crashes?)"),
     ("command: [/opt/train.py]\n", "job.yaml:1: name: missing, want a text"),
@@ -184,6 +185,7 @@ JOB_CASES = [
     (GOOD + "checkpoint: {keep: 1}\n", "job.yaml:3: checkpoint.keep: 1: must be at least 2"),
     (GOOD + "checkpoint: {interval_s: 0}\n", "job.yaml:3: checkpoint.interval_s: 0: must be more than 0"),
     (GOOD + "checkpoint: {interval_s: .inf}\n", "job.yaml:3: checkpoint.interval_s: inf: want a finite number"),
+    (GOOD + "checkpoint: {overhead_percent: 0}\n", "job.yaml:3: checkpoint.overhead_percent: 0: must be more than 0"),
     (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
     (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
     (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import math
 import mmap
 import os
 import select
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +26,13 @@ from spotkeeper.train.checkpoint import saver, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer
 from spotkeeper.train.checkpoint.image import RunState
-from spotkeeper.train.checkpoint.protocol import SaverError, Stretch
+from spotkeeper.train.checkpoint.memories import ImageMemories
+from spotkeeper.train.checkpoint.protocol import IMAGES, SaveDurable, SaveFailed, SaverError, Stretch
 from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.writer import IMAGE_S, OVERHEAD, CheckpointWriter, SavePace
+from spotkeeper.train.checkpoint.store import Manifest
+from spotkeeper.train.checkpoint.writer import IMAGE_S, CheckpointWriter, SavePace
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.checkpoint.test_saver import GANG, served, stage
 from tests.train.checkpoint.test_snapshot import ATTACH
@@ -247,7 +252,7 @@ def test_refused_image_memory_frees_that_of_the_other_image(tmp_path: Path, monk
     monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
     with pytest.raises(SaverError, match="only 3 MB are left"):
         pair.image(1)
-    assert [each.size for each in pair.server._images] == [0, 0] and not pair.client._images
+    assert [each.size for each in pair.server._images] == [0, 0, 0] and not pair.client.images._maps
 
 
 def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +267,7 @@ def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch
     pair.serve()
     with pytest.raises(SaverError, match="only 3 MB are left"):
         pair.image(0)
-    assert [each.size for each in pair.server._images] == [0, 0] and not pair.client._images
+    assert [each.size for each in pair.server._images] == [0, 0, 0] and not pair.client.images._maps
 
 
 def test_a_writer_says_once_that_its_generation_keeps_no_images(
@@ -343,8 +348,8 @@ def test_refused_image_memory_is_an_error_with_its_reason(tmp_path: Path, monkey
         client.image(0, SIZE)
 
 
-@pytest.mark.parametrize("number", [2, -1, True, "0", None, 0.5])
-def test_only_two_image_memories_exist(number: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [3, -1, True, "0", None, 0.5])
+def test_only_three_image_memories_exist(number: object, tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server, client = SaverServer(peer=theirs), Client(ours)
     client._request({"op": "image", "number": number, "bytes": SIZE})
@@ -443,12 +448,21 @@ class HeldClient:
     """Gives image memories, and notes which."""
 
     def __init__(self) -> None:
-        self.buffers = [sealed(1 << 20), sealed(1 << 20)]
+        self.buffers = [sealed(1 << 20) for _ in range(IMAGES)]
         self.numbers: list[int] = []
+        self.asked: list[int] = []
+        self.images = ImageMemories(lambda message: self.asked.append(message["number"]))
+        self.saved: list[tuple[Commit, int | None]] = []
+        self.pending = None
 
-    def image(self, number: int, size: int) -> memoryview:
+    def image(self, number: int, size: int, *, wait: bool = False) -> memoryview:
         self.numbers.append(number)
-        return memoryview(mmap.mmap(self.buffers[number].fd, self.buffers[number].size))
+        self.images._maps[number] = found = mmap.mmap(self.buffers[number].fd, self.buffers[number].size)
+        return memoryview(found)
+
+    def save(self, manifest: Manifest, stretches: object, *, image: int | None = None) -> None:
+        self.saved.append((manifest.commit, image))
+        self.images.writing = image
 
 
 class HeldCopier:
@@ -457,7 +471,7 @@ class HeldCopier:
     def select(self, owned: object) -> dict[Any, str]:
         return {}
 
-    def begin(self, copies: object, complete: Callable[[], None], discard: Callable[[str], None]) -> None:
+    def begin(self, copies: object, complete: Callable[[], None], discard: Callable[[str], None], _: object) -> None:
         self.complete, self.discard = complete, discard
 
 
@@ -475,18 +489,18 @@ def test_an_image_is_sealed_once_its_copy_is_complete(tmp_path: Path) -> None:
         return [found.manifest.commit.step if (found := read_seal(each)) else None for each in client.buffers]
 
     begin(3)
-    assert steps() == [None, None]
+    assert steps() == [None, None, None]
     copier.complete()
-    assert steps() == [3, None]
+    assert steps() == [3, None, None]
     begin(4)
     copier.complete()
     begin(5)
-    assert steps() == [None, 4], "the older image is broken before it changes"
+    assert steps() == [None, 4, None], "the older image is broken before it changes"
     copier.discard("torn")
     begin(6)
-    assert steps() == [None, 4], "a torn image is filled again; the complete one stays"
+    assert steps() == [None, 4, None], "a torn image is filled again; the complete one stays"
     copier.complete()
-    assert steps() == [6, 4] and client.numbers == [0, 1, 0, 0]
+    assert steps() == [6, 4, None] and client.numbers == [0, 1, 0, 0]
 
 
 def test_an_image_that_is_copied_at_once_is_sealed_at_once(tmp_path: Path) -> None:
@@ -507,7 +521,10 @@ def test_only_a_lost_saver_is_a_fault_of_the_run(tmp_path: Path, fault: Fault) -
     class Refusing:
         closed = False
 
-        def image(self, number: int, size: int) -> None:
+        def __init__(self) -> None:
+            self.images = ImageMemories(lambda message: None)
+
+        def image(self, number: int, size: int, *, wait: bool = False) -> None:
             raise SaverError(fault, "why")
 
         def close(self) -> None:
@@ -528,11 +545,10 @@ def test_images_cost_at_most_their_share_of_the_time() -> None:
     for seconds in (0.1, 0.1, 0.1):
         pace.add_step(seconds)
     assert pace.image_interval_s == IMAGE_S
-    pace.image_stalls.append(0.01)
-    pace.imaged = True
+    pace.add_image(50.0, 50.01, 3)
     pace.add_step(0.13)
     assert pace.step_s == pytest.approx(0.1), "a step after an image is no usual one"
-    assert pace.image_interval_s == pytest.approx((0.01 + 0.03) / OVERHEAD)
+    assert pace.image_interval_s == pytest.approx((0.01 + 0.03) / pace.overhead)
     pace.image_since = 100.0
     assert not pace.image_due(104.1), "a step without an image comes first"
     pace.add_step(0.1)
@@ -547,8 +563,7 @@ def test_a_slow_first_step_does_not_hide_the_cost_of_images() -> None:
         pace.add_step(seconds)
         if pace.image_due(now):
             images.append(step)
-            pace.image_stalls.append(0.0)
-            pace.image_since, pace.imaged = now, True
+            pace.add_image(now, now, step)
     assert pace.step_s == 1.0
     assert len(images) < 30 and images[-1] - images[-2] == 50
 
@@ -573,7 +588,7 @@ import os, signal, sys, torch, spotkeeper
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from spotkeeper.train.checkpoint import writer
-writer.IMAGE_S, writer.OVERHEAD = 0.0, 1e9  # an image after every second step
+writer.IMAGE_S = 0.0  # an image after every second step
 {ATTACH}begun, client = run.steps_done, run._boundary.writer.client
 print(client.pid, flush=True)
 for number, (x,) in enumerate(run.steps(loader, steps=20)):
@@ -582,7 +597,7 @@ for number, (x,) in enumerate(run.steps(loader, steps=20)):
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.step()
     optimizer.zero_grad()
-    for image in (0, 1):
+    for image in (0, 1, 2):
         while number and client.image(image, 1 << 20) is None:
             client._read_soon()
 print(begun, [value.tolist() for value in model.state_dict().values()])
@@ -595,6 +610,7 @@ def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, m
     for name in [name for name in os.environ if name.startswith("SPOTKEEPER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPOTKEEPER_SNAPSHOTS", "1")
+    monkeypatch.setenv("SPOTKEEPER_OVERHEAD_PERCENT", "1e9")
     monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "1000")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(KILLED)
@@ -611,3 +627,244 @@ def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, m
     assert bits == expected and zero == "0"
     assert store.complete(tmp_path / "whole") == [Commit(0, 20)], "an image of a run that ends is needless"
     assert kill - 2 <= int(begun) <= kill
+
+
+# -- saves from images
+
+
+def writer_of(client: HeldClient, folder: Path, pace: SavePace | None = None) -> CheckpointWriter:
+    settings = RunSettings.from_env({}, folder=folder)
+    writer = CheckpointWriter(settings, folder, Control.private(), pace or SavePace(60.0))
+    writer._client = client  # type: ignore[assignment]
+    return writer
+
+
+WEIGHTS = RunState({"w": torch.ones(5)}, {}, (b"",))
+
+
+def test_a_save_is_an_image_that_the_saver_then_writes(tmp_path: Path) -> None:
+    client, copier = HeldClient(), HeldCopier()
+    writer = writer_of(client, tmp_path)
+    writer.save(WEIGHTS, new_manifest(Commit(1, 3), GANG, {}), copier, ())  # type: ignore[arg-type]
+    assert client.saved == [], "the copy is not complete"
+    copier.complete()
+    assert client.asked == [1, 2], "the saver answers no request while it writes"
+    found = read_seal(client.buffers[0])
+    assert found is not None and found.manifest.commit == Commit(1, 3) and client.saved == [(Commit(1, 3), 0)]
+
+
+def test_a_torn_save_is_not_written_and_due_again(tmp_path: Path) -> None:
+    client, copier, pace = HeldClient(), HeldCopier(), SavePace(60.0, fixed_s=10.0, since=5.0)
+    writer = writer_of(client, tmp_path, pace)
+    writer.save(WEIGHTS, new_manifest(Commit(1, 3), GANG, {}), copier, ())  # type: ignore[arg-type]
+    assert not pace.due(6.0)
+    copier.discard("torn")
+    assert client.saved == [] and read_seal(client.buffers[0]) is None and pace.due(6.0)
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["three", "two"])
+def test_the_newest_image_and_the_one_being_written_are_not_filled(tmp_path: Path, limited: bool) -> None:
+    client, copier = HeldClient(), HeldCopier()
+    writer = writer_of(client, tmp_path)
+    if limited:
+        client.images.limited = SaverError(Fault.NO_MEMORY, "no third")
+    writer.save(WEIGHTS, new_manifest(Commit(1, 1), GANG, {}), copier, ())  # type: ignore[arg-type]
+    copier.complete()
+    kept = []
+    for step in range(2, 6):
+        if writer.image(WEIGHTS, new_manifest(Commit(1, step), GANG, {}), copier, ()):  # type: ignore[arg-type]
+            copier.complete()
+            kept.append(step)
+    assert kept == ([2] if limited else [2, 3, 4, 5])
+    steps = [found.manifest.commit.step for each in client.buffers if (found := read_seal(each))]
+    assert steps == ([1, 2] if limited else [1, 4, 5]), "step 1 is being written"
+    client.images.writing = None
+    assert writer.image(WEIGHTS, new_manifest(Commit(1, 9), GANG, {}), copier, ())  # type: ignore[arg-type]
+    assert client.numbers[-1] == 0
+
+
+def test_a_save_without_memory_for_images_uses_the_staging_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path) as (path, _):
+        settings = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path / "ckpt")
+        writer = CheckpointWriter(settings, tmp_path / "ckpt", Control.private(), SavePace(60.0))
+        writer.greet(1)
+        assert writer.client is not None
+        writer.client.images.refuse(SaverError(Fault.NO_MEMORY, "only 3 MB are left"))
+        copier = BackgroundCopier([])
+        for step in (1, 2):
+            writer.save(WEIGHTS, new_manifest(Commit(1, step), GANG, {}), copier, ())
+            writer.settle()
+        assert not writer.images and store.complete(tmp_path / "ckpt") == [Commit(1, 2), Commit(1, 1)]
+        assert capsys.readouterr().err.count("only 3 MB are left; without images") == 1
+        writer.close()
+
+
+def test_the_third_image_memory_was_the_staging_memory(tmp_path: Path) -> None:
+    """So images take the memory of three states, with what a restore has loaded."""
+    with served(tmp_path) as (path, process):
+        trainer = greeted(path, tmp_path / "ckpt")
+        stage(trainer, Commit(1, 1), SIZE)
+        trainer.wait(60)
+        keep(trainer, 0, Commit(1, 2))
+        keep(trainer, 1, Commit(1, 3))
+        assert trainer._size >= SIZE and len(memories(process.pid)) == 3
+        keep(trainer, 2, Commit(1, 4))
+        assert trainer.fd == -1 and len(memories(process.pid)) == 3
+        stage(trainer, Commit(1, 5), SIZE)
+        trainer.wait(60)
+        trainer.close()
+        assert written(path, tmp_path / "ckpt", 2)[0][0] == Commit(1, 5), "it is another memory, not that of an image"
+
+
+def memories(pid: int) -> list[int]:
+    """Sizes of a saver's memory files that are not empty."""
+    links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if str(link.readlink()).startswith("/memfd:spotkeeper")]
+    return [size for link in links if (size := link.stat().st_size)]
+
+
+def test_with_memory_for_two_images_the_third_is_refused_and_the_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spotkeeper.train.checkpoint import durable
+
+    pair = Pair(tmp_path)
+    pair.image(0)
+    pair.image(1)
+    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    assert pair.client.image(2, SIZE) is None
+    pair.serve()
+    assert pair.client.image(2, SIZE) is None and pair.client.images.refused is None
+    assert "only 3 MB are left" in str(pair.client.images.limited)
+    assert [bool(each.size) for each in pair.server._images] == [True, True, False]
+    assert pair.client.image(0, SIZE) is not None
+
+
+def test_a_node_with_memory_for_two_states_uses_the_staging_memory_as_second_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spotkeeper.train.checkpoint import durable
+
+    pair = Pair(tmp_path)
+    pair.client.reserve(SIZE + AREA)
+    pair.serve()
+    pair.image(0)
+    monkeypatch.setattr(durable, "memory_refusal", lambda wanted: f"{wanted} are too many" if wanted > AREA else "")
+    assert pair.image(1) is not None and pair.server._buffer.size == 0
+
+
+def test_an_image_that_a_save_has_written_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is what the next trainer restores from."""
+    pair = Pair(tmp_path)
+    memory = pair.image(0)
+    manifest = new_manifest(Commit(1, 5), GANG, {})
+    assert seal(memory, manifest, (STATE, SKELETON))
+    pair.client.save(manifest, (STATE, SKELETON), image=0)
+    pair.serve()
+    assert pair.client.images.writing == 0 and isinstance(pair.client.poll(), SaveDurable)
+    assert pair.client.images.writing is None and store.complete(tmp_path) == [Commit(1, 5)]
+    image = pair.server._images[0]
+    monkeypatch.setattr(saver, "write_checkpoint", None)
+    pair.server._drop(pair.server._peers[0])
+    assert pair.server._buffer is image and image.staged is not None and image.staged.files
+
+
+def test_an_image_that_is_no_longer_the_one_to_save_is_not_committed(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    fill(pair.image(0), Commit(1, 6))
+    pair.client.save(new_manifest(Commit(1, 5), GANG, {}), (STATE, SKELETON), image=0)
+    pair.serve()
+    failed = pair.client.poll()
+    assert isinstance(failed, SaveFailed) and "the image changed" in failed.why and store.scan(tmp_path) == []
+
+
+def test_memories_of_an_earlier_trainer_are_used_before_new_ones(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, process):
+        trainer = greeted(path, tmp_path / "ckpt")
+        for number in range(IMAGES):
+            keep(trainer, number, Commit(1, number + 1))
+        trainer.close()
+        following = Client.connect(path)
+        assert following.hello(tmp_path / "ckpt", 2, 2).staged is not None
+        for number in range(IMAGES):
+            keep(following, number, Commit(2, number + 4))
+            assert len(memories(process.pid)) == IMAGES
+        following.close()
+
+
+def test_images_begin_again_with_a_new_saver(tmp_path: Path) -> None:
+    with served(tmp_path) as (path, process):
+        settings = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path / "ckpt")
+        writer = CheckpointWriter(settings, tmp_path / "ckpt", Control.private(), SavePace(60.0))
+        writer.greet(1)
+        assert writer.client is not None
+        image(writer.client, 0)
+        process.kill()
+        process.wait()
+        assert writer.next_image() is None and not writer.images
+    with served(tmp_path) as (path, _):
+        Client.connect(path).close()
+        writer._tried = time.monotonic()
+        assert writer.next_image() is None, "it looks for a saver now and then only"
+        writer._tried = -math.inf
+        assert writer.next_image() == 0 and writer.images and writer.client is not None
+        image(writer.client, 0)
+        assert writer.image(WEIGHTS, new_manifest(Commit(1, 7), GANG, {}), BackgroundCopier([]), ())
+        writer.close()
+        assert written(path, tmp_path / "ckpt", 2)[0] == [Commit(1, 7)]
+
+
+def test_an_image_of_a_lost_saver_is_not_sealed_in_the_memory_of_the_next(tmp_path: Path) -> None:
+    client, copier = HeldClient(), HeldCopier()
+    writer = writer_of(client, tmp_path)
+    writer.save(WEIGHTS, new_manifest(Commit(1, 3), GANG, {}), copier, ())  # type: ignore[arg-type]
+    writer._client = following = HeldClient()  # type: ignore[assignment]
+    copier.complete()
+    assert read_seal(client.buffers[0]) is None and client.saved == following.saved == []
+
+
+def test_no_layout_is_made_while_the_memory_is_being_allocated(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    settings = RunSettings.from_env({}, folder=tmp_path)
+    writer = CheckpointWriter(settings, tmp_path, Control.private(), SavePace(60.0))
+    writer._client = pair.client
+    assert writer.next_image() == 0
+    assert not writer.image(WEIGHTS, new_manifest(Commit(1, 7), GANG, {}), BackgroundCopier([]), ())
+    assert writer.next_image() is None, "requested, not answered"
+    pair.serve()
+    assert writer.next_image() == 0
+
+
+def test_a_trainer_cannot_shrink_the_memory_under_its_saver(tmp_path: Path) -> None:
+    """The saver would die of SIGBUS."""
+    with served(tmp_path) as (path, process):
+        trainer = greeted(path, tmp_path / "ckpt")
+        memory = trainer.stage(SIZE)
+        with pytest.raises(PermissionError):
+            os.ftruncate(trainer.fd, 0)
+        for seals in (fcntl.F_SEAL_WRITE, fcntl.F_SEAL_GROW):  # the next trainer writes, the saver grows the memory
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(trainer.fd, fcntl.F_ADD_SEALS, seals)
+        assert len(memory) >= SIZE and process.poll() is None
+
+
+def test_a_due_save_waits_for_the_next_image_unless_images_are_rarer() -> None:
+    pace = SavePace(60.0, fixed_s=10.0, since=100.0, image_since=109.95)
+    for _ in range(3):
+        pace.add_step(0.1)
+    assert not pace.due(109.9, images=True)
+    assert pace.due(110.0) and not pace.due(110.0, images=True) and pace.due(109.95 + IMAGE_S, images=True)
+    pace.image_stalls.append(0.2)
+    assert pace.image_interval_s > 10.0 and pace.due(110.0, images=True)
+
+
+def test_spacing_and_cost_of_images_are_reported() -> None:
+    pace = SavePace(60.0)
+    for _ in range(3):
+        pace.add_step(0.1)
+    assert (pace.image_spacing, pace.image_share) == (0, 0.0)
+    pace.add_image(1.0, 1.01, 10)
+    pace.add_step(0.13)
+    pace.add_image(2.0, 2.01, 20)
+    assert pace.image_spacing == 10 and pace.image_share == pytest.approx(0.04 / 1.04)

@@ -416,10 +416,11 @@ def test_a_machine_without_memory_for_a_save_trains_on(
     from spotkeeper.train.checkpoint.client import Client
     from spotkeeper.train.checkpoint.protocol import SaverError
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise SaverError(Fault.NO_MEMORY, "no memory is left")
 
     expected = train(Training(), tmp_path / "whole")[STEPS]
+    monkeypatch.setattr(Client, "image", refuse)
     monkeypatch.setattr(Client, "stage", refuse)
     late.copies = 0
     assert train(Training(), tmp_path / "ckpt")[STEPS] == expected

@@ -145,12 +145,12 @@ def work_into_images(me: Rank) -> None:
 
 def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
     """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
-    os.environ["SPOTKEEPER_SNAPSHOTS"] = "1"
+    os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
     import spotkeeper
     from spotkeeper.train.checkpoint import writer
     from spotkeeper.train.loop import boundary
 
-    writer.IMAGE_S, writer.OVERHEAD, boundary.EVERY_S = 0.0, 1e9, 0.0
+    writer.IMAGE_S = boundary.EVERY_S = 0.0
     model, counter = Stamped(), Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0)
     run = spotkeeper.attach(model, optimizer, counter=counter)
@@ -166,7 +166,7 @@ def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
         step = run.steps_done
         model.mine.fill_(step * 100 + me.rank)
         counter.state = {"number": step, "tensor": torch.full((2000,), float(step), dtype=torch.float64)}
-        for number in (0, 1):  # both memories are there before the first image
+        for number in (0, 1, 2):  # all memories are there before the first image
             while step == 1 and client is not None and client.image(number, 4 << 20) is None:
                 client._read_soon()
         if step == me.saves[-1]:
