@@ -143,6 +143,8 @@ def _training(reading: StackReading) -> Iterator[Metric]:
     idle = _gauge("job_seconds_without_step", "Time since the last step, if that is unusually long.", JOB)
     age = _gauge("job_checkpoint_age_seconds", "Time since the newest durable checkpoint was reported.", JOB)
     copy = _gauge("job_checkpoint_copy_age_seconds", "Time since the newest complete copy in the bucket was made.", JOB)
+    every = _gauge("job_image_steps", "Steps between images of the state in savers' memory, while the job trains.", JOB)
+    cost = _gauge("job_image_cost_ratio", "Share of the training time that these images cost.", JOB)
     for one in reading.jobs:
         key, view, told = _key(one), one.view, one.progress
         over = view.over()
@@ -157,10 +159,12 @@ def _training(reading: StackReading) -> Iterator[Metric]:
             (idle, view.no_new_step_s),
             (age, None if over else committed),
             (copy, None if over or copied is None else max(0.0, reading.now - copied)),
+            (every, view.image_steps),
+            (cost, view.image_share),
         ):
             if value is not None:
                 family.add_metric(key, float(value))
-    yield from (step, total, loss, pace, left, idle, age, copy)
+    yield from (step, total, loss, pace, left, idle, age, copy, every, cost)
 
 
 def _money(reading: StackReading) -> Iterator[Metric]:

@@ -93,7 +93,7 @@ def seeded(store: Store) -> None:
     for entry in LEDGER:
         store.append_ledger(JOB, entry)
     store.put_spec(JOB, JobSpec(name="first", command=("train.py",)))
-    store.put_progress(JOB, Progress(gen=2, step=120, at=70.0, loss=2.5, total_steps=400))
+    store.put_progress(JOB, Progress(gen=2, step=120, at=70.0, loss=2.5, total_steps=400, image_steps=1))
 
 
 async def until(look: Callable[[], object]) -> None:
@@ -138,6 +138,7 @@ def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
         await user.open("/jobs/first")
         await until(lambda: "Every machine and what it cost" in text(user))
         assert "sk-prod-abcdefgh-n0000-a1" in text(user) and ">by ada<" in text(user)
+        assert "an image every step costs 0.00 % of the time" in text(user)
         for name, shown in (
             ("Checkpoints", "No checkpoint is known"),
             ("Job file", "- train.py"),

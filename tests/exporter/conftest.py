@@ -48,7 +48,9 @@ def store(target: Target) -> Store:
     found.append_ledger(JOB, Entry(at=0.0, id="submitted.job", event=Event.SUBMITTED, by='a"da\n\x1b[31m'))
     for entry in ANNOUNCED:
         found.append_ledger(JOB, entry)
-    found.put_progress(JOB, Progress(2, 40, 990.0, 64.0, 0.5, 2.25, 2, 30, total_steps=100, commit_at=940.0))
+    images = {"image_steps": 12, "image_share": 0.006}
+    told = Progress(2, 40, 990.0, 64.0, 0.5, 2.25, 2, 30, total_steps=100, commit_at=940.0, **images)
+    found.put_progress(JOB, told)
     a_job(found, job=HELD, name="held", phase=Phase.HOLD, hold=Hold.CAPACITY, nodes=(), members=())
     a_job(found, job=STARTING, name="starting", gen=0, members=())
     a_job(found, job=ENDED, name="ended", phase=Phase.DONE, outcome=Outcome.SUCCEEDED, nodes=(), members=())

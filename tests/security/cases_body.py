@@ -22,12 +22,12 @@ GOOD: dict[str, Any] = {
     "facts": [{"kind": "here", "gen": 1, "value": "4", "attempt": 1}],
     "progress": {
         **{"gen": 1, "step": 5, "at": 9.0, "samples_per_s": 1.5, "step_s": 0.5, "loss": 2.5, "commit_gen": 1},
-        **{"commit_step": 4, "save_s": 1.0, "total_steps": 100},
+        **{"commit_step": 4, "save_s": 1.0, "total_steps": 100, "image_steps": 5, "image_share": 0.01},
     },
 }
 INTS = (("ver",), ("facts", 0, "gen"), ("facts", 0, "attempt"), *(("progress", n) for n in ("gen", "step")))
-MORE_INTS = (*INTS, *(("progress", n) for n in ("commit_gen", "commit_step", "total_steps")))
-FLOATS = tuple(("progress", n) for n in ("at", "samples_per_s", "step_s", "loss", "save_s"))
+MORE_INTS = (*INTS, *(("progress", n) for n in ("commit_gen", "commit_step", "total_steps", "image_steps")))
+FLOATS = tuple(("progress", n) for n in ("at", "samples_per_s", "step_s", "loss", "save_s", "image_share"))
 TEXTS = (("boot",), ("job",), ("facts", 0, "kind"), ("facts", 0, "value"))
 Path = tuple[str | int, ...]
 
@@ -215,7 +215,7 @@ def wrong_type(site: Site) -> Cases:
 def negative(site: Site) -> Cases:
     for path, raw in itertools.product(MORE_INTS, ("-1", "-0.5", "-9007199254740991", "-100000")):
         yield sent(site, f"{path} {raw}", with_value(path, raw))
-    for name in ("at", "samples_per_s", "step_s", "save_s"):
+    for name in ("at", "samples_per_s", "step_s", "save_s", "image_share"):
         yield sent(site, f"{name}", with_value(("progress", name), "-1.0"))
 
 

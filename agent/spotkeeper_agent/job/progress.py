@@ -69,6 +69,8 @@ class Reporter:
             restore_s=_between(control.met_at, control.restored_at),
             restored_bytes=min(control.restored_bytes, MOST) or None,
             first_s=_between(control.restored_at, control.first_step_at),
+            image_steps=min(control.image_steps, MOST) or None,
+            image_share=_amount(control.image_share),
         )
 
     def facts(self, control: Control, now: float) -> list[FactIn]:

@@ -10,6 +10,7 @@ from spotkeeper.report.html.markup import Child, Markup, badge, el, fact, join, 
 from spotkeeper.report.job.lines import (
     deadline_lines,
     hold_lines,
+    image_lines,
     kept_lines,
     no_saving,
     node_word,
@@ -63,7 +64,7 @@ def figures(view: JobView, found: Account) -> Markup:
     return el(
         "div",
         fact("State", state_badge(view), f"generation {view.gen}"),
-        fact("Progress", done or "-", rest[0] if rest else None),
+        fact("Progress", done or "-", "; ".join(rest[:1] + image_lines(view)) or None),
         fact(
             "Spent",
             usd(money.spent),

@@ -122,6 +122,14 @@ def left_line(view: JobView) -> str:
     return f"{percent(share(view))} of the steps" + left + (on_its_clock(view) if left else "")
 
 
+def image_lines(view: JobView) -> list[str]:
+    """How often an image of the state is kept: ``an image every 12 steps costs 0.60 % of the time``; [] if none is."""
+    if view.image_steps is None:
+        return []
+    every = "step" if view.image_steps == 1 else f"{view.image_steps} steps"
+    return [f"an image every {every} costs {100 * (view.image_share or 0.0):.2f} % of the time"]
+
+
 def share(view: JobView) -> float:
     """The share of its steps that a job has done, from 0 to 1."""
     return min(1.0, (view.step or 0) / view.total_steps) if view.total_steps else 0.0

@@ -113,6 +113,8 @@ class JobView(Struct, frozen=True):
     samples_per_s: float | None = None  # of real time, while it trains
     no_new_step_s: float | None = None  # since the last step, if longer than usual
     commit_step: int | None = None
+    image_steps: int | None = None  # steps between images of the state, while it trains
+    image_share: float | None = None  # share of the training time that these cost
     preemptions: Preemptions = Preemptions()
     crashes: int = 0
     events: tuple[EventLine, ...] = ()
@@ -184,6 +186,8 @@ def job_view(
         samples_per_s=progress.samples_per_s if progress and current else None,
         no_new_step_s=_no_new_step(record, progress, now, site) if trains else None,
         commit_step=progress.commit_step if progress else None,
+        image_steps=progress.image_steps if progress and current else None,
+        image_share=progress.image_share if progress and current else None,
         preemptions=preemptions(entries),
         crashes=sum(entry.event is Event.CRASH for entry in entries),
         events=event_lines(entries, record.created, stack.stack if stack else "", record.job),

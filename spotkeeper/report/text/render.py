@@ -24,6 +24,7 @@ from spotkeeper.report.job.lines import (
     event_text,
     headline,
     hold_lines,
+    image_lines,
     kept_lines,
     left_line,
     metric_lines,
@@ -64,6 +65,7 @@ def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableTy
         *_progress(view),
         Text(f"{money_line(view)}; {facts}", style="dim"),
         *(Text(line, style="red" if view.late() else "dim") for line in deadline_lines(view)),
+        *(Text(line, style="dim") for line in image_lines(view)),
         *([Text(view.site.no_tick, style="bold yellow")] if view.site.no_tick and not view.over() else []),
     ]
     body += [Text(line, style="dim", no_wrap=True) for line in metric_lines(view.metrics)]
@@ -99,6 +101,7 @@ def crash_log(view: JobView) -> RenderableType:
 def status(view: JobView) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold"), *_progress(view), Text(money_line(view))]
     parts += [Text(line, style="red" if view.late() else "") for line in deadline_lines(view)]
+    parts += [Text(line) for line in image_lines(view)]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
     parts += [Text(line, style="dim", no_wrap=True) for line in metric_lines(view.metrics)]
     if view.nodes:

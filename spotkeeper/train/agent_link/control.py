@@ -1,4 +1,4 @@
-"""The control file: 256 bytes through which an agent and the job on its machine communicate.
+"""The control file: 320 bytes through which an agent and the job on its machine communicate.
 
 The agent writes its request and deadline; local rank 0 of the job writes its progress. Both write single aligned 8-byte
 words in place, so a reader never sees half a number. The job maps the file and the agent uses a descriptor, so that a
@@ -42,6 +42,8 @@ agent does not look for hangs. Standard library only.
  232  restored_at    when the state was loaded, real unix seconds (0: not yet)
  240  restored_bytes size of the checkpoint this generation started from (0: none)
  248  metrics_file   number of the newest ``metrics.json`` in the run folder (0: none), written after the file
+ 256  image_steps    steps between the two newest images of the state (0: fewer than two images)
+ 264  image_share    share of the training time that images cost
 ==== ============== =============================================================
 """
 
@@ -70,8 +72,8 @@ from spotkeeper.train.agent_link.control_io import (
 )
 from spotkeeper.train.core import beneath
 
-SIZE = 256
-MAGIC = int.from_bytes(b"SKCTL\0\0\1", "little")
+SIZE = 320
+MAGIC = int.from_bytes(b"SKCTL\0\0\2", "little")
 NAME = "ctl"
 RESULT = "result.json"
 METRICS = "metrics.json"  # in the run folder, made by ``loop/metrics.py``
@@ -316,6 +318,8 @@ class Control:
     restored_at = FloatWord(29)
     restored_bytes = IntWord(30)
     metrics_file = IntWord(31)
+    image_steps = IntWord(32)
+    image_share = FloatWord(33)
 
     def stepped(self, step: int, at: float | None = None) -> None:
         """Write the step, then its time, so that a reader of the new time sees the new step."""

@@ -341,7 +341,7 @@ class CheckpointWriter:
         if error.fault is Fault.SAVER_LOST:
             self.lose(error)
             return
-        self._images_off = True
+        self._images_off, self._pace.image_spacing, self._pace.image_step = True, 0, -1
         say(f"{error}; without images, an unannounced loss costs the steps since the last save")
 
     def _say_limited(self, client: Client) -> None:

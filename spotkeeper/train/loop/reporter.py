@@ -129,6 +129,7 @@ class RunReporter:
         control.step_s = step_s
         control.samples_per_s = batches * batch / step_s if step_s else 0.0
         control.interval_s = self._pace.interval_s
+        control.image_steps, control.image_share = self._pace.image_spacing, self._pace.image_share
         self._metrics.poll(time.monotonic())
 
     def _total(self, step: int, left: BatchesLeft) -> int:

@@ -56,8 +56,19 @@ def test_the_parts_of_a_start_are_reported_with_its_first_step(tmp_path: Path) -
         assert stepped is not None and (stepped.restore_s, stepped.first_s) == (4.0, 2.5)
 
 
+def test_the_spacing_and_cost_of_images_are_reported(tmp_path: Path) -> None:
+    with Control.create(tmp_path / "ctl") as control:
+        reporter = progress.Reporter(2, True)
+        control.state = RunPhase.TRAINING
+        none = reporter.progress(control, 0.0)
+        assert none is not None and (none.image_steps, none.image_share) == (None, None)
+        control.image_steps, control.image_share = 12, 0.006
+        told = reporter.progress(control, 60.0)
+        assert told is not None and (told.image_steps, told.image_share) == (12, 0.006)
+
+
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0xBF, 0xFF])
-@pytest.mark.parametrize("word", range(8, 31))
+@pytest.mark.parametrize("word", range(8, 34))
 def test_a_damaged_control_file_yields_no_wrong_reports(tmp_path: Path, word: int, byte: int) -> None:
     """The agent ended at every look; and a progress that the function refuses takes the facts beside it along."""
     with Control.create(tmp_path / "ctl") as control:

@@ -20,9 +20,11 @@ from tests.cli.records import JOB, a_job
 
 def test_status_of_a_job(cli: Cli, store: Store) -> None:
     a_job(store)
-    store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, loss=2.5, samples_per_s=100.0, total_steps=300))
+    images = {"image_steps": 12, "image_share": 0.0063}
+    store.put_progress(JOB, Progress(gen=2, step=40, at=1.0, loss=2.5, samples_per_s=100.0, total_steps=300, **images))
     done = cli("status", "first")
     assert done.code == 0
+    assert "an image every 12 steps costs 0.63 % of the time" in done.out
     assert "step 40/300  loss 2.5000  100 samples/s" in done.out
     assert f"us-central1-a  on-demand  sk-prod-{JOB}-n0001-a2" in done.out
     view = json.loads(cli("status", JOB, "--json").out)

@@ -53,8 +53,8 @@ def test_agent_and_job_see_each_others_words(tmp_path: Path) -> None:
 
 def test_every_word_has_its_own_offset(tmp_path: Path) -> None:
     control = Control.create(tmp_path / "ctl")
-    floats = ("step_s", "save_s", "stall_s", "loss", "samples_per_s", "interval_s")
-    whole = ("total_steps", "answered", "pid")
+    floats = ("step_s", "save_s", "stall_s", "loss", "samples_per_s", "interval_s", "image_share")
+    whole = ("total_steps", "answered", "pid", "image_steps")
     for number, name in enumerate((*floats, *whole), start=1):
         setattr(control, name, number)
     assert [getattr(control, name) for name in (*floats, *whole)] == list(range(1, len(floats) + len(whole) + 1))
@@ -71,7 +71,7 @@ def test_create_wipes_what_an_older_generation_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no control file"), (b"", "0 bytes, not 256"), (b"x" * SIZE, "different versions")],
+    [(None, "no control file"), (b"", "0 bytes, not 320"), (b"x" * SIZE, "different versions")],
 )
 def test_open_refuses_other_files(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
@@ -97,7 +97,7 @@ def tramples(path: Path) -> None:
     path.write_bytes(b"\xff" * SIZE)
 
 
-SPOILT = {empties: "0 bytes, not 256", deletes: "is gone", replaces: "is gone", tramples: "starts with"}
+SPOILT = {empties: "0 bytes, not 320", deletes: "is gone", replaces: "is gone", tramples: "starts with"}
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
