@@ -7,9 +7,10 @@ before the closure, so this copy does not overlap with forward and backward. Ten
 at the boundary.
 
 **Check.** A script may change parameters elsewhere too: by ``clamp_`` before the forward pass, or by SAM's first step.
-So the first ``CHECKED`` copies, and then one in ``EVERY``, are made at the boundary and compared before the next step
-with what the tensors hold then. After each copy, version counters are compared as well; they miss writes through
-``.data`` and fused kernels. If a tensor has changed, all later saves copy at the boundary, and a save whose copy may
+So the first ``CHECKED`` copies, and then one in ``EVERY``, are made at the boundary and compared with what the tensors
+hold before the next step, and with a parameter also when it gets a gradient: SAM has changed it then, and changes it
+back before the step. After each copy, version counters are compared as well; they miss writes through ``.data`` and
+fused kernels. If a tensor has changed, all later saves copy at the boundary, and a save whose copy may
 be torn is not written. A copy that fails has the same effect; the error reaches the log, not the script.
 """
 
@@ -20,9 +21,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +47,7 @@ class _Running:
     request: Callable[[], None]
     discard: Callable[[str], None]
     stalls: deque[float] | None  # seconds that saves stopped the loop; the newest grows by the waits
+    watch: GradientWatch | None  # of a copy to be checked
 
     def failed(self) -> str:
         """Wait for the copy; return why it failed, or ""."""
@@ -55,10 +58,38 @@ class _Running:
 
     def changed(self) -> str:
         """Return the name of a tensor that has changed since the save began, or ""."""
+        if self.watch is not None and (name := self.watch.end()):
+            return name
         for copy, version in zip(self.copies, self.versions, strict=True):
             if copy.tensor._version != version or (self.copied is None and not copy.equal()):
                 return copy.name
         return ""
+
+
+class GradientWatch:
+    """Compares parameters with their copies whenever they get a gradient.
+
+    Args:
+        params: the optimizers' parameters; those whose memory is in no copy are left out.
+    """
+
+    def __init__(self, params: Iterable[torch.Tensor], copies: Sequence[TensorCopy]) -> None:
+        self._changed: list[str] = []
+        known = {tensor_key(copy.tensor): copy for copy in copies}
+        found = ((param, known.get(tensor_key(param))) for param in params if param.requires_grad)
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(partial(self._compare, copy)) for param, copy in found if copy
+        ]
+
+    def _compare(self, copy: TensorCopy, param: torch.Tensor) -> None:
+        if tensor_key(param) != tensor_key(copy.tensor) or not copy.equal():
+            self._changed.append(copy.name)
+
+    def end(self) -> str:
+        """Remove the hooks; return the name of a parameter that was changed, or ""."""
+        for hook in self._hooks:
+            hook.remove()
+        return self._changed[0] if self._changed else ""
 
 
 class BackgroundCopier:
@@ -74,6 +105,7 @@ class BackgroundCopier:
         self._begun = 0
         self._lock = threading.RLock()  # several threads may step
         self._pid = os.getpid()
+        self._optimizers = optimizers
         self._on = all(map(_calls_hooks, optimizers))
         if self._on:
             me = weakref.ref(self)
@@ -111,10 +143,17 @@ class BackgroundCopier:
         number, self._begun = self._begun, self._begun + 1
         versions = [copy.tensor._version for copy in copies]
         copied = None if number < CHECKED or number % EVERY == 0 else self._submit(copies)
+        watch = None
         if copied is None:
             _run(copies)
             request()
-        self._running = _Running(copies, versions, copied, request, discard, stalls)
+            watch = GradientWatch(self._params(), copies)
+        self._running = _Running(copies, versions, copied, request, discard, stalls, watch)
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        for each in self._optimizers:
+            for group in each.param_groups:
+                yield from group["params"]
 
     def _submit(self, copies: Sequence[TensorCopy]) -> Future[None] | None:
         """Start the copy in the thread; return None if the process may have no more threads."""

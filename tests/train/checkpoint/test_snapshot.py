@@ -232,6 +232,36 @@ class Sharpness(Training):
         self.optimizers[0].zero_grad()
 
 
+class SharpnessUnseen(Training):
+    """SAM through ``.data``: before the optimizer's step all bits and version counters are as at the boundary."""
+
+    replaced = False
+
+    def step(self, x: torch.Tensor, number: int) -> None:
+        self.loss(x).backward()
+        before = [param.data.clone() for param in self.model.parameters()]
+        for param in self.model.parameters():
+            self.move(param, param.data + 0.05 * param.grad)  # type: ignore[operator]
+        self.optimizers[0].zero_grad()
+        self.loss(x).backward()
+        for param, old in zip(self.model.parameters(), before, strict=True):
+            self.move(param, old)
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
+
+    def move(self, param: nn.Parameter, to: torch.Tensor) -> None:
+        if self.replaced:
+            param.data = to
+        else:
+            param.data.copy_(to)
+
+
+class SharpnessReplaced(SharpnessUnseen):
+    """SAM that exchanges the parameters' memory."""
+
+    replaced = True
+
+
 class ClampedNowAndThen(Training):
     """The clamp comes after the checks, and shows in version counters."""
 
@@ -306,14 +336,17 @@ def test_every_checkpoint_is_the_state_of_its_step(
     assert "snapshots are off" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("make", [Clamped, Sharpness])
+@pytest.mark.parametrize("make", [Clamped, Sharpness, SharpnessUnseen, SharpnessReplaced])
 def test_a_script_that_changes_weights_elsewhere_is_found_by_the_first_check(
     make: Callable[[], Training], tmp_path: Path, late: LatestCopier, capsys: Any
 ) -> None:
-    check(train(make(), tmp_path / "ckpt"), tmp_path / "ckpt")
+    training = make()
+    check(train(training, tmp_path / "ckpt"), tmp_path / "ckpt")
     assert late.copies == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "snapshots are off" in line]
-    assert len(told) == 1 and "first.bias changed before an optimizer's step" in told[0]
+    assert len(told) == 1 and " changed before an optimizer's step" in told[0]
+    assert any(f": {name} changed" in told[0] for name, _ in training.model.named_parameters())
+    assert not any(param._post_accumulate_grad_hooks for param in training.model.parameters())
 
 
 def test_a_change_after_the_checks_discards_the_torn_copy(

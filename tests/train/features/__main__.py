@@ -1,5 +1,6 @@
-"""``make features``: all that people train with, in 1, 2 and 3 ranks; writes .spotkeeper/features.json.
+"""``make features``: all that people train with, stopped and killed, in 1, 2 and 3 ranks.
 
+It writes .spotkeeper/features.json.
 ``--world 2`` and ``--only fsdp`` (a part of the names) take less.
 """
 
@@ -19,9 +20,9 @@ TABLE = Path(".spotkeeper/features.json")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make features", description=__doc__)
     parser.add_argument("--world", type=int, action="append", help="ranks; may be given more than once")
-    parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--only", action="append", help="a part of the names; may be given more than once")
     args = parser.parse_args()
-    names = tuple(name for name in FEATURES if args.only in name)
+    names = tuple(name for name in FEATURES if any(part in name for part in args.only or [""]))
     table: dict[str, dict[str, str]] = {name: {} for name in names}
     for world in args.world or [1, 2, 3]:
         with tempfile.TemporaryDirectory() as root:

@@ -1,4 +1,7 @@
-"""Whatever people train with: a run that was stopped ends with the bits of one left alone (all: ``make features``)."""
+"""Whatever people train with: a run that was stopped or killed ends with the bits of one left alone.
+
+``make features`` has all.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,23 @@ from tests.train.features.trainings import FEATURES, STEPS
 WORLD = 3
 SLICE = (
     "ddp, static graph",
-    "ddp, several optimizers and schedulers",
     "ddp, fp16 with GradScaler",
     "ddp, iterable data with a state",
     "fsdp, EMA",
+    "ddp, several optimizers and schedulers",
+    "ddp, SAM through .data",
+    "ddp, MoCo's momentum encoder and queue",
 )
+KILLS = 3  # the last ones of the slice are also killed
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return gangs.run(WORLD, SLICE, tmp_path_factory.mktemp("features"))[0]
+    return gangs.run(WORLD, SLICE, tmp_path_factory.mktemp("features"), SLICE[-KILLS:])[0]
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_a_stopped_run_equals_an_undisturbed_one(outcomes: dict[str, Outcome], name: str) -> None:
+def test_a_stopped_and_a_killed_run_equal_an_undisturbed_one(outcomes: dict[str, Outcome], name: str) -> None:
     assert outcomes[name].fault() == ""
 
 
@@ -35,7 +41,11 @@ def test_the_quick_slice_is_part_of_the_matrix() -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"resumed": [Told(4, STEPS, "b")]}, "ranks [0] end with other bits"),
+        ({"resumed": [Told(4, STEPS, "b")]}, "ranks [0] end with other bits after they were stopped"),
+        ({"restored": [Told(6, STEPS, "b", source="memory")]}, "ranks [0] end with other bits after they were killed"),
+        ({"restored": [Told(5, STEPS, "a", source="memory")]}, "restored from memory at [5]"),
+        ({"restored": [Told(6, STEPS, "a", source="disk")]}, "restored from disk at [6]"),
+        ({"killed": [Told(0, 7, source="saves")], "restored": [Told(0, STEPS, "a")]}, "restored from  at [0]"),
         ({"resumed": [Told(0, STEPS, "a")]}, "resumed at [0]"),
         ({"stopped": [Told(0, STEPS, "a")]}, "was not stopped"),
         ({"alone": [Told(error="ValueError: no")]}, "ValueError: no"),
@@ -45,7 +55,9 @@ def test_the_matrix_finds_faults(change: dict[str, list[Told]], fault: str) -> N
     good = {
         "alone": [Told(0, STEPS, "a")],
         "stopped": [Told(0, 4)],
-        "resumed": [Told(4, STEPS, "a")],
+        "resumed": [Told(4, STEPS, "a", source="disk")],
+        "killed": [Told(0, 7, source="images")],
+        "restored": [Told(6, STEPS, "a", source="memory")],
     }
     assert Outcome(**good).fault() == ""
     assert fault in Outcome(**(good | change)).fault()

@@ -32,6 +32,7 @@ class Training:
 
 Make = Callable[[int], Training]  # of the number of ranks
 FEATURES: dict[str, Make] = {}
+COPIES: list[Callable[[], object]] = []  # each ends a copy that runs; those of earlier steps do nothing
 
 
 def feature(name: str) -> Callable[[Make], Make]:
@@ -435,3 +436,181 @@ def _(world: int) -> Training:
 @feature("fsdp, iterable data, skipped")
 def _(world: int) -> Training:
     return usual(shard(Body()), loader=DataLoader(Stream(), 4))
+
+
+# ------------------------------------------------------------ state that changes elsewhere than in an optimizer's step
+
+
+def worst_moment() -> None:
+    """Copy now, if a copy runs: the weights are what no image may have."""
+    while COPIES:
+        COPIES.pop()()
+
+
+def sharpness_aware(world: int, perturb: Callable[[Tensor, Tensor], None]) -> Training:
+    """Two passes a step, the second at weights that are changed for it and then set back (SAM)."""
+    training = usual(replicate(Body(), world))
+    model, optimizer = training.model, training.optimizer
+    trained = [param for param in model.parameters() if param.requires_grad]
+
+    def step(batch: Any) -> None:
+        loss_of(model, batch).backward()
+        before = [param.detach().clone() for param in trained]
+        for param in trained:
+            perturb(param, 0.05 * torch.nn.functional.normalize(param.grad, dim=0))  # type: ignore[arg-type]
+        worst_moment()
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        for param, old in zip(trained, before, strict=True):
+            param.data.copy_(old)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    training.step = step
+    return training
+
+
+@feature("ddp, SAM")
+def _(world: int) -> Training:
+    def perturb(param: Tensor, by: Tensor) -> None:
+        with torch.no_grad():
+            param.add_(by)
+
+    return sharpness_aware(world, perturb)
+
+
+@feature("ddp, SAM through .data")
+def _(world: int) -> Training:
+    def perturb(param: Tensor, by: Tensor) -> None:
+        param.data.add_(by)
+
+    return sharpness_aware(world, perturb)
+
+
+@feature("ddp, SAM as an optimizer that replaces .data")
+def _(world: int) -> Training:
+    training = usual(replicate(Body(), world))
+    model, inner = training.model, training.optimizer
+    outer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.0)  # holds old weights
+
+    def step(batch: Any) -> None:
+        loss_of(model, batch).backward()
+        for param in outer.param_groups[0]["params"]:
+            outer.state[param]["old_p"] = param.data.clone()
+            param.data.add_(0.05 * torch.sign(param.grad))
+        worst_moment()
+        inner.zero_grad()
+        loss_of(model, batch).backward()
+        for param in outer.param_groups[0]["params"]:
+            param.data = outer.state[param]["old_p"]
+        inner.step()
+        inner.zero_grad()
+
+    training.step, training.optimizer = step, [inner, outer]
+    return training
+
+
+class Momentum(nn.Module):
+    """MoCo: an encoder that follows another one in forward, and a queue of its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Sequential(nn.Linear(6, 11), nn.BatchNorm1d(11), nn.Linear(11, 8)) for _ in "qk")
+        for param_q, param_k in zip(self.query.parameters(), self.key.parameters(), strict=True):
+            param_k.data.copy_(param_q.data)
+            param_k.requires_grad = False
+        self.register_buffer("queue", nn.functional.normalize(torch.randn(8, 24), dim=0))
+        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+
+    @torch.no_grad()
+    def follow(self, x: Tensor) -> Tensor:
+        for param_q, param_k in zip(self.query.parameters(), self.key.parameters(), strict=True):
+            param_k.data = param_k.data * 0.9 + param_q.data * 0.1
+        keys = nn.functional.normalize(self.key(x), dim=1)
+        every = [torch.empty_like(keys) for _ in range(dist.get_world_size())] if dist.is_initialized() else [keys]
+        if dist.is_initialized():
+            dist.all_gather(every, keys)
+        for column in torch.cat(every):
+            at = int(self.queue_ptr)
+            self.queue[:, at] = column
+            self.queue_ptr[0] = (at + 1) % 24
+        return keys
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, queue = nn.functional.normalize(self.query(x), dim=1), self.queue.clone()
+        keys = self.follow(x + 0.1 * torch.randn_like(x))
+        worst_moment()
+        return torch.cat([(queries * keys).sum(1, keepdim=True), queries @ queue], 1) / 0.2
+
+
+@feature("ddp, MoCo's momentum encoder and queue")
+def _(world: int) -> Training:
+    model = replicate(Momentum(), world)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)  # also the key encoder's, as in MoCo's code
+    training = usual(model, optimizer)
+
+    def step(batch: Any) -> None:
+        first = torch.zeros(len(batch[0]), dtype=torch.long)
+        nn.functional.cross_entropy(model(batch[0]), first).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    training.step = step
+    return training
+
+
+@feature("ddp, WGAN with its clamp")
+def _(world: int) -> Training:
+    critic = replicate(nn.Sequential(nn.Linear(6, 11), nn.LeakyReLU(), nn.Linear(11, 1)), world)
+    generator = replicate(nn.Sequential(nn.Linear(4, 11), nn.BatchNorm1d(11), nn.ReLU(), nn.Linear(11, 6)), world)
+    first, second = (torch.optim.RMSprop(each.parameters(), lr=0.01) for each in (critic, generator))
+    training, batches = usual(critic, [first, second]), {"done": 0}
+
+    def step(batch: Any) -> None:
+        for param in critic.parameters():
+            param.data.clamp_(-0.05, 0.05)
+        worst_moment()
+        fake = generator(torch.randn(len(batch[0]), 4))
+        (critic(fake.detach()).mean() - critic(batch[0]).mean()).backward()
+        first.step()
+        batches["done"] += 1
+        if batches["done"] % 3 == 0:
+            critic.requires_grad_(False)  # its gradients would be reduced
+            (-critic(generator(torch.randn(len(batch[0]), 4))).mean()).backward()
+            critic.requires_grad_(True)
+            second.step()
+        first.zero_grad()
+        second.zero_grad()
+
+    training.step, training.parts = step, {"generator": generator, "batches": batches}
+    return training
+
+
+@feature("ddp, spectral norm")
+def _(world: int) -> Training:
+    body = Body()
+    body.first = nn.utils.parametrizations.spectral_norm(body.first)
+    body.last = nn.utils.spectral_norm(body.last)
+    return usual(replicate(body, world))
+
+
+@feature("ddp, two optimizers at different rhythms")
+def _(world: int) -> Training:
+    model = replicate(Body(), world)
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    slow = torch.optim.Adam([param for name, param in named.items() if "last" in name], lr=0.01)
+    fast = torch.optim.SGD([param for name, param in named.items() if "last" not in name], lr=0.01, momentum=0.5)
+    training, batches = usual(model, [slow, fast]), {"done": 0}
+
+    def step(batch: Any) -> None:
+        loss_of(model, batch).backward()
+        fast.step()
+        worst_moment()
+        fast.zero_grad()
+        batches["done"] += 1
+        if batches["done"] % 2 == 0:  # the run counts its steps
+            slow.step()
+            slow.zero_grad()
+
+    training.step, training.parts = step, {"batches": batches}
+    return training
