@@ -52,7 +52,8 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{path}.{key}" if path else key, value[key])
     elif isinstance(value, list | tuple) and value:
         for number, each in enumerate(value):
-            yield from _flat(f"{path}[{number}]", each)
+            name = each.get("Sid", number) if isinstance(each, dict) else number  # of an IAM policy's statement
+            yield from _flat(f"{path}[{name}]", each)
     elif isinstance(value, str) and value[:1] in ("{", "["):
         try:
             yield from _flat(f"{path}:", json.loads(value))
@@ -73,6 +74,7 @@ def main() -> None:
     from spotkeeper.local.deploy.config import read_config
     from tests.infra import conftest
     from tests.infra.aws import test_declared as aws
+    from tests.infra.gcp.test_networks import declare_cards
 
     config = read_config(conftest.STACKS / f"Pulumi.{aws.NAME}.yaml")
     example, joined = aws.declare(config), aws.declare(aws.in_another_network(config))
@@ -81,7 +83,9 @@ def main() -> None:
     found = {
         "aws": text(example),
         "aws-joined": difference(example, joined),
+        "aws-shells": difference(example, aws.declare(aws.with_shells(config))),
         "gcp": text(google),
+        "gcp-cards": difference(google, declare_cards()),
         "gcp-shared": difference(google, shared),
         "local": text(local),
     }

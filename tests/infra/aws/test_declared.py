@@ -67,10 +67,13 @@ def declare(config: dict[str, str]) -> Program:
     return run_program(NAME, config, AwsCloud())
 
 
-def test_every_value_and_option_is_as_reviewed(example: Declaration, joined: Declaration) -> None:
+def test_every_value_and_option_is_as_reviewed(
+    example: Declaration, joined: Declaration, config: dict[str, str]
+) -> None:
     """Changed on purpose? ``python -m tests.infra.golden``, then review the difference."""
     assert golden.text(example) == golden.golden("aws")
     assert golden.difference(example, joined) == golden.golden("aws-joined")
+    assert golden.difference(example, declare(with_shells(config))) == golden.golden("aws-shells")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,21 @@ def in_another_network(config: dict[str, str]) -> dict[str, str]:
     }
     dropped = ("spotkeeper:alerts", "spotkeeper:budget", "spotkeeper:job_identity", "spotkeeper:secrets")
     return {k: v for k, v in {**config, **changed}.items() if k not in dropped}
+
+
+def with_shells(config: dict[str, str]) -> dict[str, str]:
+    """The same stack with shells, public addresses, images by parameter, another stack's secret, and one alarm."""
+    pools = json.loads(config["spotkeeper:pools"])
+    pools[2] |= {"image": "resolve:ssm:/aws/service/ubuntu:7", "machine": {"type": "p4d.24xlarge"}}
+    changed = {
+        "spotkeeper:ssh": json.dumps([PERSON]),
+        "spotkeeper:network": '{"public_ip": true}',
+        "spotkeeper:image": "resolve:ssm:/acme/train:3",
+        "spotkeeper:pools": json.dumps(pools),
+        "spotkeeper:secrets": '["huggingface", "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb"]',
+        "spotkeeper:alerts": '{"email": "ml-infra@acme.dev", "about": ["holds"]}',
+    }
+    return config | changed
 
 
 @pytest.mark.parametrize("stack", ["dev", "prod"])

@@ -14,6 +14,7 @@ from infra.gcp.pools import group
 from spotkeeper.local.deploy import runner
 from spotkeeper.local.deploy.config import read_config
 from spotkeeper.local.deploy.monitor import STACK_REFERENCE
+from tests.infra import golden
 from tests.infra.conftest import STACKS, run_program
 from tests.infra.declaration import Declaration
 from tests.infra.settings.stackfiles import read
@@ -125,19 +126,32 @@ def test_a_plan_shows_another_stacks_outputs_as_unknown() -> None:
 # --- cards -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def direct() -> Declaration:
+def declare_cards(*more: dict[str, Any]) -> Declaration:
+    """Declare pools with cards of several kinds, ``more`` pools, and one alarm."""
     return stack(
         network={"cidr": "172.16.0.0/16"},
+        alerts={"email": "ml-infra@acme.dev", "about": ["holds"]},
         pools=[
-            pool("a3", "a3-highgpu-8g", machine={"gpu_direct": "tcpx"}),
-            pool("mega", "a3-megagpu-8g", machine={"gpu_direct": "tcpxo"}),
             pool("ultra", "a3-ultragpu-8g", machine={"gpu_direct": "rdma"}, zones=[ZONES[0]]),
             pool("cpu", "c3-standard-8", machine={"nic": "gvnic"}, placement={"strategy": "spread"}),
             pool("plain", "n2-standard-8", machine={"nic": "virtio"}, placement={"strategy": "compact"}),
-            pool("as-it-is", "g2-standard-8"),
+            *more,
         ],
     )
+
+
+@pytest.fixture(scope="module")
+def direct() -> Declaration:
+    return declare_cards(
+        pool("a3", "a3-highgpu-8g", machine={"gpu_direct": "tcpx"}),
+        pool("mega", "a3-megagpu-8g", machine={"gpu_direct": "tcpxo"}),
+        pool("as-it-is", "g2-standard-8"),
+    )
+
+
+def test_every_value_of_the_cards_is_as_reviewed(example: Declaration) -> None:
+    """Changed on purpose? ``python -m tests.infra.golden``, then review the difference."""
+    assert golden.difference(example, declare_cards()) == golden.golden("gcp-cards")
 
 
 def cards(declared: Declaration, pool: str) -> list[tuple[str, str | None]]:
