@@ -107,6 +107,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     keep: int = 2
     snapshots: bool = False  # saves copy optimizers' tensors during training; savers keep images between saves
     overhead_percent: float = 1.0  # largest share of the training time that images may cost
+    peers_mb_s: float | None = None  # megabytes per second that a machine sends for a copy in a neighbour's memory
     seed: int = 0
     max_world: int | None = None  # the job's largest world size, if it is elastic
     mirror: MirrorRun | None = None  # None: no copies

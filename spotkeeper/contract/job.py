@@ -55,6 +55,12 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
     snapshots: Annotated[bool, _about("true: saves copy during training, and a loss costs few steps")] = False
     overhead_percent: Annotated[float, Meta(gt=0, le=100, description="most time that images may cost, percent")] = 1.0
+    peers: Annotated[
+        int, Meta(ge=0, le=1, description="1: with sharded state, a neighbour's memory keeps each machine's part")
+    ] = 0
+    peers_mb_s: Annotated[
+        float, Meta(ge=1, le=100_000, description="most that a machine sends to its neighbour, megabytes per second")
+    ] = 250.0
     mirror: Annotated[Mirror, _about("copies of checkpoints in the stack's bucket; unset: none")] | None = None
 
 

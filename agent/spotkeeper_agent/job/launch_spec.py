@@ -122,6 +122,8 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
         ours["SPOTKEEPER_INTERVAL_S"] = str(run.interval_s)
     if run.snapshots:
         ours |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": str(run.overhead_percent)}
+    if run.peers_mb_s is not None:
+        ours["SPOTKEEPER_PEERS_MB_S"] = str(run.peers_mb_s)
     if run.max_world is not None:
         ours["SPOTKEEPER_MAX_WORLD"] = str(run.max_world)
     if doc.mean_life_s is not None:

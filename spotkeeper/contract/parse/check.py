@@ -50,6 +50,19 @@ def node_range(job: JobContext) -> Iterator[Problem]:
         yield problem("nodes", "must be one number for sharded state (`checkpoint.replicated: false`), not a range")
 
 
+def peers(job: JobContext) -> Iterator[Problem]:
+    """Check `checkpoint.peers`: a neighbour keeps a machine's part of sharded state."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint.peers and checkpoint.replicated:
+        yield problem(
+            "checkpoint.peers",
+            "needs sharded state (`checkpoint.replicated: false`): replicated state is on every node already",
+            checkpoint.peers,
+        )
+    elif checkpoint.peers and job.spec.size().max == 1:
+        yield problem("checkpoint.peers", "needs two nodes or more: a node alone has no neighbour", checkpoint.peers)
+
+
 def own_checkpoints(job: JobContext) -> Iterator[Problem]:
     """Check a job with `stop: signal`, whose script saves by itself.
 
@@ -324,6 +337,7 @@ def span(seconds: float) -> str:
 JOB_VALIDATORS = (
     job_name,
     node_range,
+    peers,
     own_checkpoints,
     check_run.command_words,
     check_run.interpreter,

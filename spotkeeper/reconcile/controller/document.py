@@ -205,6 +205,7 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         keep=spec.checkpoint.keep,
         snapshots=spec.checkpoint.snapshots,
         overhead_percent=spec.checkpoint.overhead_percent,
+        peers_mb_s=spec.checkpoint.peers_mb_s if spec.checkpoint.peers else None,
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
         hang=_hang(spec),

@@ -24,8 +24,8 @@ from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import saver
-from spotkeeper.train.checkpoint.durable import round_up
-from spotkeeper.train.checkpoint.memories import ImageMemories
+from spotkeeper.train.checkpoint.durable import MemoryHandle, round_up
+from spotkeeper.train.checkpoint.memories import ImageMemories, PartMemories
 from spotkeeper.train.checkpoint.protocol import (
     MESSAGE,
     Event,
@@ -69,6 +69,7 @@ class Client:
         self._size = 0
         self._map: mmap.mmap | None = None
         self.images = ImageMemories(self._request)
+        self.parts = PartMemories(self._request)
         _OPEN.add(self)
 
     @classmethod
@@ -121,6 +122,7 @@ class Client:
         self._sock.close()
         self._drop_map()
         self.images.drop()
+        self.parts.drop()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -234,6 +236,26 @@ class Client:
                 self._need(pulse)
             memory = self.images.open(number, size)
         return memory
+
+    def part_image(self, number: int, size: int) -> memoryview | None:
+        """Return a memory for an image of sharded state, as ``image`` does.
+
+        Raises:
+            SaverError: NO_MEMORY, or the saver is gone.
+        """
+        self._read_all()
+        return self.parts.open(number, size)
+
+    def kept_part(self, number: int) -> MemoryHandle | None:
+        """Return a memory for an image of sharded state as an earlier generation left it; None: the saver has none.
+
+        Raises:
+            SaverError: the saver is gone or refuses.
+        """
+        self.parts.request(number, 0)
+        while self._answer("part_image")["number"] != number:
+            pass
+        return self.parts.handle(number)
 
     def stage(self, size: int) -> mmap.mmap:
         """Return the staging memory for the next checkpoint. The memory's former checkpoint then exists on disk only.
@@ -395,6 +417,9 @@ class Client:
             if message["took"]:
                 self._forget_staging()
             return message
+        if message["event"] == "part_image":
+            self.parts.note(message, fds)
+            return message
         for fd in fds:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -422,6 +447,7 @@ class Client:
         if message["event"] == "failed":
             self._refused = SaverError(Fault(message["fault"]), message["why"])
             self.images.refuse(self._refused)
+            self.parts.refuse(self._refused)
         elif self._fd < 0:
             self._refused = SaverError(Fault.NO_MEMORY, "staging memory: this process has no file descriptor left")
         elif message["bytes"] != self._size:

@@ -13,13 +13,13 @@ state each rank has an image (``core/shards.py`` names the files): its parts of 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.durable import PAGE, round_up
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest
 from spotkeeper.train.core import pickling, shards
@@ -264,6 +264,30 @@ def unpack(data: bytes) -> Any:
 def lay_out(state: int, skeleton: int, names: tuple[str, str] = (STATE, SKELETON)) -> tuple[Stretch, ...]:
     """Lay out ``state.bin`` and ``skeleton.pkl`` in memory, given their sizes. Each begins on a page, for O_DIRECT."""
     return (Stretch(names[0], 0, state), Stretch(names[1], -(-state // PAGE) * PAGE, skeleton))
+
+
+def lay_out_node(
+    ranks: Sequence[int], states: Sequence[int], skeletons: Sequence[int]
+) -> tuple[tuple[Stretch, ...], list[tuple[int, int]]]:
+    """Lay out the files of sharded state of one node in memory, two for each rank, given their sizes in bytes.
+
+    Also return the offsets of each rank's two files.
+    """
+    stretches: list[Stretch] = []
+    starts = []
+    end = 0
+    for rank, state, skeleton in zip(ranks, states, skeletons, strict=True):
+        first = Stretch(shards.data_name(rank), end, state)
+        second = Stretch(shards.skeleton_name(rank), after(first), skeleton)
+        stretches += first, second
+        starts.append((first.offset, second.offset))
+        end = after(second)
+    return tuple(stretches), starts
+
+
+def after(stretch: Stretch) -> int:
+    """Return where the next file begins."""
+    return stretch.offset + max(PAGE, round_up(stretch.bytes))
 
 
 def lay_out_of(manifest: Manifest) -> tuple[Stretch, ...]:

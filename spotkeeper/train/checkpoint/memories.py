@@ -1,7 +1,8 @@
 """A trainer's image memories: which of them the saver has allocated, and which one the next image fills.
 
 With three memories, one is being written to disk, one has the newest complete image, and one is being filled. With two,
-no image is made while a third would be needed, so the images' spacing follows the disk. Standard library only.
+no image is made while a third would be needed, so the images' spacing follows the disk. Images of sharded state have
+memories of their own. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotkeeper.train.agent_link.control import Fault
-from spotkeeper.train.checkpoint.durable import round_up
+from spotkeeper.train.checkpoint.durable import MemoryHandle, round_up
 from spotkeeper.train.checkpoint.protocol import IMAGES, SaverError
 from spotkeeper.train.checkpoint.seal import AREA
 
@@ -91,3 +92,74 @@ class ImageMemories:
                 memory.close()
         self._maps.clear()
         self.newest = self.writing = None
+
+
+class PartMemories:
+    """The memories of one connection for images of sharded state (``peers.py``)."""
+
+    def __init__(self, request: Callable[[dict[str, Any]], None]) -> None:
+        self._request = request
+        self._files: dict[int, tuple[int, mmap.mmap]] = {}
+        self._requested: set[int] = set()
+        self.refused: SaverError | None = None  # why the saver refused a memory
+
+    def open(self, number: int, size: int) -> memoryview | None:
+        """Return a memory for ``size`` bytes and the seal; request it and return None if it is not allocated yet.
+
+        Raises:
+            SaverError: NO_MEMORY, or the saver is gone.
+        """
+        if self.refused is not None:
+            raise self.refused
+        if number in self._files and len(self._files[number][1]) >= size + AREA:
+            return memoryview(self._files[number][1])
+        if number not in self._requested:
+            self.request(number, round_up(size) + AREA)
+        return None
+
+    def request(self, number: int, size: int) -> None:
+        """Request a memory of ``size`` bytes; 0: as it is."""
+        self._request({"op": "part_image", "number": number, "bytes": size})
+        self._requested.add(number)
+
+    def handle(self, number: int) -> MemoryHandle | None:
+        """Return what other processes of this user need to open a memory; None if it is not allocated."""
+        if number not in self._files:
+            return None
+        fd, memory = self._files[number]
+        return MemoryHandle(os.getpid(), fd, len(memory))
+
+    def note(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Process the saver's answer to a request."""
+        number: int = message["number"]
+        self._requested.discard(number)
+        if "fault" in message:
+            self.refuse(SaverError(Fault(message["fault"]), message["why"]))
+        elif not fds:
+            self.refuse(SaverError(Fault.NO_MEMORY, "image memory: this process has no file descriptor left"))
+        elif message["bytes"]:
+            self._drop(number)
+            try:
+                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                memory = mmap.mmap(fds[0], message["bytes"], flags=flags)
+                self._files[number] = fds.pop(), memory
+            except OSError as error:
+                self.refuse(SaverError(Fault.NO_MEMORY, f"image memory: {error}"))
+        for fd in fds:
+            os.close(fd)
+
+    def refuse(self, error: SaverError) -> None:
+        """Note that the saver has freed all these memories."""
+        self.refused = error
+        self.drop()
+
+    def drop(self) -> None:
+        for number in list(self._files):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        if number in self._files:
+            fd, memory = self._files.pop(number)
+            os.close(fd)
+            with contextlib.suppress(BufferError):  # tensors still use it
+                memory.close()

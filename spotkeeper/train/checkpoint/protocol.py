@@ -24,6 +24,9 @@ from spotkeeper.train.core import beneath
 
 MESSAGE = 1 << 20  # largest message, bytes
 IMAGES = 3  # image memories: one is being written, one has the newest complete image, one is being filled
+PART_IMAGES = (
+    2  # memories for images of sharded state, of each of two machines: this one and a neighbour (``peers.py``)
+)
 Answer = dict[str, Any]  # a message of the saver, as JSON; ``saver.py`` has the table
 
 
@@ -55,6 +58,12 @@ class ImageRequest:
 
 
 @dataclass(frozen=True)
+class PartImageRequest:
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class StageRequest:
     pass
 
@@ -72,7 +81,7 @@ class PublishRequest:
     manifest: Manifest
 
 
-Request = HelloRequest | ReserveRequest | ImageRequest | StageRequest | SaveRequest | PublishRequest
+Request = HelloRequest | ReserveRequest | ImageRequest | PartImageRequest | StageRequest | SaveRequest | PublishRequest
 
 
 class SaverError(Exception):
@@ -142,8 +151,8 @@ def parse(data: bytes) -> Request:
             return HelloRequest(Path(_text(fields["folder"])), count(fields["gen"]), count(fields["keep"]))
         if op == "reserve":
             return ReserveRequest(count(fields["bytes"]))
-        if op == "image":
-            return ImageRequest(_image(fields["number"]), count(fields["bytes"]))
+        if op in ("image", "part_image"):
+            return _image_request(op, fields["number"], count(fields["bytes"]))
         if op == "stage":
             return StageRequest()
         if op == "save":
@@ -163,8 +172,14 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _image(value: Any) -> int:
-    if (number := count(value)) >= IMAGES:
+def _image_request(op: str, number: Any, size: int) -> ImageRequest | PartImageRequest:
+    if op == "image":
+        return ImageRequest(_image(number), size)
+    return PartImageRequest(_image(number, 2 * PART_IMAGES), size)
+
+
+def _image(value: Any, most: int = IMAGES) -> int:
+    if (number := count(value)) >= most:
         raise ValueError(f"{number} is not the number of an image memory")
     return number
 

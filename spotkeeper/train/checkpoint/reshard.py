@@ -12,7 +12,8 @@ import contextlib
 import hashlib
 import json
 import mmap
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.image import Skeleton, TensorSlot, flat, unpack, view
+from spotkeeper.train.checkpoint.peers import KeptImage
 from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import SAVE, ResumePoint
 from spotkeeper.train.core import pickling, shards
@@ -32,13 +34,32 @@ Need = tuple[int, int]  # a tensor to receive: the rank that saved it, and its s
 _WHOLE, _UNREADABLE, _CORRUPT = b"whole", b"unreadable", b"corrupt"  # a rank's verdict on the parts it has read
 
 
+_Key = tuple[Commit, str]  # a checkpoint and the name of its save: an image of the same step has another name
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What this rank can read of a checkpoint. ``files``: the files that are in memory, by name; others are on disk."""
+
+    manifest: Manifest
+    files: Mapping[str, memoryview]
+
+
 @dataclass(frozen=True)
 class _RestorePlan:
-    """The checkpoint to restore. ``source``: for each rank that saved a part, the current rank that reads the part."""
+    """The checkpoint to restore. ``source``: for each rank that saved a part, the current rank that reads the part.
+
+    ``in_memory``: it is an image in the savers' memories (``peers.py``), not a checkpoint on disk.
+    """
 
     commit: Commit
     manifest: Manifest
     source: tuple[int, ...]
+    in_memory: bool
+
+    @property
+    def key(self) -> _Key:
+        return self.commit, self.manifest.versions.get(SAVE, "")
 
 
 @dataclass(frozen=True)
@@ -56,10 +77,20 @@ class _RankImage:
 class ShardRestorer:
     """Restores one rank's state. ``skipped``: checkpoints that were passed over, with reasons."""
 
-    def __init__(self, gang: Gang, folder: Path | None, meshes: Meshes, *, keeps: bool, managed: bool) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        folder: Path | None,
+        meshes: Meshes,
+        *,
+        keeps: bool,
+        managed: bool,
+        kept: Iterable[KeptImage] = (),
+    ) -> None:
         """Scan this node's folder.
 
         Args:
+            kept: sealed images in the memory of this node's saver.
             keeps: whether this rank moves damaged checkpoints of its node to quarantine; one rank of each node does.
             managed: whether an agent started this process; the agent has then provided all available checkpoints.
         """
@@ -68,17 +99,28 @@ class ShardRestorer:
         self._meshes = meshes
         self._keeps = keeps
         self._managed = managed
-        self._mine: dict[Commit, Manifest] = {}
+        self._mine: dict[_Key, _Part] = {}
         self.skipped: list[SkippedCheckpoint] = []
         for commit in store.scan(folder) if folder else ():
             try:
-                self._mine[commit] = store.read_part(folder or "", commit)
+                self._add(_Part(store.read_part(folder or "", commit), {}))
             except ValueError as error:
                 self.skipped.append(SkippedCheckpoint(str(commit), str(error)))
+        for image in kept:
+            self._add(_Part(image.manifest, image.files))
 
-    def own(self, commit: Commit) -> Manifest | None:
-        """Return this node's manifest of a checkpoint, if it has one."""
-        return self._mine.get(commit)
+    def _add(self, part: _Part) -> None:
+        """Add what this rank can read; a machine's own image and a neighbour's of the same step are one part."""
+        key = part.manifest.commit, part.manifest.versions.get(SAVE, "")
+        if (there := self._mine.get(key)) is not None:
+            files = {file.name: file for file in (*part.manifest.files, *there.manifest.files)}
+            part = _Part(replace(there.manifest, files=tuple(files.values())), {**part.files, **there.files})
+        self._mine[key] = part
+
+    def own(self, found: ResumePoint) -> Manifest | None:
+        """Return this node's manifest of the restored checkpoint, if it has one."""
+        part = self._mine.get((found.manifest.commit, found.manifest.versions.get(SAVE, "")))
+        return None if part is None else part.manifest
 
     def restore(self) -> ResumePoint | None:
         """Restore the newest complete checkpoint; None if no checkpoint exists.
@@ -92,9 +134,9 @@ class ShardRestorer:
             verdicts = self._gang.gather(verdict)
             if set(verdicts) == {_WHOLE}:
                 return _Exchange(self._gang, plan, parts, self._meshes).found()
-            if _CORRUPT in verdicts:
+            if _CORRUPT in verdicts and not plan.in_memory:
                 self._put_aside(plan.commit)
-            self._mine.pop(plan.commit, None)
+            self._mine.pop(plan.key, None)
         return None
 
     def _put_aside(self, commit: Commit) -> None:
@@ -103,47 +145,51 @@ class ShardRestorer:
         If one part is damaged, the other parts are useless, but each machine would count its part as a checkpoint.
         """
         if (
-            self._keeps and self._folder is not None and commit in self._mine
+            self._keeps
+            and self._folder is not None
+            and any(key[0] == commit and not part.files for key, part in self._mine.items())
         ):  # all ranks have read, and no saver writes now
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)
 
     def _choose(self) -> _RestorePlan | None:
         """Choose the newest checkpoint whose parts are all on these machines."""
-        words = {str(commit): _Claim.of(manifest) for commit, manifest in self._mine.items()}
-        blobs = self._gang.gather(json.dumps({name: claim.words() for name, claim in words.items()}).encode())
-        told = [{name: _Claim(*each) for name, each in json.loads(blob).items()} for blob in blobs]
-        names = {name for claims in told for name in claims}
-        for commit in sorted((commit for name in names if (commit := Commit.parse(name))), reverse=True):
-            claims = {rank: claims[str(commit)] for rank, claims in enumerate(told) if str(commit) in claims}
+        words = {" ".join(map(str, key)): _Claim.of(part).words() for key, part in self._mine.items()}
+        told = [
+            {_key(name): _Claim(*each) for name, each in json.loads(blob).items()}
+            for blob in self._gang.gather(json.dumps(words).encode())
+        ]
+        every = {key: claim.complete for claims in told for key, claim in claims.items()}
+        for key in sorted(every, key=lambda key: (key[0], every[key], key[1]), reverse=True):
+            claims = {rank: claims[key] for rank, claims in enumerate(told) if key in claims}
             if not any(claim.ranks for claim in claims.values()):
                 raise AttachError(
-                    f"checkpoint {commit} in {self._folder} has replicated state, but this model is sharded: use "
+                    f"checkpoint {key[0]} in {self._folder} has replicated state, but this model is sharded: use "
                     "another folder (attach(checkpoint_dir=)) or another job. Your script can load the model's weights "
                     "from the checkpoint"
                 )
             source, lacking = _sources(claims, self._gang.world)
             if not lacking:
-                manifest = self._agree_on(commit, min(claims))
-                return _RestorePlan(commit, manifest, source)
-            self._pass_over(commit, lacking, complete=any(claim.complete for claim in claims.values()))
+                manifest = self._agree_on(key, min(claims))
+                return _RestorePlan(key[0], manifest, source, any(claim.in_memory for claim in claims.values()))
+            self._pass_over(key, lacking, complete=any(claim.complete for claim in claims.values()))
         return None
 
-    def _agree_on(self, commit: Commit, speaker: int) -> Manifest:
-        mine = self._mine[commit].to_bytes() if self._gang.rank == speaker else b""
+    def _agree_on(self, key: _Key, speaker: int) -> Manifest:
+        mine = self._mine[key].manifest.to_bytes() if self._gang.rank == speaker else b""
         return Manifest.from_bytes(self._gang.gather(mine)[speaker])
 
-    def _pass_over(self, commit: Commit, lacking: list[int], *, complete: bool) -> None:
+    def _pass_over(self, key: _Key, lacking: list[int], *, complete: bool) -> None:
         ranks = ", ".join(map(str, lacking))
         why = f"the part of rank {ranks} is on none of these machines"
         if complete and not self._managed:
             raise RuntimeError(
-                f"checkpoint {commit} was complete, but {why}: start again with the machines (or folders) that have "
-                f"this part; or, to continue from an older checkpoint, remove {self._folder}/{commit} on all machines"
+                f"checkpoint {key[0]} was complete, but {why}: start again with the machines (or folders) that have "
+                f"this part; or, to continue from an older checkpoint, remove {self._folder}/{key[0]} on all machines"
             )
         if self._gang.rank == 0:
-            self.skipped.append(SkippedCheckpoint(str(commit), why))
-        self._mine.pop(commit, None)
+            self.skipped.append(SkippedCheckpoint(str(key[0]), why))
+        self._mine.pop(key, None)
 
     def _read(self, plan: _RestorePlan) -> tuple[dict[int, _RankImage], bytes]:
         """Read and verify the parts that the plan gives this rank; return the parts and a verdict.
@@ -151,14 +197,14 @@ class ShardRestorer:
         The verdict tells the other ranks whether the parts are ``_WHOLE``, ``_CORRUPT`` or ``_UNREADABLE``. If a part
         cannot be used, the reason is added to ``skipped``.
         """
-        manifest, parts = self._mine.get(plan.commit), {}
+        mine, parts = self._mine.get(plan.key), {}
         for rank, source in enumerate(plan.source):
             if source != self._gang.rank:
                 continue
-            assert manifest is not None and self._folder is not None
+            assert mine is not None
             try:
-                raw = _load(self._folder, manifest, shards.skeleton_name(rank))
-                data = _load(self._folder, manifest, shards.data_name(rank))
+                raw = _load(self._folder, mine, shards.skeleton_name(rank))
+                data = _load(self._folder, mine, shards.data_name(rank))
             except ValueError as error:
                 self.skipped.append(SkippedCheckpoint(str(plan.commit), str(error)))
                 return {}, _CORRUPT if isinstance(error, store.ChecksumError) else _UNREADABLE
@@ -175,15 +221,17 @@ class _Claim:
     save: str  # name of the save; it distinguishes two saves of one generation and step
     ranks: list[int]  # saved ranks whose parts are in the folder
     complete: bool  # whether the checkpoint has COMMIT there
+    in_memory: bool = False
 
     @classmethod
-    def of(cls, manifest: Manifest) -> _Claim:
+    def of(cls, part: _Part) -> _Claim:
+        manifest = part.manifest
         ranks = [rank for file in manifest.files if (rank := shards.rank_of(file.name)) is not None]
         whole = len({rank for file in manifest.others if (rank := shards.rank_of(file.name)) is not None} | {*ranks})
-        return cls(manifest.world, manifest.versions.get(SAVE, ""), ranks, whole == manifest.world)
+        return cls(manifest.world, manifest.versions.get(SAVE, ""), ranks, whole == manifest.world, bool(part.files))
 
     def words(self) -> list[object]:
-        return [self.world, self.save, self.ranks, self.complete]
+        return [self.world, self.save, self.ranks, self.complete, self.in_memory]
 
 
 def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], list[int]]:
@@ -206,12 +254,25 @@ def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], li
     return tuple(source), lacking
 
 
-def _load(folder: Path, manifest: Manifest, name: str) -> memoryview:
-    size = next((file.bytes for file in manifest.files if file.name == name), None)
-    if size is None:
+def _key(text: str) -> _Key:
+    name, _, save = text.partition(" ")
+    commit = Commit.parse(name)
+    assert commit is not None
+    return commit, save
+
+
+def _load(folder: Path | None, part: _Part, name: str) -> memoryview:
+    """Return a file's bytes, from memory or else from disk, and check their hash."""
+    file = next((file for file in part.manifest.files if file.name == name), None)
+    if file is None:
         raise ValueError(f"the checkpoint's manifest lacks {name}")
-    memory = memoryview(mmap.mmap(-1, max(1, size)))[:size]
-    store.read_into(folder, manifest, name, memory)
+    if (memory := part.files.get(name)) is not None:
+        if file.sha256 and hashlib.sha256(memory).hexdigest() != file.sha256:
+            raise store.ChecksumError(f"{name} in a neighbour's memory does not match its hash")
+        return memory
+    assert folder is not None
+    memory = memoryview(mmap.mmap(-1, max(1, file.bytes)))[: file.bytes]
+    store.read_into(folder, part.manifest, name, memory)
     return memory
 
 
@@ -228,16 +289,19 @@ class _Exchange:
 
     def found(self) -> ResumePoint:
         plan, rank = self._plan, self._gang.rank
+        here = "memory" if plan.in_memory else "disk"
         if self._same and plan.source == tuple(range(self._gang.world)):
             part = self._parts[rank]
             state = part.skeleton.join(part.tensor, self._meshes, lambda shard: part.tensor(shard.slot))
-            return ResumePoint(state.model, state.rest, unpack(state.local[0]), plan.manifest, "disk", True)
+            local = unpack(state.local[0])
+            return ResumePoint(state.model, state.rest, local, plan.manifest, here, True, not plan.in_memory)
         skeleton = self._share()
         self._send(self._needs(skeleton))
         state = skeleton.join(lambda slot: self._got[self._which, slot], self._meshes, self._part)
         senders = sorted({plan.source[saved] for saved, _ in self._got} - {rank})
-        source = "rank " + ", ".join(map(str, senders)) if senders else "disk"
-        return ResumePoint(state.model, state.rest, unpack(state.local[0]), plan.manifest, source, self._same)
+        source = "rank " + ", ".join(map(str, senders)) if senders else here
+        local = unpack(state.local[0])
+        return ResumePoint(state.model, state.rest, local, plan.manifest, source, self._same, not plan.in_memory)
 
     def _share(self) -> Skeleton:
         """Give all ranks the tensor lists of all saved parts, and the skeletons in use; return this rank's skeleton."""

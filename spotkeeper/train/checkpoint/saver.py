@@ -27,6 +27,10 @@ reserve  bytes                          buffer, with the memory file's descripto
 image    number (0 to 2), bytes         image (number, bytes), with the image memory's descriptor;
                                         bytes is 0 if the memory is refused (fault, why);
                                         took: whether this was the staging memory
+part_    number (0 to 3), bytes         part_image (number, bytes), with the descriptor of a memory
+image                                   for a part of sharded state (``peers.py``); bytes is 0 if the
+                                        memory is refused (fault, why), or if 0 were requested and it
+                                        is empty
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part,     durable (seconds), or failed (fault, why); for a part
          image (number; none: staging)  of sharded state ``written``, with the manifest
@@ -66,6 +70,7 @@ from spotkeeper.train.checkpoint.protocol import (
     Answer,
     HelloRequest,
     ImageRequest,
+    PartImageRequest,
     Peer,
     PublishRequest,
     Request,
@@ -99,6 +104,8 @@ class SaverServer:
         self._peers: list[Peer] = []
         self._buffer = Buffer()
         self._images = [Buffer() for _ in range(protocol.IMAGES)]
+        self._parts: dict[int, Buffer] = {}  # images of sharded state; they stay until a later image is complete
+        self._folder: Path | None = None  # of the newest hello
         self._gen = -1
         self._stopping = False
         self._wake_in, self._wake_out = socket.socketpair()
@@ -179,6 +186,8 @@ class SaverServer:
                 self._reserve(peer, size)
             case ImageRequest(number, size):
                 self._reserve_image(peer, number, size)
+            case PartImageRequest(number, size):
+                self._reserve_part(peer, number, size)
             case StageRequest() if not self._fence(peer.gen):
                 self._buffer.staged = None
             case SaveRequest() as save:
@@ -205,6 +214,9 @@ class SaverServer:
         except OSError as error:
             peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
             return
+        if older or folder != self._folder:
+            self._drop_parts()
+        self._folder = folder
         self._images.sort(key=lambda each: not each.size)  # the trainer asks for 0 first: allocated memories come first
         self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
         staged = self._buffer.staged
@@ -232,6 +244,7 @@ class SaverServer:
             self._buffer.reserve(size)
         except OSError as error:
             self._renew_images()  # they must not take what the next save needs
+            self._drop_parts()
             too_large = error.errno == errno.EFBIG  # a limit on files, not on memory
             fault = Fault.WRITE_FAILED if too_large else Fault.NO_MEMORY
             peer.fail(fault, f"staging memory: {reason(error)}")
@@ -275,6 +288,26 @@ class SaverServer:
         self._images[number].staged = None
         self._images[number].reserve(size)
         return True
+
+    def _reserve_part(self, peer: Peer, number: int, size: int) -> None:
+        answer: Answer = {"event": "part_image", "number": number, "bytes": 0}
+        if fence := self._fence(peer.gen):
+            peer.tell({**answer, "fault": int(Fault.FENCED), "why": fence})
+            return
+        try:
+            memory = self._parts[number] if number in self._parts else self._parts.setdefault(number, Buffer())
+            memory.reserve(size)
+        except OSError as error:
+            self._drop_parts()  # the others are of no use alone
+            peer.tell({**answer, "fault": int(Fault.NO_MEMORY), "why": f"image memory: {reason(error)}"})
+            return
+        peer.tell({**answer, "bytes": memory.size}, memory.fd)
+
+    def _drop_parts(self) -> None:
+        """Free the memories of sharded state, once the trainer unmaps them too."""
+        for memory in self._parts.values():
+            memory.close()
+        self._parts.clear()
 
     def _renew_images(self, first: int = 0) -> None:
         """Free the images' memory from number ``first`` on, once the trainer unmaps it too."""

@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from spotkeeper.train.checkpoint.durable import PAGE, Buffer
+from spotkeeper.train.checkpoint.durable import PAGE, Buffer, round_up
 from spotkeeper.train.checkpoint.protocol import RequestError, SaveRequest, Stretch, parse
 from spotkeeper.train.checkpoint.store import Manifest
 
@@ -27,11 +28,12 @@ _HEADER = 40
 
 @dataclass(frozen=True)
 class Seal:
-    """What a sealed image holds. ``digest`` changes with every image."""
+    """What a sealed image holds. ``digest`` changes with every image. ``part``: one machine's part of sharded state."""
 
     manifest: Manifest
     stretches: tuple[Stretch, ...]
     digest: bytes
+    part: bool = False
 
 
 def break_seal(memory: memoryview) -> None:
@@ -40,9 +42,13 @@ def break_seal(memory: memoryview) -> None:
     memory[at : at + _HEADER] = bytes(_HEADER)
 
 
-def seal(memory: memoryview, manifest: Manifest, stretches: tuple[Stretch, ...]) -> bool:
-    """Mark the image as complete. Returns False if the seal does not fit, for a gang of more than 5,000 ranks."""
-    save = {"op": "save", "manifest": manifest.to_bytes().decode(), "stretches": [asdict(each) for each in stretches]}
+def seal(memory: memoryview, manifest: Manifest, stretches: tuple[Stretch, ...], *, part: bool = False) -> bool:
+    """Mark the image as complete. Returns False if the seal does not fit, for a gang of more than 5,000 ranks.
+
+    ``part``: whether the image is one machine's part of sharded state.
+    """
+    files = [asdict(each) for each in stretches]
+    save = {"op": "save", "manifest": manifest.to_bytes().decode(), "stretches": files, "part": part}
     text = json.dumps(save).encode()
     at = len(memory) - AREA
     if _HEADER + len(text) > AREA:
@@ -59,14 +65,23 @@ def unseal(buffer: Buffer) -> None:
 
 def read_seal(buffer: Buffer) -> Seal | None:
     """Return the seal of a complete image, or None."""
-    at = buffer.size - AREA
+    return _seal(buffer.size, lambda at, count: os.pread(buffer.fd, count, at))
+
+
+def seal_of(memory: memoryview) -> Seal | None:
+    """Return the seal of a complete image in a mapped memory, or None."""
+    return _seal(len(memory), lambda at, count: bytes(memory[at : at + count]))
+
+
+def _seal(size: int, read: Callable[[int, int], bytes]) -> Seal | None:
+    at = size - AREA
     if at < PAGE:
         return None
-    header = os.pread(buffer.fd, _HEADER, at)
+    header = read(at, _HEADER)
     length = int.from_bytes(header[32:], "little")
     if not 0 < length <= AREA - _HEADER:
         return None
-    text = os.pread(buffer.fd, length, at + _HEADER)
+    text = read(at + _HEADER, length)
     if hashlib.sha256(text).digest() != header[:32]:
         return None
     try:
@@ -74,7 +89,7 @@ def read_seal(buffer: Buffer) -> Seal | None:
     except RequestError:
         return None
     if not isinstance(save, SaveRequest) or not all(
-        buffer.covers(each) and each.offset + each.bytes <= at for each in save.stretches
+        each.offset % PAGE == 0 and each.offset + max(PAGE, round_up(each.bytes)) <= at for each in save.stretches
     ):
         return None
-    return Seal(save.manifest, save.stretches, header[:32])
+    return Seal(save.manifest, save.stretches, header[:32], save.part)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from spotkeeper.train.agent_link.control import Commit, Control
 from spotkeeper.train.checkpoint.client import new_manifest
-from spotkeeper.train.checkpoint.durable import PAGE, MemoryHandle, NeighbourMemory, round_up
-from spotkeeper.train.checkpoint.image import Image, RunState, pack
+from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory, round_up
+from spotkeeper.train.checkpoint.image import Image, RunState, after, lay_out_node, pack
+from spotkeeper.train.checkpoint.peers import PeerImages
 from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
@@ -26,9 +27,10 @@ from spotkeeper.train.checkpoint.strategy import SAVE, Replicated, ResumePoint, 
 from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.errors import AttachError
-from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.gang import DistributedGang, Gang
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.core.settings import RunSettings
+from spotkeeper.train.core.shards import is_shared, local_part
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,22 @@ class Sharded:
     """Strategy for a model whose parameters are sharded over the ranks."""
 
     def __init__(
-        self, gang: Gang, writer: CheckpointWriter, places: tuple[RankPlace, ...], parts: Attached, *, managed: bool
+        self,
+        gang: Gang,
+        writer: CheckpointWriter,
+        places: tuple[RankPlace, ...],
+        parts: Attached,
+        *,
+        managed: bool,
+        copier: BackgroundCopier | None = None,
+        peers: PeerImages | None = None,
     ) -> None:
         self._gang = gang
         self._writer = writer
         self._places = places
         self._parts = parts
         self._managed = managed
+        self._copier, self._peers = copier, peers
         mine = places[gang.rank].node
         self._mates = [place.rank for place in places if place.node == mine]
         self._neighbour = NeighbourMemory()
@@ -65,12 +76,18 @@ class Sharded:
         self, folder: Path | None, hello: SaverState | None
     ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
         keeps = self._writer.client is not None
-        restorer = ShardRestorer(self._gang, folder, self._parts.meshes, keeps=keeps, managed=self._managed)
+        kept = self._peers.kept() if self._peers else []
+        meshes = self._parts.meshes
+        restorer = ShardRestorer(self._gang, folder, meshes, keeps=keeps, managed=self._managed, kept=kept)
         found = restorer.restore()
         if found is None:
             return None, restorer.skipped
+        if not found.durable:
+            assert self._peers is not None
+            self._peers.restored(kept, (found.manifest.commit, found.manifest.versions[SAVE]))
+            return found, restorer.skipped
         self._open = found.manifest.commit
-        self._writer.written = restorer.own(self._open) if self._writer.writes else None
+        self._writer.written = restorer.own(found) if self._writer.writes else None
         self.settle()  # publishes the restored checkpoint if it lacks COMMIT
         return found, restorer.skipped
 
@@ -85,12 +102,14 @@ class Sharded:
     # ------------------------------------------------------------ saving
 
     def save(self, subject: StateSource, commit: Commit) -> None:
+        self.copied()
         image, chunks = self._image(subject)
         if (dues := self._announce(image, chunks, commit)) is None:
             return
         sizes = [dues[rank].state for rank in self._mates], [dues[rank].skeleton for rank in self._mates]
-        stretches, starts = _lay_out(self._mates, *sizes, len(self._metadata))
-        staged = self._writer.stage(_after(stretches[-1])) if self._writer.writes else None
+        files, starts = lay_out_node(self._mates, *sizes)
+        stretches = (*files, Stretch(shards.METADATA, after(files[-1]), len(self._metadata)))
+        staged = self._writer.stage(after(stretches[-1])) if self._writer.writes else None
         offers = self._gang.gather(staged[0].to_bytes() if staged else b"")
         leaders = [place.rank for place in self._places if place.writes and self._leads(place)]
         why = self._fill(image, staged, offers, starts, stretches[-1]) if all(offers[r] for r in leaders) else ""
@@ -111,13 +130,23 @@ class Sharded:
         return False
 
     def next_image(self) -> int | None:
-        return None
+        return 0 if self._peers is not None and self._peers.ready else None
 
     def image(self, subject: StateSource, commit: Commit) -> None:
-        """Do nothing: an image of one machine's part would be useless without the lost machine's part."""
+        self.copied()
+        if self._peers is not None:
+            tensors = (
+                (name, local_part(each) if is_shared(each) else each) for name, each in subject.optimizer_tensors()
+            )
+            self._peers.keep(self._image(subject)[0], commit, tensors)
+
+    def advance(self) -> None:
+        if self._peers is not None:
+            self._peers.advance()
 
     def copied(self) -> None:
-        """Do nothing: ``save`` has copied everything."""
+        if self._copier is not None:
+            self._copier.wait()
 
     def _image(self, subject: StateSource) -> tuple[Image, list[shards.Chunk]]:
         model, rest = subject.take_common()
@@ -224,30 +253,11 @@ def find_strategy(
             "attach(model=): this model is sharded, so each machine has a part of the state, but the job file declares "
             "replicated state (the default): write `checkpoint: {replicated: false}` and submit it under another name"
         )
-    return Sharded(gang, writer, places, parts, managed=settings.managed)
-
-
-def _lay_out(
-    mates: list[int], states: list[int], skeletons: list[int], metadata: int
-) -> tuple[tuple[Stretch, ...], list[tuple[int, int]]]:
-    """Lay out a node's files in staging memory, given their sizes: two files for each rank, ``.metadata`` last.
-
-    Also return the offsets of each rank's two files. ``mates``: the node's ranks.
-    """
-    stretches: list[Stretch] = []
-    starts = []
-    end = 0
-    for rank, state, skeleton in zip(mates, states, skeletons, strict=True):
-        first = Stretch(shards.data_name(rank), end, state)
-        second = Stretch(shards.skeleton_name(rank), _after(first), skeleton)
-        stretches += first, second
-        starts.append((first.offset, second.offset))
-        end = _after(second)
-    return (*stretches, Stretch(shards.METADATA, end, metadata)), starts
-
-
-def _after(stretch: Stretch) -> int:
-    return stretch.offset + max(PAGE, round_up(stretch.bytes))
+    copier = peers = None
+    if settings.peers_mb_s and len({place.node for place in places}) > 1:
+        copier = BackgroundCopier(parts.optimizers)
+        peers = PeerImages(gang, DistributedGang(), writer, places, copier, settings.peers_mb_s)
+    return Sharded(gang, writer, places, parts, managed=settings.managed, copier=copier, peers=peers)
 
 
 def _others(mine: Manifest, parts: list[Manifest]) -> tuple[FileSum, ...]:

@@ -49,6 +49,7 @@ class ResumePoint:
     manifest: Manifest
     source: str  # "memory", "disk", or the ranks that sent it
     same_world: bool
+    durable: bool = True  # False: it was an image in the savers' memories, and no disk has it
 
 
 class StateSource(Protocol):
@@ -98,6 +99,9 @@ class SaveStrategy(Protocol):
 
     def image(self, subject: StateSource, commit: Commit) -> None:
         """Keep an image of the state in the saver's memory. Tensors of optimizers may not change, as after ``save``."""
+
+    def advance(self) -> None:
+        """Take an image that several machines make together one step on. Called at each boundary."""
 
     def copied(self) -> None:
         """Wait until the last save no longer needs the state. Not collective."""
@@ -185,6 +189,9 @@ class Replicated:
             manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
             state = RunState(model, rest, tuple(local))
             self._writer.image(state, manifest, self._copier, subject.optimizer_tensors())
+
+    def advance(self) -> None:
+        """Do nothing: each machine's image is complete by itself."""
 
     def copied(self) -> None:
         if self._copier is not None:

@@ -40,6 +40,8 @@ class RunSettings:
     seed: int
     snapshots: bool  # saves copy parameters and optimizer state while training continues, and images are kept
     overhead: float  # largest share of the training time that images may cost
+    peers_mb_s: float | None  # most that a machine sends for a copy of sharded state in a neighbour's memory, megabytes
+    # per second; None: no copies
     replicated: bool  # the job file says `checkpoint: {replicated: true}`
     max_world: int | None  # ranks at the job's largest size, if it may change its size
 
@@ -106,6 +108,7 @@ class RunSettings:
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
             snapshots=env.get("SPOTKEEPER_SNAPSHOTS") == "1",
             overhead=(_number(env, "SPOTKEEPER_OVERHEAD_PERCENT", above=0.0) or 1.0) / 100,
+            peers_mb_s=_number(env, "SPOTKEEPER_PEERS_MB_S", above=0.0),
             replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
             max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
         )

@@ -11,6 +11,7 @@ slowest rank does in ``EVERY_S`` seconds.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -126,6 +127,7 @@ class Boundary:
         self._strategy = find_strategy(gang, self.writer, control, info.places, parts, settings, pace)
         self._samples = 0  # samples of this rank in the current step
         self._saved: int | None = None  # step of the last staged save
+        self._durable = True  # whether a disk has the state from which the run started
         self._answered = 0  # number of the agent's last save request that was answered
         self.last_end = 0.0  # end of the last step, monotonic seconds; moved forward by time that belongs to no step
 
@@ -158,7 +160,7 @@ class Boundary:
             if (why := diagnostics.misfit(self._parts, found, where, self._settings.managed, error)) is None:
                 raise
             raise why from error
-        self._saved = self._position.step
+        self._saved, self._durable = self._position.step if found.durable else None, found.durable
         if self._gang.local_rank == 0:
             then = found.manifest
             self._control.resumed(then.commit, sum(file.bytes for file in (*then.files, *then.others)))
@@ -168,6 +170,8 @@ class Boundary:
 
     def start_loop(self) -> None:
         self._pace.since = self.last_end = time.monotonic()
+        if not self._durable:  # a second loss must not find it gone
+            self._pace.since = -math.inf
         self._position.stepped = False
         self._samples = 0
         self.watch.begin()
@@ -200,6 +204,7 @@ class Boundary:
             self._strategy.warm(self._position)
         self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s)
         self._samples = 0
+        self._strategy.advance()
         action = self._agreement.after_step(self._view, self._pace.step_s)
         if action is StepAction.STOP:
             self._stop()
@@ -227,7 +232,7 @@ class Boundary:
             return StepAction.PUBLISH
         if control.requested is AgentRequest.SAVE and control.request_number > self._answered:
             return StepAction.SAVE
-        if self.writer.writes and self._pace.due(now, images=free):
+        if self.writer.writes and self._pace.due(now, images=free and self._strategy.images):
             return StepAction.SAVE
         return StepAction.IMAGE if image else StepAction.NOTHING
 
@@ -245,7 +250,7 @@ class Boundary:
         """
         began = time.monotonic()
         self._answered = self._control.request_number
-        self._saved = self._position.step
+        self._saved, self._durable = self._position.step, True
         self._strategy.save(self._position, Commit(self._info.gen, self._position.step))
         if not overlap:
             self.copied()

@@ -62,8 +62,10 @@ def test_torchrun_arguments(tmp_path: Path) -> None:
     assert "SPOTKEEPER_CKPT" not in env and "SPOTKEEPER_INTERVAL_S" not in env and "SPOTKEEPER_MEAN_LIFE_S" not in env
     assert (env["SPOTKEEPER_GEN"], env["SPOTKEEPER_SLOT"], env["SPOTKEEPER_JOB"]) == ("7", "5", JOB)
     assert "SPOTKEEPER_MAX_WORLD" not in env and "SPOTKEEPER_SNAPSHOTS" not in env
+    assert "SPOTKEEPER_PEERS_MB_S" not in env
     assert env["SPOTKEEPER_REPLICATED"] == "1", "a sharded model is refused before it trains"
-    run = msgspec.structs.replace(run, max_world=12, snapshots=True, overhead_percent=2.5)
+    run = msgspec.structs.replace(run, max_world=12, snapshots=True, overhead_percent=2.5, peers_mb_s=80.0)
     env = launch_spec.environment(doc, run, node, tmp_path / "r")
     assert (env["SPOTKEEPER_MAX_WORLD"], env["SPOTKEEPER_SNAPSHOTS"]) == ("12", "1")
     assert RunSettings.from_env(env).overhead == 0.025
+    assert env["SPOTKEEPER_PEERS_MB_S"] == "80.0"

@@ -139,9 +139,9 @@ JOB_CASES = [
     (GOOD + "max-on-demand: 1\n", "job.yaml:3: max-on-demand: unknown key (did you mean max_on_demand?)"),
     (GOOD + "nodes: {mn: 1, max: 2}\n", "job.yaml:3: nodes.mn: unknown key (did you mean min?)"),
     (
-        GOOD + "checkpoint: {every: 3}\n",
-        "job.yaml:3: checkpoint.every: unknown key, want one of replicated, interval_s, keep, snapshots, "
-        "overhead_percent, mirror",
+        GOOD + "checkpoint: {saved: 3}\n",
+        "job.yaml:3: checkpoint.saved: unknown key, want one of replicated, interval_s, keep, snapshots, "
+        "overhead_percent, peers, peers_mb_s, mirror",
     ),
     (GOOD + "retry: {crash: 3}\n", "job.yaml:3: retry.crash: unknown key (did you mean crashes?)"),
     ("command: [/opt/train.py]\n", "job.yaml:1: name: missing, want a text"),
@@ -306,6 +306,15 @@ JOB_CASES = [
     (
         GOOD + "nodes: {min: 1, max: 2}\ncheckpoint: {replicated: false}\n",
         "job.yaml:3: nodes: must be one number for sharded state (`checkpoint.replicated: false`), not a range",
+    ),
+    (
+        GOOD + "nodes: 2\ncheckpoint: {peers: 1}\n",
+        "job.yaml:4: checkpoint.peers: 1: needs sharded state (`checkpoint.replicated: false`): replicated state is on "
+        "every node already",
+    ),
+    (
+        GOOD + "checkpoint: {replicated: false, peers: 1}\n",
+        "job.yaml:3: checkpoint.peers: 1: needs two nodes or more: a node alone has no neighbour",
     ),
     (
         GOOD + "stop: signal\n",

@@ -467,6 +467,12 @@ def test_machines_take_snapshots_only_if_the_job_file_says_so() -> None:
     assert job_run(replace(SPEC, checkpoint=Checkpoint(snapshots=True)), 1).snapshots
 
 
+def test_machines_keep_copies_for_neighbours_only_if_the_job_file_says_so() -> None:
+    sharded = Checkpoint(replicated=False, peers_mb_s=80.0)
+    assert job_run(replace(SPEC, checkpoint=sharded), 1).peers_mb_s is None
+    assert job_run(replace(SPEC, checkpoint=replace(sharded, peers=1)), 1).peers_mb_s == 80.0
+
+
 def test_a_cached_document_is_not_used_for_another_spec_or_stack() -> None:
     """The answer is kept; it was made from more than the record."""
     job = record(nonce="n")

@@ -75,9 +75,9 @@ class Outcome:
 class Machines:
     """The disks and savers of a gang."""
 
-    def __init__(self, root: Path, world: int) -> None:
+    def __init__(self, root: Path, world: int, nodes: int = 0) -> None:
         self.root, self.world = root, world
-        self.nodes = range(NODES[world])
+        self.nodes = range(nodes or NODES[world])
         self.disks = [root / f"node{node}" / "ckpt" for node in self.nodes]
         self._savers: dict[int, subprocess.Popen[bytes]] = {}
         for disk in self.disks:
@@ -106,6 +106,16 @@ class Machines:
     def quiet(self, node: int) -> bool:
         """Wait until a saver has done all that it was asked; False where it is dead."""
         return quiet(self._socket(node), self._savers[node])
+
+    def saver_pids(self) -> list[int]:
+        return [process.pid for process in self._savers.values() if process.poll() is None]
+
+    def lose(self, node: int) -> None:
+        """A machine's saver and its disk; its trainers are dead."""
+        self._savers[node].kill()
+        self._savers[node].wait()
+        shutil.rmtree(self.disks[node])
+        self.disks[node].mkdir()
 
     def run(
         self, gen: int, saves: tuple[int, ...], dies: dict[int, int], target: Callable[[Rank], None] = work
@@ -182,9 +192,9 @@ def _await(ranks: list[Any]) -> None:
 
 
 @contextlib.contextmanager
-def machines(root: Path, world: int) -> Iterator[Machines]:
+def machines(root: Path, world: int, nodes: int = 0) -> Iterator[Machines]:
     root.mkdir(parents=True)
-    gang = Machines(root, world)
+    gang = Machines(root, world, nodes)
     try:
         yield gang
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.crash import fiu, flips, images, matrix, plan, refusals, rivals
+from tests.train.crash import fiu, flips, images, matrix, peers, plan, refusals, rivals
 from tests.train.crash.gang import Cell, Outcome, Victim, crash
 from tests.train.crash.plan import FAULTS, survey
 from tests.train.crash.points import SHORT
@@ -120,6 +120,22 @@ def test_after_a_kill_at_an_image_one_step_is_loaded(
 ) -> None:
     point = imaged[Victim(victim, 1)].index(call) + 1
     assert images.attack(tmp_path / "gang", images.Cell(2, Victim(victim, 1), point, how)) == []
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[Victim, list[str]]:
+    """The points of images of sharded state, in a gang of two machines."""
+    return peers.survey(tmp_path_factory.mktemp("shared") / "gang", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("lost", "call"), [("machine", "break_seal, half"), ("machine", "seal, half"), ("saver", "send")]
+)
+def test_after_a_loss_at_an_image_of_sharded_state_one_step_is_loaded(
+    tmp_path: Path, shared: dict[Victim, list[str]], lost: str, call: str
+) -> None:
+    points = [at for at, name in enumerate(shared[Victim("trainer", 1)], 1) if name == call]
+    assert peers.attack(tmp_path / "gang", peers.Cell(2, 2, 1, points[-1], lost)) == []
 
 
 @pytest.fixture(scope="module")
