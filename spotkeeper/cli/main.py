@@ -8,6 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from typer.main import get_command
 
 from spotkeeper.cli import for_jobs, for_stacks  # the imports add their commands
 from spotkeeper.cli.app import JOBS, STACKS, app
@@ -36,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code. ``argv``: None for the process's own arguments."""
     try:
-        app(args=argv, prog_name="spotkeeper")
+        _command()(args=argv, prog_name="spotkeeper")
     except SystemExit as error:  # typer exits in any case; it has printed a usage error already
         return error.code if isinstance(error.code, int) else Exit.OK
     except Exception as error:
@@ -45,6 +50,12 @@ def run(argv: list[str] | None = None) -> int:
             raise
         return code
     return Exit.OK
+
+
+@cache
+def _command() -> Callable[..., Any]:
+    """The whole command line, built once in a process: typer reads the signatures of all commands for it."""
+    return get_command(app)
 
 
 def _expected(error: Exception) -> int | None:
