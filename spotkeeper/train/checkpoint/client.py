@@ -29,6 +29,7 @@ from spotkeeper.train.checkpoint.memories import ImageMemories, PartMemories
 from spotkeeper.train.checkpoint.protocol import (
     MESSAGE,
     Event,
+    OfferedImage,
     PartWritten,
     SaveDurable,
     SaveFailed,
@@ -63,6 +64,7 @@ class Client:
         self._limit = limit
         self._events: deque[Event] = deque()
         self._pending: Commit | None = None
+        self._kept: Commit | None = None  # image of an earlier trainer that the saver writes; it will tell the result
         self._reserving = False
         self._refused: SaverError | None = None  # error of the last request for memory
         self._fd = -1
@@ -154,8 +156,8 @@ class Client:
 
     @property
     def pending(self) -> Commit | None:
-        """The save whose result was not returned yet, or None."""
-        return self._pending
+        """The save, or the earlier trainer's image, whose result was not returned yet, or None."""
+        return self._pending or self._kept
 
     @property
     def pid(self) -> int:
@@ -170,6 +172,8 @@ class Client:
     def hello(self, folder: Path, gen: int, keep: int) -> SaverState:
         """Announce a generation. Returns after the saver has finished the save of an older generation.
 
+        It does not wait for the write of an image that an older generation left; ``poll`` and ``wait`` tell the result.
+
         Raises:
             SaverError: FENCED if a newer generation has announced itself; SAVER_LOST if the saver is gone; another
                 fault if the saver cannot use the folder.
@@ -179,10 +183,14 @@ class Client:
         if answer["event"] == "fenced":
             raise SaverError(Fault.FENCED, answer["why"])
         staged = None if answer["staged"] is None else Manifest.from_bytes(answer["staged"].encode())
+        kept = answer["image"]
+        if kept is not None and kept["writing"]:
+            self._kept = Commit(kept["gen"], kept["step"])
         return SaverState(
             staged,
             tuple(Stretch(**part) for part in answer.get("stretches", ())),
             tuple(SkippedCheckpoint(**part) for part in answer["quarantined"]),
+            kept and _offered(kept, answer["fds"]),
         )
 
     def reserve(self, size: int) -> None:
@@ -297,7 +305,7 @@ class Client:
 
     def poll(self) -> Event | None:
         """Return a save's result, once; None without a new result. Takes a microsecond while no save runs."""
-        while self._pending is not None and not self._events:
+        while self.pending is not None and not self._events:
             if self._read(block=False) is None:
                 break
         return self._result()
@@ -310,7 +318,7 @@ class Client:
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         pulse = self._pulse()
-        while self._pending is not None and not self._events:
+        while self.pending is not None and not self._events:
             if end is not None and time.monotonic() >= end:
                 return None
             if self._read_soon(end) is None:
@@ -320,8 +328,12 @@ class Client:
     def _result(self) -> Event | None:
         if not self._events:
             return None
-        self._pending = self.images.writing = None
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, PartWritten) or not event.kept:
+            self._pending = self.images.writing = None
+        else:
+            self._kept = None
+        return event
 
     def _request(self, message: dict[str, Any]) -> None:
         try:
@@ -420,6 +432,8 @@ class Client:
         if message["event"] == "part_image":
             self.parts.note(message, fds)
             return message
+        if message["event"] == "hello":
+            return message | {"fds": fds}
         for fd in fds:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -431,14 +445,14 @@ class Client:
         if "gen" not in message:
             self._note_memory(message)
             return
-        commit = Commit(message["gen"], message["step"])
+        commit, kept = Commit(message["gen"], message["step"]), message.get("kept", False)
         if message["event"] == "durable":
-            self._events.append(SaveDurable(commit, message["seconds"]))
+            self._events.append(SaveDurable(commit, message["seconds"], kept))
         elif message["event"] == "written":
             manifest = Manifest.from_bytes(message["manifest"].encode())
             self._events.append(PartWritten(commit, manifest, message["seconds"]))
         else:
-            self._events.append(SaveFailed(commit, Fault(message["fault"]), message["why"]))
+            self._events.append(SaveFailed(commit, Fault(message["fault"]), message["why"], kept))
 
     def _note_memory(self, message: dict[str, Any]) -> None:
         if not self._reserving or message["event"] not in ("buffer", "failed"):
@@ -456,10 +470,22 @@ class Client:
 
     def _lost(self, why: str) -> SaverError:
         """Return the error for a broken connection, and forget the running save."""
-        pending, self._pending, self.images.writing = self._pending, None, None
+        pending, self._pending, self._kept, self.images.writing = self.pending, None, None, None
         self._reserving = False
         what = "" if pending is None else f" while it wrote {pending}"
         return SaverError(Fault.SAVER_LOST, f"{why}{what}")
+
+
+def _offered(kept: dict[str, Any], fds: list[int]) -> OfferedImage | None:
+    """Map the image that the saver offers, and close ``fds``; None without a descriptor or memory."""
+    try:
+        memory = [mmap.mmap(fd, kept["bytes"], flags=mmap.MAP_PRIVATE) for fd in fds]
+    except OSError:
+        return None
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return OfferedImage(memoryview(memory[0]), kept["shared"], kept["writing"]) if memory else None
 
 
 class _Liveness:

@@ -102,6 +102,7 @@ class SaveDurable:
 
     commit: Commit
     seconds: float
+    kept: bool = False  # the saver has written an image that an earlier connection left
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,16 @@ class SaveFailed:
     commit: Commit
     fault: Fault
     why: str
+    kept: bool = False  # as above
+
+
+@dataclass(frozen=True)
+class OfferedImage:
+    """An image that an earlier trainer has left in the saver's memory (``handover.py``)."""
+
+    memory: memoryview  # private: what is written there stays in this process
+    shared: bool  # the earlier trainer may still change the memory
+    writing: bool  # the saver writes the image to disk, and then tells the result as that of a save
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,7 @@ class SaverState:
     staged: Manifest | None  # the checkpoint in staging memory, if it is also on disk
     stretches: tuple[Stretch, ...]
     quarantined: tuple[SkippedCheckpoint, ...]
+    image: OfferedImage | None = None
 
 
 Event = SaveDurable | PartWritten | SaveFailed
@@ -226,9 +238,9 @@ class Peer:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)  # requests already sent are still read
 
-    def fail(self, fault: Fault, why: str, commit: Commit | None = None) -> None:
-        """Report a failed request. ``commit``: the checkpoint, if the request was a save."""
-        of = {} if commit is None else {"gen": commit.gen, "step": commit.step}
+    def fail(self, fault: Fault, why: str, commit: Commit | None = None, *, kept: bool = False) -> None:
+        """Report a failed request. ``commit``: the checkpoint, if the request was a save, or ``kept`` an image."""
+        of = {} if commit is None else {"gen": commit.gen, "step": commit.step, "kept": kept}
         self.tell({**of, "event": "failed", "fault": int(fault), "why": why})
 
 

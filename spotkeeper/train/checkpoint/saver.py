@@ -6,10 +6,10 @@ then deletes old checkpoints. The saver outlives generations: a checkpoint stage
 becomes durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
 **Images.** A trainer with ``checkpoint.snapshots`` copies its state into an image memory and seals the image once it is
-complete (``seal.py``), without a message. A save is an image that the trainer then asks to write. When the trainer's
-connection ends, or a trainer of a newer generation says hello, the saver writes the newest sealed image, unless the
-disk has a checkpoint as new. So a lost machine costs the survivors only the steps since their last image. There are up
-to three image memories; the last one to be allocated takes over the staging memory.
+complete (``seal.py``), without a message. A save is an image that the trainer then asks to write. Once the trainer is
+gone, its newest image is written, and the next trainer may restore it from memory meanwhile (``handover.py``). So a
+lost machine costs the survivors only the steps since their last image. There are up to three image memories; the last
+one to be allocated takes over the staging memory.
 
 Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
 ``hello`` of a new generation after the save of an older generation is finished.
@@ -21,8 +21,10 @@ checkpoints to keep, and ``stretches`` are the bytes of the memory file that bec
  op       with                           answer
 ======== ============================== ==================================================
 hello    folder, gen, keep              hello: staged (the manifest in memory, or null),
-                                        stretches if staged, quarantined; or ``fenced``
-                                        (why): ``gen`` is too old
+                                        stretches if staged, quarantined; image (bytes, shared,
+                                        writing, gen, step; or null), with its memory's descriptor;
+                                        if writing, durable or failed follow, with ``kept``.
+                                        Or ``fenced`` (why): ``gen`` is too old
 reserve  bytes                          buffer, with the memory file's descriptor
 image    number (0 to 2), bytes         image (number, bytes), with the image memory's descriptor;
                                         bytes is 0 if the memory is refused (fault, why);
@@ -59,13 +61,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import protocol, store
 from spotkeeper.train.checkpoint.durable import Buffer, fault_of, reason, save_refusal, write_checkpoint
+from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.protocol import (
     Answer,
     HelloRequest,
@@ -80,7 +83,7 @@ from spotkeeper.train.checkpoint.protocol import (
     StageRequest,
     parse,
 )
-from spotkeeper.train.checkpoint.seal import read_seal, unseal
+from spotkeeper.train.checkpoint.seal import read_seal
 from spotkeeper.train.checkpoint.store import Manifest
 
 _PR_SET_PDEATHSIG = 1
@@ -110,6 +113,7 @@ class SaverServer:
         self._stopping = False
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
+        self._handover = Handover(self._wake)
         for sock in (self._wake_out, listener):
             if sock is not None:
                 sock.setblocking(False)
@@ -121,6 +125,10 @@ class SaverServer:
         """Stop after the current message, so a running save is finished. A signal handler."""
         self._stopping = True
 
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is awake then
+            self._wake_in.send(b"\0")
+
     def serve(self) -> None:
         signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
         while not self._stopping and (self._listener or self._peers):
@@ -128,6 +136,7 @@ class SaverServer:
             if self._wake_out in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(64)
+                self._end_writes()
             # Oldest connection first: the save of a dead trainer comes before the next trainer's hello.
             for peer in [peer for peer in self._peers if peer.sock in ready]:
                 self._drain(peer)
@@ -138,6 +147,7 @@ class SaverServer:
         if self._listener is None:  # the trainer is dead, but its last thread may still have the connection open
             for peer in list(self._peers):
                 self._drop(peer)
+        self._await_writes()
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -176,7 +186,7 @@ class SaverServer:
         self._selector.unregister(peer.sock)
         peer.sock.close()
         self._peers.remove(peer)
-        self._write_image(peer)
+        self._keep_image(peer, shared=False)
 
     def _handle(self, peer: Peer, message: Request) -> None:
         match message:
@@ -205,11 +215,12 @@ class SaverServer:
             return
         older = [other for other in self._peers if other is not peer and other.folder]
         for other in older:
-            self._write_image(other)
+            self._keep_image(other, shared=True)
         try:
             if older:  # An older trainer still maps the memory and may write there, so the new one gets other memory.
                 for old in (self._buffer, *self._images):
-                    old.close()
+                    if not self._handover.shares(old):
+                        old.close()
                 self._buffer, self._images = Buffer(), [Buffer() for _ in range(protocol.IMAGES)]
         except OSError as error:
             peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
@@ -217,24 +228,47 @@ class SaverServer:
         if older or folder != self._folder:
             self._drop_parts()
         self._folder = folder
-        self._images.sort(key=lambda each: not each.size)  # the trainer asks for 0 first: allocated memories come first
+        self._sort_images()
         self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
         staged = self._buffer.staged
         try:
             folder.mkdir(parents=True, exist_ok=True)
             store.sweep(folder)
-            moved = store.quarantine_incomplete(folder)
+            moved = store.quarantine_incomplete(folder, besides=self._handover.written_in(folder))
             if staged is not None and staged.commit not in (*store.complete(folder), *store.partial(folder)):
                 staged = None  # pruned, damaged or in another folder: only a checkpoint on disk counts
+            kept = self._handover.offer(folder)
         except OSError as error:  # for example, the disk has become read-only
             peer.folder = None
             peer.fail(fault_of(error), f"{folder}: {error}")
             return
-        answer: Answer = {"event": "hello", "staged": None, "quarantined": [asdict(skipped) for skipped in moved]}
+        told = [asdict(skipped) for skipped in moved]
+        answer: Answer = {"event": "hello", "staged": None, "quarantined": told, "image": None}
         if staged is not None:
             answer["staged"] = staged.to_bytes().decode()
             answer["stretches"] = [asdict(stretch) for stretch in self._buffer.stretches]
-        peer.tell(answer)
+        if kept is None:
+            peer.tell(answer)
+            return
+        if kept.writing:
+            kept.told.append(peer)
+        image = {"bytes": kept.memory.size, "shared": kept.shared, "writing": kept.writing}
+        answer["image"] = image | {"gen": kept.commit.gen, "step": kept.commit.step}
+        peer.tell(answer, kept.memory.fd)
+
+    def _sort_images(self) -> None:
+        """Order the image memories for a trainer of a new generation, which asks for them by number from 0 on.
+
+        Allocated memories come first, then the kept image, which is being written, but never as number 0. If several
+        are allocated and none is the staging memory, one becomes that: the state may arrive from another rank.
+        """
+        kept = [each for each in self._images if self._handover.holds(each)]
+        free = sorted((each for each in self._images if each not in kept), key=lambda each: not each.size)
+        if not self._buffer.size and len([each for each in free if each.size]) > 1:
+            self._buffer, free = free[0], [*free[1:], self._buffer]
+            self._buffer.staged = None
+        ready = max(1, len([each for each in free if each.size]))
+        self._images = [*free[:ready], *kept, *free[ready:]]
 
     def _reserve(self, peer: Peer, size: int) -> None:
         if fence := self._fence(peer.gen):
@@ -276,7 +310,10 @@ class SaverServer:
         Raises:
             OSError: no memory.
         """
+        self._handover.release()
         image, others = self._images[number], [each for at, each in enumerate(self._images) if at != number]
+        if self._handover.writes(image):
+            self._await_writes()
         if image.size or not self._buffer.size:
             image.reserve(size)
             return False
@@ -313,46 +350,46 @@ class SaverServer:
         """Free the images' memory from number ``first`` on, once the trainer unmaps it too."""
         for number, old in enumerate(self._images):
             if old.size and number >= first:
+                if self._handover.writes(old):
+                    self._await_writes()
+                self._handover.forget(old)
                 with contextlib.suppress(OSError):  # no descriptor left
                     self._images[number] = Buffer()
                     old.close()
 
-    def _write_image(self, peer: Peer) -> None:
-        """Write the newest sealed image of a trainer that has left, unless the disk has a checkpoint as new.
-
-        The memory then becomes the staging memory, so that the next trainer restores from it.
-        """
-        folder = peer.folder
-        if folder is None or peer.gen != self._gen:
+    def _keep_image(self, peer: Peer, *, shared: bool) -> None:
+        """Keep the newest image of a trainer that is gone, and begin to write it. ``shared``: it is still connected."""
+        if peer.folder is None or peer.gen != self._gen:
             return
-        sealed = [
-            (found.manifest.commit, number, found)
-            for number, image in enumerate(self._images)
-            if (found := read_seal(image)) and found.manifest.commit.gen == peer.gen
-        ]
-        if not sealed:
-            return
-        commit, number, newest = max(sealed, key=lambda each: each[:2])
-        image = self._images[number]
         try:
-            if image.staged is None or replace(image.staged, files=()) != newest.manifest:  # not written by a save
-                there = max(store.complete(folder), default=Commit(0, 0))
-                if commit <= there or save_refusal(folder, commit, peer.gen):
-                    return
-                check = partial(_check_seal, image, newest.manifest)
-                image.staged = write_checkpoint(folder, newest.manifest, image, newest.stretches, False, check)
-            image.stretches = newest.stretches
-            self._buffer, self._images[number] = image, self._buffer
-            self._images[number].staged = None
-            unseal(image)
-        except (OSError, MemoryError, RuntimeError) as error:
-            print(f"saver: {folder}: image {commit} was not written: {error}", file=sys.stderr)
-            return
-        with contextlib.suppress(OSError):  # retried after the next save
-            store.prune(folder, peer.keep)
+            self._handover.keep(self._images, peer, shared=shared)
+        except OSError as error:
+            print(f"saver: {peer.folder}: no image is kept: {error}", file=sys.stderr)
+
+    def _end_writes(self) -> None:
+        """Tell the trainer which images are on disk now, and drop old checkpoints."""
+        for each in self._handover.ended():
+            kept, commit = each.kept, each.kept.commit
+            trainers, kept.told = [peer for peer in kept.told if peer in self._peers], []
+            if isinstance(each.written, Exception):
+                print(f"saver: {kept.folder}: image {commit} was not written: {each.written}", file=sys.stderr)
+                fault = fault_of(each.written) if isinstance(each.written, OSError) else Fault.WRITE_FAILED
+                for peer in trainers:
+                    peer.fail(fault, f"{kept.folder}: {each.written}", commit, kept=True)
+                continue
+            durable = {"event": "durable", "gen": commit.gen, "step": commit.step, "kept": True}
+            for peer in trainers:
+                peer.tell({**durable, "seconds": each.seconds})
+            with contextlib.suppress(OSError):  # retried after the next save
+                store.prune(kept.folder, kept.peer.keep)
+
+    def _await_writes(self) -> None:
+        self._handover.join()
+        self._end_writes()
 
     def _finish(self, peer: Peer, commit: Commit, write: Callable[[Path], Answer]) -> None:
         """Write a checkpoint or publish a part, report the result, and drop old checkpoints."""
+        self._await_writes()
         began, folder = time.monotonic(), peer.folder
         try:
             if folder is None:

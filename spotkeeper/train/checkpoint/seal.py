@@ -58,11 +58,6 @@ def seal(memory: memoryview, manifest: Manifest, stretches: tuple[Stretch, ...],
     return True
 
 
-def unseal(buffer: Buffer) -> None:
-    """Break the seal of a memory that is used for other bytes from now on."""
-    os.pwrite(buffer.fd, bytes(_HEADER), buffer.size - AREA)
-
-
 def read_seal(buffer: Buffer) -> Seal | None:
     """Return the seal of a complete image, or None."""
     return _seal(buffer.size, lambda at, count: os.pread(buffer.fd, count, at))

@@ -28,7 +28,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -403,10 +403,15 @@ def _number(name: str) -> int:
     return int(head) if head.isdecimal() and len(head) < 10 else 0
 
 
-def quarantine_incomplete(folder: Path) -> list[SkippedCheckpoint]:
-    """Quarantine all checkpoints without COMMIT or PART, or with wrong file sizes. No process may write meanwhile."""
+def quarantine_incomplete(folder: Path, besides: Collection[Commit] = ()) -> list[SkippedCheckpoint]:
+    """Quarantine all checkpoints without COMMIT or PART, or with wrong file sizes, except those in ``besides``.
+
+    ``besides``: checkpoints that are being written. No other may be.
+    """
     moved = []
     for commit in scan(folder):
+        if commit in besides:
+            continue
         try:
             read_part(folder, commit)
         except ValueError as error:

@@ -365,7 +365,8 @@ class CheckpointWriter:
         if commit == self.commit:  # this checkpoint is already durable
             self._control.answered = max(self._control.answered, self._asked)
             return False
-        return self._client is not None
+        # An image of this step, left by an earlier connection, may be on its way to the disk.
+        return self._client is not None and self._client.pending != commit
 
     def stage(self, size: int) -> tuple[MemoryHandle, memoryview] | None:
         """Return the staging memory to write to; None if no saver is available."""
@@ -406,9 +407,13 @@ class CheckpointWriter:
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait until no save runs, at most ``timeout_s`` seconds."""
-        if self._client is not None and self._client.pending is not None:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._client is not None and self._client.pending is not None:
             with self._reporting():
-                self._receive(self._client.wait(timeout_s))
+                event = self._client.wait(None if end is None else end - time.monotonic())
+                if event is None:
+                    return
+                self._receive(event)
 
     def close(self) -> None:
         if self._client is not None:
@@ -425,7 +430,8 @@ class CheckpointWriter:
 
     def _receive(self, event: Event | None) -> None:
         if isinstance(event, SaveDurable):
-            self._pace.saves.append(time.monotonic() - self._began)
+            if not event.kept:
+                self._pace.saves.append(time.monotonic() - self._began)
             self.commit = max(event.commit, self.commit or event.commit)
             self._control.committed(self.commit)
             self._control.save_s = self._pace.save_s

@@ -22,14 +22,21 @@ import pytest
 import torch
 
 from spotkeeper.train.agent_link.control import NAME, Commit, Control, Fault
-from spotkeeper.train.checkpoint import saver, store
+from spotkeeper.train.checkpoint import handover, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer
 from spotkeeper.train.checkpoint.image import RunState
 from spotkeeper.train.checkpoint.memories import ImageMemories
-from spotkeeper.train.checkpoint.protocol import IMAGES, SaveDurable, SaveFailed, SaverError, Stretch
+from spotkeeper.train.checkpoint.protocol import (
+    IMAGES,
+    OfferedImage,
+    SaveDurable,
+    SaveFailed,
+    SaverError,
+    Stretch,
+)
 from spotkeeper.train.checkpoint.saver import SaverServer
-from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal
+from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal, seal_of
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import Manifest
 from spotkeeper.train.checkpoint.writer import IMAGE_S, CheckpointWriter, SavePace
@@ -74,11 +81,18 @@ def greeted(path: Path, folder: Path) -> Client:
 
 
 def written(path: Path, folder: Path, gen: int) -> tuple[list[Commit], Commit | None]:
-    """The checkpoints on disk after the saver has handled everything, and the one that it has in memory."""
+    """The checkpoints on disk after the saver has handled everything, and the one that it offers in memory."""
     with_next = Client.connect(path)
     known = with_next.hello(folder, gen, 2)
+    with_next.wait(60)
+    with_next.hello(folder, gen, 2)  # after the last pruning
     with_next.close()
-    return store.complete(folder), known.staged.commit if known.staged else None
+    return store.complete(folder), commit_of(known.image) or (known.staged.commit if known.staged else None)
+
+
+def commit_of(image: OfferedImage | None) -> Commit | None:
+    sealed = seal_of(image.memory) if image else None
+    return sealed.manifest.commit if sealed else None
 
 
 def test_the_newest_sealed_image_of_a_dead_trainer_becomes_a_checkpoint(tmp_path: Path) -> None:
@@ -138,15 +152,16 @@ def test_an_image_older_than_the_disk_is_not_written(tmp_path: Path) -> None:
         assert written(path, tmp_path / "ckpt", 2) == ([Commit(1, 6)], Commit(1, 6))
 
 
-def test_the_image_of_an_older_generation_that_still_holds_its_connection_is_written(tmp_path: Path) -> None:
-    """As after a trainer that hangs; it may write into its image memory later, which is the next trainer's no more."""
+def test_the_image_of_an_older_generation_that_still_holds_its_connection_is_offered(tmp_path: Path) -> None:
+    """As after a trainer that hangs; it may write into its memory later, so the next trainer gets other memory."""
     with served(tmp_path) as (path, _):
         trainer = greeted(path, tmp_path / "ckpt")
         memory = image(trainer, 0)
         state = fill(memory, Commit(1, 5))
         following = Client.connect(path)
-        assert following.hello(tmp_path / "ckpt", 2, 2).staged is None
-        assert store.complete(tmp_path / "ckpt") == [Commit(1, 5)]
+        known = following.hello(tmp_path / "ckpt", 2, 2)
+        assert known.image is not None and known.image.shared and commit_of(known.image) == Commit(1, 5)
+        assert following.wait(60) is not None and store.complete(tmp_path / "ckpt") == [Commit(1, 5)]
         fill(memory, Commit(1, 8))
         keep(following, 0, Commit(2, 6))
         trainer.close()
@@ -187,7 +202,7 @@ def test_an_image_that_changes_while_it_is_written_leaves_nothing(
     """The trainer has lost only its connection, and fills the memory again."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = SaverServer(peer=theirs)
-    client, shipped = Client(ours), saver.write_checkpoint
+    client, shipped = Client(ours), handover.write_checkpoint
 
     def handle(message: dict[str, Any]) -> None:
         client._request(message)
@@ -197,13 +212,14 @@ def test_an_image_that_changes_while_it_is_written_leaves_nothing(
         break_seal(memory)
         return shipped(*arguments)
 
-    monkeypatch.setattr(saver, "write_checkpoint", refill)
+    monkeypatch.setattr(handover, "write_checkpoint", refill)
     handle({"op": "hello", "folder": str(tmp_path), "gen": 1, "keep": 2})
     handle({"op": "image", "number": 0, "bytes": SIZE + AREA})
     client._answer("image")
     memory = image(client, 0)
     fill(memory, Commit(1, 5))
     server._drop(server._peers[0])
+    server._await_writes()
     assert store.scan(tmp_path) == []
     assert "image 1-5 was not written: the image changed while it was written" in capsys.readouterr().err
 
@@ -224,6 +240,10 @@ class Pair:
     def serve(self) -> None:
         self.server._drain(self.server._peers[0])
 
+    def drop(self) -> None:
+        self.server._drop(self.server._peers[0])
+        self.server._await_writes()
+
     def image(self, number: int) -> memoryview:
         """An image memory; an error if the saver refuses it."""
         if (memory := self.client.image(number, SIZE)) is None:
@@ -231,17 +251,6 @@ class Pair:
             memory = self.client.image(number, SIZE)
         assert memory is not None
         return memory
-
-
-def test_a_memory_that_is_no_image_any_more_has_no_seal(tmp_path: Path) -> None:
-    """The staging memory can become an image again, in the same generation and with another step's bytes."""
-    pair = Pair(tmp_path)
-    memory = pair.image(0)
-    fill(memory, Commit(1, 5))
-    image, staging = pair.server._images[0], pair.server._buffer
-    pair.server._drop(pair.server._peers[0])
-    assert pair.server._buffer is image and pair.server._images[0] is staging
-    assert image.staged is not None and read_seal(image) is None
 
 
 def test_refused_image_memory_frees_that_of_the_other_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +306,7 @@ def test_a_written_image_stays_if_older_checkpoints_cannot_be_dropped(
     pair = Pair(tmp_path)
     fill(pair.image(0), Commit(1, 5))
     monkeypatch.setattr(store, "prune", refused)
-    pair.server._drop(pair.server._peers[0])
+    pair.drop()
     assert store.complete(tmp_path) == [Commit(1, 5)] and capsys.readouterr().err == ""
 
 
@@ -309,7 +318,7 @@ def test_a_name_that_no_file_can_have_ends_no_saver(tmp_path: Path, message: dic
     if message:
         pair.ask(message)
     else:
-        pair.server._drop(pair.server._peers[0])
+        pair.drop()
     assert pair.server._peers == [] and store.scan(tmp_path) == []
 
 
@@ -323,7 +332,7 @@ def test_a_full_disk_loses_the_image_and_no_saver(
     def full(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(saver, "write_checkpoint", full)
+    monkeypatch.setattr(handover, "write_checkpoint", full)
     for message in (
         {"op": "hello", "folder": str(tmp_path), "gen": 1, "keep": 2},
         {"op": "image", "number": 0, "bytes": SIZE + AREA},
@@ -332,7 +341,8 @@ def test_a_full_disk_loses_the_image_and_no_saver(
         server._drain(server._peers[0])
     keep(client, 0, Commit(1, 5))
     server._drop(server._peers[0])
-    assert server._peers == []
+    server._await_writes()
+    assert server._peers == [] and not server._handover._running
 
 
 def test_refused_image_memory_is_an_error_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,6 +449,7 @@ def test_a_save_of_the_step_of_a_written_image_is_done(tmp_path: Path) -> None:
         keep(writer.client, 0, Commit(1, 5))
         writer.lose(SaverError(Fault.SAVER_LOST, "the saver has done nothing"))
         assert not writer.begin(Commit(1, 5))
+        writer.settle(60)
         assert writer.commit == control.commit == Commit(1, 5)
         assert writer.begin(Commit(1, 6))
         writer.close()
@@ -724,7 +735,8 @@ def test_the_third_image_memory_was_the_staging_memory(tmp_path: Path) -> None:
 def memories(pid: int) -> list[int]:
     """Sizes of a saver's memory files that are not empty."""
     links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if str(link.readlink()).startswith("/memfd:spotkeeper")]
-    return [size for link in links if (size := link.stat().st_size)]
+    found = {status.st_ino: status.st_size for status in map(Path.stat, links)}  # a write opens one twice
+    return [size for size in found.values() if size]
 
 
 def test_with_memory_for_two_images_the_third_is_refused_and_the_others_stay(
@@ -768,9 +780,10 @@ def test_an_image_that_a_save_has_written_is_not_written_again(tmp_path: Path, m
     assert pair.client.images.writing == 0 and isinstance(pair.client.poll(), SaveDurable)
     assert pair.client.images.writing is None and store.complete(tmp_path) == [Commit(1, 5)]
     image = pair.server._images[0]
-    monkeypatch.setattr(saver, "write_checkpoint", None)
-    pair.server._drop(pair.server._peers[0])
-    assert pair.server._buffer is image and image.staged is not None and image.staged.files
+    monkeypatch.setattr(handover, "write_kept", None)
+    pair.drop()
+    kept = pair.server._handover.offer(tmp_path)
+    assert kept is not None and kept.memory is image and kept.durable
 
 
 def test_an_image_that_is_no_longer_the_one_to_save_is_not_committed(tmp_path: Path) -> None:
@@ -789,7 +802,7 @@ def test_memories_of_an_earlier_trainer_are_used_before_new_ones(tmp_path: Path)
             keep(trainer, number, Commit(1, number + 1))
         trainer.close()
         following = Client.connect(path)
-        assert following.hello(tmp_path / "ckpt", 2, 2).staged is not None
+        assert commit_of(following.hello(tmp_path / "ckpt", 2, 2).image) == Commit(1, IMAGES)
         for number in range(IMAGES):
             keep(following, number, Commit(2, number + 4))
             assert len(memories(process.pid)) == IMAGES

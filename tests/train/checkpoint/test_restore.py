@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import client, store
-from spotkeeper.train.checkpoint.image import Image, RunState
+from spotkeeper.train.checkpoint.image import Image, RunState, extent
+from spotkeeper.train.checkpoint.restore import _send, restore
 from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
-from spotkeeper.train.checkpoint.strategy import restore
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.pickling import StateTypeError
 from tests.train.savers import start_saver
@@ -30,7 +31,8 @@ class Peer:
 
     rank, world, local_rank, node = 0, 2, 0, 0
 
-    def __init__(self, flip: Callable[[int, bytearray], None] = lambda *_: None) -> None:
+    def __init__(self, flip: Callable[[int, bytearray], None] = lambda *_: None, *, hashed: bool = True) -> None:
+        """``hashed``: whether the copy is a checkpoint; else it is an image, and a hash follows each file."""
         image = Image(SENT)
         self.stretches = image.stretches
         memory = bytearray(image.size)
@@ -41,6 +43,10 @@ class Peer:
         self.parts = [bytearray(data) for _, data in parts]
         for number, data in enumerate(self.parts):
             flip(number, data)
+        if not hashed:
+            self.manifest = replace(self.manifest, files=tuple(replace(each, sha256="") for each in sums))
+            hashes = [bytearray.fromhex(each.sha256) for each in sums]
+            self.parts = [each for pair in zip(self.parts, hashes, strict=True) for each in pair]
         self.answers = [[b"", str(self.manifest.commit).encode()], [b"", self.manifest.to_bytes()]]
 
     def gather(self, blob: bytes) -> list[bytes]:
@@ -61,8 +67,9 @@ class Peer:
             landed(view[at : at + 4096])
 
 
-def test_an_intact_copy_is_restored() -> None:
-    peer = Peer()
+@pytest.mark.parametrize("hashed", [True, False], ids=["checkpoint", "image"])
+def test_an_intact_copy_is_restored(hashed: bool) -> None:
+    peer = Peer(hashed=hashed)
     restored, skipped = restore(peer, None, None, None)
     assert restored is not None and not skipped
     assert (restored.source, restored.manifest, restored.stretches) == ("rank 1", peer.manifest, peer.stretches)
@@ -102,13 +109,25 @@ def refused(*_: object) -> None:
 
 @pytest.mark.parametrize(("part", "name"), [(0, STATE), (1, SKELETON)])
 @pytest.mark.parametrize("at", [0, -1])
-def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int) -> None:
+@pytest.mark.parametrize("hashed", [True, False], ids=["checkpoint", "image"])
+def test_a_copy_with_one_flipped_bit_is_refused(part: int, name: str, at: int, hashed: bool) -> None:
     def flip(number: int, data: bytearray) -> None:
         if number == part:
             data[at] ^= 1
 
     with pytest.raises(RuntimeError, match=rf"{name} of 1-5 arrived damaged from rank 1: start again"):
-        restore(Peer(flip), None, None, None)
+        restore(Peer(flip, hashed=hashed), None, None, None)
+
+
+@pytest.mark.parametrize("hashed", [True, False], ids=["checkpoint", "image"])
+def test_each_receiver_gets_the_files_and_of_an_image_their_hashes(hashed: bool) -> None:
+    peer, sent = Peer(hashed=hashed), []
+    memory = bytearray(extent(peer.stretches))
+    for part, data in zip(peer.stretches, peer.parts[:: 1 if hashed else 2], strict=True):
+        memory[part.offset : part.offset + part.bytes] = data
+    gang: Any = SimpleNamespace(send=lambda view, to: sent.append((to, bytes(view))))
+    _send(gang, [1, 3], peer.manifest, memoryview(memory))
+    assert sent == [(to, bytes(each)) for to in (1, 3) for each in peer.parts]
 
 
 def test_a_copy_is_received_without_a_saver(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,14 @@ class Points:
         self._last, self._what = last, what
         self._names: list[str] = []
         self._armed = self._broken = False
+        self._thread = 0  # the only one whose calls count; 0: all
         # Opened now: once calls are wrapped, telling must not count.
         self._told = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._write, self._kill = os.write, os.kill
 
-    def arm(self) -> None:
-        self._armed = True
+    def arm(self, *, alone: bool = False) -> None:
+        """Count calls from now on. ``alone``: only those of this thread."""
+        self._armed, self._thread = True, threading.get_ident() if alone else 0
 
     def disarm(self) -> None:
         self._armed = self._broken = False
@@ -83,9 +86,10 @@ class Points:
         setattr(owner, name, call)
 
     def _hit(self, name: str) -> bool:
-        if self._armed:
+        counts = self._armed and self._thread in (0, threading.get_ident())
+        if counts:
             self._names.append(name)
-        return self._armed and len(self._names) == self._last
+        return counts and len(self._names) == self._last
 
     def _act(self, name: str) -> None:
         if not self._broken:

@@ -1,7 +1,7 @@
 """A real saver to which something happens in one save: ``saver_main.py POINT STEP TOLD WHAT saver-arguments...``.
 
 Counted from the request to save ``STEP`` until what was too old has been dropped; or, if ``STEP`` is ``IMAGE``, from
-the first loss of a trainer until its image is written. Its
+the first loss of a trainer that leaves an image until the image is written. Its
 pieces are small, so that one checkpoint takes many writes.
 """
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spotkeeper.train.checkpoint import durable, saver
+from spotkeeper.train.checkpoint import durable, handover, saver
 
 if __package__:
     from tests.train.crash.points import Points, half_of
@@ -64,20 +64,17 @@ def _arm_at(points: Points, step: int) -> None:
 
 
 def _arm_at_image(points: Points) -> None:
-    real = saver.SaverServer._write_image
+    real = handover.Handover._write
 
-    def write(self: Any, peer: Any) -> None:
-        if peer.folder is None:  # a stranger
-            real(self, peer)
-            return
-        saver.SaverServer._write_image = real  # type: ignore[method-assign]
-        points.arm()
+    def write(self: Any, *arguments: Any) -> None:
+        handover.Handover._write = real  # type: ignore[method-assign]
+        points.arm(alone=True)  # meanwhile the saver answers the next trainer
         points.reach("asked")
-        real(self, peer)
+        real(self, *arguments)
         points.reach("done")
         points.disarm()
 
-    saver.SaverServer._write_image = write  # type: ignore[method-assign]
+    handover.Handover._write = write  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
