@@ -18,11 +18,12 @@ from spotkeeper.contract.notification import ChannelState, NotifyEvent
 from spotkeeper.contract.record import NO_SPOT_YET, Hold, Phase
 from spotkeeper.contract.stack import Fallback, StackState
 from spotkeeper.reconcile.controller import ledger as controller_ledger
+from spotkeeper.reconcile.notifications.deliver import CLAIM_S
 from spotkeeper.reconcile.store.store import Store
 from tests.sim.scenarios import JOB, ROUGH, Play, Scenario, Told, perform
 from tests.sim.store import SimStore
 from tests.sim.test_crash_points import effects, freeze, kill
-from tests.sim.world import World
+from tests.sim.world import START, TICK_S, World
 from tests.sizes import WHOLE
 
 EVERY = ChannelState("every", "webhook", tuple(NotifyEvent))
@@ -73,18 +74,23 @@ each = pytest.mark.parametrize(("scenario", "wanted"), STORIES, ids=[scenario.na
 
 
 class Performance:
-    """A story's end: what the ledger has, what the channels received, what is still to be sent."""
+    """A story's end: what the ledger has, what the channels received, what is still to be sent.
 
-    def __init__(self, scenario: Scenario, interfere: object = None) -> None:
+    ``after_s``: how much later than a tick the story begins.
+    """
+
+    def __init__(self, scenario: Scenario, interfere: object = None, after_s: float = 0.0) -> None:
         found: list[World] = []
 
         def begin(world: World) -> None:
             found.append(world)
             world.skip = False
+            world.run(after_s)
+            world.function.restart_points()
             if interfere is not None:
                 interfere(world)  # type: ignore[operator]
 
-        self.told: Told = perform(scenario, begin, lost=10 * ROUGH, on=announcing)
+        self.told: Told = perform(scenario, begin, lost=10 * ROUGH, on=announcing, shipped=True)
         (self.world,) = found
         self.world.run(TAIL_S)
 
@@ -105,8 +111,10 @@ class Performance:
 
     def longest_s(self) -> float:
         """The longest time from an event to its notification at a channel."""
-        got = zip(self.world.received_at, self.world.received, strict=True)
-        return max(at - note.at for at, (_, note) in got)
+        first: dict[tuple[str, str], float] = {}
+        for at, (channel, note) in zip(self.world.received_at, self.world.received, strict=True):
+            first.setdefault((channel, note.id), at - note.at)
+        return max(first.values())
 
     def duplicates(self) -> int:
         got = Counter((channel, note.id) for channel, note in self.world.received)
@@ -139,8 +147,24 @@ def test_every_event_is_announced_once(scenario: Scenario, wanted: set[NotifyEve
 
 @each
 def test_a_function_killed_at_every_effect_loses_no_notification(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
-    why = {at: said for at in some(scenario, 2) if (said := Performance(scenario, kill(at)).why())}
-    assert why == {}
+    done = {at: Performance(scenario, kill(at)) for at in some(scenario, 2)}
+    assert {at: said for at, one in done.items() if (said := one.why())} == {}
+    late = {at: one.longest_s() for at, one in done.items() if one.longest_s() > TICK_S + SOON_S}
+    assert late == {}, "the next tick sends it"
+
+
+@pytest.mark.parametrize("before_s", [0.5, 2.0, 6.0])
+def test_a_tick_right_after_the_kill_sends(before_s: float) -> None:
+    """Though the dead round's lease, or the dead process's claim of the notification, lasts for some seconds more."""
+    scenario, _ = STORIES[0]
+    undisturbed = Performance(scenario)
+    began = next(note.at for _, note in undisturbed.world.received if note.events == (NotifyEvent.STARTED,))
+    after_s = (START - began - before_s) % TICK_S
+    points = Performance(scenario, after_s=after_s).told.points
+    ends = [at for at, point in enumerate(points) if point.verb in ("put_notification", "cas_notification")]
+    first = max(at for at in range(ends[0]) if points[at].verb == "cas_record")
+    took_s = {at: Performance(scenario, kill(at), after_s).longest_s() for at in (first, ends[0], ends[1])}
+    assert max(took_s.values()) <= CLAIM_S + SOON_S, took_s
 
 
 @each

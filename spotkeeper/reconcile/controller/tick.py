@@ -23,6 +23,7 @@ from spotkeeper.contract.record import Node, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller import alarm
 from spotkeeper.reconcile.controller.cleanup import bury, withdraw
+from spotkeeper.reconcile.controller.lease import Lease
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
 from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select import market
@@ -84,10 +85,11 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     blank = {job for job in known if before[job] is None} - set(orphans)  # running or abandoned submissions
     _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
     jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
-    results = [result for result in _at_once(one, jobs, options) if result is not None]
-    if silent := _await_answers(results, clock, options):
-        before = dict.fromkeys(silent)  # what was read before the wait is too old
-        results += [result for result in _at_once(one, silent, options) if result is not None]
+    found = dict(zip(jobs, _at_once(one, jobs, options), strict=True))
+    results = [result for result in found.values() if result is not None]
+    if again := _await_others(store, found, clock, options):
+        before |= dict.fromkeys(again)  # what was read before the wait is too old
+        results += [result for result in _at_once(one, again, options) if result is not None]
     if late:
         log.warning("%d of %d jobs wait for the next tick: this tick has no time left", len(late), len(jobs))
     _retire(store, clock, active, before, failed)
@@ -95,20 +97,26 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late), trouble)
 
 
-def _await_answers(results: Iterable[RoundResult], clock: Now, options: RoundOptions) -> list[str]:
-    """Wait for the end of roll calls of one-machine jobs, if this tick has the time; return these jobs.
+def _await_others(
+    store: Store, found: Mapping[str, RoundResult | None], clock: Now, options: RoundOptions
+) -> list[str]:
+    """Wait, if this tick has the time, for what would else wait for the next tick; return the jobs that need a round.
 
-    In a gang the polls of the other members start the next round. If a job's only machine is silent, no poll does, and
-    the next tick comes as late as a minute later.
+    These are jobs whose lease a round has that may have been killed, until the lease expires; and one-machine jobs with
+    a roll call, until its end. In a gang the polls of the other members start the next round. If a job's only machine
+    is silent, no poll does.
     """
     times, now = options.times or Times().scaled(clock.scale), clock.now()
+    results = [one for one in found.values() if one is not None]
     lone = [one.record for one in results if one.record is not None and len(one.record.members) == 1]
     wait_s = {job.job: job.roll.since + times.lone_roll_s + 1.0 - now for job in lone if job.roll is not None}
+    busy = [job for job, one in found.items() if one is not None and one.ended is Ended.BUSY]
+    wait_s |= {job: Lease(store, job, clock, options.every).ttl_s for job in busy}
     most_s = min(TICK_EVERY_S, (options.deadline.left() - BEGIN_S) * clock.scale)
-    silent = {job: pause for job, pause in wait_s.items() if 0 < pause < most_s}
-    if silent:
-        options.sleep(max(silent.values()) / clock.scale)
-    return sorted(silent)
+    again = {job: pause for job, pause in wait_s.items() if 0 < pause < most_s}
+    if again:
+        options.sleep(max(again.values()) / clock.scale)
+    return sorted(again)
 
 
 def _trouble(stack: StackState, listing: Listing, jobs: list[str], failed: Mapping[str, str]) -> str:
