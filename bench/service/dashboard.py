@@ -1,5 +1,6 @@
 """The dashboard with 200 jobs in a real Chromium: the first page, an update, and memory with ten tabs open.
 
+The tabs are the pages of five jobs with the most metrics that a job can have, each open twice.
 ``SPOTKEEPER_BENCH_MINUTES=60`` keeps the ten tabs open for an hour; otherwise two minutes.
 """
 
@@ -8,14 +9,18 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from array import array
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import msgspec
 
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.metrics import METRICS, POINTS, object_name
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.store.store import Store, open_store
 from tests.cli.records import a_job
@@ -28,6 +33,7 @@ RECOVERIES = 20  # of each job
 UPDATES = 6  # of which one reads all jobs
 ROW_S = 10.0
 TABS = 10
+HEAVY = 5  # jobs with METRICS metrics of POINTS points each
 MINUTES = float(os.environ.get("SPOTKEEPER_BENCH_MINUTES", "2"))
 
 
@@ -45,10 +51,11 @@ def figures() -> list[dict[str, object]]:
         first_s, update_ms = seen(served, pid)
         most_mb = tabs(served, pid)
     about = f"{JOBS} jobs of two machines and {RECOVERIES} recoveries, a bucket on disk"
+    heavy = f"{TABS} tabs on {HEAVY} jobs with {METRICS} metrics of {POINTS} points"
     return [
         figure("dashboard.first_page_s", first_s, "s", 2.0, f"from the address to the rows, a cold browser; {about}"),
         figure("dashboard.update_ms_200_jobs", update_ms, "ms", 200.0, f"the server's CPU time, one tab; {about}"),
-        figure("dashboard.rss_mb", most_mb, "MB", 250.0, f"the most within {MINUTES:g} min of {TABS} tabs; {about}"),
+        figure("dashboard.rss_mb", most_mb, "MB", 250.0, f"the most within {MINUTES:g} min of {heavy}; {about}"),
     ]
 
 
@@ -79,7 +86,25 @@ def fill(store: Store) -> None:
                 Entry(at=at + 510, id=f"x{number}", event=Event.GONE, ended=at + 500, **key),  # type: ignore[arg-type]
             ]
         store.append_all(job, entries)
+        if index < HEAVY:
+            for gen in (1, 2):
+                store.put(object_name(job, gen), many_metrics(index, gen))
         store.put_progress(job, Progress(gen=2, step=2000, at=9e4, loss=2.0, total_steps=4000, samples_per_s=50.0))
+
+
+def many_metrics(seed: int, gen: int) -> bytes:
+    """The second generation resumes after the last point of the first."""
+    random, last = Random(seed), POINTS * (gen - 1)  # noqa: S311
+    steps = array("q", range(last + 1, last + POINTS + 1))
+    columns = {"steps": steps, "seconds": array("f", steps)}
+    metrics = {
+        f"metric/{number:02}": columns | {"values": array("d", (random.gauss(2.0, 0.5) for _ in steps))}
+        for number in range(METRICS)
+    }
+    packed = {
+        name: {key: b64encode(column.tobytes()).decode() for key, column in of.items()} for name, of in metrics.items()
+    }
+    return msgspec.json.encode({"gen": gen, "ancestors": [(1, last)][: gen - 1], "began": 0.0, "metrics": packed})
 
 
 def seen(served: Served, pid: int) -> tuple[float, float]:
@@ -97,15 +122,15 @@ def seen(served: Served, pid: int) -> tuple[float, float]:
 
 
 def tabs(served: Served, pid: int) -> float:
-    """The most MB that the server has in memory while ten tabs are open: half of them show a job."""
+    """The most MB that the server has in memory while ten tabs are open, each on the page of a heavy job."""
     most = 0.0
     with chromium() as browser:
         address = served.file.read_text().partition("url=")[2].partition('"')[0].replace("&amp;", "&")
         context = browser.new_context(storage_state=login(browser, address))
         for number in range(TABS):
             page = context.new_page()
-            page.goto(served.root + (f"/jobs/bench{number:03}" if number % 2 else "/"))
-            page.wait_for_selector("tbody a, canvas")
+            page.goto(f"{served.root}/jobs/bench{number % HEAVY:03}")
+            page.wait_for_selector("canvas")
         ends = time.monotonic() + 60 * MINUTES
         while time.monotonic() < ends:
             page.wait_for_timeout(5000)

@@ -15,7 +15,7 @@ from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import curves, pace
 
 FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
-KEPT = 4  # jobs whose ended generations stay in memory: hidden pages read nothing, so few jobs are read in turn
+KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
 MOST_METRICS = 24  # charts of metrics
 LOSS = "loss"
 Points = list[tuple[int, float]]  # points (step, value)
@@ -60,7 +60,10 @@ class CurvesReader:
             if known is None or self._clock() - known.read_at >= FRESH_S:
                 reader = known.reader if known is not None else MetricsReader(self._store, job)
                 at = self._clock()
-                known = _Job(reader, await asyncio.to_thread(drawn, reader), at)
+                curves = await asyncio.to_thread(drawn, reader)
+                if known is not None and curves == known.curves:
+                    curves = known.curves  # pages hold these points already
+                known = _Job(reader, curves, at)
             self._jobs[job] = known
             for oldest in list(self._jobs)[:-KEPT]:
                 del self._jobs[oldest]

@@ -6,6 +6,7 @@ show a browser's arguments. Once the code is used, the file gets the next one, f
 
 from __future__ import annotations
 
+import ctypes
 import html
 import os
 import signal
@@ -34,6 +35,7 @@ HOST = "127.0.0.1"
 RECONNECT_S = 30.0  # a laptop that slept keeps its page
 PROXY_SECRET = "SPOTKEEPER_PROXY_SECRET"  # noqa: S105 - the name of a variable
 LEAST_SECRET = 32  # characters
+_M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def bound(port: int) -> socket.socket:
@@ -84,6 +86,12 @@ def application(feed: JobFeed, commands: Commands) -> FastAPI:
 
     app.router.lifespan_context = lifespan
     return app
+
+
+def use_one_arena() -> None:
+    """Make all threads share one heap: the reading threads' own heaps keep what they freed, a third of all memory."""
+    with suppress(AttributeError):  # a C library without mallopt
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class Address(Struct, frozen=True):
@@ -164,6 +172,7 @@ def serve(
     import uvicorn
 
     secret = proxy_secret(proxy)
+    use_one_arena()
     listener = bound(port)
     port = listener.getsockname()[1]
     app: App = application(feed, commands)

@@ -148,7 +148,7 @@ def events(view: JobView, created: float, most: int = 0) -> Markup:
         )
         for line in lines
     ]
-    return table(("Time (UTC)", "After", "Event"), rows, "Events, newest first", (1,), "No event yet.")
+    return table(("Time (UTC)", "After", "Event"), rows, "Events, newest first", (1,), "No event yet.", log=True)
 
 
 def _detail(text: str) -> Markup | None:

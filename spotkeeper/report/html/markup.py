@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+_SHORT = 16  # characters that fit into a third of a narrow screen
+_TAG = re.compile(r"<[^>]*>")
 _VOID = frozenset({"br", "col", "meta", "path", "rect", "line", "circle", "polyline"})
 
 
@@ -46,17 +49,26 @@ def join(children: Iterable[Child], between: str = "") -> Markup:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[Child]], caption: str, right: Sequence[int] = (), empty: str = ""
+    head: Sequence[str],
+    rows: Iterable[Sequence[Child]],
+    caption: str,
+    right: Sequence[int] = (),
+    empty: str = "",
+    *,
+    log: bool = False,
 ) -> Markup:
-    """Return a table that becomes cards on a narrow screen: each cell knows the name of its column.
+    """Return a table whose rows become small grids on a narrow screen: each cell knows the name of its column.
 
     Args:
         caption: names the table for a screen reader.
         right: columns of numbers.
         empty: shown in place of a table without rows.
+        log: the last column is a text that needs no name, and the others say when; on a narrow screen, two lines a row.
     """
+    last = len(head) - 1 if log else -1
     body = [
-        el("tr", *(cell(one, head[at], "right" if at in right else "") for at, one in enumerate(row))) for row in rows
+        el("tr", *(cell(one, head[at], "right" * (at in right) or "long" * (at == last)) for at, one in enumerate(row)))
+        for row in rows
     ]
     if not body and empty:
         return el("p", empty, class_="dim")
@@ -66,14 +78,21 @@ def table(
         el("caption", caption, class_="unseen"),
         el("thead", el("tr", *cells)),
         el("tbody", *body),
-        class_="rows",
+        class_="rows log" if log else "rows",
     )
 
 
 def cell(content: Child, column: str, kind: str = "") -> Markup:
-    """Return a cell of a table as :func:`table` makes it."""
+    """Return a cell of a table as :func:`table` makes it.
+
+    On a narrow screen a long text gets a line of its own, and a cell without a value ("-") is not shown.
+    """
     if not content:
         return el("td", class_=f"none {kind}".strip())
+    if content == "-":
+        kind = f"none {kind}".strip()
+    elif len(_TAG.sub("", content)) > _SHORT and "long" not in kind:
+        kind = f"{kind} long".strip()
     return el("td", el("div", content), data_label=column, class_=kind or None)
 
 

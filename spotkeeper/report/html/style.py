@@ -90,13 +90,18 @@ mark{background:var(--notice);color:#1b2330;border-radius:2px}
 @media (max-width:760px){
   .wide{padding:10px}
   table.rows thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
-  table.rows,table.rows tbody,table.rows tr,table.rows td{display:block;width:auto}
-  table.rows tr{border:1px solid var(--line);border-radius:8px;margin-bottom:10px;padding:6px 4px}
-  table.rows td{border:0;padding:3px 10px;display:flex;justify-content:space-between;gap:16px;
-    text-align:right!important;overflow-wrap:anywhere}
-  table.rows td::before{content:attr(data-label);color:var(--dim);font-size:.82rem;text-align:left;flex:none}
-  table.rows td.lead{display:block;text-align:left!important} table.rows td.lead::before{content:none}
-  table.rows td.none{display:none}
+  table.rows,table.rows tbody,table.rows td{display:block;width:auto}
+  table.rows tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(92px,1fr));gap:6px 12px;
+    grid-auto-flow:dense;border-bottom:1px solid var(--line);padding:10px 0}
+  table.rows tbody tr:last-child{border-bottom:0}
+  table.rows td{border:0;padding:0;font-size:.9rem;text-align:left!important;overflow-wrap:anywhere}
+  table.rows td::before{content:attr(data-label);color:var(--dim);font-size:.75rem;line-height:1.3;display:block}
+  table.rows td.lead,table.rows td.long{grid-column:1/-1} table.rows td.lead>div{display:flex;flex-wrap:wrap;gap:0 10px;
+    align-items:baseline}
+  table.rows td.lead::before,table.log td::before{content:none!important}
+  table.rows td.none{display:none} table.rows .spark{max-width:100%}
+  table.log tr{grid-template-columns:auto 1fr;gap:0 12px;padding:6px 0}
+  table.log td:not(.long){font-size:.8rem;color:var(--dim)}
   .facts{grid-template-columns:repeat(2,minmax(0,1fr))}
 }
 @media print{.card{break-inside:avoid}}

@@ -65,11 +65,19 @@ def test_text_and_attributes_are_escaped() -> None:
     assert html.unescape(escape(EVIL)) == clean and escape(Markup("<b>")) == "<b>"
 
 
+def cells(made: str) -> list[dict[str, str | None]]:
+    return [attributes for tag, attributes in parsed(made).found if tag == "td"]
+
+
 def test_a_table_names_each_cell_for_narrow_screens_and_itself_for_screen_readers() -> None:
-    made = parsed(table(("a", "b"), [("1", None)], "What it is", (1,)))
-    cells = [attributes for tag, attributes in made.found if tag == "td"]
-    assert cells[0]["data-label"] == "a" and cells[1]["class"] == "none right"
-    assert "What it is" in made.text and [t for t, _ in made.found].count("th") == 2
+    made = table(("a", "b"), [("1", None)], "What it is", (1,))
+    assert cells(made)[0]["data-label"] == "a" and cells(made)[1]["class"] == "none right"
+    assert "What it is" in parsed(made).text and [t for t, _ in parsed(made).found].count("th") == 2
+    long = cells(table(("a", "b"), [("sk-prod-abcdefgh-n0000-a1", el("b", "short"))], "Long"))
+    assert [cell.get("class") for cell in long] == ["long", None], "a line of its own on a narrow screen"
+    assert cells(table(("a",), [("-",)], "No value"))[0]["class"] == "none", "not shown there"
+    log = cells(table(("when", "what"), [("1", "2")], "Log", log=True))
+    assert [cell.get("class") for cell in log] == [None, "long"]
     assert table(("a",), [], "x", empty="Nothing.") == '<p class="dim">Nothing.</p>'
 
 
