@@ -96,7 +96,7 @@ def many_metrics(seed: int, gen: int) -> bytes:
     """The second generation resumes after the last point of the first."""
     random, last = Random(seed), POINTS * (gen - 1)  # noqa: S311
     steps = array("q", range(last + 1, last + POINTS + 1))
-    columns = {"steps": steps, "seconds": array("f", steps)}
+    columns: dict[str, array[int] | array[float]] = {"steps": steps, "seconds": array("f", steps)}
     metrics = {
         f"metric/{number:02}": columns | {"values": array("d", (random.gauss(2.0, 0.5) for _ in steps))}
         for number in range(METRICS)
