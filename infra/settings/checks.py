@@ -362,19 +362,21 @@ def pool_prices(pool: Pool, s: Settings) -> Iterator[Problem]:
         if zone not in pool.zones:
             yield Problem(join("prices", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
     kind, listed = pool.machine.type, _PRICES[s.cloud]
-    has = f"which has {choices(kind, listed)}"
+
+    def wrong(how: str, remedy: str = "") -> Problem:
+        message = f"{how}, which has {choices(kind, listed)}{remedy}"
+        return problem("machine.type", message, kind, nearest(kind, listed))
+
     if not _MACHINE[s.cloud].match(kind):
-        message = f"is not a machine type of {s.cloud}: see infra/catalog.py, {has}"
-        yield problem("machine.type", message, kind, nearest(kind, listed))
+        yield wrong(f"is not a machine type of {s.cloud}: see infra/catalog.py")
         return
+    unknown = "is not in infra/catalog.py"
     if pool.zones and not pool.prices and pool.price(pool.zones[0]) is None:
         if kind not in listed:
-            message = f"is not in infra/catalog.py, {has}: use another type, or set its prices by zone (`prices`)"
-            yield problem("machine.type", message, kind, nearest(kind, listed))
+            yield wrong(unknown, ": use another type, or set its prices by zone (`prices`)")
         return  # an unknown accelerator is reported by another rule
     if without := [zone for zone in pool.zones if pool.price(zone) is None]:
-        message = f"is not in infra/catalog.py, {has}: use another type, or set `prices` for {', '.join(without)} too"
-        yield problem("machine.type", message, kind, nearest(kind, listed))
+        yield wrong(unknown, f": use another type, or set `prices` for {', '.join(without)} too")
     for zone in pool.zones:
         price = pool.price(zone)
         if price is None:

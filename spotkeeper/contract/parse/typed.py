@@ -100,7 +100,7 @@ def problems_of(obj: object, type: type[T], *, by_hand: bool = False) -> list[Pr
         by_hand: whether a user wrote the document, so that an empty value is a mistake. In documents that a program
             wrote, null means "none".
     """
-    want = _info(type)
+    want = _info(type)  # type: ignore[arg-type]  # mypy looks for __hash__ in the type's values
     return [*_check(obj, want, ""), *(_blanks(obj, want, "") if by_hand else ())]
 
 
