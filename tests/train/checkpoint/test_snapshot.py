@@ -673,3 +673,16 @@ def test_only_tensors_with_a_version_are_copied_later_and_only_where_a_step_wait
     owned = (("w", weight), ("no version", unversioned), ("another device", torch.ones(2, device="meta")))
     for optimizers, names in (([Wrapped(stepping)], ["w"]), ([stepping, Wrapped(None)], [])):
         assert list(BackgroundCopier(optimizers).select(owned).values()) == names
+
+
+def test_a_save_counts_as_an_image(tmp_path: Path) -> None:
+    """So it comes in place of an image, and its cost is part of their cost."""
+    costs: list[int] = []
+
+    def note(run: Run, number: int) -> None:
+        pace = run._boundary._pace
+        costs.append(len(pace.image_stalls))
+        assert not number or (pace.image_step == number and pace.image_since == pace.since)
+
+    train(Training(), tmp_path / "ckpt", note)
+    assert costs == list(range(STEPS))

@@ -30,8 +30,9 @@ from tests.train.forks import FORKS
 KEEP = 3
 LIMIT_S = 60.0
 NODES = {1: 1, 2: 2, 4: 2}  # machines of a world
-# Checkpoints that are there already: none; one of three; all that are kept, so that one goes.
-SLOTS = {"first": 0, "middle": 1, "last": KEEP, "mirror": KEEP}
+# Checkpoints that are there already: none; one of three; all that are kept, so that one goes. "image": with images, of
+# which each save is one.
+SLOTS = {"first": 0, "middle": 1, "last": KEEP, "mirror": KEEP, "image": KEEP}
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Machines:
 
     def __init__(self, root: Path, world: int, nodes: int = 0) -> None:
         self.root, self.world = root, world
+        self.images = False  # whether saves are images
         self.nodes = range(nodes or NODES[world])
         self.disks = [root / f"node{node}" / "ckpt" for node in self.nodes]
         self._savers: dict[int, subprocess.Popen[bytes]] = {}
@@ -150,6 +152,7 @@ class Machines:
             "SPOTKEEPER_INTERVAL_S": "1000",
             "SPOTKEEPER_KEEP": str(KEEP),
             "OMP_NUM_THREADS": "1",
+            "SPOTKEEPER_SNAPSHOTS": "1" if self.images else "0",
         }
 
     def told_durable(self, gen: int) -> Commit | None:
@@ -215,6 +218,7 @@ def _first_life(gang: Machines, cell: Cell) -> str:
     victim, last = cell.victim, cell.saves[-1]
     trainer = victim.what == "trainer"
     gang.start_savers(last, (-1 if trainer else victim.number, cell.point, cell.what))
+    gang.images = cell.slot == "image"
     with mirror.running(gang.root, gang.disks[0], cell.saves) if cell.slot == "mirror" else contextlib.nullcontext():
         gang.run(1, cell.saves, {victim.number: cell.point} if trainer else {})
         for node in gang.nodes:

@@ -24,6 +24,7 @@ def survey(root: Path, world: int, slot: str) -> Names:
     """The points of a save that is left alone, of each of its processes."""
     cell = Cell(world, slot, Victim("trainer", 0), 0)
     with machines(root, world) as gang:
+        gang.images = slot == "image"
         gang.start_savers(cell.saves[-1])
         codes = gang.run(1, cell.saves, {})
         if any(codes):

@@ -21,6 +21,7 @@ SLICE = (
     (2, "middle", "trainer", "kill"),
     (2, "mirror", "saver", "kill"),
     (4, "last", "saver", "kill"),
+    (1, "image", "saver", "kill"),
 )
 
 
@@ -51,6 +52,13 @@ def test_after_any_kill_the_newest_complete_checkpoint_loads(
     point = random.Random(f"{SEED}{world}{slot}{what}").randrange(1, len(names) - 8)  # noqa: S311 - a draw
     outcome = _crash(tmp_path, Cell(world, slot, Victim(what, 0), point, how))
     assert outcome.where, "somebody died"
+
+
+@pytest.mark.parametrize(("call", "loaded"), [("break_seal, half", "older"), ("seal, half", "older"), ("ask", "new")])
+def test_after_a_kill_in_a_save_that_is_an_image_its_seal_decides(tmp_path: Path, call: str, loaded: str) -> None:
+    names = survey(tmp_path / "survey", 1, "image")[Victim("trainer", 0)]
+    outcome = _crash(tmp_path, Cell(1, "image", Victim("trainer", 0), names.index(call) + 1))
+    assert (outcome.where, outcome.loaded) == (call, loaded)
 
 
 def test_a_kill_between_commit_and_answer_is_survived(tmp_path: Path, surveyed: dict[Victim, list[str]]) -> None:

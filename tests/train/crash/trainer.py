@@ -208,8 +208,15 @@ def _wrong(step: int, rank: int, model: Stamped, optimizer: torch.optim.Optimize
 
 def _wrap_images(points: Points) -> None:
     """What a trainer does for an image: gather with the others, break the seal, copy, seal."""
-    from spotkeeper.train.checkpoint import writer
     from spotkeeper.train.core import gang
+
+    points.before(gang.DistributedGang, "gather")
+    _wrap_copy(points)
+
+
+def _wrap_copy(points: Points) -> None:
+    """The copy into the memory, and the seal of an image."""
+    from spotkeeper.train.checkpoint import writer
 
     def half_broken(real: Call, args: tuple[Any, ...]) -> None:
         at = len(args[0]) - AREA
@@ -220,7 +227,6 @@ def _wrap_images(points: Points) -> None:
         at = len(args[0]) - AREA
         args[0][at + 20 : at + 40] = bytes(20)
 
-    points.before(gang.DistributedGang, "gather")
     points.before(writer, "Image", "image")
     points.within(writer, "break_seal", half_broken)
     points.within(ctypes, "memmove", lambda real, args: real(args[0], args[1], args[2] // 2))
@@ -230,13 +236,11 @@ def _wrap_images(points: Points) -> None:
 def _wrap(points: Points) -> None:
     """What a trainer does in a save: gather with the others, copy into the memory, ask, hear, tell the agent."""
     from spotkeeper.train.agent_link import control
-    from spotkeeper.train.checkpoint import writer
     from spotkeeper.train.core import gang
 
     points.before(gang.DistributedGang, "gather")
     points.before(dist, "all_gather")
-    points.before(writer, "Image", "image")
-    points.within(ctypes, "memmove", lambda real, args: real(args[0], args[1], args[2] // 2))
+    _wrap_copy(points)
     points.before(socket.socket, "sendall", "ask")
     points.before(socket.socket, "recvmsg", "hear")
     points.before(control.Control, "committed")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from spotkeeper.train.loop.boundary import EVERY_S, Agreement, StepAction
+from spotkeeper.train.agent_link.control import Control
+from spotkeeper.train.checkpoint.writer import SavePace
+from spotkeeper.train.loop.boundary import EVERY_S, Agreement, Boundary, StepAction
 
 
 class Link:
@@ -122,3 +125,36 @@ def test_fast_steps_agree_less_often() -> None:
 def test_a_single_rank_needs_no_exchange() -> None:
     answers, link = play([lambda step: StepAction.SAVE if step == 1 else StepAction.NOTHING], 3)
     assert answers == [[StepAction.NOTHING, StepAction.SAVE, StepAction.NOTHING]] and link.rounds == 0
+
+
+@pytest.mark.parametrize(
+    ("busy", "images", "free", "due", "view"),
+    [
+        (True, True, None, True, StepAction.FULL),
+        (True, True, None, False, StepAction.FULL),
+        (True, True, 2, True, StepAction.BUSY_IMAGE),
+        (True, True, 2, False, StepAction.BUSY),
+        (True, False, None, True, StepAction.BUSY),
+        (False, True, 2, True, StepAction.IMAGE),
+        (False, True, None, True, StepAction.NOTHING),
+    ],
+)
+def test_a_rank_without_memory_for_an_image_wants_none(
+    busy: bool, images: bool, free: int | None, due: bool, view: StepAction
+) -> None:
+    """While a saver writes and the rank has no third memory, it also keeps the other ranks from an image."""
+    boundary = Boundary.__new__(Boundary)
+    boundary._control, boundary._pace = Control.private(), SavePace(60.0, fixed_s=1e9)
+    boundary._pace.plain, boundary._pace.image_since = due, -1e9
+    boundary.writer = SimpleNamespace(busy=busy, writes=True)  # type: ignore[assignment]
+    strategy = SimpleNamespace(images=images, next_image=lambda: free, ready=lambda: False)
+    boundary._strategy = strategy  # type: ignore[assignment]
+    assert boundary._view() is view
+
+
+def test_a_rank_without_memory_prevents_the_images_of_all() -> None:
+    answers, _ = play(
+        [lambda _: StepAction.IMAGE, lambda step: StepAction.FULL if step < 5 else StepAction.BUSY_IMAGE], 10
+    )
+    assert answers[0] == answers[1]
+    assert answers[0].index(StepAction.BUSY_IMAGE) == 6 and StepAction.IMAGE not in answers[0][:7]
