@@ -275,15 +275,26 @@ class SaverServer:
             peer.fail(Fault.FENCED, fence)
             return
         try:
-            self._buffer.reserve(size)
+            self._reserve_staging(size)
         except OSError as error:
-            self._renew_images()  # they must not take what the next save needs
-            self._drop_parts()
             too_large = error.errno == errno.EFBIG  # a limit on files, not on memory
             fault = Fault.WRITE_FAILED if too_large else Fault.NO_MEMORY
             peer.fail(fault, f"staging memory: {reason(error)}")
             return
         peer.tell({"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
+
+    def _reserve_staging(self, size: int) -> None:
+        """Allocate the staging memory, in place of images if there is no memory for both.
+
+        Raises:
+            OSError: no memory, as long as the trainer maps the images.
+        """
+        try:
+            self._buffer.reserve(size)
+        except OSError:
+            self._renew_images()
+            self._drop_parts()
+            self._buffer.reserve(size)
 
     def _reserve_image(self, peer: Peer, number: int, size: int) -> None:
         answer: Answer = {"event": "image", "number": number, "bytes": 0, "took": False}
@@ -293,8 +304,7 @@ class SaverServer:
         try:
             answer["took"] = self._allocate_image(number, size)
         except OSError as error:
-            # Two image memories are of use without the third. One is not: it has the newest image, or is being filled.
-            self._renew_images(number if number == protocol.IMAGES - 1 else 0)
+            self._renew_images(number)  # an image in another one may be a save that is still to be written
             why = f"image memory: {reason(error)}"
             peer.tell({**answer, "took": True, "fault": int(Fault.NO_MEMORY), "why": why})
             return

@@ -253,15 +253,32 @@ class Pair:
         return memory
 
 
-def test_refused_image_memory_frees_that_of_the_other_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_memory_for_one_image_its_save_is_written_and_then_it_becomes_staging_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first image is a save, before which the trainer asks for the other memories."""
     from spotkeeper.train.checkpoint import durable
 
     pair = Pair(tmp_path)
-    pair.image(0)
-    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    memory = pair.image(0)
+    manifest = new_manifest(Commit(1, 5), GANG, {})
+    assert seal(memory, manifest, (STATE, SKELETON))
+
+    def refusal(wanted: int) -> str:
+        return "only 3 MB are left" if any(each.size for each in pair.server._images) else ""
+
+    monkeypatch.setattr(durable, "memory_refusal", refusal)
+    for number in (1, 2):
+        assert pair.client.image(number, SIZE) is None
+    pair.client.save(manifest, (STATE, SKELETON), image=0)
+    pair.serve()
+    assert isinstance(pair.client.wait(60), SaveDurable) and store.complete(tmp_path) == [Commit(1, 5)]
     with pytest.raises(SaverError, match="only 3 MB are left"):
         pair.image(1)
-    assert [each.size for each in pair.server._images] == [0, 0, 0] and not pair.client.images._maps
+    assert not pair.client.images._maps
+    pair.client.reserve(SIZE)
+    pair.serve()
+    assert len(pair.client.memory(SIZE)) >= SIZE and not any(each.size for each in pair.server._images)
 
 
 def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
