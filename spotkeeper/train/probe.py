@@ -93,7 +93,7 @@ class ScriptProbe:
         model, rest = run._position.take_common()
         local = run._position.take_local()
         local.pop("metrics", None)  # a point has the time of its report
-        for timing in ("stalls", "synced", "order"):
+        for timing in ("stalls", "orders"):
             rest.pop(timing, None)
         found = {
             "step": run.steps_done,

@@ -25,6 +25,12 @@ def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
+def find_all(module: nn.Module) -> dict[str, DistributedDataParallel]:
+    """Return all DDP modules in ``module``, itself included, by name."""
+    found = {plain(f"{name}.").strip("."): each for name, each in module.named_modules()}
+    return {name: each for name, each in found.items() if isinstance(each, DistributedDataParallel)}
+
+
 def plain(name: str) -> str:
     """Return a parameter's name in the user's module, without the prefixes that torch.compile adds."""
     return name.replace("_orig_mod.", "")
@@ -45,27 +51,30 @@ class Recorder:
 
     def stepped(self) -> None:
         """Keep the order of the backward before this optimizer step, and remove the hooks once they are not needed."""
-        if not self._recording:
-            return
+        self._keep()
         self._recording = False
-        self.synced += 1
-        if not self.order:
-            self.order = tuple(dict.fromkeys(self._names))
         if self.synced >= _sorts_after(self._ddp):
             for hook in self._hooks:
                 hook.remove()
 
+    def _keep(self) -> None:
+        """Count a synchronized backward, if there was one, and keep the order of the first."""
+        if self._names:
+            self.order = self.order or tuple(dict.fromkeys(self._names))
+            self.synced += 1
+            self._names.clear()
+
     def _note(self, name: str) -> Any:
         def hook(_: torch.Tensor) -> None:
-            if self._recording and not self.order:
+            if self._recording:
                 self._names.append(name)
 
         return hook
 
     def _forward(self, *_: object) -> None:
+        self._keep()  # before another forward of the same step: a discriminator has several
         if torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
             self._recording = True
-            self._names.clear()
 
 
 class Replayed:

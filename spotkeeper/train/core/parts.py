@@ -252,6 +252,13 @@ class Attached:
         return None if self.model is None else gradorder.find_ddp(self.model)
 
     @property
+    def ddps(self) -> dict[str, DistributedDataParallel]:
+        """All DDP modules, also in parts such as a GAN's second network."""
+        modules = {"model": self.model, **self.common}
+        found = {name: gradorder.find_all(part) for name, part in modules.items() if isinstance(part, nn.Module)}
+        return {f"{name}.{below}": ddp for name, each in found.items() for below, ddp in each.items()}
+
+    @property
     def core(self) -> nn.Module | None:
         """The user's module without the wrappers of DDP and torch.compile, which change parameter names."""
         module = self.model

@@ -35,7 +35,7 @@ class RunPosition:
         self._gang = gang
         self._pace = pace
         self._seed = seed
-        self._order: gradorder.Recorder | gradorder.Replayed | None = None
+        self._orders: dict[str, gradorder.Recorder | gradorder.Replayed] = {}  # by name of the DDP module
         self.step = 0  # optimizer steps done
         self.data = DataPosition()  # at the end of the last loop, or where the next one resumes
         self.epochs = EpochProgress()
@@ -63,18 +63,16 @@ class RunPosition:
 
     def begin(self) -> None:
         """Start at step 0."""
-        if (ddp := self._parts.ddp) is not None:
-            self._order = gradorder.Recorder(ddp)
+        self._orders = {name: gradorder.Recorder(ddp) for name, ddp in self._parts.ddps.items()}
 
     def load(self, found: ResumePoint) -> None:
         """Restore DDP's buckets, then the state, then the random state: each can change what the next one restores."""
         rest = found.rest
-        ddp = self._parts.ddp
-        if ddp is not None and rest["order"]:
-            gradorder.replay(ddp, rest["order"], rest["synced"])
-            self._order = gradorder.Replayed(rest["order"], rest["synced"])
-        else:
-            self.begin()
+        for name, ddp in self._parts.ddps.items():
+            order, synced = rest["orders"].get(name, ((), 0))
+            if order:
+                gradorder.replay(ddp, order, synced)
+            self._orders[name] = gradorder.Replayed(order, synced) if order else gradorder.Recorder(ddp)
         self._parts.load(found.model, rest, found.local)
         self.step = rest["step"]
         self.data = DataPosition(**rest["data"])
@@ -96,8 +94,8 @@ class RunPosition:
     def end_step(self) -> None:
         """Note that a batch with an optimizer step has ended."""
         self.stepped = False
-        if self._order is not None:
-            self._order.stepped()
+        for order in self._orders.values():
+            order.stepped()
 
     def take_common(self) -> tuple[object, dict[str, object]]:
         model, rest = self._parts.take_common()
@@ -105,8 +103,7 @@ class RunPosition:
             "step": self.step,
             "data": asdict(self.place),
             "epochs": asdict(self.epochs),
-            "order": self._order.order if self._order else (),
-            "synced": self._order.synced if self._order else 0,
+            "orders": {name: (each.order, each.synced) for name, each in self._orders.items()},
             "stalls": list(self._pace.stalls),
         }
         return model, rest

@@ -29,6 +29,7 @@ import torch.distributed as dist
 import spotkeeper
 from spotkeeper.train.agent_link.control import AgentRequest
 from spotkeeper.train.checkpoint import snapshot
+from spotkeeper.train.checkpoint.client import Client
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.core.shards import is_shared
 from spotkeeper.train.loop import boundary
@@ -241,11 +242,13 @@ def _sources() -> list[str]:
 
 
 def _keep_images(*, sharded: bool) -> list[str]:
-    """Keep an image after each step, copied at the worst moment."""
+    """Keep an image after each step, copied at the worst moment, however long the saver takes to give memory."""
     os.environ.update(SPOTKEEPER_SNAPSHOTS="1", SPOTKEEPER_INTERVAL_S="0.001" if sharded else "3600")
     if sharded:
         return ["saves"]
     boundary.Agreement.after_step = lambda *_: boundary.StepAction.IMAGE  # type: ignore[method-assign]
+    take = Client.image
+    Client.image = lambda self, number, size, wait=True: take(self, number, size, wait=True)  # type: ignore[method-assign]
     snapshot.ThreadPoolExecutor = lambda *_: WorstCopier()  # type: ignore[assignment, misc]
     return ["images"]
 

@@ -17,7 +17,7 @@ SLICE = (
     "ddp, fp16 with GradScaler",
     "ddp, iterable data with a state",
     "fsdp, EMA",
-    "ddp, several optimizers and schedulers",
+    "ddp, WGAN with its clamp",
     "ddp, SAM through .data",
     "ddp, MoCo's momentum encoder and queue",
 )
