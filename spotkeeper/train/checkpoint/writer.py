@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import time
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -61,6 +62,28 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
     return min(max(best, _IDLE * save_s, SHORTEST_S), LONGEST_S)
 
 
+class RecentTimes(deque[float]):
+    """The newest ``size`` values, also kept in order, so that their median costs nothing. Values are only appended."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(maxlen=size)
+        self._ordered: list[float] = []
+
+    def append(self, value: float) -> None:
+        if len(self) == self.maxlen:
+            del self._ordered[bisect_left(self._ordered, self[0])]
+        insort(self._ordered, value)
+        super().append(value)
+
+    @property
+    def median(self) -> float:
+        """The median, 0.0 without values."""
+        ordered, middle = self._ordered, len(self) // 2
+        if not ordered:
+            return 0.0
+        return ordered[middle] if len(self) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
 @dataclass
 class SavePace:
     """Measured times of one rank's steps and saves, and the interval between saves that follows from them, in seconds.
@@ -72,12 +95,12 @@ class SavePace:
     mean_life_s: float
     fixed_s: float | None = None  # interval set by the job file
     overhead: float = 0.01  # largest share of the training time that images may cost
-    steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    steps: RecentTimes = field(default_factory=lambda: RecentTimes(64))
     stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     saves: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     since: float = 0.0  # start of the last save, or of the loop before any save; -inf: a save is due at once
     image_stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-    image_steps: deque[float] = field(default_factory=lambda: deque(maxlen=16))  # times of steps that follow an image
+    image_steps: RecentTimes = field(default_factory=lambda: RecentTimes(16))  # times of steps that follow an image
     image_since: float = 0.0  # end of the last image's stall
     image_spacing: int = 0  # steps between the two newest images; 0: fewer than two
     image_step: int = -1  # step of the newest image; -1: none
@@ -86,7 +109,7 @@ class SavePace:
 
     @property
     def step_s(self) -> float:
-        return median(self.steps or [0.0])
+        return self.steps.median
 
     @property
     def stall_s(self) -> float:
@@ -117,7 +140,7 @@ class SavePace:
     @property
     def image_cost_s(self) -> float:
         """Seconds that keeping one image costs: its stall, and how much longer the next step takes than other steps."""
-        slower = median(self.image_steps) - self.step_s if self.image_steps else 0.0
+        slower = self.image_steps.median - self.step_s if self.image_steps else 0.0
         return median(self.image_stalls or [0.0]) + max(0.0, slower)
 
     @property

@@ -31,7 +31,8 @@ class DataPosition:
     number: int = 0  # batches done in this epoch
 
     def next(self) -> DataPosition:
-        return replace(self, consumed=self.consumed + self.batch, number=self.number + 1)
+        # a third of the time of ``replace``
+        return DataPosition(self.loop, self.consumed + self.batch, self.batch, self.epoch, self.number + 1)
 
 
 class Feed(Protocol):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from random import Random
+from statistics import median
 
 import pytest
 
-from spotkeeper.train.checkpoint.writer import LONGEST_S, SHORTEST_S, SavePace, young
+from spotkeeper.train.checkpoint.writer import LONGEST_S, SHORTEST_S, RecentTimes, SavePace, young
 
 
 @pytest.mark.parametrize(("stall_s", "life_s"), [(0.5, 2700.0), (0.05, 21600.0), (2.0, 600.0)])
@@ -49,11 +52,19 @@ def test_a_fixed_interval_is_kept() -> None:
 def test_figures_are_medians() -> None:
     pace = SavePace(1.0)
     assert (pace.step_s, pace.stall_s, pace.save_s) == (0.0, 0.0, 0.0)
-    pace.steps.extend([9.0, 0.1, 0.1])
+    for seconds in (9.0, 0.1, 0.1):
+        pace.add_step(seconds)
     assert pace.step_s == 0.1
 
 
-def _deque(*values: float):  # type: ignore[no-untyped-def]
-    from collections import deque
+def test_the_median_of_recent_times_is_that_of_the_newest() -> None:
+    random, recent, newest = Random(1), RecentTimes(6), deque[float](maxlen=6)  # noqa: S311 - reproducible
+    for _ in range(60):
+        value = random.choice((0.1, 0.2, 0.3, random.random()))
+        recent.append(value)
+        newest.append(value)
+        assert recent == newest and recent.median == median(newest)
 
+
+def _deque(*values: float):  # type: ignore[no-untyped-def]
     return deque(values, maxlen=8)
