@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
+import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from spotkeeper_agent.agent import upgrade
-from spotkeeper_agent.agent.upgrade import TRIES, Bundles
+from spotkeeper_agent.agent.upgrade import TRIES, Bundles, Upgrade
 from spotkeeper_agent.cloud.storage import Bucket
+from spotkeeper_agent.core.events import BundleReady
 from spotkeeper_agent.job.source import SourceError
 
 OLD, NEW = "a" * 64, "b" * 64
@@ -87,14 +91,15 @@ def test_a_bundle_that_would_write_outside_is_refused(folder: Path, tmp_path: Pa
 
 
 def test_a_failing_new_agent_is_replaced_by_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executed: list[str] = []
-    monkeypatch.setattr(os, "execve", lambda program, words, env: executed.append(env["PYTHONPATH"]))
+    executed: list[object] = []
+    monkeypatch.setattr(os, "execve", lambda *given: executed.append(given))
     (folder / NEW).mkdir()
     for _ in range(TRIES):
         bundles = Bundles(folder, folder / OLD)  # the unit has started the old one anew
         assert bundles.wants(NEW)
         bundles.become(folder / NEW)
-    assert executed == [str(folder / NEW / "site")] * TRIES
+    env = os.environ | {"PYTHONPATH": str(folder / NEW / "site")}
+    assert executed == [(sys.executable, sys.orig_argv, env)] * TRIES
     bundles = Bundles(folder, folder / OLD)
     bundles.proved()  # the old one is answered as ever
     assert not bundles.wants(NEW)
@@ -123,3 +128,50 @@ def test_unused_bundles_are_deleted(folder: Path) -> None:
     gone = bundles.prune(str(launcher))
     assert sorted(gone) == ["c" * 64, "d" * 64, "e" * 64]
     assert sorted(path.name[0] for path in folder.iterdir() if len(path.name) == 64) == ["a", "b", "f"]
+
+
+def test_a_bundle_that_another_user_could_write_is_named(tmp_path: Path) -> None:
+    file = tmp_path / NEW / "site"
+    file.parent.mkdir()
+    file.touch()
+    file.chmod(0o662)
+    with pytest.raises(PermissionError) as caught:
+        upgrade.check_own(tmp_path / NEW)
+    why = f"not executed, because other users than the agent can write it (user {os.geteuid()}, mode 662)"
+    assert caught.value.args[:2] == (errno.EPERM, why) and caught.value.filename == str(file)
+
+
+@pytest.mark.parametrize(("up", "serving", "prunes"), [(True, True, True), (False, False, True), (False, True, False)])
+def test_an_upgrade_is_fetched_by_the_helper_then_executed_and_logged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, up: bool, serving: bool, prunes: bool
+) -> None:
+    bucket, sha256 = a_bundle()
+    for age, name in enumerate("cd"):
+        (folder / (name * 64)).mkdir()
+        os.utime(folder / (name * 64), (1000 + age, 1000 + age))
+    asked: list[tuple[str, Callable[[], object]]] = []
+    lines: list[tuple[str, dict[str, object]]] = []
+    helper = SimpleNamespace(do=lambda name, work: asked.append((name, work)))
+    launcher = SimpleNamespace(up=up, home="")
+    log = cast(Any, lambda event, **values: lines.append((event, values)))
+    bundles = Bundles(folder, folder / OLD)
+    found = Upgrade(bundles, bucket, cast(Any, helper), cast(Any, launcher), log)
+    found.succeed()
+    assert (found.folder, lines) == (None, []), "nothing newer is ready"
+    found.heard(OLD, serving)
+    assert asked == [] and lines == [("bundle.pruned", {"bundles": ["c" * 64]})] * prunes
+    found.heard(sha256, serving)
+    ((name, work),) = asked
+    assert (name, work()) == ("bundle", BundleReady(folder / sha256))
+    lines.clear()
+    found.ready(folder / sha256)
+    found.heard(sha256, serving)
+    assert len(asked) == 1, "it is fetched once"
+    executed: list[Path] = []
+    monkeypatch.setattr(bundles, "become", executed.append)
+    found.succeed()
+    assert [line for line in lines if line[0] != "bundle.pruned"] == [
+        ("bundle.ready", {"bundle": sha256}),
+        ("agent.succeed", {"bundle": sha256}),
+    ]
+    assert executed == [folder / sha256]

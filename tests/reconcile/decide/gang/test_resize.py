@@ -8,15 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Node, Phase
+from spotkeeper.contract.record import Move, Node, Phase, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize
 from spotkeeper.reconcile.decide.provisioning import offers
-from tests.reconcile.decide.test_decide import NOW, gang
+from tests.reconcile.decide.test_decide import NOW, fact, gang, intent
+from tests.reconcile.decide.test_guards import Case, calm, on_cur, on_node, on_record, on_snapshot
 from tests.reconcile.world import World, stack
 
 
@@ -219,3 +221,128 @@ def test_a_parked_nodes_refusals_keep_no_other_nodes_refusals_alive() -> None:
     assert (draft.nodes[1].refused, draft.nodes[1].refused_at) == ((), 0.0) and draft.nodes[0] == old
     found = offers.choices(draft, offers.gang_as_node(draft), None, (Model.SPOT,))
     assert {choice.offer.zone for choice in found} == {"z-a", "z-b", "z-c"}
+
+
+# -- values of each step, and each guard alone
+
+
+@pytest.mark.parametrize(
+    ("case", "nodes", "why"),
+    [
+        (on_snapshot(spec=None)(*calm(3, nodes=Nodes(1, 4))), 2, "no size was named"),
+        (calm(3, nodes=Nodes(1, 4)), None, "no size was named"),
+        (
+            on_record(move=Move("z-b", NOW))(*calm(3, nodes=Nodes(1, 4))),
+            2,
+            "the job is moving to z-b: resize it afterwards",
+        ),
+        (on_record(move=Move("z-b", NOW))(*calm(3)), 2, "the job file says `nodes: 3`; only `nodes: {min, max}` lets a "
+         "job change its size"),
+        (calm(3, nodes=Nodes(1, 4)), 3, "the job has 3 already"),
+        (calm(3, nodes=Nodes(1, 4)), 2, ""),
+    ],
+)  # fmt: skip
+def test_why_a_size_is_refused(case: Case, nodes: int | None, why: str) -> None:
+    draft = Draft(*case)
+    assert resize.take(draft, nodes) == why
+    assert (draft.record.size is None) is bool(why), "a refused size changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("parked", "nodes", "then", "grows"),
+    [
+        ((2, 3, 4), 3, (3, 4), {2}),
+        ((2, 3, 4), 5, (), {2, 3, 4}),
+        ((4,), 3, (3, 4), set()),
+        ((0,), 2, (0, 3, 4), set()),
+        ((), 2, (2, 3, 4), set()),
+    ],
+)
+def test_a_size_names_who_is_parked_and_the_others_return(
+    parked: tuple[int, ...], nodes: int, then: tuple[int, ...], grows: set[int]
+) -> None:
+    draft = Draft(*on_record(parked=parked, size=5 - len(parked))(*calm(5, nodes=Nodes(1, 5))))
+    assert resize.take(draft, nodes) == ""
+    assert (draft.record.size, draft.record.parked) == (nodes, then)
+    assert {index for index, node in enumerate(draft.nodes) if node.cause == "resize"} == grows
+
+
+@pytest.mark.parametrize(
+    ("holders", "parked"),
+    [({0}, (1, 2, 3)), ({1}, (0, 2, 3)), ({2}, (0, 1, 3)), ({3}, (0, 1, 2)), ({1, 2}, (0, 2, 3)), (set(), (1, 2, 3))],
+)
+def test_a_node_with_the_newest_checkpoint_stays_in_place_of_another(
+    holders: set[int], parked: tuple[int, ...]
+) -> None:
+    case = on_snapshot(progress=None)(*calm(4, nodes=Nodes(1, 4)))
+    for index in range(4):
+        case = on_cur(index, has_newest=index in holders)(*case)
+    draft = Draft(*case)
+    assert resize.take(draft, 1) == ""
+    assert draft.record.parked == parked
+
+
+@pytest.mark.parametrize(
+    ("case", "loss"),
+    [
+        (calm(2), (2.0, 1.0, 0.0, -0.3, -1)),
+        (on_node(1, cur=None)(*calm(2)), (0.0, 0.0, 0.0, -1)),
+        (on_cur(1, state=SlotState.ADMITTED)(*calm(2)), (1.0, 1.0, 0.0, -0.3, -1)),
+        (on_cur(1, notice=NOW + 60)(*calm(2)), (2.0, 0.0, 0.0, -0.3, -1)),
+        (on_cur(1, ends=NOW + 60)(*calm(2)), (2.0, 0.0, 0.0, -0.3, -1)),
+        (on_cur(1, hardware_faults=1)(*calm(2)), (2.0, 0.0, 0.0, -0.3, -1)),
+        (on_cur(1, model=Model.STATIC)(*calm(2)), (2.0, 1.0, 0.0, -0.0, -1)),
+        (on_cur(1, model=Model.ON_DEMAND)(*calm(2)), (2.0, 1.0, 0.0, -1.0, -1)),
+        (calm(2, fact(1, Kind.LAGS, "0-140")), (2.0, 1.0, -140.0, -0.3, -1)),
+    ],
+)
+def test_what_the_loss_of_a_node_costs(case: Case, loss: tuple[float, ...]) -> None:
+    assert resize._loss(Draft(*case), 1) == loss
+
+
+def to_two(**changes: object) -> Case:
+    """Nodes 2 and 3 are to be parked; node 2 is a member, node 3 has a machine that boots."""
+    case = on_node(3, cur=intent(1), next=intent(2), replace_reason="user", refused=("x",), refused_at=NOW)(*calm(4))
+    return on_record(**{"size": 2, "parked": (2, 3), "members": (0, 1, 2), **changes})(*case)
+
+
+def test_all_save_and_stop_before_a_member_is_parked_and_another_node_is_parked_at_once() -> None:
+    record, seen = to_two()
+    swapped = replace(record, nodes=(*record.nodes[:2], record.nodes[3], record.nodes[2]), members=(0, 1, 3))
+    for draft, member, other in ((Draft(record, seen), 2, 3), (Draft(swapped, seen), 3, 2)):
+        resize.step(draft)
+        assert (draft.record.stop, draft.record.stop_deadline) == (True, NOW + 5 + Times().stop_s)
+        assert draft.nodes[member] == draft.before.nodes[member]
+        parked = Node(top=1, disk=1, disk_top=1, zone="z-a", cause="resize", vacant_since=NOW)
+        assert draft.nodes[other] == parked
+        assert [(entry.id, entry.cause) for entry in draft.entries] == [("stop.g3", "resize")]
+
+
+def test_a_resize_that_is_given_up_parks_only_who_does_not_train() -> None:
+    stopped = {"stop": True, "stop_since": NOW - 9, "stop_deadline": NOW}
+    case = on_snapshot(progress=Progress(3, 100, NOW, commit_gen=2, commit_step=90))(*to_two(**stopped))
+    for index in (0, 1):
+        case = on_cur(index, has_newest=False)(*case)
+    draft = Draft(*case)
+    resize.step(draft)
+    assert (draft.record.size, draft.record.parked) == (3, (3,))
+    (entry,) = draft.entries
+    assert (entry.id, entry.event, entry.cause) == ("request.resize.v41", Event.REQUEST, "resize")
+    assert entry.detail == "the resize is given up, because no node that stays has the newest checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("case", "index", "free"),
+    [
+        (calm(3), 1, True),  # a member can train without a disk
+        (on_record(parked=(1,), size=2, members=(0, 2))(*calm(3)), 1, True),
+        (on_record(members=(0, 2))(*calm(3)), 1, False),  # neither parked nor a member
+        (on_record(stop=True, stop_since=NOW)(*calm(3)), 1, False),
+        (on_record(gen=0)(*calm(3)), 1, False),
+        (on_snapshot(progress=None)(*on_cur(0, has_newest=False)(*calm(1))), 0, False),
+        (calm(2, fact(1, Kind.UNSAVED)), 1, True),  # the other member has the newest commit
+        (calm(1, fact(0, Kind.UNSAVED)), 0, False),
+    ],
+)
+def test_an_old_disk_goes_only_while_a_member_has_the_newest_commit(case: Case, index: int, free: bool) -> None:
+    assert resize.left(Draft(*case), index) is free
