@@ -282,4 +282,7 @@ def test_a_source_in_an_unwatched_folder_is_refused(tmp_path: Path, source: str)
         return ""
 
     assert told("code") == told("..") == ""
-    assert "whose changes start neither a preview nor an `up`: move it" in told(source)
+    assert told(source).splitlines()[-1].strip() == (
+        f'jobs/a.yaml:4: source: "{source}": is in one of the folders bench, docs, tests, whose changes start neither '
+        "a preview nor an `up`: move it"
+    )

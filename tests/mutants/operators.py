@@ -25,7 +25,7 @@ IGNORED_CALLS = NEVER_MUTATE_FUNCTION_CALLS | {"cast", "TypeVar"}
 class Mutant:
     file: str
     function: str
-    first: int  # lines of the statement
+    first: int  # lines of the statement; of a default value: of the whole function, whose tests can notice it
     last: int
     signature: bool  # a default value, which is evaluated when the function is defined
     source: str
@@ -67,7 +67,7 @@ class _Visitor(cst.CSTVisitor):
         self.found: list[Mutant] = []
         self._file, self._source, self._module = file, source, module
         self._names: list[str] = []  # classes and functions around the node
-        self._functions = 0
+        self._functions: list[cst.FunctionDef] = []
         self._span: cst.CSTNode | None = None  # the statement around it, or a compound statement's expression
         self._parameters = 0
 
@@ -76,7 +76,8 @@ class _Visitor(cst.CSTVisitor):
             return False
         if isinstance(node, cst.ClassDef | cst.FunctionDef):
             self._names.append(node.name.value)
-            self._functions += isinstance(node, cst.FunctionDef)
+        if isinstance(node, cst.FunctionDef):
+            self._functions.append(node)
         self._parameters += isinstance(node, cst.Parameters)
         if self._span is None and isinstance(node, cst.BaseSmallStatement | cst.BaseExpression):
             self._span = node
@@ -87,7 +88,8 @@ class _Visitor(cst.CSTVisitor):
     def on_leave(self, original_node: cst.CSTNode) -> None:
         if isinstance(original_node, cst.ClassDef | cst.FunctionDef) and not _ignored(original_node):
             self._names.pop()
-            self._functions -= isinstance(original_node, cst.FunctionDef)
+        if isinstance(original_node, cst.FunctionDef):
+            self._functions.pop()
         self._parameters -= isinstance(original_node, cst.Parameters)
         if self._span is original_node:
             self._span = None
@@ -98,8 +100,10 @@ class _Visitor(cst.CSTVisitor):
             if not isinstance(node, kind):
                 continue
             for changed in operator(node):
-                position = position or self.get_metadata(PositionProvider, self._span or node)
-                first, last, signature = position.start.line, position.end.line, self._parameters > 0
+                signature = self._parameters > 0
+                span = self._functions[-1] if signature else self._span or node
+                position = position or self.get_metadata(PositionProvider, span)
+                first, last = position.start.line, position.end.line
                 function = ".".join(self._names)
                 self.found.append(
                     Mutant(self._file, function, first, last, signature, self._source, self._module, node, changed)

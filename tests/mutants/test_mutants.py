@@ -53,10 +53,11 @@ def test_decorated_functions_are_mutated() -> None:
     assert found("Box.full") == {"return near(None)", "return near(8)"}
 
 
-def test_only_a_default_value_is_part_of_the_signature() -> None:
-    assert [mutant.diff.split("\n")[0] for mutant in operators.mutants("box.py", SOURCE) if mutant.signature] == [
-        "-def near(a: int | None, b: int = 5) -> bool:"
-    ]
+def test_only_a_default_value_is_part_of_the_signature_and_the_functions_tests_can_notice_it() -> None:
+    (mutant,) = [mutant for mutant in operators.mutants("box.py", SOURCE) if mutant.signature]
+    first, *_, last = SOURCE.split("\n")[mutant.first - 1 : mutant.last]
+    assert mutant.diff.split("\n")[0] == f"-{first}" == "-def near(a: int | None, b: int = 5) -> bool:"
+    assert last == "    return a is not None and a < b + LIMIT"
 
 
 def test_a_mutant_keeps_its_name_when_lines_move() -> None:

@@ -139,6 +139,15 @@ def test_a_bundle_that_another_user_could_write_is_named(tmp_path: Path) -> None
         upgrade.check_own(tmp_path / NEW)
     why = f"not executed, because other users than the agent can write it (user {os.geteuid()}, mode 662)"
     assert caught.value.args[:2] == (errno.EPERM, why) and caught.value.filename == str(file)
+    file.chmod(0o640)
+    upgrade.check_own(tmp_path / NEW)
+    folder = file.with_name("job")
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match=r"mode 777\)"):
+        upgrade.check_own(tmp_path / NEW)
+    folder.chmod(0o1777)  # as /tmp: others cannot replace what is in it
+    upgrade.check_own(tmp_path / NEW)
 
 
 @pytest.mark.parametrize(("up", "serving", "prunes"), [(True, True, True), (False, False, True), (False, True, False)])

@@ -158,6 +158,11 @@ def test_the_cause_of_a_request_is_the_nodes() -> None:
     reservations.step(draft)
     cur = draft.nodes[1].cur
     assert cur is not None and (cur.attempt, cur.state, cur.cause, cur.since) == (2, SlotState.INTENT, "loss", NOW)
+    (entry,) = draft.entries
+    assert (entry.id, entry.cause) == ("intent.r1.a2", "loss")
+    assert (entry.price, entry.on_demand) == (0.3, 1.0) and entry.detail == draft.whys["pool/z-a/spot"].partition(": ")[
+        2
+    ]
 
 
 # -- a gang that waits for the rest
@@ -197,6 +202,12 @@ def test_each_of_these_alone_keeps_the_machines(change: Change) -> None:
     draft = changed(calm(2), *waiting(), change)
     pending.give_back(draft)
     assert draft.record.phase is Phase.RUN
+
+
+def test_a_whole_gang_waits_for_nothing() -> None:
+    draft = changed(calm(2), *waiting(), on_node(1, cur=member(1)))
+    pending.give_back(draft)
+    assert draft.record.short_since == NOW - TIMES.gang_s, "a vacant node alone changes it"
 
 
 def test_a_request_of_this_pass_keeps_the_machines() -> None:
@@ -281,14 +292,17 @@ def test_where_a_zone_does_not_answer_the_machine_says_which_disk_it_has() -> No
 # -- copies in the bucket
 
 
+FETCHES = (
+    on_spec(checkpoint=Checkpoint(mirror=Mirror(every_min=1.0))),
+    on_record(stop=True, stop_since=NOW, mirror=(Mirrored("2-90", 0, NOW),)),
+    on_cur(0, has_newest=False),
+    on_snapshot(progress=Progress(3, 100, NOW, commit_gen=2, commit_step=90)),
+)
+
+
 def fetching(*said: object, fetch: Fetch | None = None, copy: str = "2-90") -> Draft:
-    return changed(
-        calm(1, fact(0, Kind.ATTACHED), *said),
-        on_spec(checkpoint=Checkpoint(mirror=Mirror(every_min=1.0))),
-        on_record(stop=True, stop_since=NOW, mirror=(Mirrored(copy, 0, NOW),), fetch=fetch),
-        on_cur(0, has_newest=False),
-        on_snapshot(progress=Progress(3, 100, NOW, commit_gen=2, commit_step=90)),
-    )
+    case = calm(1, fact(0, Kind.ATTACHED), *said)
+    return changed(case, *FETCHES, on_record(mirror=(Mirrored(copy, 0, NOW),), fetch=fetch))
 
 
 FETCH = Fetch("2-90", 0, (0,))
@@ -303,6 +317,8 @@ def test_a_generation_waits_for_the_newest_copy() -> None:
     assert [(entry.id, entry.detail) for entry in draft.entries] == [
         ("fetch.v41", "checkpoint 2-90, the newest that was reported")
     ]
+    two = changed(calm(2, fact(0, Kind.ATTACHED), fact(1, Kind.ATTACHED)), *FETCHES, on_cur(1, has_newest=False))
+    assert mirrors.awaited(two, [0, 1]) and two.record.fetch == FETCH, "the other receives it from node 0"
     again = fetching(fetch=FETCH)
     assert mirrors.awaited(again, [0]) and again.entries == [], "it is logged once"
 

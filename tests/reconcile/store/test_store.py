@@ -275,7 +275,7 @@ def test_objects_that_machines_may_write_are_never_documents(store: Store, writt
     assert store.list_facts(JOB) == store.facts_of(JOB, said.uid) == ()
     assert store.list_requests(JOB) == ()
     assert store.list_ledger(JOB) == ()
-    assert store.put_fact(JOB, said) and store.list_facts(JOB) == (said,)
+    assert store.put_fact(JOB, said) and store.list_facts(JOB) == store.facts_of(JOB, said.uid) == (said,)
 
 
 def test_facts_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
