@@ -44,7 +44,7 @@ def readable_allocation(store: Store) -> Versioned[Allocation] | None:
 
 
 def note_tick(store: Store, now: float, trouble: str, **counts: int) -> None:
-    """Log a tick's result and update ``stack/tick``. ``trouble``: why it failed, or ""; ``counts``: for the log line."""
+    """Log a tick's result and update ``stack/tick``. ``trouble``: why it failed, or ""; ``counts``: for the log."""
     level, event = (logging.WARNING, TICK_FAILED) if trouble else (logging.INFO, TICK)
     log.log(level, "tick", extra={"event": event, "reason": trouble or None, **counts})
     try:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Grant
 from spotkeeper.contract.facts import Fact, Kind
-from spotkeeper.contract.generation import DocState, FactIn, Progress, Role, Sync
-from spotkeeper.contract.job import Checkpoint, JobSpec, Nodes
+from spotkeeper.contract.generation import DocState, FactIn, MirrorRun, Progress, Role, Sync
+from spotkeeper.contract.job import Checkpoint, JobSpec, Mirror, Nodes
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
-from spotkeeper.contract.record import Budget, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
+from spotkeeper.contract.record import Budget, Mirrored, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller import reconcile_job
 from spotkeeper.reconcile.controller.document import Speaker, at_rest, generation, job_run, reply
@@ -460,6 +460,20 @@ def test_only_an_elastic_job_has_a_largest_world() -> None:
     assert job_run(SPEC, 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(2, 2)), 4).max_world is None
     assert job_run(replace(SPEC, nodes=Nodes(1, 3)), 4).max_world == 12
+
+
+def test_machines_get_the_settings_of_a_jobs_copies_in_seconds_and_bytes() -> None:
+    assert job_run(SPEC, 1).mirror is None
+    mirror = Mirror(every_min=1.5, mb_s=20.0)
+    assert job_run(replace(SPEC, checkpoint=Checkpoint(mirror=mirror)), 1).mirror == MirrorRun(90.0, 20e6)
+
+
+def test_a_reply_names_the_newest_copy_and_when_it_was_reported() -> None:
+    copies = (Mirrored("3-90", 1, 77.0), Mirrored("3-80", 0, 66.0))
+    found = reply(record(mirror=copies), SPEC, STACK, dynamic(0, 1), say())
+    assert (found.mirrored, found.mirrored_at) == ("3-90", 77.0)
+    found = reply(record(), SPEC, STACK, dynamic(0, 1), say())
+    assert (found.mirrored, found.mirrored_at) == (None, None)
 
 
 def test_machines_take_snapshots_only_if_the_job_file_says_so() -> None:

@@ -181,3 +181,11 @@ def test_a_zone_is_left_only_for_one_that_is_cheaper_by_more_and_worth_more(
     job = replace(JOB, running=Go.SPOT, zone="a")
     zones = (zone("a", 0.75), zone("b", there), zone("c", 0.25))
     assert ("spot:b" in says(job, *zones, rule=rule)) is left
+    why = "a cheaper zone is worth the move" if better < 0 else "spot runs"  # the third zone is the cheapest
+    assert asked(job, *zones, rule=rule).why == why
+
+
+def test_spot_above_on_demand_is_left_and_the_reason_names_its_price() -> None:
+    found = asked(replace(JOB, running=Go.SPOT, zone="a"), zone("a", 1.25))
+    assert [(step.go, step.why) for step in found.steps] == [(Go.ON_DEMAND, "spot costs 125 % of on-demand")]
+    assert found.why == "spot costs 125 % of on-demand"
