@@ -105,7 +105,7 @@ def machines(view: JobView) -> Markup:
             el("span", node.zone, class_="nobreak"),
             node.vm,
             el("span", duration(node.age_s), class_="nobreak"),
-            el("span", node.lag or node.reason, class_="small"),
+            el("span", why, class_="small") if (why := node.lag or node.reason) else None,
         )
         for node in view.nodes
     ]
