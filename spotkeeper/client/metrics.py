@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from spotkeeper.contract.metrics import BYTES, GenerationMetrics, folder_name, object_name, read_metrics
 from spotkeeper.reconcile.store.store import Store
-from spotkeeper.report.job.metrics import condensed
+from spotkeeper.report.job.metrics import NAMES, condensed, in_order
 
 READS = 4  # generations that are read at once
 MOST = 10_000  # generations of a job
@@ -19,10 +20,12 @@ class MetricsReader:
 
     Args:
         most: number of newest generations to read at first; None: all.
+        metrics: how many metrics are wanted, ``loss`` first, then by name; points of others can be missing. None: all.
     """
 
-    def __init__(self, store: Store, job: str, most: int | None = None) -> None:
-        self._store, self._job, self._most = store, job, most
+    def __init__(self, store: Store, job: str, most: int | None = None, metrics: int | None = None) -> None:
+        self._store, self._job, self._most, self._metrics = store, job, most, metrics
+        self.names: set[str] = set()  # of all metrics, wanted or not; about NAMES at most
         self._chain: list[tuple[int, int]] = []  # ancestors (generation, step) that were read
         self._ended: GenerationMetrics | None = None  # their joined curves
         self.invalid: dict[int, str] = {}  # generation -> what is wrong with its file
@@ -56,7 +59,7 @@ class MetricsReader:
             with ThreadPoolExecutor(READS) as pool:
                 found = [one for one in pool.map(self._of, (gen for gen, _ in part)) if one is not None]
             ended = [] if self._ended is None else [self._ended]
-            self._ended = condensed([*ended, *found], chain[: begins + len(known) + at + len(part)])
+            self._ended = self._first(condensed([*ended, *found], chain[: begins + len(known) + at + len(part)]))
         self._chain = chain[begins:]
 
     def _generations(self) -> list[int]:
@@ -69,7 +72,17 @@ class MetricsReader:
         if data is None:
             return None
         try:
-            return read_metrics(data, gen)
+            found = read_metrics(data, gen)
         except ValueError as error:
             self.invalid[gen] = str(error)
             return None
+        if len(self.names) < NAMES:
+            self.names |= found.metrics.keys()
+        return self._first(found)
+
+    def _first(self, found: GenerationMetrics) -> GenerationMetrics:
+        """Leave out all but the first metrics. Those of the whole job are also the first of each generation."""
+        if self._metrics is None:
+            return found
+        names = sorted(found.metrics, key=in_order)[: self._metrics]
+        return replace(found, metrics={name: found.metrics[name] for name in names})

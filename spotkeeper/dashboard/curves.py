@@ -1,6 +1,6 @@
 """Reads the metrics of jobs for all their open pages: each job once, one after the other, thinned to what charts draw.
 
-So the memory of 64 long metrics is that of one job, however many tabs show it.
+So the memory of a job's metrics is that of one tab, however many tabs show it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import curves, pace
 
 FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
-KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
+KEPT = 8  # jobs whose ended generations stay in memory, up to 3 MB each; with more, all would be read again and again
 MOST_METRICS = 24  # charts of metrics
 LOSS = "loss"
 Points = list[tuple[int, float]]  # points (step, value)
@@ -58,7 +58,7 @@ class CurvesReader:
         async with self._one:
             known = self._jobs.pop(job, None)  # not put back if the read fails, which can leave the reader incomplete
             if known is None or self._clock() - known.read_at >= FRESH_S:
-                reader = known.reader if known is not None else MetricsReader(self._store, job)
+                reader = known.reader if known is not None else MetricsReader(self._store, job, metrics=MOST_METRICS)
                 at = self._clock()
                 curves = await asyncio.to_thread(drawn, reader)
                 if known is not None and curves == known.curves:
@@ -78,15 +78,14 @@ def drawn(reader: MetricsReader) -> JobCurves:
     """Read a job's metrics and return what its page draws. One whole curve at a time is in memory."""
     metrics: dict[str, Points] = {}
     speed: Points = []
-    most = names = 0
+    most = 0
     for name, curve in curves(reader.read()):
-        names += 1
         if len(curve.steps) > most:
             most, speed = len(curve.steps), pace(curve)
         if name == LOSS or len(metrics) - (LOSS in metrics) < MOST_METRICS - 1:
             points = zip(curve.steps, curve.values, strict=True)
             metrics[name] = thinned([(step, value) for step, value in points if math.isfinite(value)])
-    return JobCurves(metrics, names, speed)
+    return JobCurves(metrics, len(reader.names), speed)
 
 
 def thinned(points: Points, most: int = 1000) -> Points:

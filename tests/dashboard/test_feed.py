@@ -214,7 +214,7 @@ def test_all_pages_of_a_job_share_its_metrics_which_are_forgotten_with_the_last_
         assert first is second and sorted(read) == ["1", "2"]
         assert first.metrics == {"acc": [(4, 0.9)], "loss": [(1, 2.0), (3, 1.0), (4, 0.5)]} and first.names == 2
         ticks.at += FRESH_S
-        await feed.curves(JOB)
+        assert await feed.curves(JOB) is first, "pages hold these points, and nothing is new"
         assert read[2:] == ["2"], "generation 1 has ended and is known"
         feed.remove(pages[0])
         assert await feed.curves(JOB) and len(read) == 3

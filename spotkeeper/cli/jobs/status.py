@@ -121,7 +121,7 @@ class Sparklines:
     """Curves of up to :data:`SHOWN` metrics, read at most every :data:`METRICS_S` seconds."""
 
     def __init__(self, store: Store, job: str) -> None:
-        self._reader = MetricsReader(store, job, GENERATIONS)
+        self._reader = MetricsReader(store, job, GENERATIONS, SHOWN)
         self._views: tuple[MetricView, ...] = ()
         self._due = 0.0  # monotonic
 

@@ -129,9 +129,14 @@ def job_metrics(job: str, name: str, found: Iterable[GenerationMetrics]) -> JobM
     return JobMetrics(job, name, ancestors(found), joined(found))
 
 
+def in_order(name: str) -> tuple[bool, str]:
+    """The sort key of a metric's name: ``loss`` is first."""
+    return name != "loss", name
+
+
 def metric_views(curves: Mapping[str, MetricColumns], most: int | None = None) -> tuple[MetricView, ...]:
     """Return the metrics for people, ``loss`` first, then by name."""
-    names = sorted(curves, key=lambda name: (name != "loss", name))[:most]
+    names = sorted(curves, key=in_order)[:most]
     return tuple(_view(name, curves[name]) for name in names)
 
 

@@ -143,6 +143,21 @@ def test_watch_reads_ended_generations_once(job: Store, monkeypatch: pytest.Monk
     assert lines.read() and not read, "not at each look"
 
 
+def test_only_the_first_metrics_are_kept_with_their_whole_history(store: Store) -> None:
+    a_job(store)
+    put(store, 1, [], b={1: 1.0}, d={1: 4.0}, loss={1: 9.0})
+    put(store, 2, [(1, 1)], b={2: 2.0}, d={2: 4.0}, loss={2: 8.0})
+    put(store, 3, [(1, 1), (2, 2)], a={3: 0.0}, b={3: 3.0}, d={3: 4.0}, loss={3: 7.0})
+    reader = MetricsReader(store, JOB, metrics=3)
+    found = reader.read()
+    assert {name: curve.steps for name, curve in joined(found).items() if name != "d"} == {
+        "a": [3],
+        "b": [1, 2, 3],
+        "loss": [1, 2, 3],
+    }
+    assert all(len(one.metrics) == 3 for one in found) and reader.names == {"a", "b", "d", "loss"}
+
+
 def test_ended_generations_take_no_memory_each(job: Store) -> None:
     """100 generations of 2,000 points, which the curve's 4,000 points stand for."""
     for gen in range(3, 103):
