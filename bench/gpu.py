@@ -63,9 +63,9 @@ def _context(device: str) -> run.Figure:
 def _recovery(touch: str) -> list[run.Figure]:
     """Two nodes. A zygote's generations create the context again too, because a fork cannot inherit one."""
     become_subreaper()
-    ours = statistics.median(recovery.restarts(recovery.How("zygote", touch), TIMES, 2))
-    cold = statistics.median(recovery.restarts(recovery.How("exec", touch), TIMES, 2))
-    theirs = statistics.median(recovery.elastic(TIMES, 2, touch))
+    ours = recovery.restarts(recovery.How("zygote", touch), TIMES, 2)
+    cold = recovery.restarts(recovery.How("exec", touch), TIMES, 2)
+    theirs = recovery.elastic(TIMES, 2, touch)
     return [
         recovery.ratio("recovery.zygote_vs_exec", cold, ours, 1.0, recovery.COLD),
         recovery.ratio("recovery.zygote_vs_elastic", theirs, ours, 1.0, recovery.ELASTIC),

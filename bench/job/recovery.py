@@ -1,7 +1,8 @@
 """From the kill of a node to the first step of the next generation: zygote against exec and elastic torchrun.
 
-Processes only: no cloud, no boot, no function. Three nodes of one process each on their own loopback addresses (and
-two, and four); all processes of one are killed at once.
+Processes only: no cloud, no boot, no function. Nodes of one process each on their own loopback addresses; all processes
+of one are killed at once. The two ways alternate, each with a gang of its own, and medians are compared; for each
+figure, the medians of a recovery's phases say where the time goes.
 
 * zygote, exec: the agent's work at the next document. The survivors' processes are ended and all three members (a warm
   machine in place of the third) start the next generation.
@@ -24,10 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from spotkeeper.contract.generation import DocState, Generation, JobRun, Member
@@ -41,7 +41,9 @@ from spotkeeper_agent.job.supervisor import Supervisor
 from spotkeeper_agent.launcher.process import become_subreaper
 
 NODES = 3
-ZYGOTE_TIMES, EXEC_TIMES, ELASTIC_TIMES = 5, 2, 2
+TIMES = {2: 3, 3: 5, 4: 5, 8: 3}  # pairs by number of nodes
+EXEC_TIMES = 2
+PHASES = ("end", "start", "fork", "join", "step")
 GOAL_ELASTIC, GOAL_EXEC, GOAL_REJOIN = 8.0, 4.0, 4.0
 ELASTIC, COLD = "tuned elastic torchrun", "a cold torchrun per generation"
 ADAPTERS = str(Path(__file__).resolve().parents[2] / ".venv-adapters/bin/python")  # has transformers (make adapters)
@@ -50,44 +52,85 @@ PATIENCE_S = 120.0
 JOB = "benchjob"
 ELASTIC_CONF = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,is_host=0"
 
-# Steps with an all-reduce; each worker writes the time of its first step into a file.
+# Steps with an all-reduce; each worker writes into a file when it began, joined the gang, and did its first step.
 SCRIPT = """
 import os, time
+began = time.time()
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
+joined = time.time()
 step, path = 0, os.environ["BENCH_FIRST"] + f"/{os.getpid()}"
 while True:
     dist.all_reduce(torch.ones(1000))
     step += 1
     if step == 1:
         with open(path + ".tmp", "w") as file:
-            file.write(repr(time.time()))
+            file.write(f"{began} {joined} {time.time()}")
         os.rename(path + ".tmp", path)
     os.utime(path)
     time.sleep(0.02)
 """
 
 
-def first_steps(folder: Path, after: float, count: int) -> float:
-    """Time at which the ``count``-th worker did its first step after a moment.
+@dataclass(frozen=True)
+class Worker:
+    """When a worker's script began, joined the process group and did its first step; unix seconds."""
+
+    began: float
+    joined: float
+    first: float
+
+
+def workers(folder: Path) -> dict[Path, Worker]:
+    paths = [path for path in folder.iterdir() if path.suffix != ".tmp"]
+    return {path: Worker(*map(float, path.read_text().split())) for path in paths}
+
+
+def first_steps(folder: Path, after: float, count: int) -> list[Worker]:
+    """Wait until ``count`` workers have done their first step after a moment, and return them in that order.
 
     Raises:
         TimeoutError: it takes too long.
     """
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        times = [float(path.read_text()) for path in folder.iterdir() if path.suffix != ".tmp"]
-        done = sorted(moment for moment in times if moment > after)
+        done = sorted((one for one in workers(folder).values() if one.first > after), key=lambda one: one.first)
         if len(done) >= count:
-            return done[count - 1]
+            return done[:count]
         time.sleep(0.005)
     raise TimeoutError(f"no {count} first steps within {PATIENCE_S:.0f} s")
 
 
 def last_step(folder: Path, before: float = float("inf")) -> float:
     """Time of the last step of a worker whose first step came before a moment."""
-    old = [path for path in folder.iterdir() if path.suffix != ".tmp" and float(path.read_text()) < before]
-    return max(path.stat().st_mtime for path in old)
+    return max(path.stat().st_mtime for path, one in workers(folder).items() if one.first < before)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A recovery's phases, in the order of ``PHASES``: seconds until the slowest member is through each.
+
+    The old processes end; the next generation is ordered; the workers begin, join the process group, and step.
+    """
+
+    phases: tuple[float, ...]
+
+    @classmethod
+    def of(cls, moments: Sequence[float], members: Sequence[Worker]) -> Recovery:
+        """``moments``: the kill, then the ends of as many of the first phases as are known (0 seconds otherwise)."""
+        known = [*moments, *[moments[-1]] * (3 - len(moments))]
+        slowest = [max(getattr(one, what) for one in members) for what in ("began", "joined", "first")]
+        ends = [*known, *slowest]
+        return cls(tuple(end - start for start, end in itertools.pairwise(ends)))
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases)
+
+
+def median(recoveries: Sequence[Recovery]) -> Recovery:
+    """The median of each phase is of its own recovery: they add up to about the median recovery."""
+    return Recovery(tuple(statistics.median(phase) for phase in zip(*(one.phases for one in recoveries), strict=True)))
 
 
 @dataclass
@@ -195,8 +238,8 @@ def gang(root: Path, how: How, nodes: int) -> Iterator[Gang]:
             machine.power_cut()
 
 
-def restarts(how: How, times: int, nodes: int = NODES) -> list[float]:
-    """Seconds from a kill to the first step of all members of the next generation."""
+def restarts(how: How, times: int, nodes: int = NODES) -> list[Recovery]:
+    """From a kill to the first step of all members of the next generation."""
     with tempfile.TemporaryDirectory() as name, gang(Path(name), how, nodes) as one:
         began = time.time()
         one.start(one.made)
@@ -209,9 +252,11 @@ def restarts(how: How, times: int, nodes: int = NODES) -> list[float]:
             killed = time.time()
             members.pop().power_cut()
             one.end(members)
+            ended = time.time()
             members.append(spare)
             one.start(members)
-            taken.append(first_steps(one.firsts, killed, nodes) - killed)
+            moments = (killed, ended, time.time())
+            taken.append(Recovery.of(moments, first_steps(one.firsts, killed, nodes)))
         return taken
 
 
@@ -225,19 +270,19 @@ def joins(how: How) -> float:
         one.end(one.made[1:])
         stood = last_step(one.firsts)
         one.start(one.made)
-        return first_steps(one.firsts, stood, NODES) - stood
+        return first_steps(one.firsts, stood, NODES)[-1].first - stood
 
 
-def elastic(times: int, nodes: int = NODES, imports: str = "") -> list[float]:
+def elastic(times: int, nodes: int = NODES, imports: str = "") -> list[Recovery]:
     """Like :func:`restarts` for torchrun's elasticity: to the survivors' first step, one node fewer."""
     return [_one_elastic(nodes, imports) for _ in range(times)]
 
 
-def _one_elastic(nodes: int, imports: str) -> float:
+def _one_elastic(nodes: int, imports: str) -> Recovery:
     with _elastic_gang(nodes, nodes, imports) as (root, running, _):
         killed = time.time()
         _kill_tree(running[-1])
-        return first_steps(root / "first", killed, nodes - 1) - killed
+        return Recovery.of((killed,), first_steps(root / "first", killed, nodes - 1))
 
 
 def elastic_joins() -> float:
@@ -245,7 +290,7 @@ def elastic_joins() -> float:
     with _elastic_gang(NODES - 1, NODES) as (root, _, another):
         began = time.time()
         another()
-        return first_steps(root / "first", began, NODES) - last_step(root / "first", before=began)
+        return first_steps(root / "first", began, NODES)[-1].first - last_step(root / "first", before=began)
 
 
 @contextlib.contextmanager
@@ -328,20 +373,17 @@ def _kill_tree(process: subprocess.Popen[bytes]) -> None:
 def figures() -> list[dict[str, object]]:
     """For ``bench/run.py``: the alternatives in the same run, so that they share the machine's mood."""
     become_subreaper()  # orphans of killed nodes become ours and are reaped at the end, not left as zombies
-    zygote, cold = How("zygote"), How("exec")
-    ours = statistics.median(restarts(zygote, ZYGOTE_TIMES))
-    found = [
-        ratio("recovery.zygote_vs_elastic", statistics.median(elastic(ELASTIC_TIMES)), ours, GOAL_ELASTIC, ELASTIC),
-        ratio("recovery.zygote_vs_exec", statistics.median(restarts(cold, EXEC_TIMES)), ours, GOAL_EXEC, COLD),
-    ]
-    for nodes in (2, 4):
-        taken, others = statistics.median(restarts(zygote, ELASTIC_TIMES, nodes)), elastic(1, nodes)
-        found.append(
-            ratio(f"recovery.zygote_vs_elastic.{nodes}_nodes", min(others), taken, GOAL_ELASTIC, f"{ELASTIC}, {nodes}")
-        )
-    ours, theirs = (statistics.median(one() for _ in range(3)) for one in (partial(joins, zygote), elastic_joins))
-    found.append(ratio("recovery.rejoin_vs_elastic", theirs, ours, GOAL_REJOIN, ELASTIC))
-    return [*found, _imports()]
+    zygote, found = How("zygote"), []
+    for nodes, times in TIMES.items():
+        pairs = [(restarts(zygote, 1, nodes)[0], elastic(1, nodes)[0]) for _ in range(times)]
+        ours, theirs = (list(each) for each in zip(*pairs, strict=True))
+        name = "recovery.zygote_vs_elastic" + (f".{nodes}_nodes" if nodes != NODES else "")
+        found.append(ratio(name, theirs, ours, GOAL_ELASTIC, f"{ELASTIC}, {nodes} nodes"))
+        if nodes == NODES:
+            found.append(ratio("recovery.zygote_vs_exec", restarts(How("exec"), EXEC_TIMES), ours, GOAL_EXEC, COLD))
+    joined = [(joins(zygote), elastic_joins()) for _ in range(3)]
+    again, others = (statistics.median(each) for each in zip(*joined, strict=True))
+    return [*found, figure("recovery.rejoin_vs_elastic", others, again, GOAL_REJOIN, ELASTIC), _imports()]
 
 
 def _imports() -> dict[str, object]:
@@ -349,12 +391,25 @@ def _imports() -> dict[str, object]:
     python = ADAPTERS if Path(ADAPTERS).exists() else sys.executable
     module = "transformers.models.llama.modeling_llama" if python == ADAPTERS else STANDS_IN
     imports = f"import {module}\n"
-    warm = statistics.median(restarts(How("zygote", imports, (module,), python), ELASTIC_TIMES, 2))
-    cold = statistics.median(restarts(How("exec", imports, python=python), 1, 2))
+    warm = restarts(How("zygote", imports, (module,), python), 2, 2)
+    cold = restarts(How("exec", imports, python=python), 1, 2)
     return ratio("recovery.imports_vs_exec", cold, warm, GOAL_EXEC, f"{COLD}, 2 nodes, import {module}")
 
 
-def ratio(name: str, other_s: float, ours_s: float, goal: float, what: str) -> dict[str, object]:
+def ratio(name: str, other: Sequence[Recovery], ours: Sequence[Recovery], goal: float, what: str) -> dict[str, object]:
+    """Compare medians of recoveries, and say where each spends its time."""
+    other_s, ours_s = (statistics.median(each.seconds for each in some) for some in (other, ours))
+    return figure(name, other_s, ours_s, goal, f"medians of {len(ours)}, {what}", _phases(other), _phases(ours))
+
+
+def _phases(recoveries: Sequence[Recovery]) -> str:
+    told = zip(PHASES, median(recoveries).phases, strict=True)
+    return " (" + ", ".join(f"{name} {seconds:.2f}" for name, seconds in told if seconds) + ")"
+
+
+def figure(
+    name: str, other_s: float, ours_s: float, goal: float, what: str, theirs: str = "", own: str = ""
+) -> dict[str, object]:
     ratio = other_s / ours_s
     return {
         "name": name,
@@ -362,10 +417,10 @@ def ratio(name: str, other_s: float, ours_s: float, goal: float, what: str) -> d
         "unit": "x faster",
         "goal": f">= {goal:.0f}",
         "holds": ratio >= goal,
-        "against": f"{what}: {other_s:.2f} s, zygote: {ours_s:.2f} s",
+        "against": f"{what}: {other_s:.2f} s{theirs}, zygote: {ours_s:.2f} s{own}",
     }
 
 
 if __name__ == "__main__":
-    for figure in figures():
-        print(f"{figure['name']}: {figure['value']} {figure['unit']} (goal {figure['goal']}); {figure['against']}")
+    for one in figures():
+        print(f"{one['name']}: {one['value']} {one['unit']} (goal {one['goal']}); {one['against']}")
