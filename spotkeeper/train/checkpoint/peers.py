@@ -161,23 +161,26 @@ class PeerImages:
         """Whether this rank can begin an image, or has to say that peers must go off. Only leaders say so."""
         return self._on and self._leads and self._writer.client is not None and self._stage() is not _Stage.RUNNING
 
-    def keep(self, image: Image, commit: Commit, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Begin an image. Tensors ``owned`` may change only in a step of their optimizers. Collective."""
+    def keep(self, image: Image, commit: Commit, owned: Iterable[tuple[str, torch.Tensor]]) -> bool:
+        """Begin an image; return False if none can be made now. Collective.
+
+        Tensors ``owned`` may change only in a step of their optimizers.
+        """
         intents = self._announce(image) if self._on else None
         if intents is None:
-            return
+            return False
         layouts = [_lay_out(ranks, intents) for ranks in self._ranks]
         stretches, starts = layouts[self._here]
         own, theirs = self._memories(stretches, layouts[self._before][0])
         offers = self._gang.gather(own if isinstance(own, bytes) else self._share())
         if self._refused(offers) or not all(offers[ranks[0]] for ranks in self._ranks):
-            return
+            return False
         memory = own if isinstance(own, memoryview) else self._open(offers[self._ranks[self._here][0]])
         named = new_manifest(commit, self._places, versions() | {SAVE: intents[0].save})
         flight = _Flight(lambda: self._start(named, own, stretches, theirs, layouts[self._before][0]))
         self._flight = flight
         if memory is None:
-            return
+            return True
         place = starts[self._ranks[self._here].index(self._gang.rank)]
         left = image.copy_to(memory, place, later=self._copier.select(owned))
 
@@ -185,12 +188,15 @@ class PeerImages:
             flight.complete = True
 
         self._copier.begin(left, complete, lambda why: None)
+        return True
 
-    def advance(self) -> None:
-        """Take an image one step on, at each boundary. Collective while an image is made."""
+    def advance(self) -> bool:
+        """Take an image one step on, at each boundary; return whether its copies run. Collective until they do."""
         flight = self._flight
-        if flight is None or flight.started:
-            return
+        if flight is None:
+            return False
+        if flight.started:
+            return flight.copies is not None and flight.copies.running
         if flight.torn is None:
             self._copier.wait()
             flight.torn = self._gang.highest(int(not flight.complete))
@@ -198,6 +204,7 @@ class PeerImages:
             self._flight = None
         else:
             flight.started, flight.copies = True, flight.start()
+        return self._flight is not None
 
     def _announce(self, image: Image) -> list[_Intent] | None:
         """Exchange sizes and how far the last image is; None if no image can be made now."""

@@ -132,17 +132,16 @@ class Sharded:
     def next_image(self) -> int | None:
         return 0 if self._peers is not None and self._peers.ready else None
 
-    def image(self, subject: StateSource, commit: Commit) -> None:
+    def image(self, subject: StateSource, commit: Commit) -> bool:
         self.copied()
-        if self._peers is not None:
-            tensors = (
-                (name, local_part(each) if is_shared(each) else each) for name, each in subject.optimizer_tensors()
-            )
-            self._peers.keep(self._image(subject)[0], commit, tensors)
+        if self._peers is None:
+            return False
+        owned = subject.optimizer_tensors()
+        tensors = ((name, local_part(each) if is_shared(each) else each) for name, each in owned)
+        return self._peers.keep(self._image(subject)[0], commit, tensors)
 
-    def advance(self) -> None:
-        if self._peers is not None:
-            self._peers.advance()
+    def advance(self) -> bool:
+        return self._peers is not None and self._peers.advance()
 
     def copied(self) -> None:
         if self._copier is not None:

@@ -88,11 +88,17 @@ class SaveStrategy(Protocol):
     def next_image(self) -> int | None:
         """Return the number of the memory that the next image fills; None if this rank can make no image now."""
 
-    def image(self, subject: StateSource, commit: Commit) -> None:
-        """Keep an image of the state in the saver's memory. Tensors of optimizers may not change, as after ``save``."""
+    def image(self, subject: StateSource, commit: Commit) -> bool:
+        """Keep an image of the state in the saver's memory; return whether one was begun.
 
-    def advance(self) -> None:
-        """Take an image that several machines make together one step on. Called at each boundary."""
+        Tensors of optimizers may not change, as after ``save``.
+        """
+
+    def advance(self) -> bool:
+        """Take an image that several machines make together one step on; return whether it is still being copied.
+
+        Called at each boundary.
+        """
 
     def copied(self) -> None:
         """Wait until the last save no longer needs the state. Not collective."""
@@ -172,7 +178,7 @@ class Replicated:
     def next_image(self) -> int | None:
         return None if self._copier is None else self._writer.next_image()
 
-    def image(self, subject: StateSource, commit: Commit) -> None:
+    def image(self, subject: StateSource, commit: Commit) -> bool:
         self.copied()
         local = self._gang.gather(pack(subject.take_local()))
         if self._copier is not None and self.next_image() is not None:
@@ -180,9 +186,11 @@ class Replicated:
             manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
             state = RunState(model, rest, tuple(local))
             self._writer.image(state, manifest, self._copier, subject.optimizer_tensors())
+        return True
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """Do nothing: each machine's image is complete by itself."""
+        return False
 
     def copied(self) -> None:
         if self._copier is not None:

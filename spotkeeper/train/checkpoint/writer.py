@@ -104,7 +104,8 @@ class SavePace:
     image_since: float = 0.0  # end of the last image's stall
     image_spacing: int = 0  # steps between the two newest images; 0: fewer than two
     image_step: int = -1  # step of the newest image; -1: none
-    imaged: bool = False  # an image was begun at the last boundary
+    imaged: bool = False  # an image was begun at the last boundary, or is still being copied to another machine
+    image_steps_each: int = 1  # steps that the newest image has slowed down
     plain: bool = False  # the last step followed no image
 
     @property
@@ -139,9 +140,9 @@ class SavePace:
 
     @property
     def image_cost_s(self) -> float:
-        """Seconds that keeping one image costs: its stall, and how much longer the next step takes than other steps."""
+        """Seconds that keeping one image costs: its stall, and how much longer steps take until it is copied."""
         slower = self.image_steps.median - self.step_s if self.image_steps else 0.0
-        return median(self.image_stalls or [0.0]) + max(0.0, slower)
+        return median(self.image_stalls or [0.0]) + max(0.0, slower) * self.image_steps_each
 
     @property
     def image_interval_s(self) -> float:
@@ -160,7 +161,12 @@ class SavePace:
         self.image_since = ended
         if self.image_step >= 0:
             self.image_spacing = step - self.image_step
-        self.image_step, self.imaged = step, True
+        self.image_step, self.imaged, self.image_steps_each = step, True, 1
+
+    def add_copying(self) -> None:
+        """Note that the newest image is still being copied, so it slows down another step."""
+        if not self.imaged:
+            self.imaged, self.image_steps_each = True, self.image_steps_each + 1
 
     def image_due(self, now: float) -> bool:
         """Whether an image is due. Never after both of two steps: the steps between show what an image costs."""

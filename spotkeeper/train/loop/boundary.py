@@ -204,7 +204,8 @@ class Boundary:
             self._strategy.warm(self._position)
         self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s)
         self._samples = 0
-        self._strategy.advance()
+        if self._strategy.advance():
+            self._pace.add_copying()
         action = self._agreement.after_step(self._view, self._pace.step_s)
         if action is StepAction.STOP:
             self._stop()
@@ -239,8 +240,10 @@ class Boundary:
     def _keep_image(self) -> None:
         """Keep an image of the state in the saver's memory. Collective."""
         began = time.monotonic()
-        self._strategy.image(self._position, Commit(self._info.gen, self._position.step))
-        self._pace.add_image(began, time.monotonic(), self._position.step)
+        if self._strategy.image(self._position, Commit(self._info.gen, self._position.step)):
+            self._pace.add_image(began, time.monotonic(), self._position.step)
+        else:
+            self._pace.image_since = time.monotonic()  # the next try
 
     def save(self, *, overlap: bool = False) -> None:
         """Stage a save; the checkpoint becomes durable later. Collective.

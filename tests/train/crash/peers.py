@@ -21,7 +21,7 @@ from typing import Any
 from tests.train.crash import oracle
 from tests.train.crash.gang import Machines, Victim, machines
 from tests.train.crash.plan import Names, spread
-from tests.train.crash.sharded_trainer import LAST, work_with_peers
+from tests.train.crash.sharded_trainer import LAST, SAVED, work_with_peers
 from tests.train.crash.trainer import AREA
 
 SIZES = ((2, 2), (4, 4), (4, 2))  # ranks, machines
@@ -136,9 +136,10 @@ def _rank(name: str) -> int | None:
 
 
 def _second_life(gang: Machines, newest: int, least: int) -> list[str]:
+    in_memory = newest > SAVED
     wrong = [] if newest >= least else [f"step {newest} is left, want step {least} or later"]
     gang.start_savers(-1)
-    then = newest + 3
+    then = newest + 4
     codes = gang.run(2, (then,), {}, work_with_peers)
     wrong += [f"generation 2: rank {rank} ended with {code}" for rank, code in enumerate(codes) if code]
     for rank in range(gang.world):
@@ -148,6 +149,9 @@ def _second_life(gang: Machines, newest: int, least: int) -> list[str]:
         wrong += [f"rank {rank}, step {seen['step']}: {what}" for what in seen["wrong"]]
     for node, disk in enumerate(gang.disks):
         gang.quiet(node)
-        if f"2-{then}" not in [each.name for each in oracle.whole(disk)]:
+        saved = [each.step for each in oracle.whole(disk) if each.gen == 2]
+        if then not in saved:
             wrong.append(f"{disk}: no 2-{then}, only {oracle.look(disk)}")
+        if in_memory and len(saved) != 2:
+            wrong.append(f"{disk}: the restored image was not saved at once: {saved}")
     return wrong
