@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,11 @@ from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw
 from spotkeeper.train.checkpoint.protocol import OfferedImage, SaverError, SaverState, Stretch
 from spotkeeper.train.checkpoint.seal import Seal, seal_of
 from spotkeeper.train.checkpoint.store import SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
-from spotkeeper.train.core.errors import AttachError
+from spotkeeper.train.core.errors import AttachError, say
 from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.settings import RunSettings
+
+_SILENT_S = 2.0  # a saver that is silent for longer may hang; the restore itself waits for it
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,51 @@ class RestoredImage:
     source: str
     lost: SaverError | None = None
     durable: bool = True
+
+
+class EarlyRead:
+    """The newest checkpoint on this node's disk, read and hashed in a thread while the process group is built."""
+
+    def __init__(self, folder: Path, commit: Commit) -> None:
+        self.commit = commit
+        self.read = ThreadPoolExecutor(1, "spotkeeper-read").submit(read_checkpoint, folder, commit)
+
+    @classmethod
+    def begin(cls, settings: RunSettings) -> EarlyRead | None:
+        """Begin to read if an agent started this process, it restores for its node, and its saver has no state.
+
+        A saver's hello comes first: it finishes the saves of older generations.
+        """
+        folder, gen = settings.folder, settings.gen
+        if folder is None or gen is None or settings.saver is None or os.environ.get("LOCAL_RANK", "0") != "0":
+            return None
+        try:
+            client = Client.connect(settings.saver, 0.0, lambda: _SILENT_S)
+        except SaverError:
+            return None
+        with contextlib.closing(client):
+            try:
+                known = client.hello(folder, gen, settings.keep)
+            except SaverError:  # the restore itself reports it
+                return None
+        for skipped in known.quarantined:
+            say(f"quarantined {skipped}")
+        there = [] if known.image is not None or known.staged is not None else store.complete(folder)
+        return cls(folder, there[0]) if there else None
+
+
+def read_checkpoint(folder: Path, commit: Commit) -> tuple[Manifest, memoryview]:
+    """Read a checkpoint from disk and check its hashes.
+
+    Raises:
+        ValueError, KeyError: it is invalid.
+    """
+    manifest = store.read(folder, commit)
+    stretches = lay_out_of(manifest)
+    memory = memoryview(mmap.mmap(-1, extent(stretches)))
+    for part in stretches:
+        store.read_into(folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
+    return manifest, memory
 
 
 class _OfferedCopy:
@@ -80,8 +129,11 @@ class _OfferedCopy:
 class _LocalCopies:
     """This rank's copies of checkpoints (``candidates``, newest first), and memory for a loaded or received copy."""
 
-    def __init__(self, folder: Path | None, client: Client | None, hello: SaverState | None) -> None:
+    def __init__(
+        self, folder: Path | None, client: Client | None, hello: SaverState | None, early: EarlyRead | None
+    ) -> None:
         self._folder = folder
+        self._early = early
         self._client = client
         self._staged = hello.staged if hello else None
         self._image = _OfferedCopy.of(hello.image) if hello and hello.image else None
@@ -133,17 +185,14 @@ class _LocalCopies:
                 return self._staged, memory
         assert self._folder is not None
         try:
-            manifest = store.read(self._folder, commit)
-            stretches = lay_out_of(manifest)
-            memory = self.memory(extent(stretches))
-            for part in stretches:
-                store.read_into(self._folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
+            if self._early is not None and self._early.commit == commit:
+                return self._early.read.result()
+            return read_checkpoint(self._folder, commit)
         except (ValueError, KeyError) as error:
             self.skipped.append(SkippedCheckpoint(str(commit), str(error)))
             if isinstance(error, store.ChecksumError):
                 self._put_aside(commit)
             return None
-        return manifest, memory
 
     def _load_image(self, image: _OfferedCopy) -> tuple[Manifest, memoryview] | None:
         try:
@@ -162,7 +211,7 @@ class _LocalCopies:
 
 
 def restore(
-    gang: Gang, folder: Path | None, client: Client | None, hello: SaverState | None
+    gang: Gang, folder: Path | None, client: Client | None, hello: SaverState | None, early: EarlyRead | None = None
 ) -> tuple[RestoredImage | None, list[SkippedCheckpoint]]:
     """Restore the newest intact checkpoint of all ranks; also return the checkpoints that this rank passed over.
 
@@ -171,7 +220,7 @@ def restore(
     Raises:
         RuntimeError: another rank's copy arrived damaged.
     """
-    local = _LocalCopies(folder, client, hello)
+    local = _LocalCopies(folder, client, hello, early)
     return _restore(gang, local, str(folder or ".")), local.skipped
 
 

@@ -21,6 +21,7 @@ from spotkeeper.train.checkpoint.image import Image, RunState, after, lay_out_no
 from spotkeeper.train.checkpoint.peers import PeerImages
 from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer
+from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import SAVE, Replicated, ResumePoint, SaveStrategy, StateSource, versions
@@ -73,7 +74,7 @@ class Sharded:
         self._open: Commit | None = None  # the save that is not complete yet, if any; the same on all ranks
 
     def begin(
-        self, folder: Path | None, hello: SaverState | None
+        self, folder: Path | None, hello: SaverState | None, early: EarlyRead | None = None
     ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
         keeps = self._writer.client is not None
         kept = self._peers.kept() if self._peers else []

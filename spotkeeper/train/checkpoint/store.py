@@ -29,6 +29,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,7 @@ def verify(folder: Path | str, manifest: Manifest) -> None:
 
 
 def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryview) -> None:
-    """Read one file into ``target``, which has the file's size, and check the hash.
+    """Read one file into ``target``, which has the file's size, while a second thread checks the hash.
 
     Raises:
         ValueError: the file is unreadable.
@@ -264,9 +265,9 @@ def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryv
     at = 0
     try:
         fd = beneath.open_file(folder, f"{manifest.commit}/{name}")
-        with open(fd, "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
+        with open(fd, "rb", buffering=0) as stream, ThreadPoolExecutor(1) as hasher:  # noqa: PTH123 - a descriptor
             while at < file.bytes and (count := stream.readinto(target[at : min(at + _CHUNK, file.bytes)])):
-                digest.update(target[at : at + count])
+                hasher.submit(digest.update, target[at : at + count])
                 at += count
     except OSError as error:
         raise ValueError(f"{name}: {error.strerror}") from None

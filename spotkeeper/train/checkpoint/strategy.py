@@ -18,7 +18,7 @@ from spotkeeper.train.agent_link.control import Commit, Control
 from spotkeeper.train.checkpoint.client import new_manifest
 from spotkeeper.train.checkpoint.image import Image, RunState, pack, unpack
 from spotkeeper.train.checkpoint.protocol import SaverState
-from spotkeeper.train.checkpoint.restore import restore
+from spotkeeper.train.checkpoint.restore import EarlyRead, restore
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import IMAGE, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
@@ -67,7 +67,7 @@ class SaveStrategy(Protocol):
     """
 
     def begin(
-        self, folder: Path | None, hello: SaverState | None
+        self, folder: Path | None, hello: SaverState | None, early: EarlyRead | None = None
     ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
         """Restore the newest intact checkpoint of any rank; also return the checkpoints that were passed over."""
 
@@ -138,9 +138,9 @@ class Replicated:
         self._copier = copier
 
     def begin(
-        self, folder: Path | None, hello: SaverState | None
+        self, folder: Path | None, hello: SaverState | None, early: EarlyRead | None = None
     ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
-        restored, skipped = restore(self._gang, folder, self._writer.client, hello)
+        restored, skipped = restore(self._gang, folder, self._writer.client, hello, early)
         if restored is None:
             return None, skipped
         state, manifest, writer = restored.state, restored.manifest, self._writer

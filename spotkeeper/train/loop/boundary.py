@@ -19,6 +19,7 @@ from enum import IntEnum
 from typing import Literal
 
 from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, RunPhase
+from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.sharded import find_strategy
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
@@ -133,11 +134,11 @@ class Boundary:
 
     # ------------------------------------------------------------ beginning
 
-    def restore(self) -> ResumePoint | None:
-        """Load the newest checkpoint that any rank has, and return it; None in a new run. Collective."""
+    def restore(self, early: EarlyRead | None = None) -> ResumePoint | None:
+        """Load the newest checkpoint or image that any rank has, and return it; None in a new run. Collective."""
         known = self.writer.greet(self._info.gen)
-        self._gang.gather(b"")  # a barrier: savers have finished the saves of older generations, so no folder changes
-        found, skipped = self._strategy.begin(self._info.folder, known)
+        self._gang.gather(b"")  # a barrier: savers have finished the saves of older generations
+        found, skipped = self._strategy.begin(self._info.folder, known, early)
         for each in skipped:
             say(f"skipped checkpoint {each}")
         if found is not None:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from spotkeeper.train.agent_link.control import Commit, RunPhase, untimed_section
+from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.writer import SavePace
 from spotkeeper.train.core import rng
 from spotkeeper.train.core.errors import CallError, say
@@ -112,9 +113,10 @@ class Run:
     def __init__(
         self, parts: Attached, checkpoint_dir: Path | str | None, seed: int | None, global_batch: int | None
     ) -> None:
-        gang = self._gang = find_gang()
         settings = RunSettings.from_env(os.environ, folder=Path(checkpoint_dir) if checkpoint_dir else None)
         settings.alone()
+        early = EarlyRead.begin(settings) if settings.managed and not parts.sharded else None
+        gang = self._gang = find_gang()
         self._parts, self._settings = parts, settings
         self._seed = settings.seed if seed is None else seed
         self._plan = find_plan(gang, global_batch, settings.max_world, remembered(settings.run))
@@ -139,7 +141,7 @@ class Run:
         self._reporter.met()
         shared = (self._control, pace, self._position, self._reporter)
         self._boundary = Boundary(parts, gang, settings, self._info, *shared)
-        found = self._boundary.restore()
+        found = self._boundary.restore(early)
         self._earlier = "" if found is None else found.manifest.versions.get(ARGV, "")  # command line that saved it
         settings.attached()
         if not gang.rank:

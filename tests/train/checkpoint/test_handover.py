@@ -18,13 +18,14 @@ from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.image import Image, RunState, pack
 from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverState
-from spotkeeper.train.checkpoint.restore import restore
+from spotkeeper.train.checkpoint.restore import EarlyRead, restore
 from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, seal, seal_of
 from spotkeeper.train.checkpoint.strategy import Replicated
 from spotkeeper.train.core.gang import SoloGang
-from tests.train.checkpoint.test_images import commit_of
-from tests.train.checkpoint.test_saver import GANG
+from spotkeeper.train.core.settings import RunSettings
+from tests.train.checkpoint.test_images import commit_of, greeted, keep, written
+from tests.train.checkpoint.test_saver import GANG, served
 
 KEPT = Commit(1, 5)
 
@@ -302,3 +303,14 @@ def test_without_a_thread_the_image_is_written_at_once(node: Node, monkeypatch: 
     monkeypatch.setattr(threading.Thread, "start", lambda self: refuse(self) if self.name == "image" else real(self))
     node.lose()
     assert store.complete(node.folder) == [KEPT]
+
+
+def test_the_disk_is_not_read_if_the_saver_offers_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with served(tmp_path) as (path, _):
+        trainer = greeted(path, tmp_path / "ckpt")
+        keep(trainer, 0, KEPT)
+        trainer.close()
+        run = {"SPOTKEEPER_RUN": str(tmp_path), "SPOTKEEPER_CKPT": str(tmp_path / "ckpt"), "SPOTKEEPER_GEN": "2"}
+        assert EarlyRead.begin(RunSettings.from_env(run | {"SPOTKEEPER_SAVER": str(path)})) is None
+        assert written(path, tmp_path / "ckpt", 2) == ([KEPT], KEPT), "and it offers the image again"

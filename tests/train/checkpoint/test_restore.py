@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +16,14 @@ import torch
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import client, store
+from spotkeeper.train.checkpoint import restore as restores
 from spotkeeper.train.checkpoint.image import Image, RunState, extent
-from spotkeeper.train.checkpoint.restore import _send, restore
+from spotkeeper.train.checkpoint.restore import EarlyRead, _send, restore
 from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
 from spotkeeper.train.core import pickling
+from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.pickling import StateTypeError
+from spotkeeper.train.core.settings import RunSettings
 from tests.train.savers import start_saver
 
 SENT = RunState({"weight": torch.arange(5000.0)}, {"lr": 0.1}, (b"one", b"two"))
@@ -140,3 +143,65 @@ def test_a_copy_is_received_without_a_saver(tmp_path: Path) -> None:
     assert restored is not None and restored.lost is not None
     assert restored.lost.fault is Fault.SAVER_LOST and restored.source == "rank 1"
     assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[tuple[Path, RunSettings]]:
+    """A new saver, on whose disk generation 1 left two checkpoints and began a third."""
+    path, folder = tmp_path / "saver", tmp_path / "ckpt"
+    process = start_saver(path)
+    for gen, step in ((1, 4), (1, 5)):
+        peer = Peer()
+        home = folder / f"{gen}-{step}"
+        home.mkdir(parents=True)
+        for file, data in zip(peer.manifest.files, peer.parts, strict=True):
+            (home / file.name).write_bytes(data)
+        (home / COMMIT).write_bytes(replace(peer.manifest, commit=Commit(gen, step)).to_bytes())
+    (folder / "1-6").mkdir()
+    run = {"SPOTKEEPER_RUN": str(tmp_path), "SPOTKEEPER_CKPT": str(folder), "SPOTKEEPER_SAVER": str(path)}
+    yield folder, RunSettings.from_env(run | {"SPOTKEEPER_GEN": "2"})
+    process.kill()
+    process.wait()
+
+
+def test_the_disk_is_read_while_the_process_group_is_built(
+    begun: tuple[Path, RunSettings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    folder, settings = begun
+    early = EarlyRead.begin(settings)
+    assert early is not None and early.commit == Commit(1, 5)
+    assert "quarantined 1-6" in capsys.readouterr().err, "the next hello does not tell it again"
+    early.read.result()
+    monkeypatch.setattr(restores, "read_checkpoint", None)
+    assert settings.saver is not None
+    trainer = client.Client.connect(settings.saver)
+    restored, skipped = restore(SoloGang(), folder, trainer, trainer.hello(folder, 2, 2), early)
+    assert restored is not None and (restored.source, restored.manifest.commit) == ("disk", Commit(1, 5))
+    assert torch.equal(restored.state.model["weight"], SENT.model["weight"]) and not skipped  # type: ignore[index]
+    trainer.close()
+
+
+def test_a_damaged_checkpoint_that_was_read_early_is_passed_over(begun: tuple[Path, RunSettings]) -> None:
+    folder, settings = begun
+    (folder / "1-5" / STATE).write_bytes(bytes((folder / "1-5" / STATE).stat().st_size))
+    early = EarlyRead.begin(settings)
+    assert early is not None and early.commit == Commit(1, 5)
+    restored, skipped = restore(SoloGang(), folder, None, None, early)
+    assert restored is not None and restored.manifest.commit == Commit(1, 4)
+    assert skipped == [SkippedCheckpoint("1-5", f"{STATE} does not match its hash in {COMMIT}")]
+
+
+@pytest.mark.parametrize("why", ["another rank", "no saver", "fenced", "no disk"])
+def test_nothing_is_read_early_without_need(
+    begun: tuple[Path, RunSettings], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    folder, settings = begun
+    monkeypatch.setenv("LOCAL_RANK", "1" if why == "another rank" else "0")
+    if why == "no saver":
+        settings = replace(settings, saver=folder / "none")
+    elif why == "no disk":
+        settings = replace(settings, folder=None)
+    elif why == "fenced":
+        EarlyRead.begin(replace(settings, gen=3, folder=folder.parent / "other"))
+    assert EarlyRead.begin(settings) is None
