@@ -26,7 +26,8 @@ help:
 	@echo "make burst  10,000 machines that report at once, and 20,000 ended jobs"
 	@echo "make lifecycle  whole jobs on the one-machine cloud: moves, hangs, slow machines, lost disks, elastic jobs"
 	@echo "make recovery  launchers, agents and scripts killed, signalled and cut off in every way, under zygote and exec"
-	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped or killed; writes .spotkeeper/features.json"
+	@echo "make features  whatever people train with, in 1, 2 and 3 ranks, stopped or killed; writes .spotkeeper/features.json;"
+	@echo "            then tests that must fail once a rule of images is taken away"
 	@echo "make bench  what is measured, with goals; writes bench/results.json"
 	@echo "make gpu    checkpoints and recovery on a GPU, where there is one; writes bench/gpu.json"
 	@echo "make security  all bad input: 99 classes and 100,000 generated bodies; whole, it writes .spotkeeper/security.json"
@@ -97,6 +98,7 @@ lifecycle: setup
 
 features: setup
 	@$(BIN)/python -m tests.train.features $(ARGS)
+	@$(BIN)/python -m pytest -m matrix tests/train/checkpoint/test_rules.py
 
 mutants: setup
 	@$(BIN)/python -m tests.mutants $(ARGS)

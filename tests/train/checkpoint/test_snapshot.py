@@ -214,6 +214,17 @@ class Clamped(Training):
         super().step(x, number)
 
 
+class Decayed(Training):
+    """Weight decay by hand, after the gradients and before the optimizer's step; no version counter shows it."""
+
+    def step(self, x: torch.Tensor, number: int) -> None:
+        self.loss(x).backward()
+        for param in self.model.parameters():
+            param.data.mul_(0.9)
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
+
+
 class Sharpness(Training):
     """SAM: weights are moved and moved back between two backward passes of a step."""
 
@@ -336,7 +347,7 @@ def test_every_checkpoint_is_the_state_of_its_step(
     assert "snapshots are off" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("make", [Clamped, Sharpness, SharpnessUnseen, SharpnessReplaced])
+@pytest.mark.parametrize("make", [Clamped, Decayed, Sharpness, SharpnessUnseen, SharpnessReplaced])
 def test_a_script_that_changes_weights_elsewhere_is_found_by_the_first_check(
     make: Callable[[], Training], tmp_path: Path, late: LatestCopier, capsys: Any
 ) -> None:
@@ -388,6 +399,13 @@ def test_optimizers_own_trained_parameters_and_their_state() -> None:
     ]
     assert found["weight"] is model.weight and found["exp_avg of weight"] is moments["exp_avg"]
     assert found["a parameter of shape (3,)"] is stray
+
+
+def test_optimizers_without_state_do_not_own_frozen_parameters() -> None:
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    attached = Attached.of(model, torch.optim.SGD(model.parameters(), lr=0.1), None, {})
+    assert [name for name, _ in attached.optimizer_tensors()] == ["weight"]
 
 
 def test_one_copy_in_some_is_checked_later_too(

@@ -1,0 +1,112 @@
+"""Rules of images, taken away one at a time: tests must fail without each. Like ``tests/model/mutants.py``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.model.mutate import Patch, infect
+from tests.train.forks import FORKS, LIMIT_S
+
+HERE = Path(__file__).parent
+SNAPSHOT, IMAGES, PARTS = "test_snapshot.py", "test_images.py", "../core/test_parts.py"
+BITS = f"{SNAPSHOT}::test_every_checkpoint_is_the_state_of_its_step"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, the patch that takes it away, and the tests that notice: a file, or a test in it."""
+
+    name: str
+    patch: Patch
+    tests: str
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        return (self.patch,)
+
+
+def snapshot(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.snapshot", old, new)
+
+
+def parts(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.core.parts", old, new)
+
+
+def strategy(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.strategy", old, new)
+
+
+def writer(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.writer", old, new)
+
+
+_RUNNING = "        self._running = _Running(copies, versions, copied, request, discard, stalls, watch)\n"
+_TORN = "                    if failed or name:\n                        running.discard("
+
+RULES = (
+    # when an image counts
+    Rule("an image counts once its copy is complete", snapshot(_RUNNING, f"        request()\n{_RUNNING}"), BITS),
+    Rule("a seal is broken before its image changes", writer("        break_seal(memory)\n", ""), IMAGES),
+    Rule("a torn copy is discarded", snapshot(_TORN, _TORN.replace("failed or name", "failed")), SNAPSHOT),
+    # waits
+    Rule("an optimizer's step waits", snapshot("        copier.before_step()\n", "        pass\n"), BITS),
+    Rule(
+        "code between two steps can wait", strategy("            self._copier.wait()\n", "            pass\n"), SNAPSHOT
+    ),
+    # what is captured at the boundary
+    Rule("buffers are captured", parts("name: state[name] for name in self._buffers(state)", ""), BITS),
+    Rule(
+        "frozen parameters are captured at once",
+        parts('for param in group["params"] if param.requires_grad):', 'for param in group["params"]):'),
+        SNAPSHOT,
+    ),
+    Rule(
+        "parameters that no step changes are captured at once",
+        parts("                if each.state and not state:\n                    continue\n", ""),
+        BITS,
+    ),
+    # checks
+    Rule("the first copies are checked", snapshot("number < CHECKED or ", ""), SNAPSHOT),
+    Rule("one copy in some is checked later", snapshot("or number % EVERY == 0 ", ""), SNAPSHOT),
+    Rule("a checked copy is compared", snapshot("(self.copied is None and not copy.equal())", "False"), SNAPSHOT),
+    Rule("version counters are compared", snapshot("copy.tensor._version != version or ", ""), SNAPSHOT),
+    Rule(
+        "a checked copy is compared when gradients come",
+        snapshot("            watch = GradientWatch(self._params(), copies)\n", ""),
+        SNAPSHOT,
+    ),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_has_its_place_in_the_code(rule: Rule) -> None:
+    source = Path(*rule.patch.module.split(".")).with_suffix(".py").read_text()
+    assert source.count(rule.patch.old) == 1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_tests_fail_without_a_rule(rule: Rule, tmp_path: Path) -> None:
+    process = FORKS.Process(target=run_without, args=(rule, tmp_path / "out"))
+    process.start()
+    process.join(LIMIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    out = (tmp_path / "out").read_text()
+    assert process.exitcode == pytest.ExitCode.TESTS_FAILED, f"want failed tests, got {process.exitcode}:\n{out}"
+
+
+def run_without(rule: Rule, out: Path) -> None:
+    """Run the tests in this process, whose code lacks the rule."""
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    infect(rule)  # type: ignore[arg-type]
+    code = pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", str(HERE / rule.tests)])
+    os._exit(code)
