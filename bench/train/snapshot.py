@@ -42,7 +42,7 @@ def figures() -> list[dict[str, object]]:
     return [
         _figure("snapshot.stall_vs_torch_save", stall, "x", 0.01, told),
         _figure("snapshot.slowdown_percent", slower, "%", 1.0, told),
-        _figure("snapshot.peak_states_in_memory", states, "states", 3.0, "whole copies of the state that fit into the saver's memory files"),
+        _figure("snapshot.peak_states_in_memory", states, "states", 3.0, "whole states in the saver's memory"),
     ]
 
 

@@ -41,6 +41,8 @@ from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.settings import RunSettings
 
 IMAGE_S = 0.2  # shortest time between two images
+_SAMPLES = 8  # images after which their cost is known: a few of the first are checked, and one may meet a hiccup
+_SAMPLES_S = 5.0  # longest time between images before that
 _RECONNECT_S = 5.0  # pause between two tries to reach a new saver for images
 SHORTEST_S = 1.0
 LONGEST_S = 3600.0
@@ -146,8 +148,12 @@ class SavePace:
 
     @property
     def image_interval_s(self) -> float:
-        """Shortest time between two images, so that they cost at most the share ``overhead`` of the training time."""
-        return max(IMAGE_S, self.image_cost_s / self.overhead)
+        """Shortest time between two images, so that they cost at most the share ``overhead`` of the training time.
+
+        The first images may cost more, because it takes some to measure what one costs.
+        """
+        wanted_s = max(IMAGE_S, self.image_cost_s / self.overhead)
+        return wanted_s if len(self.image_steps) >= _SAMPLES else min(wanted_s, _SAMPLES_S)
 
     @property
     def image_share(self) -> float:

@@ -573,8 +573,9 @@ def test_images_cost_at_most_their_share_of_the_time() -> None:
     for seconds in (0.1, 0.1, 0.1):
         pace.add_step(seconds)
     assert pace.image_interval_s == IMAGE_S
-    pace.add_image(50.0, 50.01, 3)
-    pace.add_step(0.13)
+    for _ in range(8):
+        pace.add_image(50.0, 50.01, 3)
+        pace.add_step(0.13)
     assert pace.step_s == pytest.approx(0.1), "a step after an image is no usual one"
     assert pace.image_interval_s == pytest.approx((0.01 + 0.03) / pace.overhead)
     pace.image_since = 100.0
@@ -594,6 +595,19 @@ def test_a_slow_first_step_does_not_hide_the_cost_of_images() -> None:
             pace.add_image(now, now, step)
     assert pace.step_s == 1.0
     assert len(images) < 30 and images[-1] - images[-2] == 50
+
+
+def test_a_hiccup_at_the_first_image_does_not_end_images_for_long() -> None:
+    pace = SavePace(60.0)
+    for _ in range(3):
+        pace.add_step(0.1)
+    pace.add_image(50.0, 52.0, 3)
+    pace.add_step(0.1)
+    assert pace.image_cost_s == 2.0 and pace.image_interval_s == 5.0
+    for step in range(8):
+        pace.add_image(60.0, 60.01, step)
+        pace.add_step(0.1)
+    assert pace.image_interval_s == pytest.approx(0.01 / pace.overhead)
 
 
 @pytest.mark.parametrize(("world", "dies"), [(2, 7), (2, 12), (4, 9)])
@@ -720,6 +734,7 @@ def test_a_save_without_memory_for_images_uses_the_staging_memory(
     with served(tmp_path) as (path, _):
         settings = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path / "ckpt")
         writer = CheckpointWriter(settings, tmp_path / "ckpt", Control.private(), SavePace(60.0))
+        Client.connect(path, 60).close()
         writer.greet(1)
         assert writer.client is not None
         writer.client.images.refuse(SaverError(Fault.NO_MEMORY, "only 3 MB are left"))
@@ -830,14 +845,16 @@ def test_images_begin_again_with_a_new_saver(tmp_path: Path) -> None:
     with served(tmp_path) as (path, process):
         settings = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path / "ckpt")
         writer = CheckpointWriter(settings, tmp_path / "ckpt", Control.private(), SavePace(60.0))
+        Client.connect(path, 60).close()
         writer.greet(1)
         assert writer.client is not None
         image(writer.client, 0)
         process.kill()
         process.wait()
         assert writer.next_image() is None and not writer.images
+        writer._images_off = True  # the saver that is gone had no memory; the next one may have
     with served(tmp_path) as (path, _):
-        Client.connect(path).close()
+        Client.connect(path, 60).close()
         writer._tried = time.monotonic()
         assert writer.next_image() is None, "it looks for a saver now and then only"
         writer._tried = -math.inf
@@ -889,6 +906,8 @@ def test_a_due_save_waits_for_the_next_image_unless_images_are_rarer() -> None:
     assert not pace.due(109.9, images=True)
     assert pace.due(110.0) and not pace.due(110.0, images=True) and pace.due(109.95 + IMAGE_S, images=True)
     pace.image_stalls.append(0.2)
+    for _ in range(8):
+        pace.image_steps.append(0.1)
     assert pace.image_interval_s > 10.0 and pace.due(110.0, images=True)
 
 
