@@ -22,7 +22,7 @@ from typing import Any
 from spotkeeper.train.agent_link.control import NAME, Commit, Control
 from spotkeeper.train.checkpoint import saver
 from tests.train.crash import mirror, oracle
-from tests.train.crash.node import quiet
+from tests.train.crash.node import quiet, stopped
 from tests.train.crash.points import KILL
 from tests.train.crash.trainer import Rank, work
 from tests.train.forks import FORKS
@@ -123,6 +123,26 @@ class Machines:
         self, gen: int, saves: tuple[int, ...], dies: dict[int, int], target: Callable[[Rank], None] = work
     ) -> list[int]:
         """One generation; once somebody dies all others are killed, as the agent does. Exit codes by rank."""
+        ranks = self._begin(gen, saves, dies, target)
+        _await(ranks)
+        return [process.exitcode or 0 for process in ranks]
+
+    def run_held(self, gen: int, saves: tuple[int, ...], target: Callable[[Rank], None]) -> list[Any]:
+        """One generation whose processes stop at their end, still connected to their savers; the processes."""
+        ranks = self._begin(gen, saves, {}, target, held=True)
+        if not all(map(stopped, ranks)):
+            raise RuntimeError(f"generation {gen} has ended; see {self.root}")
+        return ranks
+
+    def _begin(
+        self,
+        gen: int,
+        saves: tuple[int, ...],
+        dies: dict[int, int],
+        target: Callable[[Rank], None],
+        *,
+        held: bool = False,
+    ) -> list[Any]:
         each = self.world // len(self.nodes)
         ranks = []
         for rank in range(self.world):
@@ -132,12 +152,14 @@ class Machines:
                 run.mkdir()
                 Control.create(run / NAME).close()
             env = self._environment(node, gen)
-            me = Rank(self.root, rank, self.world, local, node, gen, saves, dies.get(rank, 0), env)
+            me = Rank(self.root, rank, self.world, local, node, gen, saves, dies.get(rank, 0), env, held)
             ranks.append(FORKS.Process(target=target, args=(me,)))
         for process in ranks:
             process.start()
-        _await(ranks)
-        return [process.exitcode or 0 for process in ranks]
+        return ranks
+
+    def saver_pid(self, node: int) -> int:
+        return self._savers[node].pid
 
     def _run_folder(self, node: int, gen: int) -> Path:
         return self.root / f"node{node}" / f"run{gen}"

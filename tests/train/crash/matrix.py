@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tests.train.crash import fiu, flips, images, peers, plan, refusals, rivals
+from tests.train.crash import fiu, flips, handover, images, peers, plan, refusals, rivals
 from tests.train.crash.gang import NODES, Cell, Outcome, crash
 from tests.train.crash.points import KILL
 
 OUT = Path(__file__).parents[3] / ".spotkeeper" / "crash.json"
 MINUTES = 20.0
-PARTS = ("flips", "rivals", "fiu", "refusals", "images", "peers", "cells")
+PARTS = ("flips", "rivals", "fiu", "refusals", "images", "handovers", "peers", "cells")
 REFUSAL_POINTS = 6  # of each kind, in each slot
 
 
@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             "fiu": run.fiu,
             "refusals": run.refusals,
             "images": run.images,
+            "handovers": run.handovers,
             "peers": run.peers,
             "cells": partial(run.cells, options.seed),
         }
@@ -122,6 +123,11 @@ class _Run:
         for world, cells in self._pool.submit(images.whole, self._root).result().items():
             tasks = [(self._root / f"image{world}-{number}", cell) for number, cell in enumerate(cells)]
             yield self._row(f"a kill or an error at an image, {_ranks(world)}", images.attack, tasks)
+
+    def handovers(self) -> Iterator[Row]:
+        for world, cells in self._pool.submit(handover.whole, self._root).result().items():
+            tasks = [(self._root / f"handover{world}-{number}", cell) for number, cell in enumerate(cells)]
+            yield self._row(f"a kill at a hand-over, {_ranks(world)}", handover.attack, tasks)
 
     def peers(self) -> Iterator[Row]:
         for (world, nodes), cells in self._pool.submit(peers.whole, self._root).result().items():

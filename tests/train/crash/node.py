@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import protocol, saver, store
@@ -66,7 +67,7 @@ def _byte(commit: Commit) -> bytes:
     return bytes([commit.gen * 16 + commit.step])
 
 
-def stopped(process: subprocess.Popen[bytes]) -> bool:
+def stopped(process: Any) -> bool:
     """Wait until it has stopped itself; False where it has answered all without."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:

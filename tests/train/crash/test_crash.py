@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.crash import fiu, flips, images, matrix, peers, plan, refusals, rivals
+from tests.train.crash import fiu, flips, handover, images, matrix, peers, plan, refusals, rivals
 from tests.train.crash.gang import Cell, Outcome, Victim, crash
 from tests.train.crash.plan import FAULTS, survey
 from tests.train.crash.points import SHORT
@@ -144,6 +144,14 @@ def test_after_a_loss_at_an_image_of_sharded_state_one_step_is_loaded(
 ) -> None:
     points = [at for at, name in enumerate(shared[Victim("trainer", 1)], 1) if name == call]
     assert peers.attack(tmp_path / "gang", peers.Cell(2, 2, 1, points[-1], lost)) == []
+
+
+@pytest.mark.parametrize(("victim", "point"), [("trainer", 4), ("saver", 9), ("agent", 0)])
+def test_after_a_kill_at_a_hand_over_the_newest_state_of_any_machine_is_loaded(
+    tmp_path: Path, victim: str, point: int
+) -> None:
+    cell = images.Cell(2, Victim(victim, 0 if victim == "agent" else 1), point)
+    assert handover.attack(tmp_path / "gang", cell) == []
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ class Rank:
     saves: tuple[int, ...]
     dies: int
     env: dict[str, str]
+    held: bool = False  # at its end it stops, and does not end
 
     @property
     def told(self) -> Path:
@@ -143,6 +144,27 @@ def work_into_images(me: Rank) -> None:
     _keep_images(me, between)
 
 
+def work_from_image(me: Rank) -> None:
+    """Begin with what is there. ``dies``: the point of ``attach`` at which it dies."""
+    _settle_in(me)
+    import spotkeeper
+    from spotkeeper.train.checkpoint import restore
+    from spotkeeper.train.core import gang
+
+    points = Points(me.dies, me.told)
+    for name in ("gather", "send", "receive"):
+        points.before(gang.DistributedGang, name)
+    points.before(restore, "thaw")
+    points.before(socket.socket, "sendall", "ask")
+    points.before(socket.socket, "recvmsg", "hear")
+    model = Stamped()
+    points.arm()
+    spotkeeper.attach(model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0), counter=Counter())
+    points.disarm()
+    points.count()
+    os._exit(0)
+
+
 def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
     """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
     os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
@@ -171,6 +193,9 @@ def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
                 client._read_soon()
         if step == me.saves[-1]:
             break  # without the save of a loop's end
+    if me.held:
+        run._boundary.copied()
+        os.kill(os.getpid(), signal.SIGSTOP)
     os._exit(0)
 
 
