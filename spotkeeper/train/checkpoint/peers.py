@@ -53,7 +53,7 @@ from spotkeeper.train.checkpoint.seal import break_seal, seal, seal_of
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.strategy import SAVE, versions
-from spotkeeper.train.checkpoint.writer import CheckpointWriter
+from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
@@ -126,6 +126,7 @@ class PeerImages:
     Args:
         link: the same ranks with a process group of their own, for the copies.
         copier: copies optimizers' tensors in the background.
+        pace: says when an image is due.
         mb_s: the most that a machine sends, megabytes per second.
     """
 
@@ -136,9 +137,11 @@ class PeerImages:
         writer: CheckpointWriter,
         places: tuple[RankPlace, ...],
         copier: BackgroundCopier,
+        pace: SavePace,
         mb_s: float,
     ) -> None:
         self._gang, self._link, self._writer, self._places, self._copier = gang, link, writer, places, copier
+        self._pace = pace
         self._rate = mb_s * 1e6
         nodes = sorted({place.node for place in places})
         self._ranks = [[place.rank for place in places if place.node == node] for node in nodes]
@@ -196,7 +199,9 @@ class PeerImages:
         if flight is None:
             return False
         if flight.started:
-            return flight.copies is not None and flight.copies.running
+            if (stage := self._stage()) is _Stage.FAILED and self._on:
+                self._pace.hurry()  # the other machines must hear of it
+            return stage is _Stage.RUNNING
         if flight.torn is None:
             self._copier.wait()
             flight.torn = self._gang.highest(int(not flight.complete))

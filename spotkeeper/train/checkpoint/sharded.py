@@ -256,7 +256,7 @@ def find_strategy(
     copier = peers = None
     if settings.peers_mb_s and len({place.node for place in places}) > 1:
         copier = BackgroundCopier(parts.optimizers)
-        peers = PeerImages(gang, DistributedGang(), writer, places, copier, settings.peers_mb_s)
+        peers = PeerImages(gang, DistributedGang(), writer, places, copier, pace, settings.peers_mb_s)
     return Sharded(gang, writer, places, parts, managed=settings.managed, copier=copier, peers=peers)
 
 

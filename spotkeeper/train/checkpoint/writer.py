@@ -174,6 +174,10 @@ class SavePace:
         if not self.imaged:
             self.imaged, self.image_steps_each = True, self.image_steps_each + 1
 
+    def hurry(self) -> None:
+        """Make an image due at once."""
+        self.plain, self.image_since = True, -math.inf
+
     def image_due(self, now: float) -> bool:
         """Whether an image is due. Never after both of two steps: the steps between show what an image costs."""
         return self.plain and now - self.image_since >= self.image_interval_s

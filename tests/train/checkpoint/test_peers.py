@@ -148,12 +148,13 @@ class Machine:
 
     def __init__(self, hub: Hub, rank: int, links: Hub) -> None:
         self.client, self.copier, self.link = FakeClient(), FakeCopier(), FakeGang(links, rank)
+        self.pace = SavePace(3600.0)
         self.writer = SimpleNamespace(client=self.client, lose=lambda error: None)
         places = tuple(RankPlace(each, each, each, True) for each in range(WORLD))
         gang, link, writer, copier = (
             cast(Any, each) for each in (FakeGang(hub, rank), self.link, self.writer, self.copier)
         )
-        self.peers = PeerImages(gang, link, writer, places, copier, 1e6)
+        self.peers = PeerImages(gang, link, writer, places, copier, self.pace, 1e6)
 
     def begin(self, step: int) -> bool:
         """An image up to the start of its copies."""
@@ -295,6 +296,8 @@ def test_a_peer_that_hangs_turns_peers_off_and_stops_nobody(
     ring.machines[1].link.cut.set()
     ring.all(lambda machine: machine.begin(3))
     ring.machines[0].end()
+    assert not ring.machines[1].peers.advance(), "no step counts as slowed down any more"
+    assert ring.machines[1].pace.image_due(0.0), "to tell the others"
     assert ring.all(lambda machine: machine.begin(5)) == [False] * WORLD
     assert not any(machine.peers.ready for machine in ring.machines)
     told = "peers are off for the rest of this run: a copy between the machines of ranks 1 and 2 hangs"

@@ -135,6 +135,9 @@ class _Run:
             what = f"a loss at an image of sharded state, {_ranks(world)}, {nodes} machines"
             yield self._row(what, peers.attack, tasks)
 
+        cuts = [(self._root / f"cut{world}-{nodes}", world, nodes) for world, nodes in peers.SIZES]
+        yield self._row("a cut link at an image of sharded state", peers.cut, cuts)
+
     def cells(self, seed: int) -> list[Row]:
         cells, self.points = self._pool.submit(plan.whole, seed, self._root / "points").result()
         rows = {name: Row(name, planned=count) for name, count in sorted(Counter(map(_name, cells)).items())}

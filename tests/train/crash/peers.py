@@ -21,7 +21,7 @@ from typing import Any
 from tests.train.crash import oracle
 from tests.train.crash.gang import Machines, Victim, machines
 from tests.train.crash.plan import Names, spread
-from tests.train.crash.sharded_trainer import LAST, SAVED, work_with_peers
+from tests.train.crash.sharded_trainer import CUT, LAST, SAVED, work_with_peers
 from tests.train.crash.trainer import AREA
 
 SIZES = ((2, 2), (4, 4), (4, 2))  # ranks, machines
@@ -72,6 +72,24 @@ def attack(root: Path, cell: Cell) -> list[str]:
     if not wrong:
         shutil.rmtree(root)
     return wrong
+
+
+def cut(root: Path, world: int, nodes: int) -> list[str]:
+    """A link is cut, without an error: training goes on to its end and saves, and the log says that peers are off."""
+    with machines(root, world, nodes) as gang:
+        (gang.root / CUT).touch()
+        gang.start_savers(-1)
+        codes = gang.run(1, (LAST,), {}, work_with_peers)
+        wrong = [f"rank {rank} ended with {code}" for rank, code in enumerate(codes) if code]
+        for rank in (gang.first_rank(node) for node in gang.nodes):
+            if "peers are off for the rest of this run: a copy between" not in gang.log(1, rank):
+                wrong.append(f"rank {rank} did not say that peers are off: {gang.log(1, rank)}")
+        wrong += [f"{disk}: no 1-{LAST}" for disk in gang.disks if f"1-{LAST}" not in map(_name, oracle.whole(disk))]
+    return wrong
+
+
+def _name(found: oracle.Found) -> str:
+    return found.name
 
 
 def _first_life(gang: Machines, cell: Cell) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.train.crash.trainer import AREA, SAVED, Counter, Rank, _settle_in
 ROWS = (4, 40, 40_000, 64, 1000)  # of each parameter, over all ranks
 ARMED = 8  # the step from which points count
 LAST = 17
+CUT = "cut"  # a file; with it, nothing that machine 1 is sent for its image arrives, from step ``ARMED`` on
+LATE_S = 0.2  # of a copy over a cut link
 
 
 class Rows(nn.Module):
@@ -60,6 +63,9 @@ def work_with_peers(me: Rank) -> None:
     writer.IMAGE_S, boundary.EVERY_S = 0.0, 0.0
     points = Points(me.dies, me.told) if me.dies >= 0 else _SaverPoints(-me.dies, me.told)
     _wrap(points)
+    cut = me.gen == 1 and (me.root / CUT).exists()
+    if cut:
+        _cut_link(me)
     model, counter = Rows(me.world), Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0)
     run = spotkeeper.attach(model, optimizer, counter=counter)
@@ -81,9 +87,8 @@ def work_with_peers(me: Rank) -> None:
         if peers._flight is not flight and (flight := peers._flight) is not None:
             with begun(me).open("a") as stream:
                 stream.write(f"{step - 1}\n")
-        if flight is not None and flight.copies is not None:
-            for thread in flight.copies.threads:
-                thread.join()  # so each run has the same points
+        for thread in flight.copies.threads if flight is not None and flight.copies is not None else ():
+            thread.join(LATE_S / 4 if cut else None)  # so each run has the same points
         if step == SAVED and me.gen == 1:
             run.save()
         elif step == ARMED:
@@ -92,7 +97,7 @@ def work_with_peers(me: Rank) -> None:
             break
     points.disarm()
     points.count()
-    if me.gen == 1:
+    if me.gen == 1 and not cut:
         os._exit(0)
     run.save()
     run.wait()
@@ -110,6 +115,20 @@ class _SaverPoints(Points):
             sock.connect(short)
             pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         os.kill(pid, signal.SIGKILL)
+
+
+def _cut_link(me: Rank) -> None:
+    from spotkeeper.train.checkpoint import peers
+
+    real: Call = peers._receive
+    peers.LATE_S = LATE_S
+
+    def receive(*args: Any) -> Any:
+        if me.node == 1 and (me.root / f"begun1-{me.rank}").read_text().count("\n") > 1:
+            threading.Event().wait()
+        return real(*args)
+
+    peers._receive = receive
 
 
 def _allocate(client: Any) -> None:
