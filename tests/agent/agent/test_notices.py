@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,3 +181,16 @@ def test_a_short_notice_has_a_shorter_reserve(me: MachineState, monkeypatch: pyt
     Still.at = NOW + 2.0
     training.handler.act()
     assert training.stops == [6.0 - 0.25 * 2.0]
+
+
+def test_a_notice_and_its_end_are_logged_with_the_time_that_is_left(me: MachineState) -> None:
+    lines: list[dict[str, object]] = []
+    me.log._write = lambda line: lines.append(json.loads(line))
+    handler = handler_of(me)
+    handler.observed(seen(Cause.REBALANCE))
+    handler.observed(seen(None))
+    told = [line for line in lines if line["event"] != "fact"]
+    assert [{key: line[key] for key in line if key != "at"} for line in told] == [
+        {"event": "notice", "cause": Cause.REBALANCE.value, "within_s": REBALANCE_S},
+        {"event": "notice.withdrawn", "cause": Cause.REBALANCE.value},
+    ]

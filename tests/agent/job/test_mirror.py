@@ -766,3 +766,14 @@ def test_a_missing_copy_is_reported_and_another_fetched(fake: Fake, machine: Mak
     assert fake.wait_fact(vm.uid, Kind.UNMIRRORED).value == "3-40"
     vm.stand_by(run, disk=0, fetch=FetchOrder("3-30", 0))
     assert fake.wait_fact(vm.uid, Kind.FETCHED).value == "3-30"
+
+
+@pytest.mark.parametrize(("busy", "free"), [({UP}, False), ({DOWN}, False), (set(), True), ({"bundle"}, True)])
+def test_the_disk_is_free_once_neither_upload_nor_download_uses_it(busy: set[str], free: bool) -> None:
+    left: list[str] = []
+    helper = SimpleNamespace(busy=lambda what: what in busy)
+    part = SimpleNamespace(
+        helper=helper, _give_up=lambda: left.append("upload"), _leave_fetch=lambda: left.append("download")
+    )
+    assert Mirroring.stop(cast(Any, part)) is free
+    assert left == ["upload", "download"]

@@ -106,6 +106,19 @@ def test_a_damaged_copy_is_passed_over_even_if_it_cannot_be_put_aside(
     assert skipped == [SkippedCheckpoint("1-5", f"{STATE} does not match its hash in {COMMIT}")]
 
 
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("1-5", "2-6"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / COMMIT).write_text("{")
+    alone: Any = SimpleNamespace(rank=0, world=1, gather=lambda blob: [blob])
+    restored, skipped = restore(alone, tmp_path, None, None)
+    assert restored is None and [each.name for each in skipped] == ["2-6", "1-5"]
+    for each in skipped:
+        with pytest.raises(ValueError) as why:
+            store.read(tmp_path, Commit.parse(each.name))  # type: ignore[arg-type]
+        assert each.why == str(why.value)
+
+
 def refused(*_: object) -> None:
     raise PermissionError("the disk is mounted read-only")
 

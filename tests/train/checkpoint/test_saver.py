@@ -127,6 +127,11 @@ def test_an_older_writer_is_refused_after_a_newer_hello(client: Client, tmp_path
     assert {file.name: file.sha256 for file in manifest.files} == sums, "the two have different memory"
 
 
+def test_a_writer_that_has_not_said_its_folder_is_refused(client: Client) -> None:
+    stage(client, Commit(1, 9))
+    assert client.wait(10) == SaveFailed(Commit(1, 9), Fault.FENCED, "no hello")
+
+
 def test_a_disk_with_a_newer_generation_is_not_written(client: Client, tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     (folder / "7-1").mkdir(parents=True)

@@ -221,6 +221,16 @@ class TestDisks:
         (volume,) = here.site.volumes.values()
         assert volume.tags == {"Name": DISK, "sk-stack": "demo", "sk-pool": "gpu", "sk-job": JOB, "sk-node": "0"}
 
+    def test_a_disk_is_found_in_the_last_listing_or_by_its_name_and_zone(self, here: Region) -> None:
+        here.disk()
+        here.disk(zone=B)
+        fresh = open_ec2(STACK, here.engine, here.endpoint)  # type: ignore[arg-type]
+        assert fresh.perform(DeleteDisk(DISK, A), 30).kind is ResultKind.ACCEPTED
+        assert [volume.zone for volume in here.site.volumes.values()] == [B], "the other one has the same name"
+        here.service.asked.clear()
+        assert here.kind(DeleteDisk(DISK, B)) is ResultKind.ACCEPTED
+        assert here.asked("DescribeVolumes") == [] and not here.site.volumes, "the last listing had its id"
+
     def test_a_disk_has_its_pools_performance_and_key(self, here: Region) -> None:
         pool = replace(POOL, disk_iops=6000, disk_mbps=500, disk_key="arn:aws:kms:k")
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
@@ -396,11 +406,16 @@ class TestListing:
         here.service.pages = 3
         assert len(here.look().vms) == 7
 
-    def test_an_outage_of_a_zone_hides_that_zone_only(self, here: Region) -> None:
+    def test_an_outage_of_a_zone_hides_that_zone_only(self, here: Region, caplog: pytest.LogCaptureFixture) -> None:
         here.machine()
         here.machine(node=1, zone=B)
         here.site.dark = {B}
+        caplog.clear()
         listing = here.look()
+        whats = ("disks", "instances")
+        told = [f"listing the {what} of all zones at once failed" for what in whats]
+        told += [f"zone {B}: listing its {what} failed" for what in whats]
+        assert sorted(line.partition(" failed: ")[0] + " failed" for line in caplog.messages) == told
         assert listing.answered == {A} and [vm.zone for vm in listing.vms] == [A]
         assert here.kind(insert(node=2, zone=B)) is ResultKind.AMBIGUOUS
         here.site.dark = {A, B}
@@ -631,7 +646,9 @@ class TestErrors:
     def test_a_request_that_ec2s_model_refuses_is_permanent(self, here: Region) -> None:
         pool = replace(POOL, templates={"spot": "lt"}, template_versions={"spot": 3})  # type: ignore[dict-item]
         ec2 = open_ec2(replace(STACK, pools=(pool,)), here.engine, here.endpoint)  # type: ignore[arg-type]
-        assert ec2.perform(insert(), 30).kind is ResultKind.PERMANENT
+        done = ec2.perform(insert(), 30)
+        assert done.kind is ResultKind.PERMANENT
+        assert "Invalid type for parameter LaunchTemplate.Version, value: 3" in done.detail
         assert not here.service.asked
 
     def test_a_slow_server_is_cut_off_at_the_deadline(self, here: Region) -> None:

@@ -87,11 +87,11 @@ def test_advice_is_requested_from_the_version_that_answers(beta: bool, caplog: p
         for _ in range(2):
             told = cloud.chances("gpu", 5.0)
             assert told is not None and told.by_zone == {A: Guess(0.8, 1.0, 0.5)}
+            said = [record.getMessage() for record in caplog.records if "answers" in record.getMessage()]
+            version = "beta" if beta else "v1"
+            assert sorted(said) == [f"advice.{method}: {version} answers" for method in ("capacity", "capacityHistory")]
     versions = [asked.beta for asked in google.of(CAPACITY)]
     assert versions == ([True, True] if beta else [True, False, False]), "the other one is asked once"
-    said = [record.getMessage() for record in caplog.records if "answers" in record.getMessage()]
-    version = "beta" if beta else "v1"
-    assert sorted(said) == [f"advice.{method}: {version} answers" for method in ("capacity", "capacityHistory")]
 
 
 @pytest.mark.parametrize(("nanos", "usd"), [("478720000", 2.47872), (478720000, 2.47872), ("a lot", None), (-1, None)])
