@@ -18,8 +18,8 @@ that folder, and the job's log names it. A checkpoint whose bytes do not match i
 read. A saver that outlives its generation does no harm: quarantine has renamed the folder into which it writes, so it
 can neither complete that checkpoint nor remove a newer one. ``make crash`` (``tests/train/crash``) kills real trainers
 and savers at 50 points of a save, makes the system calls there fail (ENOSPC, EIO, EROFS, partial writes) and flips
-bytes; it does the same at images, their writes and hand-overs. A checker that shares no code with the library reads the result.
-The test cuts no power: it trusts fsync.
+bytes; it does the same at images, their writes and hand-overs. A checker that shares no code with the library reads
+the result. The test cuts no power: it trusts fsync.
 
 **Sharded state** is complete when every machine has its part, but no machine sees another's disk. So a save ends in two
 steps. A saver that has written its part durably writes PART and tells the trainer. When the ranks next agree that no

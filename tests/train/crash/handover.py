@@ -77,7 +77,7 @@ def attack(root: Path, cell: Cell) -> list[str]:
             os.kill(process.pid, signal.SIGCONT)
             process.kill()
             process.join()
-        if judged is None or judged.step < END - OLDEST:
+        if survivors and (judged is None or judged.step < END - OLDEST):  # the only saver takes all images along
             wrong.append(f"the newest is {judged}, want step {END - OLDEST} or later")
         for node in survivors:  # another saver may have died after the last hello
             gang.quiet(node)
