@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from spotkeeper.reconcile.controller.lease import BEAT_S, SHORT_S, WHOLE_S, Lease, in_thread
+from spotkeeper.reconcile.controller.reconcile_job import RoundOptions, run_round
 from spotkeeper.reconcile.store.objects import UnavailableError
 from tests.reconcile.memory import MemoryStore
+from tests.reconcile.world import World
 
 JOB = "abcd2345"
 
@@ -51,6 +53,21 @@ def test_a_renewed_lease_lasts_as_long_as_its_round() -> None:
     assert not beats.works
     assert store.read_due(JOB) == 5000.0
     assert other.take()
+
+
+def test_a_round_renews_its_lease_as_its_options_say() -> None:
+    world, begun = World(), list[float]()
+    world.submit()
+
+    def every(seconds: float, work: Callable[[], object]) -> Callable[[], None]:
+        begun.append(seconds)
+        due = world.store.read_due(JOB)
+        assert due is not None and due - world.t == pytest.approx(SHORT_S + 10.0 * (world.scale - 1.0))
+        return lambda: None
+
+    world.run(10)
+    run_round(world.store, world, JOB, world, RoundOptions(settle_s=0.0, every=every))
+    assert begun and set(begun) == {BEAT_S}
 
 
 def test_an_unrenewed_lease_expires() -> None:

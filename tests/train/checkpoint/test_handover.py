@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spotkeeper.train.agent_link.control import Commit, Fault
-from spotkeeper.train.checkpoint import handover, store
+from spotkeeper.train.checkpoint import handover, store, strategy
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.image import Image, RunState, pack
@@ -119,13 +119,13 @@ def test_an_image_is_no_checkpoint_of_the_run_before_its_commit(lost: Node) -> N
     client, known = lost.hello(2)
     told: list[Commit] = []
     writer: Any = SimpleNamespace(client=client, writes=True, has=lambda manifest: told.append(manifest.commit))
-    strategy = Replicated(SoloGang(), writer, None, GANG, None)  # type: ignore[arg-type]
-    found, _ = strategy.begin(lost.folder, known)
+    replicated = Replicated(SoloGang(), writer, None, GANG, None)  # type: ignore[arg-type]
+    found, _ = replicated.begin(lost.folder, known)
     assert found is not None and (found.manifest.commit, found.source, told) == (KEPT, "memory", [])
     lost.write()
     client, known = lost.hello(3)
     writer.client = client
-    strategy.begin(lost.folder, known)
+    replicated.begin(lost.folder, known)
     assert told == [KEPT]
 
 
@@ -314,3 +314,26 @@ def test_the_disk_is_not_read_if_the_saver_offers_an_image(tmp_path: Path, monke
         run = {"SPOTKEEPER_RUN": str(tmp_path), "SPOTKEEPER_CKPT": str(tmp_path / "ckpt"), "SPOTKEEPER_GEN": "2"}
         assert EarlyRead.begin(RunSettings.from_env(run | {"SPOTKEEPER_SAVER": str(path)})) is None
         assert written(path, tmp_path / "ckpt", 2) == ([KEPT], KEPT), "and it offers the image again"
+
+
+@pytest.mark.parametrize(
+    ("world", "local", "source", "copies"),
+    [(2, "of rank 1", "disk", 0), (3, "of rank 0", "disk", 0), (2, "of rank 1", "rank 0", 1)],
+)
+def test_what_a_rank_restores_is_its_own_if_the_number_of_ranks_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: int, local: str, source: str, copies: int
+) -> None:
+    """Otherwise it is rank 0's; and what another rank sent is copied into this node's saver."""
+    blobs = tuple(pack({"is": f"of rank {rank}"}) for rank in range(2))
+    manifest, stretches, asked, copied = SimpleNamespace(world=2), object(), list[object](), list[object]()
+    found = SimpleNamespace(
+        state=RunState({}, {}, blobs), manifest=manifest, source=source, lost=None, durable=True, stretches=stretches
+    )
+    monkeypatch.setattr(strategy, "restore", lambda *given: (asked.append(given), (found, []))[1])
+    gang: Any = SimpleNamespace(rank=1, world=world)
+    writer: Any = SimpleNamespace(client=object(), writes=False, copy=lambda *given: copied.append(given))
+    hello, early = object(), object()
+    begun, _ = Replicated(gang, writer, None, GANG, None).begin(tmp_path, hello, early)  # type: ignore[arg-type]
+    assert asked == [(gang, tmp_path, writer.client, hello, early)]
+    assert begun is not None and (begun.local, begun.same_world) == ({"is": local}, world == 2)
+    assert copied == [(manifest, stretches)] * copies

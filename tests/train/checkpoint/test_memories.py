@@ -43,16 +43,19 @@ def refusal(number: int, fault: Fault) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "op"), [(ImageMemories, "image"), (PartMemories, "part_image")])
 def test_a_memory_is_requested_once_and_opened_when_it_is_there(
-    kind: type[ImageMemories] | type[PartMemories], op: str
+    kind: type[ImageMemories] | type[PartMemories], op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With all of its pages: the copy of an image must not wait for the kernel."""
     asked: list[dict[str, Any]] = []
+    mapped, map_file = list[int](), mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda *given, flags: (mapped.append(flags), map_file(*given, flags=flags))[1])
     memories = kind(asked.append)
     assert memories.open(1, SIZE) is None and memories.open(1, SIZE) is None
     assert asked == [{"op": op, "number": 1, "bytes": ASKED}]
     fd = file()
     memories.note(given(1), [fd])
     memory = memories.open(1, SIZE)
-    assert memory is not None and len(memory) == ASKED
+    assert memory is not None and len(memory) == ASKED and mapped == [mmap.MAP_SHARED | mmap.MAP_POPULATE]
     assert memories.open(1, 2 * PAGE) is not None and memories.open(1, 2 * PAGE + 1) is None, "then a larger one"
     assert asked[1:] == [{"op": op, "number": 1, "bytes": 3 * PAGE + AREA}]
 
