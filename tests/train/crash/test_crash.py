@@ -54,10 +54,17 @@ def test_after_any_kill_the_newest_complete_checkpoint_loads(
     assert outcome.where, "somebody died"
 
 
+@pytest.fixture(scope="module")
+def saved_image(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The trainer's points of a save that is an image."""
+    return survey(tmp_path_factory.mktemp("saved") / "gang", 1, "image")[Victim("trainer", 0)]
+
+
 @pytest.mark.parametrize(("call", "loaded"), [("break_seal, half", "older"), ("seal, half", "older"), ("ask", "new")])
-def test_after_a_kill_in_a_save_that_is_an_image_its_seal_decides(tmp_path: Path, call: str, loaded: str) -> None:
-    names = survey(tmp_path / "survey", 1, "image")[Victim("trainer", 0)]
-    outcome = _crash(tmp_path, Cell(1, "image", Victim("trainer", 0), names.index(call) + 1))
+def test_after_a_kill_in_a_save_that_is_an_image_its_seal_decides(
+    tmp_path: Path, saved_image: list[str], call: str, loaded: str
+) -> None:
+    outcome = _crash(tmp_path, Cell(1, "image", Victim("trainer", 0), saved_image.index(call) + 1))
     assert (outcome.where, outcome.loaded) == (call, loaded)
 
 
