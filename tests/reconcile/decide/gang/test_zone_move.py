@@ -17,7 +17,7 @@ from spotkeeper.contract.cloud import (
     Result,
     ResultKind,
 )
-from spotkeeper.contract.record import Move, Phase, Roll
+from spotkeeper.contract.record import Move, Moved, Phase, Roll
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
@@ -128,3 +128,18 @@ def test_a_move_is_cancelled_by_its_own_zone_or_by_none(zone: str | None) -> Non
     assert draft.record.move is None
     assert [(node.next, node.copy) for node in draft.nodes] == [(None, None)] * 2
     assert [(entry.id, entry.cause, entry.detail) for entry in draft.entries] == [("move.cancel.v41", "cancelled", "")]
+
+
+@pytest.mark.parametrize(("until", "then"), [(NOW + 900, NOW), (NOW - 900, NOW - 900)])
+def test_a_gang_that_has_moved_uses_the_copies_and_the_machine_that_waits(until: float, then: float) -> None:
+    draft = moving()
+    draft.set(fallback_until=until)
+    zone_move._arrive(draft)
+    record = draft.record
+    assert (record.move, record.zone, record.moved) == (None, "z-b", Moved(NOW, 60.0))
+    assert record.fallback_until == then, "a fallback was about the old zone"
+    assert [(node.disk, node.copy, node.zone, node.next) for node in draft.nodes] == [(1, None, "z-b", None)] * 2
+    cur = draft.nodes[0].cur
+    assert cur is not None and (cur.attempt, cur.cause) == (2, "move")
+    entry = draft.entries[-1]
+    assert (entry.id, entry.cause, entry.detail) == ("move.done.v41", "move", "the disks are in z-b")
