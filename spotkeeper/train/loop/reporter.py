@@ -23,6 +23,8 @@ from spotkeeper.train.checkpoint.writer import SavePace
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.loop.metrics import MetricHistory
 
+UNSTEPPED = 1000  # batches without a step before the log says so; gradients accumulate over fewer
+
 
 def open_control(run: Path | None) -> Control:
     """Open the agent's control file in the run folder; without an agent, a private one for signals."""
@@ -112,6 +114,11 @@ class RunReporter:
 
     def batch(self) -> None:
         self._batches += 1
+        if self._batches == UNSTEPPED and self._tells:
+            say(
+                f"no optimizer step in {UNSTEPPED} batches, so nothing is saved: "
+                "pass attach(optimizer=...) the optimizer whose own step() changes the weights, not one that wraps it"
+            )
 
     def stepped(self, step: int, batch: int, left: BatchesLeft | None = None) -> None:
         """Report a step.

@@ -288,6 +288,21 @@ def test_finished_epochs_are_not_repeated(
     assert capsys.readouterr().err.count("a loop over run.steps() had ended before the save") == told
 
 
+def test_an_optimizer_that_never_steps_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a class around an optimizer, whose step() only the inner one has."""
+    monkeypatch.setattr(reporter, "UNSTEPPED", 5)
+    things = Things()
+    for at, _ in enumerate(things.attach().steps(things.loader, epochs=2)):  # 8 batches an epoch
+        if at in (3, 7):
+            things.optimizer.step()  # after four batches, and again
+    told = (
+        "no optimizer step in 5 batches, so nothing is saved: pass attach(optimizer=...) the optimizer whose own step()"
+    )
+    assert capsys.readouterr().err.count(told) == 1
+
+
 def test_repeated_code_between_loops_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     *expected, _ = rounds("alone", lambda *_: None, plain=True)
     with pytest.raises(SystemExit):
