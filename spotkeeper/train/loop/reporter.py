@@ -116,8 +116,8 @@ class RunReporter:
         self._batches += 1
         if self._batches == UNSTEPPED and self._tells:
             say(
-                f"no optimizer step in {UNSTEPPED} batches, so nothing is saved: "
-                "pass attach(optimizer=...) the optimizer whose own step() changes the weights, not one that wraps it"
+                f"no optimizer step in {UNSTEPPED} batches, so nothing is saved: pass attach(optimizer=...) the "
+                "optimizer whose own step() changes the weights, not one that wraps it"
             )
 
     def stepped(self, step: int, batch: int, left: BatchesLeft | None = None) -> None:
