@@ -59,7 +59,8 @@ def test_the_grace_period_ends_at_the_deadline(fake: Fake, machine: Make) -> Non
     vm = machine()
     run = begin(fake, vm, takes_s=600, grace_s=600)
     doc = document(1, 1, (vm.member(disk=True),))
-    vm.serve(document(2, 1, doc.members, DocState.SAVE_STOP, port=doc.port, deadline=time.time() + 2), run, disk=4)
+    deadline = time.time() + 15  # the agent asks every 10 s
+    vm.serve(document(2, 1, doc.members, DocState.SAVE_STOP, port=doc.port, deadline=deadline), run, disk=4)
     fake.wait_fact(vm.uid, Kind.RELEASED, 1)
     assert not (home(vm) / "saved").exists()
     assert '"job.kill"' in vm.log()

@@ -115,7 +115,8 @@ class Script:
         if not self._over():
             with suppress(ProcessLookupError):  # it has no session of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the fork server has reaped it just now
+                os.kill(self.pid, signal.SIGKILL)
             self.end()
 
 
