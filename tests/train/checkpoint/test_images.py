@@ -766,8 +766,12 @@ def test_the_third_image_memory_was_the_staging_memory(tmp_path: Path) -> None:
 
 def memories(pid: int) -> list[int]:
     """Sizes of a saver's memory files that are not empty."""
-    links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if str(link.readlink()).startswith("/memfd:spotkeeper")]
-    found = {status.st_ino: status.st_size for status in map(Path.stat, links)}  # a write opens one twice
+    found: dict[int, int] = {}
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a file that the saver has closed meanwhile
+            if str(link.readlink()).startswith("/memfd:spotkeeper"):
+                status = link.stat()
+                found[status.st_ino] = status.st_size  # a write opens one twice
     return [size for size in found.values() if size]
 
 
