@@ -24,7 +24,7 @@ from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import saver
-from spotkeeper.train.checkpoint.durable import MemoryHandle, round_up
+from spotkeeper.train.checkpoint.durable import MemoryHandle, map_shared, round_up
 from spotkeeper.train.checkpoint.memories import ImageMemories, PartMemories
 from spotkeeper.train.checkpoint.protocol import (
     MESSAGE,
@@ -213,7 +213,7 @@ class Client:
                 raise self._refused
         try:
             if self._map is None:
-                self._map = mmap.mmap(self._fd, self._size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+                self._map = map_shared(self._fd, self._size)
         except OSError as error:
             raise SaverError(Fault.NO_MEMORY, f"staging memory: {error}") from None
         return self._map

@@ -30,10 +30,18 @@ _LEAST = 64 << 20  # bytes that must stay free for training; 1/_SHARE of the lim
 _SHARE = 50
 _PROC = Path("/proc")
 _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of cgroup version 1
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 PAGE = 4096
 CHUNK = 16 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def map_shared(fd: int, size: int) -> mmap.mmap:
+    """Map a memory file that another process shares. All pages are mapped now, not at their first use.
+
+    Raises:
+        OSError: no memory.
+    """
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ class NeighbourMemory:
             status = os.fstat(fd)
             key = (status.st_dev, status.st_ino, offer.size)
             if key != self._key or self._map is None:
-                self._map, self._key = mmap.mmap(fd, offer.size, flags=mmap.MAP_SHARED | _POPULATE), key
+                self._map, self._key = map_shared(fd, offer.size), key
         finally:
             os.close(fd)
         return memoryview(self._map)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotkeeper.train.agent_link.control import Fault
-from spotkeeper.train.checkpoint.durable import MemoryHandle, round_up
+from spotkeeper.train.checkpoint.durable import MemoryHandle, map_shared, round_up
 from spotkeeper.train.checkpoint.protocol import IMAGES, SaverError
 from spotkeeper.train.checkpoint.seal import AREA
 
@@ -67,8 +67,7 @@ class ImageMemories:
             elif not fds:
                 self.refused = SaverError(Fault.NO_MEMORY, "image memory: this process has no file descriptor left")
             else:
-                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                self._maps[number] = mmap.mmap(fds[0], message["bytes"], flags=flags)
+                self._maps[number] = map_shared(fds[0], message["bytes"])
         except OSError as error:
             self.refused = SaverError(Fault.NO_MEMORY, f"image memory: {error}")
         finally:
@@ -140,8 +139,7 @@ class PartMemories:
         elif message["bytes"]:
             self._drop(number)
             try:
-                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-                memory = mmap.mmap(fds[0], message["bytes"], flags=flags)
+                memory = map_shared(fds[0], message["bytes"])
                 self._files[number] = fds.pop(), memory
             except OSError as error:
                 self.refuse(SaverError(Fault.NO_MEMORY, f"image memory: {error}"))
