@@ -55,7 +55,7 @@ QUICK := tests/contract tests/report tests/replay tests/client tests/reconcile t
   tests/lifecycle/test_ends.py::test_a_job_cancelled_while_it_recovers_leaves_nothing
 
 quick: setup
-	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n auto --dist loadfile --no-loadscope-reorder -p no:schemathesis \
+	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n logical --dist loadfile --no-loadscope-reorder -p no:schemathesis \
 	  $(QUICK) $(ARGS)
 
 # Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).

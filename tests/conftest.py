@@ -29,9 +29,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core, and four at most: half of the time the tests of whole machines wait."""
-    return min(4, 2 * len(os.sched_getaffinity(0)))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """``-n logical``: one for each core. ``auto``: two, as tests of whole machines wait; four processes at most."""
+    cores = len(os.sched_getaffinity(0))
+    return min(4, cores if config.getoption("numprocesses") == "logical" else 2 * cores)
 
 
 @pytest.hookimpl(wrapper=True)

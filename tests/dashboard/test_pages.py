@@ -11,13 +11,10 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from operator import is_
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pytest
-from nicegui import background_tasks, ui
-from nicegui.testing import User
-from nicegui.testing.user_simulation import user_simulation
 
 from spotkeeper.cli.jobs.dashboard import commands
 from spotkeeper.client.errors import CliError
@@ -31,7 +28,6 @@ from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.dashboard import feed as feeding
-from spotkeeper.dashboard import pages
 from spotkeeper.dashboard.curves import thinned
 from spotkeeper.dashboard.feed import JobFeed
 from spotkeeper.reconcile.store.store import Store
@@ -39,9 +35,12 @@ from spotkeeper_agent.launcher.spool import packed
 from tests.cli.records import JOB, a_job
 from tests.dashboard.conftest import complete
 
+if TYPE_CHECKING:  # NiceGUI is imported where it runs: every process that runs tests collects this file
+    from nicegui.testing import User
+
 Bucket = tuple[Store, dict[str, str]]
-Kind = TypeVar("Kind", bound=ui.element)
-Story = Callable[[User], Awaitable[None]]
+Kind = TypeVar("Kind")
+Story = Callable[["User"], Awaitable[None]]
 WHERE = {"pool": "workers", "zone": "us-central1-a", "model": Model.SPOT, "price": 1.0}
 LEDGER = (
     Entry(at=0.0, id="submitted", event=Event.SUBMITTED, by="ada"),
@@ -54,6 +53,11 @@ LEDGER = (
 @pytest.fixture
 def play(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a story of a user with the pages of this bucket."""
+    from nicegui import background_tasks
+    from nicegui.testing.user_simulation import user_simulation
+
+    from spotkeeper.dashboard import pages
+
     store, environment = bucket
     monkeypatch.setattr(feeding, "OPEN_S", 0.05)
     monkeypatch.setattr(feeding, "ROW_S", 0.05)
@@ -105,8 +109,16 @@ async def until(look: Callable[[], object]) -> None:
 
 def text(user: User) -> str:
     """All markup on the page."""
+    from nicegui import ui
+
     with user:
         return " ".join(element.content for element in _elements(user, ui.html))
+
+
+def open_tab(user: User, name: str) -> None:
+    from nicegui import ui
+
+    user.find(kind=ui.tab, content=name).click()
 
 
 def _elements(user: User, kind: type[Kind]) -> list[Kind]:
@@ -144,7 +156,7 @@ def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
             ("Job file", "- train.py"),
             ("Logs", "no lines"),
         ):
-            user.find(kind=ui.tab, content=name).click()
+            open_tab(user, name)
             await until(lambda shown=shown: shown in text(user))
 
     play(story)
@@ -160,6 +172,8 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
     store.put(object_name(JOB, 2), msgspec.json.encode(written))
 
     async def accuracy(user: User) -> dict[str, Any]:
+        from nicegui import ui
+
         await user.open("/jobs/first")
         await until(lambda: "accuracy" in text(user))
         drawn = [element.options for element in _elements(user, ui.echart) if element.options.get("series")]
@@ -184,7 +198,7 @@ def test_logs_of_all_nodes_are_searched(bucket: Bucket, play: Callable[..., None
 
     async def story(user: User) -> None:
         await user.open("/jobs/first")
-        user.find(kind=ui.tab, content="Logs").click()
+        open_tab(user, "Logs")
         await until(lambda: "node 1: the second" in text(user))
         assert "&lt;b&gt;the first node&lt;/b&gt;" in text(user) and "2 lines" in text(user)
         user.find("Search").type("second")

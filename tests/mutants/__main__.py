@@ -24,12 +24,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.mutants import areas, reach
 from tests.mutants.lane import Lane, copy_tree
-from tests.mutants.operators import Mutant, mutants
 from tests.mutants.reach import Reach, code, digest
+
+if TYPE_CHECKING:
+    from tests.mutants.operators import Mutant
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / ".spotkeeper" / "mutants.json"
@@ -44,6 +46,8 @@ Json = dict[str, Any]
 
 
 def main() -> int:
+    from tests.mutants.operators import mutants
+
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="one sample for each")
     parser.add_argument("--sample", type=int, default=200, help="mutants in a sample")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.mutants import __main__ as mutants
-from tests.mutants import areas, operators, reach, worker
+from tests.mutants import areas, reach, worker
 from tests.mutants.__main__ import EQUIVALENT, drawn
+
+if TYPE_CHECKING:
+    from tests.mutants.operators import Mutant
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
@@ -34,8 +39,14 @@ class Box:
 '''
 
 
+def mutated(file: str, source: str) -> list[Mutant]:
+    from tests.mutants.operators import mutants  # libcst is imported where it runs, not by all that collect this file
+
+    return mutants(file, source)
+
+
 def found(function: str) -> set[str]:
-    every = operators.mutants("box.py", SOURCE)
+    every = mutated("box.py", SOURCE)
     return {mutant.diff.split("\n+")[1].strip() for mutant in every if mutant.function == function}
 
 
@@ -54,19 +65,19 @@ def test_decorated_functions_are_mutated() -> None:
 
 
 def test_only_a_default_value_is_part_of_the_signature_and_the_functions_tests_can_notice_it() -> None:
-    (mutant,) = [mutant for mutant in operators.mutants("box.py", SOURCE) if mutant.signature]
+    (mutant,) = [mutant for mutant in mutated("box.py", SOURCE) if mutant.signature]
     first, *_, last = SOURCE.split("\n")[mutant.first - 1 : mutant.last]
     assert mutant.diff.split("\n")[0] == f"-{first}" == "-def near(a: int | None, b: int = 5) -> bool:"
     assert last == "    return a is not None and a < b + LIMIT"
 
 
 def test_a_mutant_keeps_its_name_when_lines_move() -> None:
-    moved = operators.mutants("box.py", "\n\n" + SOURCE)
-    assert [mutant.key for mutant in moved] == [mutant.key for mutant in operators.mutants("box.py", SOURCE)]
+    moved = mutated("box.py", "\n\n" + SOURCE)
+    assert [mutant.key for mutant in moved] == [mutant.key for mutant in mutated("box.py", SOURCE)]
 
 
 def test_a_seed_draws_the_same_mutants_and_more_of_them_in_a_larger_sample() -> None:
-    every = operators.mutants("box.py", SOURCE)
+    every = mutated("box.py", SOURCE)
     assert drawn(every, 1, 3) == drawn(every, 1, 7)[:3]
     assert len({mutant.key for mutant in drawn(every, 1, 7)}) == 7
     assert drawn(every, 1, 7) != drawn(every, 2, 7)
@@ -139,13 +150,30 @@ def test_every_equivalent_mutant_exists() -> None:
     known = {
         (mutant.file, mutant.function, mutant.diff)
         for file in {row["file"] for row in rows}
-        for mutant in operators.mutants(file, (ROOT / file).read_text("utf-8"))
+        for mutant in mutated(file, _excerpt(file, {row["function"] for row in rows if row["file"] == file}))
         for line in mutant.source.splitlines()[mutant.first - 1 : mutant.last]
         if (file, mutant.function, line) in removed  # a diff takes 20 ms
     }
     for row in rows:
         assert row["reason"]
         assert (row["file"], row["function"], row["diff"].strip()) in known, row
+
+
+def _excerpt(file: str, functions: set[str]) -> str:
+    """Return the lines of these functions and of their classes' heads: to mutate whole files takes 10 s."""
+    source = (ROOT / file).read_text("utf-8")
+    kept: set[int] = set()
+
+    def keep(body: list[ast.stmt], names: list[str]) -> None:
+        for node in body:
+            if getattr(node, "name", None) == names[0]:
+                inner = node.body if isinstance(node, ast.ClassDef) and names[1:] else []
+                kept.update(range(node.lineno, inner[0].lineno if inner else (node.end_lineno or 0) + 1))
+                keep(inner, names[1:])
+
+    for function in functions:
+        keep(ast.parse(source).body, function.split("."))
+    return "".join(line for at, line in enumerate(source.splitlines(keepends=True), 1) if at in kept)
 
 
 def test_threads_that_save_at_once_lose_no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import sharded, store
@@ -336,6 +333,11 @@ def test_a_damaged_part_makes_all_ranks_use_the_older_checkpoint(two: tuple[Path
 
 
 def test_torchs_own_tools_read_the_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
+    # They take 0.5 s to import, in every process that collects this file.
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint import load as dcp_load
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
     for node in (0, 1):
         shutil.copytree(two[0] / f"node{node}" / str(NEWEST), tmp_path / "all", dirs_exist_ok=True)
     dcp_to_torch_save(tmp_path / "all", tmp_path / "all.pt")
