@@ -44,6 +44,12 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
     return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 
+def private_memory(size: int) -> memoryview:
+    """Return zeroed memory of this process. (What ``mmap.mmap(-1, size)`` returns is a file, for forks to share.)"""
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(memory)[:size]
+
+
 @dataclass(frozen=True)
 class Headroom:
     """One memory limit, of ``limit`` bytes. ``bytes``: how many of them are free, less a reserve."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.durable import private_memory
 from spotkeeper.train.checkpoint.image import Skeleton, TensorSlot, flat, unpack, view
 from spotkeeper.train.checkpoint.peers import KeptImage
 from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint
@@ -271,7 +271,7 @@ def _load(folder: Path | None, part: _Part, name: str) -> memoryview:
             raise store.ChecksumError(f"{name} in a neighbour's memory does not match its hash")
         return memory
     assert folder is not None
-    memory = memoryview(mmap.mmap(-1, max(1, file.bytes)))[: file.bytes]
+    memory = private_memory(file.bytes)
     store.read_into(folder, part.manifest, name, memory)
     return memory
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from pathlib import Path
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.client import Client
+from spotkeeper.train.checkpoint.durable import private_memory
 from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw
 from spotkeeper.train.checkpoint.protocol import OfferedImage, SaverError, SaverState, Stretch
 from spotkeeper.train.checkpoint.seal import Seal, seal_of
@@ -88,7 +88,7 @@ def read_checkpoint(folder: Path, commit: Commit) -> tuple[Manifest, memoryview]
     """
     manifest = store.read(folder, commit)
     stretches = lay_out_of(manifest)
-    memory = memoryview(mmap.mmap(-1, extent(stretches)))
+    memory = private_memory(extent(stretches))
     for part in stretches:
         store.read_into(folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
     return manifest, memory
@@ -119,7 +119,7 @@ class _OfferedCopy:
         memory = self._offered.memory[: extent(self._seal.stretches)]
         if not self._offered.shared:
             return memory
-        copy = memoryview(mmap.mmap(-1, len(memory)))
+        copy = private_memory(len(memory))
         copy[:] = memory
         if seal_of(self._offered.memory) != self._seal:
             raise ValueError("it changed while it was read")
@@ -165,7 +165,7 @@ class _LocalCopies:
                 return memoryview(self._client.stage(size))
             except SaverError as error:
                 self._lose(error)
-        return memoryview(mmap.mmap(-1, size))
+        return private_memory(size)
 
     def _lose(self, error: SaverError) -> None:
         """Continue without the saver: this rank can train, but cannot save for now."""

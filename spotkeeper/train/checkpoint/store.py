@@ -24,6 +24,8 @@ follows no link below the folder (``beneath.py``) and checks every field of a ma
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -265,14 +267,36 @@ def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryv
     at = 0
     try:
         fd = beneath.open_file(folder, f"{manifest.commit}/{name}")
-        with open(fd, "rb", buffering=0) as stream, ThreadPoolExecutor(1) as hasher:  # noqa: PTH123 - a descriptor
-            while at < file.bytes and (count := stream.readinto(target[at : min(at + _CHUNK, file.bytes)])):
+        with open(fd, "rb", buffering=0), ThreadPoolExecutor(1) as hasher:  # noqa: PTH123 - a descriptor
+            _skip_cache(fd)
+            while at < file.bytes and (count := _read_piece(fd, target[at : min(at + _CHUNK, file.bytes)], at)):
                 hasher.submit(digest.update, target[at : at + count])
                 at += count
     except OSError as error:
         raise ValueError(f"{name}: {error.strerror}") from None
     if at != file.bytes or digest.hexdigest() != file.sha256:
         raise ChecksumError(f"{name} does not match its hash in COMMIT")
+
+
+def _skip_cache(fd: int) -> None:
+    """Read past the page cache, if the file is not there: the cache's new memory would cost as much as the hash."""
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        with contextlib.suppress(OSError):  # not every file system can
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
+    except OSError:  # nor tell what is there
+        pass
+
+
+def _read_piece(fd: int, piece: memoryview, at: int) -> int:
+    try:
+        return os.preadv(fd, [piece], at)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    fcntl.fcntl(fd, fcntl.F_SETFL, 0)  # O_DIRECT reads whole pages, so not the file's end
+    return os.preadv(fd, [piece], at)
 
 
 def publish(home: Path, manifest: Manifest) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
+import mmap
 import os
 import subprocess
 import sys
@@ -165,6 +167,64 @@ def test_a_report_checks_sizes_and_a_load_checks_hashes(tmp_path: Path) -> None:
     manifest = store.read(tmp_path, Commit(1, 6))
     with pytest.raises(ValueError, match=r"state\.bin does not match its hash"):
         store.read_into(tmp_path, manifest, STATE, memoryview(bytearray(manifest.files[0].bytes)))
+
+
+def cached(file: Path, at: int) -> bool:
+    """Whether the page cache has the file's byte at offset ``at``."""
+    with file.open("rb") as opened:
+        try:
+            return bool(os.preadv(opened.fileno(), [bytearray(1)], at, os.RWF_NOWAIT))
+        except BlockingIOError:
+            return False
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_load_fills_no_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool) -> None:
+    """A file that is in the cache is read from there, also the last page of another, which is not whole."""
+    data = os.urandom((4 << 20) + 7)
+    home = tmp_path / "1-5"
+    home.mkdir()
+    (home / STATE).write_bytes(data)
+    sums = FileSum(STATE, len(data), hashlib.sha256(data).hexdigest())
+    with (home / STATE).open("rb") as file:
+        os.fsync(file.fileno())
+        if cold:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    middle = 2 << 20
+    if cached(home / STATE, middle) is cold:
+        pytest.skip("this file system keeps all files in the page cache")
+    monkeypatch.setattr(store, "_CHUNK", 1 << 20)
+    memory = mmap.mmap(-1, len(data))
+    store.read_into(tmp_path, Manifest(Commit(1, 5), 1, (), (sums,), {}, 0.0), STATE, memoryview(memory))
+    assert memory[:] == data
+    assert cached(home / STATE, 3 << 20) is not cold
+
+
+@pytest.mark.parametrize("refused", ["RWF_NOWAIT", "O_DIRECT", "its reads"])
+def test_a_file_system_may_refuse_to_read_past_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    make(tmp_path, Commit(1, 5))
+    manifest = store.read(tmp_path, Commit(1, 5))
+    read, control = os.preadv, fcntl.fcntl
+
+    def preadv(fd: int, into: Any, at: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "") if refused == "RWF_NOWAIT" else BlockingIOError
+        if control(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "")
+        return read(fd, into, at)
+
+    def set_flags(fd: int, what: int, flags: int) -> int:
+        if flags and refused == "O_DIRECT":
+            raise OSError(errno.EINVAL, "")
+        return control(fd, what, flags)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(store.fcntl, "fcntl", set_flags)
+    memory = bytearray(manifest.files[0].bytes)
+    store.read_into(tmp_path, manifest, STATE, memoryview(memory))
+    assert memory == (tmp_path / "1-5" / STATE).read_bytes()
 
 
 def test_a_partial_write_is_a_full_disk_without_commit(tmp_path: Path) -> None:
