@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -27,7 +28,7 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.durable import Buffer, save_refusal, write_checkpoint
 from spotkeeper.train.checkpoint.protocol import Peer
-from spotkeeper.train.checkpoint.seal import Seal, read_seal
+from spotkeeper.train.checkpoint.seal import Seal, check_seal, read_seal
 from spotkeeper.train.checkpoint.store import Manifest
 
 
@@ -199,9 +200,6 @@ def write_kept(kept: LeftImage) -> Manifest:
         OSError, MemoryError: the disk fails, or no memory is left.
         RuntimeError: the trainer has changed the image, because it has lost only its connection; or no thread is left.
     """
-
-    def check() -> None:
-        if not kept.intact:
-            raise RuntimeError("the image changed while it was written")
-
-    return write_checkpoint(kept.folder, kept.seal.manifest, kept.memory, kept.seal.stretches, False, check)
+    manifest = kept.seal.manifest
+    check = partial(check_seal, kept.memory, manifest)
+    return write_checkpoint(kept.folder, manifest, kept.memory, kept.seal.stretches, False, check)

@@ -22,8 +22,9 @@ memories suffice for a complete image at any moment, and a loss repeats at most 
 
 **A restore** offers all sealed images of all savers beside the checkpoints on disk (``reshard.py``), and takes the
 newest state of which every part exists. An own part is trusted as it lies in memory; the hashes of a received copy are
-checked. Until the next image counts, memories with the restored image are not touched. The next save makes the state
-durable; only COMMIT on disk makes a checkpoint, as ever.
+checked. Until the next image counts, memories with the restored image are not touched. A trainer that hangs and is
+still connected may change its memories: the next one gets others, and copies an image before it trusts the seal. The
+next save makes the state durable; only COMMIT on disk makes a checkpoint, as ever.
 
 **Failures.** A machine that refuses memory, a copy that is late or fails: all ranks agree to turn peers off for the
 rest of the run, and the log says why. A hanging peer stops only the threads: training waits for them nowhere, except
@@ -48,11 +49,12 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint.client import new_manifest
 from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory
 from spotkeeper.train.checkpoint.image import Image, after, lay_out_node
-from spotkeeper.train.checkpoint.protocol import PART_IMAGES, SaverError, Stretch
-from spotkeeper.train.checkpoint.seal import break_seal, seal, seal_of
+from spotkeeper.train.checkpoint.protocol import LEFT_PARTS, PART_IMAGES, SaverError, Stretch
+from spotkeeper.train.checkpoint.reshard import KeptImage
+from spotkeeper.train.checkpoint.seal import break_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
-from spotkeeper.train.checkpoint.strategy import SAVE, versions
+from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SaveKey
+from spotkeeper.train.checkpoint.strategy import versions
 from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.errors import say
@@ -105,19 +107,6 @@ class _Flight:
     torn: Callable[[], int] | None = None  # waits for the answer whether any rank's copy is torn
     started: bool = False
     copies: _Copies | None = None  # of a leader
-
-
-@dataclass(frozen=True)
-class KeptImage:
-    """A sealed image in a saver's memory. ``manifest``: with files; the hashes of own parts are empty."""
-
-    number: int
-    manifest: Manifest
-    files: dict[str, memoryview]
-
-    @property
-    def name(self) -> tuple[Commit, str]:
-        return self.manifest.commit, self.manifest.versions.get(SAVE, "")
 
 
 class PeerImages:
@@ -342,7 +331,7 @@ class PeerImages:
         found: dict[int, bytes] = pickling.loads(blobs[self._ranks[self._here][0]], "a rank")
         kept = []
         for number, blob in found.items():
-            if (image := _kept(number, MemoryHandle.from_bytes(blob))) is not None:
+            if (image := KeptImage.open(number, MemoryHandle.from_bytes(blob))) is not None:
                 kept.append(image)
         return kept
 
@@ -352,15 +341,17 @@ class PeerImages:
         if not self._leads or client is None:
             return {}
         try:
-            handles = {number: client.kept_part(number) for number in range(2 * PART_IMAGES)}
+            handles = {number: client.kept_part(number) for number in range(2 * LEFT_PARTS)}
         except SaverError as error:
             self._writer.lose(error)
             return {}
         return {number: handle for number, handle in handles.items() if handle is not None}
 
-    def restored(self, kept: Sequence[KeptImage], name: tuple[Commit, str]) -> None:
-        """Spare the memories that hold the restored image, until another image counts."""
-        holding = {image.number for image in kept if image.name == name}
+    def restored(self, kept: Sequence[KeptImage], key: SaveKey | None) -> None:
+        """Spare the memories that hold the restored image, until another image counts. None: it is none of these."""
+        if self._writer.client is not None:
+            self._writer.client.parts.drop_left()
+        holding = {image.number for image in kept if image.manifest.key == key}
         self._own, self._theirs = (
             _other(number) if number in holding else number for number in (self._own, self._theirs)
         )
@@ -413,21 +404,3 @@ def _receive(link: Gang, source: int, memory: memoryview, stretches: Sequence[St
 def _pieces(memory: memoryview, stretch: Stretch) -> Iterable[memoryview]:
     end = stretch.offset + stretch.bytes
     return (memory[at : min(at + PIECE, end)] for at in range(stretch.offset, end, PIECE))
-
-
-def _kept(number: int, handle: MemoryHandle) -> KeptImage | None:
-    """Open an image memory; None without a seal, or if it cannot be opened."""
-    opened = NeighbourMemory()
-    try:
-        memory = opened.open(handle)
-    except OSError:
-        return None
-    sealed = seal_of(memory)
-    if sealed is None or not sealed.part:
-        return None
-    files = {each.name: memory[each.offset : each.offset + each.bytes] for each in sealed.stretches}
-    manifest = sealed.manifest
-    if not manifest.files:
-        sums = tuple(FileSum(each.name, each.bytes, "") for each in sealed.stretches)
-        manifest = replace(manifest, files=sums)
-    return KeptImage(number, manifest, files)

@@ -24,9 +24,8 @@ from spotkeeper.train.core import beneath
 
 MESSAGE = 1 << 20  # largest message, bytes
 IMAGES = 3  # image memories: one is being written, one has the newest complete image, one is being filled
-PART_IMAGES = (
-    2  # memories for images of sharded state, of each of two machines: this one and a neighbour (``peers.py``)
-)
+PART_IMAGES = 2  # memories for images of sharded state, of each of two machines: this one and a neighbour
+LEFT_PARTS = 2 * PART_IMAGES  # number of the first such memory that a trainer left which is still connected
 Answer = dict[str, Any]  # a message of the saver, as JSON; ``saver.py`` has the table
 
 
@@ -55,12 +54,7 @@ class ReserveRequest:
 class ImageRequest:
     number: int
     bytes: int
-
-
-@dataclass(frozen=True)
-class PartImageRequest:
-    number: int
-    bytes: int
+    part: bool  # whether it is for a part of sharded state
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class PublishRequest:
     manifest: Manifest
 
 
-Request = HelloRequest | ReserveRequest | ImageRequest | PartImageRequest | StageRequest | SaveRequest | PublishRequest
+Request = HelloRequest | ReserveRequest | ImageRequest | StageRequest | SaveRequest | PublishRequest
 
 
 class SaverError(Exception):
@@ -164,7 +158,7 @@ def parse(data: bytes) -> Request:
         if op == "reserve":
             return ReserveRequest(count(fields["bytes"]))
         if op in ("image", "part_image"):
-            return _image_request(op, fields["number"], count(fields["bytes"]))
+            return _image_request(fields["number"], count(fields["bytes"]), op == "part_image")
         if op == "stage":
             return StageRequest()
         if op == "save":
@@ -184,10 +178,9 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _image_request(op: str, number: Any, size: int) -> ImageRequest | PartImageRequest:
-    if op == "image":
-        return ImageRequest(_image(number), size)
-    return PartImageRequest(_image(number, 2 * PART_IMAGES), size)
+def _image_request(number: Any, size: int, part: bool) -> ImageRequest:
+    parts = LEFT_PARTS if size else 2 * LEFT_PARTS
+    return ImageRequest(_image(number, parts if part else IMAGES), size, part)
 
 
 def _image(value: Any, most: int = IMAGES) -> int:

@@ -1,9 +1,8 @@
 """Restores sharded state: finds a checkpoint whose parts are all on these machines and gives each rank its part.
 
 If the number of ranks is unchanged and each rank's part is in its own folder, each rank reads its own part. Otherwise
-the ranks that have parts read them and send, over the training network, each rank the tensors that it needs. They send
-one tensor after the other, so that no rank needs memory for more than a few parts. All ranks take part in
-a restore.
+the ranks that have parts read them and send each rank the tensors that it needs (``exchange.py``). All ranks take part
+in a restore.
 """
 
 from __future__ import annotations
@@ -11,30 +10,56 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
-from spotkeeper.train.checkpoint.durable import private_memory
-from spotkeeper.train.checkpoint.image import Skeleton, TensorSlot, flat, unpack, view
-from spotkeeper.train.checkpoint.peers import KeptImage
-from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint
-from spotkeeper.train.checkpoint.strategy import SAVE, ResumePoint
-from spotkeeper.train.core import pickling, shards
+from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory, private_memory
+from spotkeeper.train.checkpoint.exchange import Exchange, RankImage, RestorePlan
+from spotkeeper.train.checkpoint.image import Skeleton, flat
+from spotkeeper.train.checkpoint.protocol import LEFT_PARTS
+from spotkeeper.train.checkpoint.seal import read_sealed, seal_of
+from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, SaveKey, SkippedCheckpoint
+from spotkeeper.train.checkpoint.strategy import ResumePoint
+from spotkeeper.train.core import shards
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import Gang
-from spotkeeper.train.core.shards import Meshes, TensorShard
+from spotkeeper.train.core.shards import Meshes
 
-Need = tuple[int, int]  # a tensor to receive: the rank that saved it, and its slot in that rank's saved state
 _WHOLE, _UNREADABLE, _CORRUPT = b"whole", b"unreadable", b"corrupt"  # a rank's verdict on the parts it has read
 
 
-_Key = tuple[Commit, str]  # a checkpoint and the name of its save: an image of the same step has another name
+@dataclass(frozen=True)
+class KeptImage:
+    """A sealed image of a machine's part in a saver's memory (``peers.py``).
+
+    ``number``: of the memory. ``manifest``: with files; the hashes of own parts are empty. ``files``: functions that
+    return the files' bytes, by name; they raise ValueError if the image has changed.
+    """
+
+    number: int
+    manifest: Manifest
+    files: Mapping[str, Callable[[], memoryview]]
+
+    @classmethod
+    def open(cls, number: int, handle: MemoryHandle) -> KeptImage | None:
+        """Open an image; None if the memory has no seal or cannot be opened."""
+        try:
+            memory = NeighbourMemory().open(handle)
+        except OSError:
+            return None
+        sealed = seal_of(memory)
+        if sealed is None or not sealed.part:
+            return None
+        read = partial(read_sealed, memory, sealed, shared=number >= LEFT_PARTS)
+        files = {each.name: partial(read, each.offset, each.bytes) for each in sealed.stretches}
+        manifest = sealed.manifest
+        if not manifest.files:
+            manifest = replace(manifest, files=tuple(FileSum(each.name, each.bytes, "") for each in sealed.stretches))
+        return cls(number, manifest, files)
 
 
 @dataclass(frozen=True)
@@ -42,36 +67,7 @@ class _Part:
     """What this rank can read of a checkpoint. ``files``: the files that are in memory, by name; others are on disk."""
 
     manifest: Manifest
-    files: Mapping[str, memoryview]
-
-
-@dataclass(frozen=True)
-class _RestorePlan:
-    """The checkpoint to restore. ``source``: for each rank that saved a part, the current rank that reads the part.
-
-    ``in_memory``: it is an image in the savers' memories (``peers.py``), not a checkpoint on disk.
-    """
-
-    commit: Commit
-    manifest: Manifest
-    source: tuple[int, ...]
-    in_memory: bool
-
-    @property
-    def key(self) -> _Key:
-        return self.commit, self.manifest.versions.get(SAVE, "")
-
-
-@dataclass(frozen=True)
-class _RankImage:
-    """The bytes that one rank saved, read and verified."""
-
-    raw: bytes  # the skeleton
-    skeleton: Skeleton
-    base: torch.Tensor  # the bytes of its tensors
-
-    def tensor(self, slot: int) -> torch.Tensor:
-        return view(self.base, self.skeleton.slots[slot])
+    files: Mapping[str, Callable[[], memoryview]]
 
 
 class ShardRestorer:
@@ -99,7 +95,7 @@ class ShardRestorer:
         self._meshes = meshes
         self._keeps = keeps
         self._managed = managed
-        self._mine: dict[_Key, _Part] = {}
+        self._mine: dict[SaveKey, _Part] = {}
         self.skipped: list[SkippedCheckpoint] = []
         for commit in store.scan(folder) if folder else ():
             try:
@@ -111,7 +107,7 @@ class ShardRestorer:
 
     def _add(self, part: _Part) -> None:
         """Add what this rank can read; a machine's own image and a neighbour's of the same step are one part."""
-        key = part.manifest.commit, part.manifest.versions.get(SAVE, "")
+        key = part.manifest.key
         if (there := self._mine.get(key)) is not None:
             files = {file.name: file for file in (*part.manifest.files, *there.manifest.files)}
             part = _Part(replace(there.manifest, files=tuple(files.values())), {**part.files, **there.files})
@@ -119,7 +115,7 @@ class ShardRestorer:
 
     def own(self, found: ResumePoint) -> Manifest | None:
         """Return this node's manifest of the restored checkpoint, if it has one."""
-        part = self._mine.get((found.manifest.commit, found.manifest.versions.get(SAVE, "")))
+        part = self._mine.get(found.manifest.key)
         return None if part is None else part.manifest
 
     def restore(self) -> ResumePoint | None:
@@ -133,10 +129,10 @@ class ShardRestorer:
             parts, verdict = self._read(plan)
             verdicts = self._gang.gather(verdict)
             if set(verdicts) == {_WHOLE}:
-                return _Exchange(self._gang, plan, parts, self._meshes).found()
+                return Exchange(self._gang, plan, parts, self._meshes).found()
             if _CORRUPT in verdicts and not plan.in_memory:
-                self._put_aside(plan.commit)
-            self._mine.pop(plan.key, None)
+                self._put_aside(plan.manifest.commit)
+            self._mine.pop(plan.manifest.key, None)
         return None
 
     def _put_aside(self, commit: Commit) -> None:
@@ -152,7 +148,7 @@ class ShardRestorer:
             with contextlib.suppress(OSError):
                 store.quarantine(self._folder, commit)
 
-    def _choose(self) -> _RestorePlan | None:
+    def _choose(self) -> RestorePlan | None:
         """Choose the newest checkpoint whose parts are all on these machines."""
         words = {" ".join(map(str, key)): _Claim.of(part).words() for key, part in self._mine.items()}
         told = [
@@ -171,15 +167,15 @@ class ShardRestorer:
             source, lacking = _sources(claims, self._gang.world)
             if not lacking:
                 manifest = self._agree_on(key, min(claims))
-                return _RestorePlan(key[0], manifest, source, any(claim.in_memory for claim in claims.values()))
+                return RestorePlan(manifest, source, any(claim.in_memory for claim in claims.values()))
             self._pass_over(key, lacking, complete=any(claim.complete for claim in claims.values()))
         return None
 
-    def _agree_on(self, key: _Key, speaker: int) -> Manifest:
+    def _agree_on(self, key: SaveKey, speaker: int) -> Manifest:
         mine = self._mine[key].manifest.to_bytes() if self._gang.rank == speaker else b""
         return Manifest.from_bytes(self._gang.gather(mine)[speaker])
 
-    def _pass_over(self, key: _Key, lacking: list[int], *, complete: bool) -> None:
+    def _pass_over(self, key: SaveKey, lacking: list[int], *, complete: bool) -> None:
         ranks = ", ".join(map(str, lacking))
         why = f"the part of rank {ranks} is on none of these machines"
         if complete and not self._managed:
@@ -191,13 +187,13 @@ class ShardRestorer:
             self.skipped.append(SkippedCheckpoint(str(key[0]), why))
         self._mine.pop(key, None)
 
-    def _read(self, plan: _RestorePlan) -> tuple[dict[int, _RankImage], bytes]:
+    def _read(self, plan: RestorePlan) -> tuple[dict[int, RankImage], bytes]:
         """Read and verify the parts that the plan gives this rank; return the parts and a verdict.
 
         The verdict tells the other ranks whether the parts are ``_WHOLE``, ``_CORRUPT`` or ``_UNREADABLE``. If a part
         cannot be used, the reason is added to ``skipped``.
         """
-        mine, parts = self._mine.get(plan.key), {}
+        mine, parts = self._mine.get(plan.manifest.key), {}
         for rank, source in enumerate(plan.source):
             if source != self._gang.rank:
                 continue
@@ -206,10 +202,10 @@ class ShardRestorer:
                 raw = _load(self._folder, mine, shards.skeleton_name(rank))
                 data = _load(self._folder, mine, shards.data_name(rank))
             except ValueError as error:
-                self.skipped.append(SkippedCheckpoint(str(plan.commit), str(error)))
+                self.skipped.append(SkippedCheckpoint(str(plan.manifest.commit), str(error)))
                 return {}, _CORRUPT if isinstance(error, store.ChecksumError) else _UNREADABLE
-            where = f"{self._folder}/{plan.commit}/{shards.skeleton_name(rank)}"
-            parts[rank] = _RankImage(bytes(raw), Skeleton.read(raw, where), flat(data, len(data)))
+            where = f"{self._folder}/{plan.manifest.commit}/{shards.skeleton_name(rank)}"
+            parts[rank] = RankImage(bytes(raw), Skeleton.read(raw, where), flat(data, len(data)))
         return parts, _WHOLE
 
 
@@ -254,7 +250,7 @@ def _sources(claims: dict[int, _Claim], world: int) -> tuple[tuple[int, ...], li
     return tuple(source), lacking
 
 
-def _key(text: str) -> _Key:
+def _key(text: str) -> SaveKey:
     name, _, save = text.partition(" ")
     commit = Commit.parse(name)
     assert commit is not None
@@ -266,7 +262,11 @@ def _load(folder: Path | None, part: _Part, name: str) -> memoryview:
     file = next((file for file in part.manifest.files if file.name == name), None)
     if file is None:
         raise ValueError(f"the checkpoint's manifest lacks {name}")
-    if (memory := part.files.get(name)) is not None:
+    if (kept := part.files.get(name)) is not None:
+        try:
+            memory = kept()
+        except ValueError as error:
+            raise ValueError(f"{name} in memory: {error}") from None
         if file.sha256 and hashlib.sha256(memory).hexdigest() != file.sha256:
             raise store.ChecksumError(f"{name} in a neighbour's memory does not match its hash")
         return memory
@@ -274,139 +274,3 @@ def _load(folder: Path | None, part: _Part, name: str) -> memoryview:
     memory = private_memory(file.bytes)
     store.read_into(folder, part.manifest, name, memory)
     return memory
-
-
-class _Exchange:
-    def __init__(self, gang: Gang, plan: _RestorePlan, parts: dict[int, _RankImage], meshes: Meshes) -> None:
-        self._gang = gang
-        self._plan = plan
-        self._parts = parts
-        self._meshes = meshes
-        self._same = plan.manifest.world == gang.world
-        self._which = gang.rank if self._same else 0  # the saved rank whose skeleton this rank uses
-        self._tables: dict[int, tuple[list[TensorSlot], list[TensorShard]]] = {}  # tensors by the rank that saved them
-        self._got: dict[Need, torch.Tensor] = {}
-
-    def found(self) -> ResumePoint:
-        plan, rank = self._plan, self._gang.rank
-        here = "memory" if plan.in_memory else "disk"
-        if self._same and plan.source == tuple(range(self._gang.world)):
-            part = self._parts[rank]
-            state = part.skeleton.join(part.tensor, self._meshes, lambda shard: part.tensor(shard.slot))
-            local = unpack(state.local[0])
-            return ResumePoint(state.model, state.rest, local, plan.manifest, here, True, not plan.in_memory)
-        skeleton = self._share()
-        self._send(self._needs(skeleton))
-        state = skeleton.join(lambda slot: self._got[self._which, slot], self._meshes, self._part)
-        senders = sorted({plan.source[saved] for saved, _ in self._got} - {rank})
-        source = "rank " + ", ".join(map(str, senders)) if senders else here
-        local = unpack(state.local[0])
-        return ResumePoint(state.model, state.rest, local, plan.manifest, source, self._same, not plan.in_memory)
-
-    def _share(self) -> Skeleton:
-        """Give all ranks the tensor lists of all saved parts, and the skeletons in use; return this rank's skeleton."""
-        asked = range(len(self._plan.source)) if self._same else range(1)
-        words: Any = (
-            {saved: (part.skeleton.slots, part.skeleton.shards) for saved, part in self._parts.items()},
-            {saved: part.raw for saved, part in self._parts.items() if saved in asked},
-        )
-        skeletons: dict[int, bytes] = {}
-        for blob in self._gang.gather(pickling.dumps(words)):
-            tables, raws = pickling.loads(blob, "another rank")
-            self._tables |= tables
-            skeletons |= raws
-        return Skeleton.read(skeletons[self._which], f"checkpoint {self._plan.commit}, from another rank")
-
-    def _needs(self, skeleton: Skeleton) -> list[Need]:
-        needs = {(self._which, slot) for slot in skeleton.plain}
-        for shard in skeleton.shards:
-            needs |= {(saved, chunk.slot) for saved, chunk in self._chunks(shard)}
-        return sorted(needs)
-
-    def _chunks(self, shard: TensorShard) -> list[tuple[int, TensorShard]]:
-        """Return the saved parts that overlap this rank's part, each with the rank that saved it.
-
-        If several ranks have saved the same region of the tensor, only the first of them counts.
-        """
-        if self._same:
-            return [(self._which, self._tables[self._which][1][shard.number])]
-        shape, offset = self._meshes.place(shard)
-        found: dict[tuple[int, ...], tuple[int, TensorShard]] = {}
-        for saved, (_, saved_shards) in self._tables.items():
-            chunk = saved_shards[shard.number]
-            if 0 in shape or 0 in chunk.shape or chunk.offset in found:
-                continue
-            if all(_overlap(*pair) for pair in zip(offset, shape, chunk.offset, chunk.shape, strict=True)):
-                found[chunk.offset] = (saved, chunk)
-        return list(found.values())
-
-    def _part(self, shard: TensorShard) -> torch.Tensor:
-        chunks = self._chunks(shard)
-        if self._same:
-            return self._got[self._which, chunks[0][1].slot]
-        shape, offset = self._meshes.place(shard)
-        slot = self._tables[0][0][shard.slot]
-        part = torch.empty(shape, dtype=getattr(torch, slot.dtype))
-        for saved, chunk in chunks:
-            into, out_of = part, self._got[saved, chunk.slot]
-            for axis, pair in enumerate(zip(offset, shape, chunk.offset, chunk.shape, strict=True)):
-                low, high = _overlap(*pair) or (0, 0)
-                into = into.narrow(axis, low - offset[axis], high - low)
-                out_of = out_of.narrow(axis, low - chunk.offset[axis], high - low)
-            into.copy_(out_of)
-        return part
-
-    def _send(self, needs: list[Need]) -> None:
-        """Receive the tensors in ``needs``, and send the tensors that other ranks need.
-
-        All ranks go through the pairs of receiver and sender in the same order. So a pair only ever waits for earlier
-        pairs, and ranks cannot wait for each other in a circle.
-        """
-        told: list[list[Need]] = [pickling.loads(blob, "a rank") for blob in self._gang.gather(pickling.dumps(needs))]
-        for receiver, wanted in enumerate(told):
-            for sender in sorted({self._plan.source[saved] for saved, _ in wanted}):
-                stream = [need for need in wanted if self._plan.source[need[0]] == sender]
-                if sender == receiver == self._gang.rank:
-                    self._got |= {(saved, slot): self._parts[saved].tensor(slot) for saved, slot in stream}
-                elif sender == self._gang.rank:
-                    self._give(receiver, stream)
-                elif receiver == self._gang.rank:
-                    self._take(sender, stream)
-
-    def _give(self, receiver: int, stream: list[Need]) -> None:
-        data = bytearray()
-        for saved, slot in stream:
-            part = self._parts[saved]
-            where = part.skeleton.slots[slot]
-            data += part.base[where.offset : where.offset + where.bytes].numpy().tobytes()
-        self._gang.send(memoryview(bytearray(hashlib.sha256(data).digest())), receiver)
-        if data:
-            self._gang.send(memoryview(data), receiver)
-
-    def _take(self, sender: int, stream: list[Need]) -> None:
-        slots = [self._tables[saved][0][slot] for saved, slot in stream]
-        told, data = bytearray(32), bytearray(sum(slot.bytes for slot in slots))
-        self._gang.receive(memoryview(told), sender, lambda _: None)
-        if data:
-            self._gang.receive(memoryview(data), sender, lambda _: None)
-        if hashlib.sha256(data).digest() != told:
-            raise RuntimeError(f"checkpoint {self._plan.commit} arrived damaged from rank {sender}: start again")
-        at = 0
-        for need, slot in zip(stream, slots, strict=True):
-            self._got[need] = _own(memoryview(data)[at : at + slot.bytes], slot)
-            at += slot.bytes
-
-
-def _own(data: memoryview, slot: TensorSlot) -> torch.Tensor:
-    """Copy received bytes into a new tensor, because in ``data`` they may be misaligned for the dtype."""
-    flat_ = torch.empty(slot.bytes, dtype=torch.uint8)
-    if slot.bytes:
-        flat_.copy_(torch.frombuffer(data, dtype=torch.uint8))
-    kind: torch.Tensor = flat_.view(getattr(torch, slot.dtype)).view(slot.shape)
-    return kind
-
-
-def _overlap(offset: int, count: int, other: int, others: int) -> tuple[int, int] | None:
-    """Return (first, end) of the overlap of two ranges on one axis; None if they are disjoint."""
-    low, high = max(offset, other), min(offset + count, other + others)
-    return (low, high) if low < high else None

@@ -25,7 +25,7 @@ from spotkeeper.train.checkpoint.client import Client
 from spotkeeper.train.checkpoint.durable import private_memory
 from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw
 from spotkeeper.train.checkpoint.protocol import OfferedImage, SaverError, SaverState, Stretch
-from spotkeeper.train.checkpoint.seal import Seal, seal_of
+from spotkeeper.train.checkpoint.seal import Seal, read_sealed, seal_of
 from spotkeeper.train.checkpoint.store import SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
 from spotkeeper.train.core.errors import AttachError, say
 from spotkeeper.train.core.gang import Gang
@@ -116,14 +116,8 @@ class _OfferedCopy:
         Raises:
             ValueError: the earlier trainer has changed the image.
         """
-        memory = self._offered.memory[: extent(self._seal.stretches)]
-        if not self._offered.shared:
-            return memory
-        copy = private_memory(len(memory))
-        copy[:] = memory
-        if seal_of(self._offered.memory) != self._seal:
-            raise ValueError("it changed while it was read")
-        return copy
+        offered = self._offered
+        return read_sealed(offered.memory, self._seal, 0, extent(self._seal.stretches), shared=offered.shared)
 
 
 class _LocalCopies:

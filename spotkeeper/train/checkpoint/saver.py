@@ -29,10 +29,11 @@ reserve  bytes                          buffer, with the memory file's descripto
 image    number (0 to 2), bytes         image (number, bytes), with the image memory's descriptor;
                                         bytes is 0 if the memory is refused (fault, why);
                                         took: whether this was the staging memory
-part_    number (0 to 3), bytes         part_image (number, bytes), with the descriptor of a memory
-image                                   for a part of sharded state (``peers.py``); bytes is 0 if the
+part_    number (0 to 3; with 0 bytes   part_image (number, bytes), with the descriptor of a memory
+image    to 7), bytes                   for a part of sharded state (``peers.py``); bytes is 0 if the
                                         memory is refused (fault, why), or if 0 were requested and it
-                                        is empty
+                                        is empty. From number 4 on: what a trainer left that was
+                                        still connected at ``hello`` (it may change the memory)
 stage    -                              none; the memory's former content is invalid
 save     manifest, stretches, part,     durable (seconds), or failed (fault, why); for a part
          image (number; none: staging)  of sharded state ``written``, with the manifest
@@ -67,13 +68,12 @@ from pathlib import Path
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import protocol, store
-from spotkeeper.train.checkpoint.durable import Buffer, fault_of, reason, save_refusal, write_checkpoint
+from spotkeeper.train.checkpoint.durable import fault_of, reason, save_refusal, write_checkpoint
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.protocol import (
     Answer,
     HelloRequest,
     ImageRequest,
-    PartImageRequest,
     Peer,
     PublishRequest,
     Request,
@@ -83,7 +83,8 @@ from spotkeeper.train.checkpoint.protocol import (
     StageRequest,
     parse,
 )
-from spotkeeper.train.checkpoint.seal import read_seal
+from spotkeeper.train.checkpoint.saver_memories import SaverMemories
+from spotkeeper.train.checkpoint.seal import check_seal
 from spotkeeper.train.checkpoint.store import Manifest
 
 _PR_SET_PDEATHSIG = 1
@@ -105,15 +106,13 @@ class SaverServer:
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._peers: list[Peer] = []
-        self._buffer = Buffer()
-        self._images = [Buffer() for _ in range(protocol.IMAGES)]
-        self._parts: dict[int, Buffer] = {}  # images of sharded state; they stay until a later image is complete
         self._folder: Path | None = None  # of the newest hello
         self._gen = -1
         self._stopping = False
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._handover = Handover(self._wake)
+        self._memories = SaverMemories(self._handover, self._await_writes)
         for sock in (self._wake_out, listener):
             if sock is not None:
                 sock.setblocking(False)
@@ -194,12 +193,10 @@ class SaverServer:
                 self._hello(peer, folder, gen, keep)
             case ReserveRequest(size):
                 self._reserve(peer, size)
-            case ImageRequest(number, size):
-                self._reserve_image(peer, number, size)
-            case PartImageRequest(number, size):
-                self._reserve_part(peer, number, size)
+            case ImageRequest() as asked:
+                self._give(peer, asked)
             case StageRequest() if not self._fence(peer.gen):
-                self._buffer.staged = None
+                self._memories.staging.staged = None
             case SaveRequest() as save:
                 self._finish(peer, save.manifest.commit, partial(self._save, peer.gen, save))
             case PublishRequest(manifest):
@@ -217,20 +214,17 @@ class SaverServer:
         for other in older:
             self._keep_image(other, shared=True)
         try:
-            if older:  # An older trainer still maps the memory and may write there, so the new one gets other memory.
-                for old in (self._buffer, *self._images):
-                    if not self._handover.shares(old):
-                        old.close()
-                self._buffer, self._images = Buffer(), [Buffer() for _ in range(protocol.IMAGES)]
+            if older:
+                self._memories.renew()
         except OSError as error:
             peer.fail(Fault.NO_MEMORY, f"staging memory: {error}")
             return
-        if older or folder != self._folder:
-            self._drop_parts()
+        if folder != self._folder:
+            self._memories.drop_parts()
         self._folder = folder
-        self._sort_images()
+        self._memories.sort_images()
         self._gen, peer.gen, peer.folder, peer.keep = gen, gen, folder, keep
-        staged = self._buffer.staged
+        staged = self._memories.staging.staged
         try:
             folder.mkdir(parents=True, exist_ok=True)
             store.sweep(folder)
@@ -246,7 +240,7 @@ class SaverServer:
         answer: Answer = {"event": "hello", "staged": None, "quarantined": told, "image": None}
         if staged is not None:
             answer["staged"] = staged.to_bytes().decode()
-            answer["stretches"] = [asdict(stretch) for stretch in self._buffer.stretches]
+            answer["stretches"] = [asdict(stretch) for stretch in self._memories.staging.stretches]
         if kept is None:
             peer.tell(answer)
             return
@@ -256,123 +250,52 @@ class SaverServer:
         answer["image"] = image | {"gen": kept.commit.gen, "step": kept.commit.step}
         peer.tell(answer, kept.memory.fd)
 
-    def _sort_images(self) -> None:
-        """Order the image memories for a trainer of a new generation, which asks for them by number from 0 on.
-
-        Allocated memories come first, then the kept image, which is being written, but never as number 0. If several
-        are allocated and none is the staging memory, one becomes that: the state may arrive from another rank.
-        """
-        kept = [each for each in self._images if self._handover.holds(each)]
-        free = sorted((each for each in self._images if each not in kept), key=lambda each: not each.size)
-        if not self._buffer.size and len([each for each in free if each.size]) > 1:
-            self._buffer, free = free[0], [*free[1:], self._buffer]
-            self._buffer.staged = None
-        ready = max(1, len([each for each in free if each.size]))
-        self._images = [*free[:ready], *kept, *free[ready:]]
-
     def _reserve(self, peer: Peer, size: int) -> None:
         if fence := self._fence(peer.gen):
             peer.fail(Fault.FENCED, fence)
             return
         try:
-            self._reserve_staging(size)
+            self._memories.reserve_staging(size)
         except OSError as error:
             too_large = error.errno == errno.EFBIG  # a limit on files, not on memory
             fault = Fault.WRITE_FAILED if too_large else Fault.NO_MEMORY
             peer.fail(fault, f"staging memory: {reason(error)}")
             return
-        peer.tell({"event": "buffer", "bytes": self._buffer.size}, self._buffer.fd)
+        peer.tell({"event": "buffer", "bytes": self._memories.staging.size}, self._memories.staging.fd)
 
-    def _reserve_staging(self, size: int) -> None:
-        """Allocate the staging memory, in place of images if there is no memory for both.
-
-        Raises:
-            OSError: no memory, as long as the trainer maps the images.
-        """
-        try:
-            self._buffer.reserve(size)
-        except OSError:
-            self._renew_images()
-            self._drop_parts()
-            self._buffer.reserve(size)
-
-    def _reserve_image(self, peer: Peer, number: int, size: int) -> None:
-        answer: Answer = {"event": "image", "number": number, "bytes": 0, "took": False}
+    def _give(self, peer: Peer, asked: ImageRequest) -> None:
+        """Give the trainer a memory for an image."""
+        event = "part_image" if asked.part else "image"
+        answer: Answer = {"event": event, "number": asked.number, "bytes": 0, "took": False}
         if fence := self._fence(peer.gen):
             peer.tell({**answer, "fault": int(Fault.FENCED), "why": fence})
             return
+        memories = self._memories
         try:
-            answer["took"] = self._allocate_image(number, size)
+            if asked.part:
+                memory = memories.part(asked.number, asked.bytes)
+            else:
+                answer["took"] = memories.allocate_image(asked.number, asked.bytes)
+                memory = memories.images[asked.number]
         except OSError as error:
-            self._renew_images(number)  # an image in another one may be a save that is still to be written
+            if asked.part:
+                memories.drop_parts()  # the others are of no use alone
+            else:
+                memories.renew_images(asked.number)  # an image in another one may be a save that is still to be written
             why = f"image memory: {reason(error)}"
-            peer.tell({**answer, "took": True, "fault": int(Fault.NO_MEMORY), "why": why})
+            peer.tell({**answer, "took": not asked.part, "fault": int(Fault.NO_MEMORY), "why": why})
             return
-        image = self._images[number]
-        peer.tell({**answer, "bytes": image.size}, image.fd)
-
-    def _allocate_image(self, number: int, size: int) -> bool:
-        """Allocate an image memory; return whether it takes over the staging memory.
-
-        It does so if all other image memories exist, so that there are three memories in all, or if the node has no
-        memory for one more.
-
-        Raises:
-            OSError: no memory.
-        """
-        self._handover.release()
-        image, others = self._images[number], [each for at, each in enumerate(self._images) if at != number]
-        if self._handover.writes(image):
-            self._await_writes()
-        if image.size or not self._buffer.size:
-            image.reserve(size)
-            return False
-        if not all(other.size for other in others):
-            with contextlib.suppress(OSError):
-                image.reserve(size)
-                return False
-        self._images[number], self._buffer = self._buffer, image
-        self._images[number].staged = None
-        self._images[number].reserve(size)
-        return True
-
-    def _reserve_part(self, peer: Peer, number: int, size: int) -> None:
-        answer: Answer = {"event": "part_image", "number": number, "bytes": 0}
-        if fence := self._fence(peer.gen):
-            peer.tell({**answer, "fault": int(Fault.FENCED), "why": fence})
-            return
-        try:
-            memory = self._parts[number] if number in self._parts else self._parts.setdefault(number, Buffer())
-            memory.reserve(size)
-        except OSError as error:
-            self._drop_parts()  # the others are of no use alone
-            peer.tell({**answer, "fault": int(Fault.NO_MEMORY), "why": f"image memory: {reason(error)}"})
-            return
-        peer.tell({**answer, "bytes": memory.size}, memory.fd)
-
-    def _drop_parts(self) -> None:
-        """Free the memories of sharded state, once the trainer unmaps them too."""
-        for memory in self._parts.values():
-            memory.close()
-        self._parts.clear()
-
-    def _renew_images(self, first: int = 0) -> None:
-        """Free the images' memory from number ``first`` on, once the trainer unmaps it too."""
-        for number, old in enumerate(self._images):
-            if old.size and number >= first:
-                if self._handover.writes(old):
-                    self._await_writes()
-                self._handover.forget(old)
-                with contextlib.suppress(OSError):  # no descriptor left
-                    self._images[number] = Buffer()
-                    old.close()
+        if memory is None:
+            peer.tell(answer)
+        else:
+            peer.tell({**answer, "bytes": memory.size}, memory.fd)
 
     def _keep_image(self, peer: Peer, *, shared: bool) -> None:
         """Keep the newest image of a trainer that is gone, and begin to write it. ``shared``: it is still connected."""
         if peer.folder is None or peer.gen != self._gen:
             return
         try:
-            self._handover.keep(self._images, peer, shared=shared)
+            self._handover.keep(self._memories.images, peer, shared=shared)
         except OSError as error:
             print(f"saver: {peer.folder}: no image is kept: {error}", file=sys.stderr)
 
@@ -424,10 +347,10 @@ class SaverServer:
         commit = asked.manifest.commit
         if why := save_refusal(folder, commit, gen):
             raise _SaveRefusedError(Fault.FENCED, why)
-        memory = self._buffer if asked.image is None else self._images[asked.image]
+        memory = self._memories.staging if asked.image is None else self._memories.images[asked.image]
         if not all(map(memory.covers, asked.stretches)):
             raise RequestError(f"{commit}: a file's bytes are outside the memory")
-        check = partial(_check_seal, memory, asked.manifest) if asked.image is not None else _no_check
+        check = partial(check_seal, memory, asked.manifest) if asked.image is not None else _no_check
         written = write_checkpoint(folder, asked.manifest, memory, asked.stretches, asked.part, check)
         memory.staged, memory.stretches = written, asked.stretches
         return {"event": "written", "manifest": written.to_bytes().decode()} if asked.part else {"event": "durable"}
@@ -440,16 +363,11 @@ class SaverServer:
             store.publish(folder / str(manifest.commit), manifest)
         except ValueError as error:
             raise _SaveRefusedError(Fault.WRITE_FAILED, f"{folder}: {error}") from None
-        if self._buffer.staged is not None and self._buffer.staged.commit == manifest.commit:
-            self._buffer.staged = manifest
+        self._memories.drop_left()
+        staging = self._memories.staging
+        if staging.staged is not None and staging.staged.commit == manifest.commit:
+            staging.staged = manifest
         return {"event": "durable"}
-
-
-def _check_seal(image: Buffer, manifest: Manifest) -> None:
-    """Raise RuntimeError if the memory does not hold this image, complete: its trainer has filled it again."""
-    sealed = read_seal(image)
-    if sealed is None or sealed.manifest != manifest:
-        raise RuntimeError("the image changed while it was written")
 
 
 def _no_check() -> None:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from spotkeeper.train.checkpoint.durable import PAGE, Buffer, round_up
+from spotkeeper.train.checkpoint.durable import PAGE, Buffer, private_memory, round_up
 from spotkeeper.train.checkpoint.protocol import RequestError, SaveRequest, Stretch, parse
 from spotkeeper.train.checkpoint.store import Manifest
 
@@ -63,9 +63,36 @@ def read_seal(buffer: Buffer) -> Seal | None:
     return _seal(buffer.size, lambda at, count: os.pread(buffer.fd, count, at))
 
 
+def check_seal(image: Buffer, manifest: Manifest) -> None:
+    """Check that the memory still has this image, complete: its trainer may have filled it again.
+
+    Raises:
+        RuntimeError: it has not.
+    """
+    sealed = read_seal(image)
+    if sealed is None or sealed.manifest != manifest:
+        raise RuntimeError("the image changed while it was written")
+
+
 def seal_of(memory: memoryview) -> Seal | None:
     """Return the seal of a complete image in a mapped memory, or None."""
     return _seal(len(memory), lambda at, count: bytes(memory[at : at + count]))
+
+
+def read_sealed(memory: memoryview, sealed: Seal, at: int, count: int, *, shared: bool) -> memoryview:
+    """Return ``count`` bytes of a sealed image from offset ``at``. ``shared``: its trainer may change it; so copy them.
+
+    Raises:
+        ValueError: the trainer has changed the image.
+    """
+    there = memory[at : at + count]
+    if not shared:
+        return there
+    copy = private_memory(count)
+    copy[:] = there
+    if seal_of(memory) != sealed:
+        raise ValueError("it changed while it was read")
+    return copy
 
 
 def _seal(size: int, read: Callable[[int, int], bytes]) -> Seal | None:

@@ -23,8 +23,8 @@ from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace, SkippedCheckpoint
-from spotkeeper.train.checkpoint.strategy import SAVE, Replicated, ResumePoint, SaveStrategy, StateSource, versions
+from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.strategy import Replicated, ResumePoint, SaveStrategy, StateSource, versions
 from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.errors import AttachError
@@ -81,11 +81,9 @@ class Sharded:
         meshes = self._parts.meshes
         restorer = ShardRestorer(self._gang, folder, meshes, keeps=keeps, managed=self._managed, kept=kept)
         found = restorer.restore()
-        if found is None:
-            return None, restorer.skipped
-        if not found.durable:
-            assert self._peers is not None
-            self._peers.restored(kept, (found.manifest.commit, found.manifest.versions[SAVE]))
+        if self._peers is not None:
+            self._peers.restored(kept, None if found is None or found.durable else found.manifest.key)
+        if found is None or not found.durable:
             return found, restorer.skipped
         self._open = found.manifest.commit
         self._writer.written = restorer.own(found) if self._writer.writes else None
@@ -270,5 +268,5 @@ def _others(mine: Manifest, parts: list[Manifest]) -> tuple[FileSum, ...]:
 def _whole(parts: list[Manifest]) -> bool:
     """Whether ``parts`` are all the parts of one save."""
     there = {rank for part in parts for file in part.files if (rank := shards.rank_of(file.name)) is not None}
-    same = {(part.commit, part.versions.get(SAVE)) for part in parts}
+    same = {part.key for part in parts}
     return len(same) == 1 and there == set(range(parts[0].world))

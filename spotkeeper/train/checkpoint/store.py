@@ -46,6 +46,7 @@ SKELETON = "skeleton.pkl"
 QUARANTINE = "quarantine"
 LATEST = "latest"
 FORMAT = 1
+SAVE = "save"  # key in a manifest's versions; its value is a name that all parts of one sharded save share
 IMAGE = "image"  # key in a manifest's versions: an image that the saver wrote after its trainer's end, not a save
 
 MOST_PROOF = 32 << 20  # bytes of COMMIT or PART, enough for 100,000 files
@@ -77,6 +78,9 @@ class RankPlace:
     writes: bool  # whether that node wrote a copy of this checkpoint
 
 
+SaveKey = tuple[Commit, str]  # a checkpoint and the name of its sharded save: an image of the same step has another
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Content of ``COMMIT``."""
@@ -88,6 +92,10 @@ class Manifest:
     versions: dict[str, str]
     saved_at: float  # real unix seconds
     others: tuple[FileSum, ...] = ()  # with sharded state: files of the other nodes
+
+    @property
+    def key(self) -> SaveKey:
+        return self.commit, self.versions.get(SAVE, "")
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"format": FORMAT}

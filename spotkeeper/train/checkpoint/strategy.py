@@ -27,8 +27,6 @@ from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.settings import ARGV, own_argv
 from spotkeeper.version import __version__
 
-SAVE = "save"  # key in a manifest's versions; its value is a name that all parts of one sharded save share
-
 
 @dataclass(frozen=True)
 class ResumePoint:

@@ -231,7 +231,7 @@ def test_refused_memory_waits_for_the_write_of_an_image(lost: Node, monkeypatch:
     client.reserve(1 << 20)
     lost.server._drain(lost.server._peers[-1])
     assert store.complete(lost.folder) == [KEPT]
-    assert not any(each.size for each in lost.server._images)
+    assert not any(each.size for each in lost.server._memories.images)
     assert lost.hello(3)[1].image is None
 
 
@@ -250,20 +250,18 @@ def test_an_image_that_an_older_trainer_changes_is_passed_over(node: Node) -> No
 
 
 def test_an_image_that_changes_while_it_is_copied_is_passed_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotkeeper.train.checkpoint import restore as restores
+    from spotkeeper.train.checkpoint import seal as seals
 
     older, _ = node.hello(1)
     memory = node.image(older, 0, 5.0, KEPT)
     client, known = node.hello(2)
-    seals = []
 
     def read(image: memoryview) -> Any:
-        if seals:  # after the copy
-            break_seal(memory)
-        seals.append(seal_of(image))
-        return seals[-1]
+        """Called after the copy."""
+        break_seal(memory)
+        return seal_of(image)
 
-    monkeypatch.setattr(restores, "seal_of", read)
+    monkeypatch.setattr(seals, "seal_of", read)
     restored, skipped = restore(SoloGang(), node.folder, client, known)
     assert restored is None and [str(each) for each in skipped] == [
         "1-5: image in memory: it changed while it was read"

@@ -265,7 +265,7 @@ def test_with_memory_for_one_image_its_save_is_written_and_then_it_becomes_stagi
     assert seal(memory, manifest, (STATE, SKELETON))
 
     def refusal(wanted: int) -> str:
-        return "only 3 MB are left" if any(each.size for each in pair.server._images) else ""
+        return "only 3 MB are left" if any(each.size for each in pair.server._memories.images) else ""
 
     monkeypatch.setattr(durable, "memory_refusal", refusal)
     for number in (1, 2):
@@ -278,7 +278,7 @@ def test_with_memory_for_one_image_its_save_is_written_and_then_it_becomes_stagi
     assert not pair.client.images._maps
     pair.client.reserve(SIZE)
     pair.serve()
-    assert len(pair.client.memory(SIZE)) >= SIZE and not any(each.size for each in pair.server._images)
+    assert len(pair.client.memory(SIZE)) >= SIZE and not any(each.size for each in pair.server._memories.images)
 
 
 def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch
     pair.serve()
     with pytest.raises(SaverError, match="only 3 MB are left"):
         pair.image(0)
-    assert [each.size for each in pair.server._images] == [0, 0, 0] and not pair.client.images._maps
+    assert [each.size for each in pair.server._memories.images] == [0, 0, 0] and not pair.client.images._maps
 
 
 def test_a_writer_says_once_that_its_generation_keeps_no_images(
@@ -788,7 +788,7 @@ def test_with_memory_for_two_images_the_third_is_refused_and_the_others_stay(
     pair.serve()
     assert pair.client.image(2, SIZE) is None and pair.client.images.refused is None
     assert "only 3 MB are left" in str(pair.client.images.limited)
-    assert [bool(each.size) for each in pair.server._images] == [True, True, False]
+    assert [bool(each.size) for each in pair.server._memories.images] == [True, True, False]
     assert pair.client.image(0, SIZE) is not None
 
 
@@ -802,7 +802,7 @@ def test_a_node_with_memory_for_two_states_uses_the_staging_memory_as_second_ima
     pair.serve()
     pair.image(0)
     monkeypatch.setattr(durable, "memory_refusal", lambda wanted: f"{wanted} are too many" if wanted > AREA else "")
-    assert pair.image(1) is not None and pair.server._buffer.size == 0
+    assert pair.image(1) is not None and pair.server._memories.staging.size == 0
 
 
 def test_an_image_that_a_save_has_written_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -815,7 +815,7 @@ def test_an_image_that_a_save_has_written_is_not_written_again(tmp_path: Path, m
     pair.serve()
     assert pair.client.images.writing == 0 and isinstance(pair.client.poll(), SaveDurable)
     assert pair.client.images.writing is None and store.complete(tmp_path) == [Commit(1, 5)]
-    image = pair.server._images[0]
+    image = pair.server._memories.images[0]
     monkeypatch.setattr(handover, "write_kept", None)
     pair.drop()
     kept = pair.server._handover.offer(tmp_path)

@@ -20,12 +20,11 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import peers, store
 from spotkeeper.train.checkpoint.durable import PAGE, MemoryHandle
 from spotkeeper.train.checkpoint.image import lay_out
-from spotkeeper.train.checkpoint.peers import KeptImage, PeerImages
+from spotkeeper.train.checkpoint.peers import PeerImages
 from spotkeeper.train.checkpoint.protocol import SaverError, Stretch
-from spotkeeper.train.checkpoint.reshard import _load, _Part
+from spotkeeper.train.checkpoint.reshard import KeptImage, _load, _Part
 from spotkeeper.train.checkpoint.seal import AREA, seal_of
-from spotkeeper.train.checkpoint.store import FileSum, RankPlace
-from spotkeeper.train.checkpoint.strategy import SAVE
+from spotkeeper.train.checkpoint.store import SAVE, FileSum, RankPlace
 from spotkeeper.train.checkpoint.writer import SavePace
 
 WAIT_S = 20.0
@@ -95,7 +94,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.memories: dict[int, bytearray] = {}
         self.lacks, self.refuses = 0, ""
-        self.parts = SimpleNamespace(handle=lambda number: MemoryHandle(1, 2, 3))
+        self.parts = SimpleNamespace(handle=lambda number: MemoryHandle(1, 2, 3), drop_left=lambda: None)
 
     def part_image(self, number: int, size: int) -> memoryview | None:
         if self.refuses:
@@ -360,7 +359,7 @@ def test_a_copy_with_a_wrong_byte_is_not_restored() -> None:
     data = memoryview(bytearray(b"state"))
     file = FileSum("__1_0.distcp", 5, hashlib.sha256(data).hexdigest())
     manifest: Any = SimpleNamespace(files=(file,))
-    part = _Part(manifest, {file.name: data})
+    part = _Part(manifest, {file.name: lambda: data})
     assert _load(None, part, file.name) == b"state"
     data[0] ^= 1
     with pytest.raises(store.ChecksumError, match="in a neighbour's memory does not match its hash"):

@@ -20,8 +20,7 @@ from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _sources
 from spotkeeper.train.checkpoint.sharded import Sharded, find_strategy
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace, SkippedCheckpoint
-from spotkeeper.train.checkpoint.strategy import SAVE
+from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.pickling import StateTypeError
