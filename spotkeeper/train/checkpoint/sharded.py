@@ -18,6 +18,7 @@ from spotkeeper.train.agent_link.control import Commit, Control
 from spotkeeper.train.checkpoint.client import new_manifest
 from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory, round_up
 from spotkeeper.train.checkpoint.image import Image, RunState, after, lay_out_node, pack
+from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.peers import PeerImages
 from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer
@@ -25,7 +26,7 @@ from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import Replicated, ResumePoint, SaveStrategy, StateSource, versions
-from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
+from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import DistributedGang, Gang

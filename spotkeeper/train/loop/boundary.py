@@ -19,10 +19,11 @@ from enum import IntEnum
 from typing import Literal
 
 from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, RunPhase
+from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.sharded import find_strategy
 from spotkeeper.train.checkpoint.strategy import ResumePoint
-from spotkeeper.train.checkpoint.writer import CheckpointWriter, SavePace
+from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core import signals
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.strategy import ResumePoint
-from spotkeeper.train.checkpoint.writer import SavePace
 from spotkeeper.train.core import gradorder, rng
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.parts import Attached

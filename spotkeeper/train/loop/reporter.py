@@ -19,7 +19,7 @@ from spotkeeper.train.agent_link.control import (
     RunResult,
     write_result,
 )
-from spotkeeper.train.checkpoint.writer import SavePace
+from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.loop.metrics import MetricHistory
 

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from spotkeeper.train.agent_link.control import Commit, RunPhase, untimed_section
+from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.restore import EarlyRead
-from spotkeeper.train.checkpoint.writer import SavePace
 from spotkeeper.train.core import rng
 from spotkeeper.train.core.errors import CallError, say
 from spotkeeper.train.core.gang import find_gang

@@ -27,6 +27,7 @@ from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer
 from spotkeeper.train.checkpoint.image import RunState
 from spotkeeper.train.checkpoint.memories import ImageMemories
+from spotkeeper.train.checkpoint.pace import IMAGE_S, SavePace
 from spotkeeper.train.checkpoint.protocol import (
     IMAGES,
     OfferedImage,
@@ -39,7 +40,7 @@ from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal, seal_of
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import Manifest
-from spotkeeper.train.checkpoint.writer import IMAGE_S, CheckpointWriter, SavePace
+from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.checkpoint.test_saver import GANG, served, stage
 from tests.train.checkpoint.test_snapshot import ATTACH
@@ -632,8 +633,8 @@ KILLED = f"""
 import os, signal, sys, torch, spotkeeper
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from spotkeeper.train.checkpoint import writer
-writer.IMAGE_S = 0.0  # an image after every second step
+from spotkeeper.train.checkpoint import pace
+pace.IMAGE_S = 0.0  # an image after every second step
 {ATTACH}begun, client = run.steps_done, run._boundary.writer.client
 print(client.pid, flush=True)
 for number, (x,) in enumerate(run.steps(loader, steps=20)):

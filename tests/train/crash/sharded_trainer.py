@@ -57,10 +57,10 @@ def work_with_peers(me: Rank) -> None:
     os.environ |= {"SPOTKEEPER_PEERS_MB_S": "250", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9", "SPOTKEEPER_REPLICATED": "0"}
     _settle_in(me)
     import spotkeeper
-    from spotkeeper.train.checkpoint import writer
+    from spotkeeper.train.checkpoint import pace
     from spotkeeper.train.loop import boundary
 
-    writer.IMAGE_S, boundary.EVERY_S = 0.0, 0.0
+    pace.IMAGE_S, boundary.EVERY_S = 0.0, 0.0
     points = Points(me.dies, me.told) if me.dies >= 0 else _SaverPoints(-me.dies, me.told)
     _wrap(points)
     cut = me.gen == 1 and (me.root / CUT).exists()

@@ -169,10 +169,10 @@ def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
     """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
     os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
     import spotkeeper
-    from spotkeeper.train.checkpoint import writer
+    from spotkeeper.train.checkpoint import pace
     from spotkeeper.train.loop import boundary
 
-    writer.IMAGE_S = boundary.EVERY_S = 0.0
+    pace.IMAGE_S = boundary.EVERY_S = 0.0
     model, counter = Stamped(), Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0)
     run = spotkeeper.attach(model, optimizer, counter=counter)

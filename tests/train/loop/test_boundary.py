@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from spotkeeper.train.agent_link.control import Control
-from spotkeeper.train.checkpoint.writer import SavePace
+from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.loop.boundary import EVERY_S, Agreement, Boundary, StepAction
 
 
