@@ -11,7 +11,8 @@ import pytest
 
 from spotkeeper.cli.stacks.policy import serve
 from spotkeeper.contract.policy import Start
-from spotkeeper.reconcile.select.offers import HERE, HOUR_S, MoveCost
+from spotkeeper.reconcile.select import player
+from spotkeeper.reconcile.select.offers import HERE, HOUR_S, MoveCost, Need, Selection
 from spotkeeper.reconcile.select.player import Player
 
 JOB = {
@@ -188,3 +189,15 @@ def test_extreme_terms_are_answered(terms: dict[str, float]) -> None:
     answers, _ = talk({**START, "job": {**JOB, **terms}}, TICK, {**TICK, "time_left_h": -3.0}, {**TICK, "left_h": 0.0})
     assert len(answers) == 3
     assert all({"try", "probe"} == set(answer) for answer in answers)
+
+
+def test_a_start_takes_what_the_job_says_and_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs: list[Need] = []
+
+    def found(job: object, stack: object, need: Need, rule: object) -> Selection:
+        needs.append(need)
+        return Selection(())
+
+    monkeypatch.setattr(player, "select", found)
+    talk(START, TICK)
+    assert [(need.save_s, need.begin_s, need.hung_s) for need in needs] == [(0.0, 0.0, 0.25 * HOUR_S)]

@@ -13,6 +13,7 @@ from tests.train.forks import FORKS, LIMIT_S
 
 HERE = Path(__file__).parent
 SNAPSHOT, IMAGES, PARTS = "test_snapshot.py", "test_images.py", "../core/test_parts.py"
+PEERS, LEFT = "test_peers.py", "test_left.py"
 BITS = f"{SNAPSHOT}::test_every_checkpoint_is_the_state_of_its_step"
 
 
@@ -45,8 +46,21 @@ def writer(old: str, new: str) -> Patch:
     return Patch("spotkeeper.train.checkpoint.writer", old, new)
 
 
+def peers(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.peers", old, new)
+
+
+def reshard(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.reshard", old, new)
+
+
+def memories(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.saver_memories", old, new)
+
+
 _RUNNING = "        self._running = _Running(copies, versions, copied, request, discard, stalls, watch)\n"
 _TORN = "                    if failed or name:\n                        running.discard("
+_RECEIVES = "            files = _receive("
 
 RULES = (
     # when an image counts
@@ -80,6 +94,21 @@ RULES = (
         snapshot("            watch = GradientWatch(self._params(), copies)\n", ""),
         SNAPSHOT,
     ),
+    # images of sharded state on several machines
+    Rule("an image counts once all machines have their copies", peers("if stage != _Stage.DONE:", "if False:"), PEERS),
+    Rule("an image with a torn copy is not sealed", peers("elif flight.torn():", "elif flight.torn() < 0:"), PEERS),
+    Rule("the copies of an image are waited for", peers("            self._copier.wait()\n", ""), PEERS),
+    Rule("a seal is broken before a part changes", peers("        break_seal(mine)\n", ""), PEERS),
+    Rule("a seal is broken before a copy changes", peers("        break_seal(copy)\n", ""), PEERS),
+    Rule(
+        "a copy is sealed once it is there",
+        peers(_RECEIVES, f"            seal(copy, named, theirs, part=True)\n{_RECEIVES}"),
+        PEERS,
+    ),
+    Rule("the restored image is spared", peers("_other(number) if number in holding else number", "number"), PEERS),
+    Rule("a received copy is checked", reshard("!= file.sha256:\n", "== '':\n"), PEERS),
+    Rule("what a hanging trainer left is copied", reshard("shared=number >= LEFT_PARTS", "shared=False"), LEFT),
+    Rule("a hanging trainer's memory is given to no other", memories("= {}, sealed", "= sealed, sealed"), LEFT),
 )
 
 

@@ -209,24 +209,38 @@ def test_a_signal_ends_an_idle_saver(tmp_path: Path, number: signal.Signals) -> 
             client.hello(tmp_path / "ckpt", 1, 2)
 
 
-def test_a_private_saver_ends_after_its_trainers_last_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heir", [False, True])
+def test_a_private_saver_ends_after_its_trainers_last_save(tmp_path: Path, heir: bool) -> None:
+    """``heir``: another process has a copy of the connection, which therefore does not end."""
     code = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from pathlib import Path
 from tests.train.checkpoint.test_saver import Client, Commit, stage
 client = Client.private()
 client.hello(Path(sys.argv[1]), 0, 2)
 stage(client, Commit(0, 3), 32 << 20)
-print(client.pid, flush=True)
+heir = 0
+if sys.argv[2] == "True":
+    fd = client._sock.fileno()
+    heir = subprocess.Popen(["sleep", "100"], pass_fds=[fd], stdout=subprocess.DEVNULL).pid
+print(client.pid, heir, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "ckpt"], env=env, stdout=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-c", code, tmp_path / "ckpt", str(heir)],
+        env=env,
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == -signal.SIGKILL
-    pid = int(done.stdout)
-    _await(lambda: not Path(f"/proc/{pid}/fd").exists() or _zombie(pid))
+    pid, other = map(int, done.stdout.split())
+    try:
+        _await(lambda: not Path(f"/proc/{pid}/fd").exists() or _zombie(pid))
+    finally:
+        if other:
+            os.kill(other, signal.SIGKILL)
     assert store.newest(tmp_path / "ckpt").commit == Commit(0, 3)
 
 
