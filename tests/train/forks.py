@@ -11,6 +11,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -67,6 +68,7 @@ def interpret(folder: Path, argv: list[str], env: dict[str, str], nproc: int = 1
         else:
             os.register_at_fork(after_in_child=_default_signals)
             torchrun = importlib.import_module("torch.distributed.run")
+            _let_stopped_ranks_end()
             torchrun.main(["--run-path", "--start-method=fork", "--standalone", f"--nproc-per-node={nproc}", *argv])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(bool(end.code))
@@ -78,6 +80,21 @@ def interpret(folder: Path, argv: list[str], env: dict[str, str], nproc: int = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)
+
+
+def _let_stopped_ranks_end() -> None:
+    """A forked rank ends once torchrun has read its result, which a torchrun that is signalled does not: it waits 30 s.
+
+    Ranks that torchrun executes, as it does by default, end by themselves.
+    """
+    api: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    close = api.MultiprocessContext._close
+
+    def closed(context: Any, *args: Any, **options: Any) -> None:
+        context._worker_finished_event.set()
+        close(context, *args, **options)
+
+    api.MultiprocessContext._close = closed
 
 
 def _default_signals() -> None:
