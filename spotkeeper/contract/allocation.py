@@ -1,13 +1,16 @@
-"""``stack/allocation``: the grants of the whole stack, which permit attempts of jobs to have a machine. Pure.
+"""``stack/allocation``: which job may have machines, and which attempt has one. Pure.
 
-A grant is written before the intent. It is released after the machine is gone, or after the static machine has reported
-that it dropped the attempt. By compare-and-swap only one writer succeeds, so two jobs never get the same machine.
+It holds the jobs' claims (the queue, and how many machines are reserved for whom), the grants, and what each team has
+used. A claim's reservation comes first; then a grant permits one attempt to have a machine. A grant is written before
+the intent. It is released after the machine is gone, or after the static machine has reported that it dropped the
+attempt. By compare-and-swap only one writer succeeds, so two jobs never get the same machine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import Enum
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,15 +50,81 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
         return self.resource.endswith("/on-demand")
 
 
+class Stop(str, Enum):
+    """What it would cost to take all machines of a job now.
+
+    ====== ============================================================================================
+    SAVED  the job would save, and lose no step
+    EARLY  it has no commit yet: taking its machines within ``queue.EARLY_S`` of its start would lose work
+    NEVER  it would lose work: its script saves by itself (``stop: signal``), or the job is about to end
+    ====== ============================================================================================
+    """
+
+    SAVED = "saved"
+    EARLY = "early"
+    NEVER = "never"
+
+
+class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A job's claim to machines: what it asks for, and how many machines are reserved for it.
+
+    A job without machines waits for a reservation, in the queue's order (``reconcile/decide/queue``). What a job's own
+    round knows of it (``stop``, ``cost_s``, ``ends``, ``dry_since``) is brought up to date while another job waits.
+    All times are virtual unix seconds.
+    """
+
+    job: str
+    min: int  # machines; 0: the job wants none, but has not given back all its grants
+    max: int
+    since: float  # when the job was submitted
+    team: str = "default"
+    priority: int = 1  # 0: low, 1: normal, 2: high
+    pools: tuple[str, ...] = ()  # that may have its machines; empty: every pool
+    on_demand: bool = False  # whether its dynamic machines are all on-demand
+    waits: float | None = None  # since when it waits; None: it has a reservation, or wants none
+    waited_s: float = 0.0  # how long it had waited when it got its reservation
+    reserved: int = 0  # machines that are reserved for it
+    reserved_at: float = 0.0  # when ``reserved`` last rose
+    started: float | None = None  # when it began to train with this reservation
+    stop: Stop = Stop.EARLY
+    cost_s: float = 0.0  # machine-seconds that a save, a new start and a lost spot machine would cost
+    ends: float | None = None  # when it is expected to end; None: unknown
+    dry_since: float | None = None  # since when the market has no machine for it
+    lapsed: float = 0.0  # when it last lost a reservation that it could not use
+    recalls: tuple[float, ...] = ()  # when machines were taken from it within the last day, oldest first
+    barred: tuple[str, ...] = ()  # jobs of the same class that took its machines: it takes none from them
+    gap: str = ""  # the waiting job in front of which this one runs; that job may take the room back
+    whom: str = ""  # the job for which its machines were taken
+
+    @property
+    def waiting(self) -> bool:
+        return not self.reserved and self.waits is not None
+
+
+class TeamUse(Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a team's released grants have cost at list prices, USD."""
+
+    team: str
+    usd: float = 0.0  # halves every ``queue.HALF_LIFE_S``
+    at: float = 0.0  # to which time ``usd`` has been decayed
+    month: str = ""  # "2026-11", UTC
+    month_usd: float = 0.0  # within that month, not decayed
+
+
 class Allocation(Struct, frozen=True, omit_defaults=True):
-    """The document of all grants, written by compare-and-swap."""
+    """The document of all claims and grants, written by compare-and-swap."""
 
     ver: int = 0
     nonce: str = ""
     grants: tuple[Grant, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    use: tuple[TeamUse, ...] = ()
+
+    def claim(self, job: str) -> Claim | None:
+        return next((claim for claim in self.claims if claim.job == job), None)
 
     def changed(self, add: Iterable[Grant], drop: Iterable[Grant]) -> Allocation:
-        """Return the next version with these changes; the writer sets its nonce."""
+        """Return the next version with these changes of grants; the writer sets its nonce."""
         gone = {(grant.job, grant.node, grant.attempt) for grant in drop}
         kept = tuple(grant for grant in self.grants if (grant.job, grant.node, grant.attempt) not in gone)
         return replace(self, ver=self.ver + 1, grants=(*kept, *add))
@@ -68,11 +137,15 @@ def resource(offer: Offer) -> str:
 
 
 class Tally:
-    """Counts of grants by resource and pool. Counting anew for each check would be slow with 10,000 nodes."""
+    """Counts of grants by resource and pool. Counting anew for each check would be slow with 10,000 nodes.
 
-    def __init__(self, grants: Iterable[Grant]) -> None:
+    ``reserved``: machines by pool that are reserved for other jobs and not granted yet; nobody else may take their room.
+    """
+
+    def __init__(self, grants: Iterable[Grant], reserved: Mapping[str, int] | None = None) -> None:
         self._resources: Counter[str] = Counter()
         self._pools: Counter[str | None] = Counter()
+        self._reserved = reserved or {}
         for grant in grants:
             self.add(grant)
 
@@ -88,17 +161,21 @@ class Tally:
         pool = stack.pool(offer.pool)
         if pool is None or (offer.model is Model.ON_DEMAND and taken >= pool.max_on_demand):
             return False
-        return self._pools[offer.pool] < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
+        return self._pools[offer.pool] + self._reserved.get(
+            offer.pool, 0
+        ) < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
 
     def _under_the_stacks(self, stack: StackState, usd: float) -> bool:
         """Whether all dynamic machines, and one more at ``usd`` an hour, stay within the stack's own limits."""
         if stack.max_machines is not None:
             taken = sum(count for name, count in self._pools.items() if name is not None)
+            taken += sum(self._reserved.get(pool.name, 0) for pool in stack.pools if pool.kind != "static")
             if taken >= stack.max_machines:
                 return False
         if stack.max_usd_hour is None:
             return True
         for pool in stack.pools:
-            usd += self._resources[f"slot:{pool.name}"] * pool.dearest(Model.SPOT)
+            spot = self._resources[f"slot:{pool.name}"] + self._reserved.get(pool.name, 0)
+            usd += spot * pool.dearest(Model.SPOT)
             usd += self._resources[f"slot:{pool.name}/on-demand"] * pool.dearest(Model.ON_DEMAND)
         return usd <= stack.max_usd_hour + 1e-9  # in floating point, 3 x 1.2 is more than 3.6

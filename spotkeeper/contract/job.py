@@ -118,6 +118,10 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Annotated[
         Literal["balanced", "spot", "on-demand", "shuffle"], _about("which machines to request, and when")
     ] = "balanced"
+    priority: Annotated[
+        Literal["low", "normal", "high"], _about("place in the queue when machines are short; high: if your team may")
+    ] = "normal"
+    team: Annotated[str, _about("one of your teams in the stack file; unset: the first that lists you")] = ""
     deadline: Annotated[str | None, _about("a time (2026-12-24T18:00Z) or a span from submission (6h, 90m, 2d)")] = None
     work: Annotated[
         str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from the first steps")

@@ -64,6 +64,7 @@ class Hold(str, Enum):
              budget is used up                              ends after ``hold_days``
     SPEND    the job has spent its ``max_usd``              resume, which allows the same amount again;
                                                             the job ends after ``hold_days``
+    QUEUE    its machines went to another job               a reservation, by the queue
     ======== ============================================== ===================================
 
     Each resume can bring other files: a corrected script, another ``max_usd``.
@@ -74,6 +75,7 @@ class Hold(str, Enum):
     CAPACITY = "capacity"
     FAILURE = "failure"
     SPEND = "spend"
+    QUEUE = "queue"
 
 
 class SlotState(str, Enum):
@@ -243,7 +245,9 @@ class Record(Struct, frozen=True, omit_defaults=True):
     hold: Hold | None = None  # why the job is on hold; None: it is not on hold
     hold_ends: float | None = None  # when the job ends if it is still on hold, and its disks are deleted; None: never
     hold_late: Past | None = None  # when a round first found ``hold_ends`` past; clocks may err: a second confirms it
+    owner: str = ""  # who submitted it, as the function verified; "": nobody has proved it
     pause: str = ""  # why the job goes on hold once its members have saved and stopped; "": it does not
+    recalled: bool = False  # whether it pauses because the queue takes its machines
     hold_until: Until | None = None  # when a hold retries by itself; None: it waits for a resume
     hold_count: int = 0  # consecutive holds without a generation in between
     roll_at: Past = 0.0  # when the last roll call ended
@@ -259,7 +263,8 @@ class Record(Struct, frozen=True, omit_defaults=True):
     fetch: Fetch | None = None  # the copy that a generation waits for
     probes: tuple[ZoneProbe, ...] = ()  # the last probes of other zones
     moved: Moved | None = None  # the last move to the gang's zone
-    size: int | None = None  # number of nodes after the last resize; None: all
+    asked: int | None = None  # number of nodes that a user wants since the last resize; None: all
+    size: int | None = None  # number of nodes since the last resize, by a user or by the queue; None: all
     parked: tuple[int, ...] = ()  # nodes without a machine after a resize; (): the highest-numbered ones
     outbox: tuple[Entry, ...] = ()  # ledger entries of this version's change, written before the next change
 

@@ -19,6 +19,7 @@ RENEWED_S = 300.0  # interval of notes of success: one note per tick would cost 
 MAY_FAIL = 2  # consecutive ticks that may fail before the command reports it
 LATE = 3  # ticks that a note may be overdue before the function counts as failing
 MAX_REASON = 300
+DEFAULT_TEAM = "default"
 
 
 class Model(str, Enum):
@@ -97,6 +98,18 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
     on_demand_s: Annotated[float, Meta(gt=0)] = 1800.0  # length of a fallback
 
 
+class TeamState(Struct, frozen=True, forbid_unknown_fields=True):
+    """A team whose jobs share machines. A user who is no member of any team belongs to the team ``default``."""
+
+    name: str
+    members: tuple[str, ...] = ()  # as the function's verified tokens name them: emails, or ARNs on AWS
+    share: Annotated[float, Meta(gt=0)] = 1.0  # relative to the shares of the other teams
+    max_machines: Annotated[int, Meta(ge=1)] | None = None  # at once; None: only the stack's limits
+    max_usd_hour: Annotated[float, Meta(gt=0)] | None = None  # at list prices
+    max_usd_month: Annotated[float, Meta(gt=0)] | None = None  # in a calendar month, UTC, at list prices
+    high: tuple[str, ...] | None = None  # members who may use `priority: high`; None: all
+
+
 class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     stack: str
     cloud: Literal["gcp", "aws"]
@@ -117,6 +130,20 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     tick_minutes: Annotated[int, Meta(ge=1)] = 1  # interval of the schedule's ticks
     ssh: bool = False  # whether the stack file allows shells on its machines
     channels: tuple[ChannelState, ...] = ()
+    teams: tuple[TeamState, ...] = ()  # without the team `default`, if the stack file does not mention it
+
+    def team(self, name: str) -> TeamState:
+        """Return this team; for an unknown name, a team with a share of 1 and no limits."""
+        return next((team for team in self.teams if team.name == name), None) or TeamState(name)
+
+    def team_of(self, user: str, wanted: str = "") -> TeamState:
+        """Return the user's team: ``wanted`` if the user is its member, else the first that lists the user.
+
+        A user whom no team lists belongs to the team ``default``.
+        """
+        own = [team for team in self.teams if user in team.members]
+        found = next((team for team in own if team.name == wanted), None)
+        return found or next(iter(own), None) or self.team(DEFAULT_TEAM)
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)

@@ -3,9 +3,10 @@
 A pass results in exactly one of: a new allocation document, a new record, or calls made from the record that was read.
 The steps run in the order of the protocol. They are in these folders and files:
 
-``gang/`` membership, users' requests, roll calls, size and zone · ``provisioning/`` which machine a node has, gets
-or gives up · ``checkpoint/`` where the newest checkpoint is · ``job/`` limits and progress · ``calls.py`` calls to the
-cloud · ``snapshot.py`` what a pass reads · ``draft.py`` the decision in the making.
+``gang/`` membership, users' requests, roll calls, size and zone · ``queue/`` how many machines each job may have ·
+``provisioning/`` which machine a node has, gets or gives up · ``checkpoint/`` where the newest checkpoint is · ``job/``
+limits and progress · ``calls.py`` calls to the cloud · ``snapshot.py`` what a pass reads · ``draft.py`` the decision in
+the making.
 
 ``docs/protocol.md`` states the nine rules and names the function that enforces each.
 """
@@ -21,6 +22,7 @@ from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.gang import exits, generation, requests, resize, zone_move, zone_probe
 from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import pending, replacement, reservations, slots
+from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot, Times
 
 # In the order of the protocol. A step that leaves the phase RUN ends the pass.
@@ -28,6 +30,7 @@ RUNNING = (
     exits.step,
     slots.step,
     limits.step,
+    claim.step,
     requests.paused,
     zone_move.step,
     resize.step,
@@ -52,6 +55,8 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
     The new record has ``ver + 1``; the writer sets its nonce.
     """
     draft = Draft(record, snapshot)
+    if snapshot.user and not record.owner:
+        draft.set(owner=snapshot.user)
     _decide(draft)
     changed = draft.changed
     if changed and not (draft.wanted and snapshot.grants_first):
@@ -66,6 +71,7 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
 def _decide(draft: Draft) -> None:
     requests.step(draft)
     requests.expire_hold(draft)
+    claim.resume(draft)
     if not draft.record.over:
         mirrors.step(draft)
     if draft.record.phase is Phase.RUN:

@@ -14,13 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Grant, Tally
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Tally
 from spotkeeper.contract.cloud import Action
 from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.job import HOLD_DAYS
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import NO_SPOT_YET, Hold, Node, Outcome, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.queue.room import reserved_elsewhere
 from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot
 from spotkeeper.reconcile.select.offers import Runs, Selection, time_of_day
 
@@ -69,7 +70,8 @@ class Draft:
         self.now = snapshot.now
         self.entries: list[Entry] = []
         self.wanted: list[Grant] = []
-        self.tally = Tally(snapshot.allocation.grants)  # existing grants plus those that this pass wants
+        self.tally = self._tally()  # existing grants plus those that this pass wants
+        self.planned: tuple[Claim | None, Allocation] | None = None  # of ``queue.claim``
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
         self.whys: dict[str, str] = {}  # select()'s reasons, by offer
@@ -122,8 +124,14 @@ class Draft:
     def forgo(self, grants: Sequence[Grant]) -> None:
         """Withdraw requests for these grants."""
         self.wanted = [grant for grant in self.wanted if grant not in grants]
-        self.tally = Tally((*self.snapshot.allocation.grants, *self.wanted))
+        self.tally = self._tally()
         self.on_demand = sum(map(_on_demand, self.nodes)) + sum(grant.on_demand for grant in self.wanted)
+
+    def _tally(self) -> Tally:
+        """Count the grants, those that this pass wants, and the machines that are reserved for other jobs."""
+        allocation, stack = self.snapshot.allocation, self.snapshot.stack
+        reserved = reserved_elsewhere(allocation, stack, self.before.job) if len(allocation.claims) > 1 else {}
+        return Tally((*allocation.grants, *self.wanted), reserved)
 
     def install(self, index: int, which: str, slot: Slot) -> None:
         """Set ``cur`` or ``next`` of a node."""
@@ -238,6 +246,7 @@ class Draft:
             roll=None,
             move=None,
             pause="",
+            recalled=False,
             **NO_HOLD,
         )
         self.log(Event.END, "job", node=node, cause=outcome.value, detail=reason)
@@ -274,6 +283,7 @@ class Draft:
             nodes=nodes,
             roll=None,
             pause="",
+            recalled=False,
             dry_since=None,
             short_since=None,
             hold=why,

@@ -121,6 +121,7 @@ class Snapshot:
     step_s: float | None = None  # the usual time of a step, virtual seconds
     left_s: float | None = None  # remaining work: steps times measured step time, virtual seconds
     begin_s: float | None = None  # measured time from a generation's start to its first step, virtual seconds
+    user: str = ""  # who asked for this round, as the function verified; "": nobody
     draining: bool = False
     blind: bool = False  # the allocation is unreadable (`allocation` is empty): nothing is granted or released
     grants_first: bool = True  # False after a lost write race for the allocation: decisions do not wait for new grants

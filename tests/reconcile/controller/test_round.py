@@ -118,7 +118,7 @@ def test_the_stacks_caps_make_a_second_job_wait() -> None:
     world.submit("wxyz2345")
     world.run(30)
     assert len(world.dynamic()) == 2
-    assert "caps" in world.record("wxyz2345").reason
+    assert "waiting in the queue" in world.record("wxyz2345").reason
     world.until(lambda: world.record("wxyz2345").phase is Phase.DONE, 900)
     assert world.record().phase is Phase.DONE
 

@@ -26,6 +26,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import generation
 from spotkeeper.reconcile.decide.job import progress
 from spotkeeper.reconcile.decide.provisioning import pending, reservations, slots
+from spotkeeper.reconcile.decide.queue import claim
 from tests.reconcile.decide.test_decide import NOW, UID, fact, gang, intent, machine, member
 from tests.reconcile.decide.test_guards import Case, Change, calm, on_cur, on_node, on_record, on_snapshot, on_spec
 from tests.reconcile.world import JOB, ZONES
@@ -129,6 +130,7 @@ def test_a_standby_machine_takes_over_with_its_own_cause(standby: dict[str, obje
 def test_a_new_job_gets_all_nodes_that_its_file_allows() -> None:
     record, seen = on_record(gen=0, members=())(*on_spec(nodes=Nodes(2, 3))(*gang()))
     draft = Draft(replace(record, nodes=()), seen)
+    claim.step(draft)
     reservations.step(draft)
     assert [node.cur is not None for node in draft.nodes] == [True, True, False]  # the first two have grants
 

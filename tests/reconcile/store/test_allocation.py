@@ -70,7 +70,7 @@ def test_a_second_job_waits_for_the_stacks_cap_and_says_so() -> None:
     world.submit(SECOND)
     world.run(60)
     assert not world.training(SECOND)
-    assert "caps" in world.record(SECOND).reason
+    assert "waiting in the queue" in world.record(SECOND).reason
     assert len(world.dynamic()) <= 3
 
 

@@ -56,13 +56,16 @@ def _cancel(draft: Draft, request: JobRequest) -> str:
 
 
 def _pause(draft: Draft, request: JobRequest) -> str:
+    reason = f"paused by {request.by}" if request.by else "paused"
+    if draft.record.phase is Phase.HOLD and draft.record.hold is Hold.QUEUE:
+        draft.set(hold=Hold.PAUSE, reason=reason)  # it leaves the queue, and no longer goes on by itself
+        return ""
     if draft.record.phase is Phase.HOLD:
         return "the job is on hold already"
-    reason = f"paused by {request.by}" if request.by else "paused"
     if not draft.members():
         draft.hold(Hold.PAUSE, reason)
         return ""
-    draft.set(pause=reason)
+    draft.set(pause=reason, recalled=False)
     draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "pause")
     return ""
 
@@ -74,6 +77,8 @@ def _resume(draft: Draft, request: JobRequest) -> str:
         if refused:
             return refused
     holds = draft.record.phase is Phase.HOLD
+    if draft.record.recalled or (holds and draft.record.hold is Hold.QUEUE):
+        return "" if changed else "the job waits in the queue, and goes on by itself: spotkeeper queue"
     if not holds and not draft.record.pause and not (request.go_back and location.lacking(draft)):
         return "the job is not on hold" + (", and does not wait for a checkpoint" if request.go_back else "")
     limits.forgive(draft)
@@ -86,7 +91,7 @@ def _resume(draft: Draft, request: JobRequest) -> str:
     if holds:
         draft.release("resume", changed)
         return ""
-    draft.set(pause="")
+    draft.set(pause="", recalled=False)
     if lost is not None:
         draft.log(Event.RESUME, f"v{draft.before.ver + 1}", cause="resume", detail=changed)
     return ""
@@ -136,6 +141,8 @@ def paused(draft: Draft) -> None:
     if draft.record.pause and draft.record.phase is Phase.RUN and draft.halted():
         if limits.spent_up(draft) and draft.snapshot.spec is not None:
             draft.hold(Hold.SPEND, draft.record.pause, ends=draft.now + draft.snapshot.spec.hold_days * DAY_S)
+        elif draft.record.recalled:
+            draft.hold(Hold.QUEUE, draft.record.pause)
         else:
             draft.hold(Hold.PAUSE, draft.record.pause)
 
@@ -151,12 +158,18 @@ def finish(draft: Draft) -> None:
         return
     slots = [grant for grant in queries.own_grants() if grant.machine is None]
     disks = () if record.keep_disks else queries.disks
-    if queries.vms or disks or queries.snapshots or slots:
+    if queries.vms or disks or queries.snapshots or slots or _claims(draft):
         return
     draft.set(phase=Phase.DONE)
     kept = disks_kept(disk.name for same in queries.disks.values() for disk in same)
     cause = record.outcome.value if record.outcome else None
     draft.log(Event.DONE, "job", cause=cause, detail=f"but {kept}" if kept else "")
+
+
+def _claims(draft: Draft) -> bool:
+    """Whether the allocation still has the job's claim to machines; a claim to none only counts its last grants."""
+    claim = draft.snapshot.allocation.claim(draft.record.job)
+    return claim is not None and claim.max > 0
 
 
 # -- a resume with other files

@@ -25,17 +25,24 @@ def take(draft: Draft, nodes: int | None) -> str:
     why = refusal(spec, nodes)
     if not why and draft.record.move is not None:
         why = f"the job is moving to {draft.record.move.zone}: resize it afterwards"
-    if not why and nodes == draft.size():
+    if not why and nodes == (draft.record.asked or draft.size()):
         why = f"the job has {nodes} already"
-    if why or nodes is None:
+    if why:
         return why
+    draft.set(asked=nodes)
+    if nodes < draft.size():
+        fit(draft, nodes)
+    return ""
+
+
+def fit(draft: Draft, nodes: int) -> None:
+    """Give the job this many nodes: park those whose loss costs least, or bring parked ones back."""
     filled = draft.filled()
     parked = [index for index in range(len(draft.nodes)) if index not in filled]
     for index in parked[: max(0, nodes - len(filled))]:
         draft.put(index, cause="resize")
     gone = _cheapest(draft, len(filled) - nodes) if nodes < len(filled) else ()
     draft.set(size=nodes, parked=tuple(sorted({*parked[max(0, nodes - len(filled)) :], *gone})))
-    return ""
 
 
 def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
@@ -85,7 +92,8 @@ def step(draft: Draft) -> None:
         draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "resize")
     if training and draft.halted() and not _kept(draft):
         parked = tuple(index for index in above if index not in training)
-        draft.set(size=len(draft.nodes) - len(parked), parked=parked)
+        size = len(draft.nodes) - len(parked)
+        draft.set(asked=size, size=size, parked=parked)
         why = "the resize is given up, because no node that stays has the newest checkpoint"
         draft.log(Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail=why)
         return

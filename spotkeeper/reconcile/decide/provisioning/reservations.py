@@ -18,14 +18,13 @@ from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import machine_health, offers, pending
+from spotkeeper.reconcile.decide.queue import claim
 
 SWAP = "swap to spot"  # the cause of an attempt
 
 
 def step(draft: Draft) -> None:
     """Request machines for vacant nodes, from the highest node down: high nodes get the idle static machines."""
-    if not draft.nodes and draft.snapshot.spec is not None:
-        draft.set(nodes=(Node(),) * draft.snapshot.spec.size().max)
     record = draft.record
     if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.snapshot.spec is None:
         return
@@ -143,6 +142,9 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     if why := limits.bars(draft, index):
         limits.tell(draft, index, why)
         return False
+    if not claim.reserved(draft):
+        pending.say(draft, index, claim.why_waits(draft))
+        return False
     options = offers.open_to(draft, index, which)
     allowed = location.may_take if which == "cur" else location.may_follow
     home = [offer for offer in options if allowed(draft, index, offer.machine)]
@@ -160,7 +162,7 @@ def probe(draft: Draft, index: int, offer: Offer) -> None:
 
 def backup(draft: Draft, index: int, options: list[Offer], why: str) -> None:
     """Request a second machine for a node whose machine boots slowly (``replacement``)."""
-    if not (draft.snapshot.draining or draft.snapshot.blind or limits.bars(draft, index)):
+    if not (draft.snapshot.draining or draft.snapshot.blind or limits.bars(draft, index) or not claim.reserved(draft)):
         _take(draft, index, "next", options, BACKUP, why)
 
 
@@ -228,9 +230,12 @@ def _cause(node: Node, which: str, offer: Offer) -> str:
 def plan(draft: Draft) -> tuple[Allocation | None, tuple[Entry, ...]]:
     """Return the next allocation (None: no change), and a GONE entry for each grant that it drops."""
     drop = [grant for grant in draft.queries.own_grants() if _over(draft, grant)]
-    if not drop and not draft.wanted:
+    read, new = draft.snapshot.allocation, claim.planned(draft)
+    if not drop and not draft.wanted and new is read:
         return None, ()
-    return draft.snapshot.allocation.changed(draft.wanted, drop), tuple(_gone(draft, grant) for grant in drop)
+    if drop:
+        new = claim.released(draft, drop)
+    return new.changed(draft.wanted, drop), tuple(_gone(draft, grant) for grant in drop)
 
 
 def _gone(draft: Draft, grant: Grant) -> Entry:

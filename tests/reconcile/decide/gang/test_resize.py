@@ -17,6 +17,7 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize
 from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.queue import claim
 from tests.reconcile.decide.test_decide import NOW, fact, gang, intent
 from tests.reconcile.decide.test_guards import Case, calm, on_cur, on_node, on_record, on_snapshot
 from tests.reconcile.world import World, stack
@@ -263,6 +264,7 @@ def test_a_size_names_who_is_parked_and_the_others_return(
 ) -> None:
     draft = Draft(*on_record(parked=parked, size=5 - len(parked))(*calm(5, nodes=Nodes(1, 5))))
     assert resize.take(draft, nodes) == ""
+    claim.step(draft)  # the queue has room
     assert (draft.record.size, draft.record.parked) == (nodes, then)
     assert {index for index, node in enumerate(draft.nodes) if node.cause == "resize"} == grows
 

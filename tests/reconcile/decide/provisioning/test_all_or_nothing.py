@@ -44,7 +44,7 @@ def test_two_gangs_that_do_not_fit_together_run_one_after_the_other() -> None:
     world.until(lambda: world.training() or world.training(SECOND), 300)
     assert len(world.dynamic()) == 3, "the other one has none that waits"
     waits = SECOND if world.training() else "abcd2345"
-    assert "caps" in world.record(waits).reason
+    assert "waiting in the queue" in world.record(waits).reason
     world.until(lambda: world.training(waits), 2400)
 
 

@@ -21,6 +21,11 @@ from tests.reconcile.decide.test_guards import Case, Change, calm, on_node, on_r
 from tests.reconcile.world import JOB, STACK, ZONES, World, stack
 
 SECOND = "bcde2345"
+TAKEN = "waiting in the queue: the machines that it may use are taken; spotkeeper queue shows its place"
+TOO_LARGE = (
+    "waiting in the queue: the job wants 2 machines, more than the limits of its pools, its team or the stack allow; "
+    "spotkeeper queue shows its place"
+)
 
 
 def dear_at_home(static: int = 1) -> StackState:
@@ -103,7 +108,7 @@ def test_a_waiting_job_names_the_busy_static_machine() -> None:
             ({"max_on_demand": 0}, "waiting for spot capacity in any zone: the job's max_on_demand of 0 is reached"),
             ({"policy": "on-demand", "max_on_demand": 0}, "waiting: the job's max_on_demand of 0 is reached"),
             ({"policy": "spot", "max_on_demand": 0}, "waiting for capacity in any zone"),
-            ({"pools": ("fix",)}, "waiting for a static machine: all are in use or down"),
+            ({"pools": ("fix",)}, TAKEN),
         ),
         start=2,
     ):
@@ -187,7 +192,7 @@ def test_pools_at_their_caps_are_named_as_the_reason() -> None:
     world = World(nodes=2, the_stack=stack(max_machines=1))
     world.submit()
     world.run(30)
-    assert world.record().reason == "waiting: the stack's pools are at their caps, or the stack is at its limits"
+    assert world.record().reason == TOO_LARGE
 
 
 def test_missing_spot_is_named_as_the_reason() -> None:

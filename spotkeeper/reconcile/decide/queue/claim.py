@@ -1,0 +1,218 @@
+"""What a job's round tells the queue, and what it does when its reservation changes. Pure.
+
+A round writes its job's claim into the allocation together with its grants. It acts on a smaller reservation only once
+that is written: an elastic job shrinks, another one saves, stops and goes on hold (``Hold.QUEUE``), and comes back by
+itself with its next reservation. A larger reservation counts at once, since its grants are written with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
+from spotkeeper.contract.job import pools_of, start_s
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold, Node, Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.checkpoint import location
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import resize
+from spotkeeper.reconcile.decide.queue import scheduler, use
+from spotkeeper.reconcile.decide.queue.scheduler import HIGH, schedule
+
+LOST_SPOT_S = 300.0  # what giving up a spot machine costs beside the restart: the next one may be long in coming
+ROUGHLY = 0.25  # a claim is written again if its estimates change by more than this share
+PRIORITY = {"low": 0, "normal": 1, "high": 2}
+
+
+def planned(draft: Draft) -> Allocation:
+    """Return the allocation with this job's claim as it is now, and all reservations that follow from it.
+
+    It is the allocation that was read if the claim is unchanged; ticks see to what only time changes.
+    """
+    read = draft.snapshot.allocation
+    if draft.snapshot.blind:
+        return read
+    old, new = read.claim(draft.record.job), claim(draft)
+    if old == new or (old is None and new is not None and new.reserved == new.max and not read.claims):
+        return read  # nobody has to know of a job without a claim that has its machines: its grants say so
+    if draft.planned is None or draft.planned[0] != new:
+        draft.planned = new, _with(draft, old, new)
+    return draft.planned[1]
+
+
+def released(draft: Draft, dropped: Sequence[Grant]) -> Allocation:
+    """Return the planned allocation with the cost of these grants folded in, and what their room lets others have."""
+    new, stack = planned(draft), draft.snapshot.stack
+    used = use.folded(new, dropped, stack, draft.now)
+    left = [grant for grant in draft.queries.own_grants() if grant not in dropped]
+    own = claim(draft, left)
+    claims = tuple(one for one in new.claims if one.job != draft.record.job or own is not None)
+    return schedule(replace(new, claims=claims, use=used), stack, draft.now)
+
+
+def _with(draft: Draft, old: Claim | None, new: Claim | None) -> Allocation:
+    read = draft.snapshot.allocation
+    claims = [new if claim.job == draft.record.job else claim for claim in read.claims]
+    if old is None:
+        claims.append(new)
+    changed = replace(read, claims=tuple(claim for claim in claims if claim is not None))
+    return schedule(changed, draft.snapshot.stack, draft.now)
+
+
+def reserved(draft: Draft) -> int:
+    """Return how many machines the job may have, once this pass's allocation is written."""
+    own = planned(draft).claim(draft.record.job) or claim(draft)
+    return 0 if own is None else own.reserved
+
+
+def why_waits(draft: Draft) -> str:
+    """Return why the job has no reservation, for users."""
+    allocation = planned(draft)
+    own = allocation.claim(draft.record.job)
+    why = scheduler.why(allocation, draft.snapshot.stack, own, draft.now) if own is not None else ""
+    return f"waiting in the queue: {why or 'the machines that it may use are taken'}; spotkeeper queue shows its place"
+
+
+# -- the claim
+
+
+def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
+    """Return the job's claim as it is now; None if it wants no machines and has no grants.
+
+    ``grants``: the job's grants; None: those of the allocation that was read.
+    """
+    old, spec = draft.snapshot.allocation.claim(draft.record.job), draft.snapshot.spec
+    if spec is None or not _wants(draft):
+        return _nothing(old, draft.queries.own_grants() if grants is None else grants)
+    size, asked = spec.size(), draft.record.asked
+    most = size.max if asked is None else max(size.min, min(asked, size.max))
+    stack = draft.snapshot.stack
+    team = stack.team_of(draft.record.owner, spec.team)
+    may = team.high is None or draft.record.owner in team.high
+    usable, every = {pool.name for pool in pools_of(spec, stack)}, {pool.name for pool in stack.pools}
+    new = Claim(
+        job=draft.record.job,
+        min=min(size.min, most),
+        max=most,
+        since=draft.record.created,
+        team=team.name,
+        priority=PRIORITY[spec.priority] if may and draft.record.owner else min(PRIORITY[spec.priority], HIGH - 1),
+        pools=() if usable == every else tuple(sorted(usable)),
+        on_demand=spec.policy == "on-demand",
+    )
+    return _known(draft, new, old)
+
+
+def _wants(draft: Draft) -> bool:
+    record = draft.record
+    return record.phase is Phase.RUN or (record.phase is Phase.HOLD and record.hold is Hold.QUEUE)
+
+
+def _nothing(old: Claim | None, grants: Sequence[Grant]) -> Claim | None:
+    if old is None or not grants:
+        return None
+    return Claim(job=old.job, min=0, max=0, since=old.since, team=old.team, priority=old.priority)
+
+
+def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
+    """Return the claim with what the queue decided before, and with fresh estimates if another job may need them."""
+    if old is None or not old.max:
+        new = _first(draft, new)
+    else:
+        fields = ("waits", "waited_s", "reserved_at", "started", "lapsed", "recalls", "barred", "gap", "whom")
+        new = replace(new, **{name: getattr(old, name) for name in fields}, reserved=min(old.reserved, new.max))
+    others = any(claim.waiting and claim.job != new.job for claim in draft.snapshot.allocation.claims)
+    fresh = _estimated(draft, new)
+    if old is None or (others and not _alike(old, fresh, draft.now)):
+        return fresh
+    kept = replace(new, started=old.started, stop=old.stop, cost_s=old.cost_s, ends=old.ends, dry_since=old.dry_since)
+    return kept if kept == old else fresh
+
+
+def _first(draft: Draft, new: Claim) -> Claim:
+    """Return the first claim of a job; one that has machines already keeps them (an older version started it)."""
+    if draft.record.phase is Phase.RUN and any(node.cur is not None for node in draft.nodes):
+        return replace(new, reserved=draft.size(), reserved_at=draft.record.gen_since or draft.now)
+    return replace(new, waits=draft.now)
+
+
+def _estimated(draft: Draft, new: Claim) -> Claim:
+    record, snapshot = draft.record, draft.snapshot
+    started = new.started
+    if started is None and new.reserved and record.gen and not record.stop and record.gen_since >= new.reserved_at:
+        started = record.gen_since
+    machines = [node.cur for node in draft.nodes if node.cur is not None]
+    boots = [known.boot_s for slot in machines if (known := draft.queries.known(slot)) and known.boot_s is not None]
+    restart_s = draft.save_s() + start_s(max(boots, default=None), snapshot.begin_s, draft.save_s())
+    spot = sum(slot.model is Model.SPOT for slot in machines)
+    return replace(
+        new,
+        started=started,
+        stop=_stop(draft),
+        cost_s=float(round((new.reserved or new.min) * restart_s + spot * LOST_SPOT_S)),
+        ends=None if snapshot.left_s is None or not new.reserved else float(round(draft.now + snapshot.left_s)),
+        dry_since=None if machines else record.dry_since,
+    )
+
+
+def _stop(draft: Draft) -> Stop:
+    spec = draft.snapshot.spec
+    if (spec is not None and spec.stop == "signal") or draft.snapshot.left_s == 0.0:
+        return Stop.NEVER
+    return Stop.EARLY if location.newest(draft) is None else Stop.SAVED
+
+
+def _alike(old: Claim, new: Claim, now: float) -> bool:
+    def far(before: float, after: float) -> bool:
+        return abs(after - before) > ROUGHLY * max(before, 1.0)
+
+    if (old.ends is None) is not (new.ends is None) or far(old.cost_s, new.cost_s):
+        return False
+    if old.ends is not None and new.ends is not None and far(old.ends - now, new.ends - now):
+        return False
+    return old == replace(new, cost_s=old.cost_s, ends=old.ends)
+
+
+# -- a changed reservation
+
+
+def step(draft: Draft) -> None:
+    """Fit the job's size to its reservation; pause a job whose machines go to another one."""
+    record, spec = draft.record, draft.snapshot.spec
+    if record.phase is not Phase.RUN or spec is None or draft.snapshot.blind:
+        return
+    if not draft.nodes:
+        draft.set(nodes=(Node(),) * spec.size().max)
+    written = draft.snapshot.allocation.claim(record.job)
+    if written is not None and written.waiting:
+        _pause(draft, written)
+        return
+    if record.pause or record.move is not None:
+        return
+    new = reserved(draft)
+    if new < draft.size():
+        new = 0 if written is None else max(new, written.reserved)
+    if new and new != draft.size() and spec.size().min <= new <= len(draft.nodes):
+        resize.fit(draft, new)
+        detail = f"{new} nodes: machines went to job {written.whom}" if written and written.whom else f"{new} nodes"
+        if record.gen:
+            draft.log(Event.REQUEST, f"queue.v{draft.before.ver + 1}", cause="queue", detail=detail)
+
+
+def _pause(draft: Draft, written: Claim) -> None:
+    """Have the job save, stop and go on hold; a job without machines only waits."""
+    if draft.record.pause or not any(node.cur is not None for node in draft.nodes):
+        return
+    why = f"its machines go to job {written.whom}" if written.whom else "its team is at a limit"
+    draft.set(pause=f"waiting in the queue: {why}; it goes on by itself", recalled=True)
+    draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "queue")
+
+
+def resume(draft: Draft) -> None:
+    """End a hold of the queue, once machines are reserved for the job again."""
+    record, written = draft.record, draft.snapshot.allocation.claim(draft.record.job)
+    if record.phase is Phase.HOLD and record.hold is Hold.QUEUE and written is not None and written.reserved:
+        draft.release("queue")

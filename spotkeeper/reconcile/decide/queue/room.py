@@ -1,0 +1,186 @@
+"""What the limits of the stack and of its teams have room for. Pure.
+
+A reservation names no pool, since the market decides later which pool has machines. So a claim is placed: its machines
+are spread over the pools that it may use. First come the pools of its grants, then idle static machines, then the stack
+file's order. Machines that leave (recalled, superseded, or extra for a replacement) count as gone. The limits that the
+cloud's machines must keep at every moment are checked once more at each grant (``allocation.Tally``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from spotkeeper.contract.allocation import Allocation, Claim, Stop
+from spotkeeper.contract.stack import Model, PoolState, StackState
+
+EPSILON = 1e-9  # in floating point, 3 x 1.2 is more than 3.6
+Spread = tuple[tuple[str, int], ...]  # machines by pool
+
+
+class Room:
+    """The room that reservations leave, by pool, and in the limits of stack and teams. Copy it to try something."""
+
+    def __init__(self, stack: StackState, over: Mapping[str, str] | None = None) -> None:
+        """``over``: teams that may start nothing, and why (their money of this month is spent)."""
+        self._stack = stack
+        self._over = over or {}
+        self._pools = sorted(stack.pools, key=lambda pool: pool.kind != "static")
+        self._named = {pool.name: pool for pool in stack.pools}
+        self._left = {pool.name: _size(pool) for pool in stack.pools}
+        self._on_demand = {pool.name: pool.max_on_demand for pool in stack.pools}
+        self._machines: Counter[str] = Counter()  # dynamic machines in all, and all machines by team
+        self._usd: dict[str, float] = defaultdict(float)
+        self._placed: dict[str, tuple[Claim, Spread]] = {}
+
+    def copy(self) -> Room:
+        new = object.__new__(Room)
+        new.__dict__.update(self.__dict__)
+        for name in ("_left", "_on_demand", "_machines", "_usd", "_placed"):
+            setattr(new, name, getattr(self, name).copy())
+        return new
+
+    @property
+    def size(self) -> int:
+        """How many machines the stack allows at once."""
+        static = sum(len(pool.machines) for pool in self._pools if pool.kind == "static")
+        dynamic = sum(pool.max_machines for pool in self._pools if pool.kind != "static")
+        return static + min(dynamic, self._stack.max_machines or dynamic)
+
+    def fits(self, claim: Claim, count: int) -> bool:
+        """Whether ``count`` more machines of this claim fit into the pools and the limits of stack and team."""
+        return not self.limit(claim, count) and self._spread(claim, count) is not None
+
+    def most(self, claim: Claim, least: int, most: int) -> int:
+        """Return how many more machines fit: between ``least``, which fit already, and ``most``."""
+        return next((count for count in range(most, least, -1) if self.fits(claim, count)), least)
+
+    def limit(self, claim: Claim, count: int) -> str:
+        """Return which limit of its own team keeps this claim from ``count`` more machines; "" if none does."""
+        team = self._stack.team(claim.team)
+        if why := self._over.get(team.name):
+            return why
+        if team.max_machines is not None and self._machines["/" + team.name] + count > team.max_machines:
+            return f"team {team.name} is at its max_machines of {team.max_machines}"
+        if team.max_usd_hour is not None:
+            usd = self._usd["/" + team.name] + count * self.usd(claim)
+            if usd > team.max_usd_hour + EPSILON:
+                return f"team {team.name} is at its max_usd_per_hour of ${team.max_usd_hour:g}"
+        return ""
+
+    def usd(self, claim: Claim) -> float:
+        """Return the list price of one of the claim's machines, USD per hour, in the dearest of its pools."""
+        return max((_price(pool, claim) for pool in self._of(claim)), default=0.0)
+
+    def place(self, claim: Claim, count: int, granted: Mapping[str, int] | None = None) -> None:
+        """Place ``count`` more machines, first those that are granted, by pool, even beyond limits lowered since."""
+        for name, number in (granted or {}).items():
+            if name in self._named and count:
+                self._take(claim, name, min(count, number))
+                count -= min(count, number)
+        pools = self._of(claim)
+        rest = self._spread(claim, count) or (((pools[0].name, count),) if pools and count else ())
+        for name, number in rest:
+            self._take(claim, name, number)
+
+    def release(self, job: str, count: int | None = None) -> None:
+        """Free the last ``count`` machines placed for this job; None: all of them."""
+        claim, spread = self._placed.get(job, (None, ()))
+        if claim is None:
+            return
+        left = sum(number for _, number in spread) if count is None else count
+        for name, number in reversed(spread):
+            if gone := min(left, number):
+                self._take(claim, name, -gone)
+                left -= gone
+
+    def placed(self, job: str) -> Spread:
+        return self._placed[job][1] if job in self._placed else ()
+
+    # -- placing
+
+    def _of(self, claim: Claim) -> list[PoolState]:
+        return [pool for pool in self._pools if not claim.pools or pool.name in claim.pools]
+
+    def _spread(self, claim: Claim, count: int) -> Spread | None:
+        """Return the pools that have room for ``count`` more machines of this claim; None if they do not."""
+        left, found = count, []
+        stack = self._stack
+        dynamic = 10**9 if stack.max_machines is None else stack.max_machines - self._machines[""]
+        usd = float("inf") if stack.max_usd_hour is None else stack.max_usd_hour - self._usd[""] + EPSILON
+        for pool in self._of(claim):
+            number = min(left, self._left[pool.name])
+            if pool.kind != "static":
+                price = _price(pool, claim)
+                number = min(number, dynamic, self._on_demand[pool.name] if claim.on_demand else number)
+                number = max(0, min(number, int(usd / price)) if price and usd < float("inf") else number)
+                dynamic, usd = dynamic - number, usd - number * price
+            if number > 0:
+                found.append((pool.name, number))
+                left -= number
+        return None if left else tuple(found)
+
+    def _take(self, claim: Claim, name: str, number: int) -> None:
+        pool = self._named[name]
+        self._left[name] -= number
+        if claim.on_demand and pool.kind != "static":
+            self._on_demand[name] -= number
+        for key in ("", "/" + claim.team):
+            if key or pool.kind != "static":
+                self._machines[key] += number
+                self._usd[key] += number * _price(pool, claim)
+        _, spread = self._placed.get(claim.job, (claim, ()))
+        counts = Counter(dict(spread))
+        counts[name] += number
+        self._placed[claim.job] = claim, tuple((each, left) for each, left in counts.items() if left)
+
+
+def _size(pool: PoolState) -> int:
+    return len(pool.machines) if pool.kind == "static" else pool.max_machines
+
+
+def _price(pool: PoolState, claim: Claim) -> float:
+    if pool.kind == "static":
+        return pool.dearest(Model.STATIC)
+    return pool.dearest(Model.ON_DEMAND if claim.on_demand else Model.SPOT)
+
+
+def of_running(allocation: Allocation, stack: StackState, over: Mapping[str, str] | None = None) -> Room:
+    """Return the room that all reservations leave."""
+    room, granted = Room(stack, over), granted_by(allocation, stack)
+    claims = [claim for claim in (*allocation.claims, *unclaimed(allocation)) if claim.reserved]
+    for claim in sorted(claims, key=lambda claim: (len(claim.pools) or len(stack.pools), claim.job)):
+        room.place(claim, claim.reserved, granted.get(claim.job))
+    return room
+
+
+def unclaimed(allocation: Allocation) -> tuple[Claim, ...]:
+    """Return a claim for each job that has grants and no claim: an older version started it, or nobody else waited."""
+    known = {claim.job for claim in allocation.claims}
+    counts = Counter(grant.job for grant in allocation.grants if grant.job not in known)
+    return tuple(
+        Claim(job, min=count, max=count, since=0.0, reserved=count, stop=Stop.NEVER) for job, count in counts.items()
+    )
+
+
+def granted_by(allocation: Allocation, stack: StackState) -> Mapping[str, Counter[str]]:
+    """Return each job's grants, counted by pool."""
+    pools = {one.name: pool.name for pool in stack.pools for one in pool.machines}
+    granted: dict[str, Counter[str]] = defaultdict(Counter)
+    for grant in allocation.grants:
+        granted[grant.job][pools.get(grant.machine or "", grant.pool or "")] += 1
+    return granted
+
+
+def reserved_elsewhere(allocation: Allocation, stack: StackState, job: str) -> Counter[str]:
+    """Return, by pool, the machines that are reserved for jobs other than this one and not granted yet."""
+    granted = granted_by(allocation, stack)
+    missing: Counter[str] = Counter()
+    if all(claim.reserved <= granted[claim.job].total() for claim in allocation.claims if claim.job != job):
+        return missing
+    room = of_running(allocation, stack)
+    for claim in allocation.claims:
+        if claim.job != job:
+            for name, number in room.placed(claim.job):
+                missing[name] += max(0, number - granted[claim.job][name])
+    return missing

@@ -1,0 +1,114 @@
+"""What teams have used, in USD at list prices, and to how many machines they are entitled. Pure.
+
+Use halves every 24 hours, so that a team is judged by its last days. It follows from the times of grants: a grant's
+cost is folded into ``TeamUse`` when the grant is released, and computed from its start until then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from math import exp, log
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Grant, TeamUse
+from spotkeeper.contract.stack import DEFAULT_TEAM, Model, StackState
+
+HALF_LIFE_S = 86_400.0
+HOUR_S = 3600.0
+_RATE = log(2) / HALF_LIFE_S
+
+
+def team_of(allocation: Allocation) -> Mapping[str, str]:
+    """Return the team of each job that has a claim; other jobs belong to ``default``."""
+    return {claim.job: claim.team for claim in allocation.claims}
+
+
+def folded(allocation: Allocation, dropped: Iterable[Grant], stack: StackState, now: float) -> tuple[TeamUse, ...]:
+    """Return the teams' use, with the cost of these grants, which are released now."""
+    teams, use = team_of(allocation), {one.team: one for one in allocation.use}
+    for grant in dropped:
+        team = teams.get(grant.job, DEFAULT_TEAM)
+        use[team] = _with(_until(use.get(team) or TeamUse(team), now), grant, stack, now)
+    return tuple(use[team] for team in sorted(use))
+
+
+def decayed(allocation: Allocation, stack: StackState, now: float) -> dict[str, float]:
+    """Return each team's decayed use, USD, grants that are not released included."""
+    return {one.team: one.usd for one in _current(allocation, stack, now)}
+
+
+def of_month(allocation: Allocation, stack: StackState, now: float) -> dict[str, float]:
+    """Return what each team has spent in this calendar month, USD."""
+    return {one.team: one.month_usd for one in _current(allocation, stack, now)}
+
+
+def _current(allocation: Allocation, stack: StackState, now: float) -> list[TeamUse]:
+    return [_until(one, now) for one in folded(allocation, allocation.grants, stack, now)]
+
+
+def _until(use: TeamUse, now: float) -> TeamUse:
+    month = f"{datetime.fromtimestamp(now, timezone.utc):%Y-%m}"
+    usd = use.usd * exp(-_RATE * max(0.0, now - use.at))
+    return TeamUse(use.team, usd, max(now, use.at), month, use.month_usd if use.month == month else 0.0)
+
+
+def _with(use: TeamUse, grant: Grant, stack: StackState, now: float) -> TeamUse:
+    rate = price(stack, grant) / HOUR_S
+    ran = max(0.0, now - grant.since)
+    in_month = max(0.0, min(ran, now - _month_start(now)))
+    cost = rate * (1.0 - exp(-_RATE * ran)) / _RATE  # the integral of what is left of each second's cost
+    return replace(use, usd=use.usd + cost, month_usd=use.month_usd + rate * in_month)
+
+
+def _month_start(now: float) -> float:
+    return (
+        datetime.fromtimestamp(now, timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+    )
+
+
+def price(stack: StackState, grant: Grant) -> float:
+    """Return a granted machine's list price, USD per hour; 1 if none is known, so that its time still counts."""
+    if grant.machine is not None:
+        pools = [pool for pool in stack.pools if any(one.name == grant.machine for one in pool.machines)]
+        return (pools[0].dearest(Model.STATIC) if pools else 0.0) or 1.0
+    pool = stack.pool(grant.pool or "")
+    model = Model.ON_DEMAND if grant.on_demand else Model.SPOT
+    return (pool.dearest(model) if pool is not None else 0.0) or 1.0
+
+
+def entitled(size: int, demand: Iterable[tuple[int, str, int]], stack: StackState) -> dict[str, float]:
+    """Return how many machines each team is entitled to: max-min fair by share, higher priorities first.
+
+    Args:
+        size: machines of the whole stack.
+        demand: priority, team and machines of each claim.
+    """
+    wanted: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for priority, team, machines in demand:
+        wanted[priority][team] += machines
+    out: dict[str, float] = defaultdict(float)
+    left = float(size)
+    for priority in sorted(wanted, reverse=True):
+        for team, machines in waterfill(left, wanted[priority], stack).items():
+            out[team] += machines
+            left -= machines
+    return out
+
+
+def waterfill(size: float, demand: Mapping[str, float], stack: StackState) -> dict[str, float]:
+    """Divide ``size`` machines by the teams' shares; what a team does not need goes to the others."""
+    share = {team: stack.team(team).share for team in demand}
+    out: dict[str, float] = {}
+    left, open_ = size, sorted(demand, key=lambda team: (demand[team] / share[team], team))
+    while open_:
+        team = open_[0]
+        level = left / sum(share[each] for each in open_)
+        if demand[team] / share[team] > level:
+            return out | {each: level * share[each] for each in open_}
+        out[team] = float(demand[team])
+        left -= demand[team]
+        open_.pop(0)
+    return out
