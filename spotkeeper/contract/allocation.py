@@ -139,7 +139,7 @@ def resource(offer: Offer) -> str:
 class Tally:
     """Counts of grants by resource and pool. Counting anew for each check would be slow with 10,000 nodes.
 
-    ``reserved``: machines by pool that are reserved for other jobs and not granted yet; nobody else may take their room.
+    ``reserved``: machines by pool that are reserved for other jobs and not granted yet: their room is taken as well.
     """
 
     def __init__(self, grants: Iterable[Grant], reserved: Mapping[str, int] | None = None) -> None:
@@ -161,9 +161,8 @@ class Tally:
         pool = stack.pool(offer.pool)
         if pool is None or (offer.model is Model.ON_DEMAND and taken >= pool.max_on_demand):
             return False
-        return self._pools[offer.pool] + self._reserved.get(
-            offer.pool, 0
-        ) < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
+        in_pool = self._pools[offer.pool] + self._reserved.get(offer.pool, 0)
+        return in_pool < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
 
     def _under_the_stacks(self, stack: StackState, usd: float) -> bool:
         """Whether all dynamic machines, and one more at ``usd`` an hour, stay within the stack's own limits."""

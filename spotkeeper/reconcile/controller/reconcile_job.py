@@ -30,6 +30,7 @@ from spotkeeper.reconcile.controller.lease import Every, Lease
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.controller.steps import READS, Pass, ReadStep, Todo
 from spotkeeper.reconcile.decide import Decision, Snapshot, Times
+from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import clock_skew
 from spotkeeper.reconcile.store.documents import CorruptError, OfferHistory, Versioned
@@ -74,6 +75,7 @@ class RoundResult:
     due: float | None = None
     facts: frozenset[Fact] = frozenset()
     published: bool = False  # a new generation
+    woken: frozenset[str] = frozenset()  # other jobs that need a round, since machines were reserved or freed for them
 
 
 @dataclass
@@ -91,6 +93,7 @@ class RoundOptions:
     writer: LedgerWriter = field(default_factory=LedgerWriter)
     parallel: int = PARALLEL
     deadline: Deadline = NEVER  # the deadline of the request that runs the round
+    user: str = ""  # who asked for the round, as the function verified; "": nobody
     every: Every | None = None  # how the lease is renewed during a round; None: not at all, and it lasts longer
 
 
@@ -136,18 +139,19 @@ def run_round(
 def _leased(
     store: Store, cloud: Cloud, job: str, clock: Now, options: RoundOptions, prefetched: Prefetched | None
 ) -> RoundResult:
-    rounds = 0
+    rounds, woken = 0, frozenset[str]()
     store = store.until(options.deadline)
     while True:
         lease = Lease(store, job, clock, options.every)
         if not lease.take():
-            return RoundResult(Ended.BUSY, rounds=rounds)
+            return RoundResult(Ended.BUSY, rounds=rounds, woken=woken)
         with lease.renewed():
             result = _covered(store, cloud, job, clock, options, prefetched)
             lease.due = result.due
         prefetched = None
         rounds += result.rounds
-        result = changed(result, rounds=rounds)
+        woken |= result.woken
+        result = changed(result, rounds=rounds, woken=woken)
         if result.ended is not Ended.QUIET:
             return result
         if result.writes and not result.published:  # a generation that was just published must not wait
@@ -190,6 +194,7 @@ def _covered(
             writes=total.writes + result.writes,
             calls=total.calls + result.calls,
             published=total.published or result.published,
+            woken=total.woken | result.woken,
         )
         prefetched = None
         if result.ended is Ended.UNFINISHED and options.deadline.left() >= AGAIN_S:
@@ -243,6 +248,7 @@ class Round:
         self.times = options.times or Times().scaled(clock.scale)
         self.passes = self.writes = self.calls = 0
         self.published = False
+        self.woken: frozenset[str] = frozenset()
         self.record: Versioned[Record] | None = None
         self.facts: tuple[Fact, ...] = ()
         self.allocation: Versioned[Allocation] = UNKNOWN
@@ -302,6 +308,7 @@ class Round:
             step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
             left_s=_left_s(progress, self.clock.scale),
             begin_s=None if progress is None else progress.begin_s,
+            user=self.options.user,
             draining=self.store.draining(),
             times=self.times if self.options.times else replace(self.times, fallback=stack.fallback),
         )
@@ -377,6 +384,7 @@ class Round:
         if token is None:
             return None  # another job's write was first: read and decide again
         self.writes += 1
+        self.woken |= claim.woken(allocation.value, wanted) - {self.job}
         return Versioned(wanted, token)
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
@@ -412,7 +420,8 @@ class Round:
 
     def _result(self, ended: Ended, at: Pass, due: float | None) -> RoundResult:
         facts = frozenset(at.snapshot.facts)
-        return RoundResult(ended, at.record, 1, self.passes, self.writes, self.calls, due, facts, self.published)
+        done = self.passes, self.writes, self.calls
+        return RoundResult(ended, at.record, 1, *done, due, facts, self.published, self.woken)
 
 
 def _left_s(progress: Progress | None, scale: float) -> float | None:

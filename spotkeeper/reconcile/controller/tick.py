@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from typing import TypeVar
-from uuid import NAMESPACE_OID, uuid5
+from uuid import NAMESPACE_OID, uuid4, uuid5
+from zlib import crc32
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.clock import Now
 from spotkeeper.contract.allocation import Allocation
@@ -25,6 +27,7 @@ from spotkeeper.reconcile.controller import alarm
 from spotkeeper.reconcile.controller.cleanup import bury, withdraw
 from spotkeeper.reconcile.controller.lease import Lease
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import paths
@@ -37,6 +40,7 @@ TICK_EVERY_S = 60.0
 GIVEN_UP_S = 86_400.0  # virtual; a submission takes minutes, and a second submit can finish it
 STRIDE = 7919  # jobs by which the order rotates at each tick
 ROUNDS_AT_ONCE = 8
+RESTS = 30  # a job that waits in the queue has a round of its own in one of so many ticks
 
 log = logging.getLogger("spotkeeper.reconcile")
 
@@ -64,12 +68,15 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
         return TickResult()
     allocation = alarm.readable_allocation(store)
     active = store.active_jobs()
-    known = sorted({*active, *(grant.job for grant in (allocation.value.grants if allocation else ()))})
+    allocation = _scheduled(store, stack, allocation, clock.now())
+    granted = {grant.job for grant in (allocation.value.grants if allocation else ())}
+    resting = _resting(allocation, granted, clock.now())
+    known = sorted({*active, *granted, *_claimed(allocation)} - resting)
     failed: dict[str, str] = {}  # job -> why, or "" if a document of the job is unreadable
     before = dict(zip(known, _at_once(lambda job: _read(store, job, failed), known, options), strict=True))
     known_offers = market.read(store, cloud, stack, clock.now())
     listing = cloud.list(stack.stack)
-    labelled = sorted(_labelled(listing) - set(known))
+    labelled = sorted(_labelled(listing) - set(known) - resting)
     orphans = tuple(_orphans(store, clock, listing, [job for job in [*known, *labelled] if job not in failed], failed))
     late: list[str] = []
 
@@ -84,6 +91,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
 
     blank = {job for job in known if before[job] is None} - set(orphans)  # running or abandoned submissions
     _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
+    _drop_claims(store, blank - set(active) - granted - set(failed))
     jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
     found = dict(zip(jobs, _at_once(one, jobs, options), strict=True))
     results = [result for result in found.values() if result is not None]
@@ -95,6 +103,46 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     _retire(store, clock, active, before, failed)
     trouble = _trouble(stack, listing, jobs, failed)
     return TickResult(len(known) + len(labelled), orphans, tuple(failed), tuple(results), tuple(late), trouble)
+
+
+def _scheduled(
+    store: Store, stack: StackState, read: Versioned[Allocation] | None, now: float
+) -> Versioned[Allocation] | None:
+    """Give and take reservations as time demands; rounds do the same when they change the allocation."""
+    if read is None:
+        return None
+    new = schedule(read.value, stack, now)
+    return read if new is read.value else _swap(store, read, new)
+
+
+def _swap(store: Store, read: Versioned[Allocation], new: Allocation) -> Versioned[Allocation]:
+    """Write the allocation, unless another writer was first: then return what that one wrote."""
+    new = replace(new, ver=read.value.ver + 1, nonce=uuid4().hex)
+    token = store.cas_allocation(new, read.token)
+    return Versioned(new, token) if token is not None else store.read_allocation()
+
+
+def _claimed(allocation: Versioned[Allocation] | None) -> set[str]:
+    return {claim.job for claim in allocation.value.claims} if allocation is not None else set()
+
+
+def _resting(allocation: Versioned[Allocation] | None, granted: set[str], now: float) -> set[str]:
+    """Return the jobs that only wait in the queue: they cost no read, except in one of ``RESTS`` ticks."""
+    if allocation is None:
+        return set()
+    turn = int(now // TICK_EVERY_S) % RESTS
+    waiting = {claim.job for claim in allocation.value.claims if claim.waiting} - granted
+    return {job for job in waiting if crc32(job.encode()) % RESTS != turn}
+
+
+def _drop_claims(store: Store, gone: set[str]) -> None:
+    """Remove claims of jobs that have no record, no marker and no grant: a person deleted them."""
+    if not gone:
+        return
+    read = store.read_allocation()
+    claims = tuple(claim for claim in read.value.claims if claim.job not in gone)
+    if len(claims) < len(read.value.claims):
+        _swap(store, read, replace(read.value, claims=claims))
 
 
 def _await_others(

@@ -237,9 +237,10 @@ class HttpApp(Rounds):
 
     def _notify(self, request: Request, visit: Visit) -> Notified:
         data = read_body(request)
-        visit.note["caller"] = self._invoker(request).email
+        user = self._invoker(request).email
+        visit.note["caller"] = user
         _nothing(data)
-        done = self.run_round(self.stack(visit), str(visit.note["job"]), visit)
+        done = self.run_round(self.stack(visit), str(visit.note["job"]), visit, user)
         if done is None:
             return Notified("busy")
         if done.record is None and done.ended.value == "absent":

@@ -30,6 +30,7 @@ TICK = ""  # the flight of a tick; no job has this id
 # at the latest with its second poll.
 AGE_S = 0.5
 JOBS_KEPT = 256
+WOKEN = 4  # most other jobs that one request runs a round of
 ANSWER_S = 1.0  # real seconds that an agent's answer waits for notifications
 
 log = logging.getLogger("spotkeeper.reconcile")
@@ -161,16 +162,26 @@ class Rounds:
     def store(self, visit: Visit) -> Store:
         return self.runtime.store.until(visit.deadline)
 
-    def run_round(self, stack: StackState, job: str, visit: Visit) -> RoundResult | None:
-        """Run a round of the job.
+    def run_round(self, stack: StackState, job: str, visit: Visit, user: str = "") -> RoundResult | None:
+        """Run a round of the job, then of the jobs for which it reserved or freed machines.
 
         Returns None if another request in this process is already running one: that round handles this request too.
+        ``user``: who asked for it, as verified.
         """
+        done = self._run_round(stack, job, visit, user)
+        woken = [] if done is None else sorted(done.woken)
+        for other in woken[:WOKEN]:  # the next tick sees to the others
+            if visit.deadline.left() < AGAIN_S:
+                break
+            self._run_round(stack, other, Visit(visit.deadline), "")
+        return done
+
+    def _run_round(self, stack: StackState, job: str, visit: Visit, user: str) -> RoundResult | None:
         from spotkeeper.reconcile.controller import reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline
         cloud = Deadlined(runtime.cloud(stack), runtime.clock, deadline)
-        options = replace(runtime.options(), deadline=deadline)
+        options = replace(runtime.options(), deadline=deadline, user=user)
         tired = False
 
         def work() -> RoundResult:

@@ -7,6 +7,7 @@ itself with its next reservation. A larger reservation counts at once, since its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -60,6 +61,18 @@ def _with(draft: Draft, old: Claim | None, new: Claim | None) -> Allocation:
         claims.append(new)
     changed = replace(read, claims=tuple(claim for claim in claims if claim is not None))
     return schedule(changed, draft.snapshot.stack, draft.now)
+
+
+def woken(before: Allocation, after: Allocation) -> frozenset[str]:
+    """Return the jobs that need a round because of this change: their reservation changed, or room came for it."""
+    old = {claim.job: claim.reserved for claim in before.claims}
+    granted = Counter(grant.job for grant in after.grants)
+    room = len(after.grants) < len(before.grants)
+    return frozenset(
+        claim.job
+        for claim in after.claims
+        if claim.reserved != old.get(claim.job, 0) or (room and claim.reserved > granted[claim.job])
+    )
 
 
 def reserved(draft: Draft) -> int:

@@ -1,0 +1,100 @@
+"""Whole jobs under one queue: machines go to whom they are due, and come back."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spotkeeper.contract.job import JobRequest, Nodes, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold, Outcome, Phase
+from tests.reconcile.world import JOB, World, stack
+
+SECOND = "wxyz2345"
+MINUTE = 60.0
+
+
+def world_of(machines: int, **spec: object) -> World:
+    world = World(the_stack=stack(max_machines=machines), **spec)  # type: ignore[arg-type]
+    world.spec = replace(world.spec, priority="low")
+    return world
+
+
+def submit(world: World, job: str, **spec: object) -> None:
+    world.spec = replace(world.spec, **spec)
+    world.submit(job)
+
+
+def repeated(world: World, job: str) -> list[int | None]:
+    return [entry.again for entry in world.events(Event.GENERATION, job=job) if entry.again]
+
+
+def test_a_job_of_a_higher_priority_takes_the_machines_and_gives_them_back() -> None:
+    world = world_of(2, nodes=2, steps=2000)
+    submit(world, JOB)
+    world.until(world.training)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal")
+    world.until(lambda: world.training(SECOND), 6 * MINUTE)
+    held = world.record()
+    assert (held.phase, held.hold) == (Phase.HOLD, Hold.QUEUE)
+    assert held.reason == f"waiting in the queue: its machines go to job {SECOND}; it goes on by itself"
+    assert len(world.dynamic()) == 2
+    world.until(lambda: world.record(SECOND).outcome is Outcome.SUCCEEDED, 3600)
+    world.until(world.training, 6 * MINUTE)
+    world.until(lambda: world.record().phase is Phase.DONE, 3600)
+    assert world.record().outcome is Outcome.SUCCEEDED
+    assert not repeated(world, JOB) and not repeated(world, SECOND), "no step is trained twice"
+    assert world.memory.allocation[0].claims == ()
+
+
+def test_a_job_that_has_just_started_keeps_its_machines() -> None:
+    world = world_of(2, nodes=2)
+    submit(world, JOB)
+    world.until(world.training)
+    started = world.t
+    submit(world, SECOND, priority="normal")
+    world.until(lambda: world.record().stop, 1200)
+    assert 15 * MINUTE <= world.t - started <= 17 * MINUTE
+
+
+def test_an_elastic_job_shrinks_instead_and_grows_again() -> None:
+    world = world_of(4, nodes=Nodes(2, 4))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 4)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal", nodes=2)
+    world.until(lambda: world.training(SECOND), 6 * MINUTE)
+    world.until(lambda: world.training() and len(world.record().members) == 2, 60)
+    assert world.record().phase is Phase.RUN
+    world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
+    world.until(lambda: len(world.record().members) == 4 and world.training(), 3600)
+    assert not repeated(world, JOB)
+
+
+def test_jobs_of_one_class_start_in_the_order_of_their_submission() -> None:
+    world = world_of(2, nodes=2, steps=600)
+    jobs = [JOB, "bcde2345", "cdef2345", "defg2345"]
+    for job in jobs:
+        submit(world, job)
+        world.run(5)
+    ends: list[str] = []
+    for _ in range(4):
+        world.until(lambda: any(world.record(job).over for job in jobs if job not in ends), 3600)
+        ends += [job for job in jobs if world.record(job).over and job not in ends]
+    assert ends == jobs
+
+
+def test_a_user_pauses_a_job_that_waits_and_it_leaves_the_queue() -> None:
+    world = world_of(2, nodes=2)
+    submit(world, JOB)
+    world.until(world.training)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal")
+    world.until(lambda: world.record().hold is Hold.QUEUE, 600)
+    world.request(RequestKind.PAUSE)
+    assert world.record().hold is Hold.PAUSE
+    world.run(2 * MINUTE)
+    assert [claim.job for claim in world.memory.allocation[0].claims] == [SECOND]
+    world.request(RequestKind.RESUME)
+    world.run(2 * MINUTE)
+    assert world.record().phase is Phase.RUN and "waiting in the queue" in world.record().reason
