@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import InsertVm, Listing, Result, ResultKind
 from spotkeeper.contract.facts import Fact, Kind
@@ -106,6 +108,7 @@ class Ground:
         self.zones = frozenset(story.zones)
         self.stack, self.market = _stack(story), _market(story)
         self.spec = _spec(story)
+        self.low = replace(self.spec, priority="low")
         self.records: Interner[Record | None] = Interner()
         self.papers: Interner[Papers] = Interner()
         self.allocations: Interner[Allocation] = Interner()
@@ -251,7 +254,7 @@ class Ground:
         papers = self.papers[ref.papers]
         snapshot = Snapshot(
             stack=self.stack,
-            spec=self.spec if not record.over else None,
+            spec=(self.low if self.story.recall and ref.job == 0 else self.spec) if not record.over else None,
             listing=self.listings[ref.listing],
             now=clock(ref.moment),
             facts=tuple(sorted(papers.facts, key=lambda f: f.key())),

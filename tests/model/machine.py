@@ -13,13 +13,14 @@ from spotkeeper.contract.job import JobRequest, RequestKind
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.controller import steps as passes
 from spotkeeper.reconcile.controller.steps import ReadStep
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from tests.model import agents
 from tests.model import sky as clouds
 from tests.model.ground import Round, Step, Unpacked, may_be_blind
 from tests.model.left import may_forget
 from tests.model.rounds import NONE, Rounds
 from tests.model.story import Story
-from tests.model.values import NOW, Life, World, changed
+from tests.model.values import NOW, Life, World, changed, plain_allocation
 
 
 class Machine(Rounds):
@@ -148,6 +149,8 @@ class Machine(Rounds):
         world = self.world(number)
         for done in clouds.drift(world.sky, self.ec2, kinds):
             yield Step(done.say, self.intern(world._replace(sky=done.sky)), 0, done.fault, 0, done.why)
+        if (ordered := self.ordered(world)) != world:
+            yield Step("a tick orders the queue", self.intern(ordered), 0)
         for job, said in self._speech(world, kinds, request_kinds):
             yield Step(said.say, self._said(world, job, said), 0, said.fault, said.request, said.why)
         for job, record in enumerate(world.records):
@@ -157,6 +160,12 @@ class Machine(Rounds):
                 if "gone" in kinds and self.story.lost_records and record.phase is Phase.RUN and record.gen:
                     gone = world._replace(records=changed(world.records, job, None))
                     yield Step(f"the record of job {job} is deleted by hand", self.intern(gone), 0, 1)
+
+    def ordered(self, world: World) -> World:
+        """The world after a tick has given and taken reservations, as ``tick`` does in one compare-and-swap."""
+        if self.story.jobs == 1:
+            return world
+        return world._replace(allocation=plain_allocation(schedule(world.allocation, self.stack, NOW)))
 
     def _wiped(self, world: World, job: int, record: Record, kinds: frozenset[str]) -> Iterator[Step]:
         """A disk that nobody holds is destroyed, where the bucket has a copy of something that was on it."""

@@ -37,7 +37,18 @@ from tests.model.mutate import (
     in_,
     world,
 )
-from tests.model.worlds import BLANK_NODE, DEAR, LEFT_NODE, LONGEST, NODE_NOTICE, SLOW_BOOT, WIPED, WIPED_LATER
+from tests.model.worlds import (
+    BLANK_NODE,
+    DEAR,
+    LEFT_NODE,
+    LONGEST,
+    NODE_NOTICE,
+    RECALL,
+    RECALL_ENDS,
+    SLOW_BOOT,
+    WIPED,
+    WIPED_LATER,
+)
 
 _SUPERFLUOUS = "    return attempt <= draft.nodes[index].top\n"
 _OVER = "    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))\n"
@@ -122,7 +133,11 @@ RULES = (
 STEPS = (
     Mutant(
         "done before everything is gone",
-        in_("gang.requests", "    if queries.vms or disks or queries.snapshots or slots:\n        return\n", ""),
+        in_(
+            "gang.requests",
+            "    if queries.vms or disks or queries.snapshots or slots or _claims(draft):\n        return\n",
+            "",
+        ),
         CANCEL,
         "L2",
     ),
@@ -264,11 +279,23 @@ STEPS = (
         "no cap",
         beside(
             "contract.allocation",
-            "        return self._pools[offer.pool] < pool.max_machines and",
+            "        return in_pool < pool.max_machines and",
             "        return",
         ),
-        TWO_JOBS,
+        RECALL,
         "S8",
+    ),
+    Mutant(
+        "a job keeps the machines that were reserved for another",
+        in_("queue.claim", "    if written is not None and written.waiting:\n", "    if False:\n"),
+        RECALL,
+        "L1",
+    ),
+    Mutant(
+        "a job whose machines were taken never comes back",
+        in_("queue.claim", "and written is not None and written.reserved:\n", "and written is None:\n"),
+        RECALL_ENDS,
+        "L5",
     ),
     Mutant(
         "a static machine may be granted twice",

@@ -84,6 +84,7 @@ class Settler:
         return rolled or hung
 
     def _fair(self, number: int, moment: Moment) -> tuple[int, str]:
+        number = self.machine.intern(self.machine.ordered(self.machine.world(number)))
         for job in range(self.machine.story.jobs):
             number, why = self._round(number, job, moment)
             if why:
@@ -205,7 +206,7 @@ class Settler:
             left = _things(world, job, disks=False)
             return (
                 ""
-                if record.hold is Hold.PAUSE and not left
+                if (record.hold is Hold.PAUSE or self._recalled(world, job, record)) and not left
                 else f"L5: on hold ({record.hold}), with {left or 'nothing'}"
             )
         return self._runs(world, job, record)
@@ -230,9 +231,14 @@ class Settler:
         held = {(g.node, g.attempt) for g in world.allocation.grants if g.job == JOBS[job]}
         return "" if live == held else f"S8: grants {sorted(held)} of attempts {sorted(live)}"
 
+    def _recalled(self, world: World, job: int, record: Record) -> bool:
+        """Whether the job gave its machines to one that is still there."""
+        other = world.records[1 - job] if self.machine.story.recall else None
+        return record.hold is Hold.QUEUE and other is not None and not other.over
+
     def _waits_for_room(self, world: World, job: int, record: Record) -> bool:
         """Another job has all that the stack may have; this one holds nothing that it does not use."""
-        if self.machine.story.jobs == 1:
+        if self.machine.story.jobs == 1 or (self.machine.story.recall and job == 1):
             return False
         others = sum(g.job != JOBS[job] for g in world.allocation.grants)
         room = self.machine.story.cap + (1 if self.machine.story.static else 0)

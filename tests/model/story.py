@@ -39,6 +39,7 @@ class Story(NamedTuple):
     states: int = 0  # stop there; 0: to the end
     least: int = 0  # an elastic job's smallest size; 0: it is fixed
     mirror: bool = False  # checkpoints are copied to the bucket, and disks may be "wiped" (a fault) once there is one
+    recall: bool = False  # the first of two jobs has a lower priority, so the second takes its machines
     dear: bool = False  # spot in the first zone costs three times what it costs in the second
     pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
 

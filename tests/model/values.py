@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from spotkeeper.contract import names
-from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.allocation import Allocation, Claim
 from spotkeeper.contract.cloud import Disk, DiskSnapshot, Listing, Result, Vm, VmStatus
 from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.generation import Progress
@@ -28,6 +28,7 @@ JOBS = ("abcd2345", "efgh2345")
 UIDS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
 NODE = names.static_machine_name(STACK, STATIC_POOL, 0)
 NOW, URGENT, DEADLINE, PAST = 0.0, 495.0, 500.0, 1000.0
+LONG_AGO = -1e6
 USUAL_BOOT_S = 1.0
 TORN = -1  # the commit of a copy that was made while its disk was being written: nothing can be had from it
 T = TypeVar("T")
@@ -303,7 +304,25 @@ def _plain_slot(slot: Slot | None) -> Slot | None:
 
 def plain_allocation(allocation: Allocation) -> Allocation:
     grants = (replace(grant, since=0.0) for grant in allocation.grants)
-    return Allocation(grants=tuple(sorted(grants, key=lambda g: (g.job, g.node, g.attempt, g.resource))))
+    return Allocation(
+        grants=tuple(sorted(grants, key=lambda g: (g.job, g.node, g.attempt, g.resource))),
+        claims=tuple(sorted(map(_plain_claim, allocation.claims), key=lambda c: c.job)),
+    )
+
+
+def _plain_claim(claim: Claim) -> Claim:
+    """As the scheduler is shown it: every protection is over, so machines are taken as soon as a rule allows it."""
+    return replace(
+        claim,
+        since=NOW,
+        waits=None if claim.waits is None else NOW,
+        waited_s=0.0,
+        reserved_at=LONG_AGO if claim.max else 0.0,
+        started=None if claim.started is None else LONG_AGO,
+        dry_since=None if claim.dry_since is None else NOW,
+        lapsed=0.0,
+        recalls=(),
+    )
 
 
 # -- what the shipped code is shown

@@ -97,6 +97,25 @@ RESIZED = Story(
     split=False,
 )
 
+# The second job takes the first one's machine: that saves, stops, waits, and comes back when the second has ended.
+RECALL = Story(
+    "a job takes another's machine",
+    jobs=2,
+    cap=1,
+    zones=("a",),
+    rounds=1,
+    faults=0,
+    requests=0,
+    split=False,
+    recall=True,
+)
+RECALL_ENDS = RECALL._replace(
+    name="a job takes another's machine, and one of them is cancelled or paused",
+    requests=1,
+    request_kinds=frozenset({"cancel", "pause"}),
+)
+RECALL_LOSS = RECALL._replace(name="a job takes another's machine, any one loss", faults=1, kinds=LOSSES)
+
 # A smaller job keeps its static machine, and goes on there alone, from what that holds.
 LEFT_NODE = RESIZED._replace(
     name="two nodes, one on a static machine, become one, which pauses and goes on",
@@ -214,6 +233,8 @@ SLICE = (
     LONGEST,
     HANG,
     DEAR,
+    RECALL,
+    RECALL_ENDS,
     SLOW_BOOT,
     SLOW_BOOT_ROUNDS,
     *tuple(
@@ -249,6 +270,12 @@ WORLDS = (
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (WIPED_LATER, WIPED_PAUSE, WIPED_TWO)),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (DEAR_LOSS, DEAR_TWO)),
     DEAR._replace(rounds=2, deaths=1),
+    *(
+        story._replace(cloud=cloud, rounds=rounds)
+        for cloud in CLOUDS
+        for story in (RECALL, RECALL_ENDS, RECALL_LOSS)
+        for rounds in (1, 2)
+    ),
     LONGEST._replace(rounds=2),
     LONGEST_TWICE,
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SLOW_BOOT, SLOW_BOOT_ROUNDS)),
@@ -264,6 +291,8 @@ __all__ = [
     "LONGEST",
     "LOST",
     "NODE_NOTICE",
+    "RECALL",
+    "RECALL_ENDS",
     "SLICE",
     "SLOW_BOOT",
     "WIPED",

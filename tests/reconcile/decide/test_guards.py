@@ -274,7 +274,7 @@ def test_refused_spot_and_the_cap_of_on_demand_are_no_shortage_of_the_caps(
 ) -> None:
     draft = Draft(*on_node(1, cur=None, **node)(*calm(2)))
     assert pending.nothing(draft, 1, capped) is caps
-    assert ("at their caps" in draft.record.reason) is caps
+    assert ("at their limits" in draft.record.reason) is caps
     assert (draft.record.dry_since is None) is caps
     (entry,) = draft.entries
     assert (entry.id, entry.event, entry.node) == (f"refused.wait.v{draft.before.ver + 1}", Event.REFUSED, 1)

@@ -51,7 +51,8 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return False
     sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, node))
     if not sold_out:
-        say(draft, index, "waiting: the stack's pools are at their caps, or the stack is at its limits")
+        why = "until they are gone, pools or stack are at their limits"
+        say(draft, index, f"waiting for machines that other jobs give up: {why}")
         return True
     if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
         draft.put(index, refused=())

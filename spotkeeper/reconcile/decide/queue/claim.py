@@ -182,11 +182,13 @@ def _alike(old: Claim, new: Claim, now: float) -> bool:
     def far(before: float, after: float) -> bool:
         return abs(after - before) > ROUGHLY * max(before, 1.0)
 
-    if (old.ends is None) is not (new.ends is None) or far(old.cost_s, new.cost_s):
-        return False
-    if old.ends is not None and new.ends is not None and far(old.ends - now, new.ends - now):
-        return False
-    return old == replace(new, cost_s=old.cost_s, ends=old.ends)
+    if old.ends is not None and new.ends is not None:
+        if far(old.ends - now, new.ends - now):
+            return False
+        new = replace(new, ends=old.ends)
+    if old.dry_since is not None and new.dry_since is not None:
+        new = replace(new, dry_since=old.dry_since)
+    return not far(old.cost_s, new.cost_s) and old == replace(new, cost_s=old.cost_s)
 
 
 # -- a changed reservation
