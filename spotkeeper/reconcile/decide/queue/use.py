@@ -92,9 +92,9 @@ def entitled(size: int, demand: Iterable[tuple[int, str, int]], stack: StackStat
     out: dict[str, float] = defaultdict(float)
     left = float(size)
     for priority in sorted(wanted, reverse=True):
-        for team, machines in waterfill(left, wanted[priority], stack).items():
-            out[team] += machines
-            left -= machines
+        for team, part in waterfill(left, wanted[priority], stack).items():
+            out[team] += part
+            left -= part
     return out
 
 
