@@ -16,7 +16,7 @@ from infra import naming
 from infra.drain import Drained
 from infra.gcp.identity import GcpIdentity
 from infra.gcp.storage import GcpStorage
-from infra.settings.gcp import COMPUTE
+from infra.settings.gcp import COMPUTE, is_local
 from infra.settings.model import Settings
 from infra.shared import Component
 
@@ -123,6 +123,8 @@ def function_url(settings: Settings) -> str:
 def environment(settings: Settings, clock_email: str) -> dict[str, str]:
     """Return the function's environment variables, which `spotkeeper.reconcile.service` documents."""
     people = [naming.address(member) for member in settings.callers().values()]
+    if is_local(settings):  # whose users have no accounts: a token names the user that its command runs as
+        people += dict.fromkeys(who for team in settings.teams.values() for who in (*team.members, *(team.high or ())))
     values = {
         "SPOTKEEPER_STACK": settings.stack,
         "SPOTKEEPER_BUCKET": f"gs://{settings.bucket_name()}",

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from infra import naming
 from infra.catalog import AWS_EFA, AWS_FIRST_EFA_CARD, AWS_PRICES, AWS_WITHOUT_URLS
-from infra.settings import both
+from infra.settings import both, teams
 from infra.settings.checks import PoolRule, Rule
 from infra.settings.model import Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
@@ -131,6 +131,24 @@ def callers(s: Settings) -> Iterator[Problem]:
             yield problem(path, message, caller)
 
 
+def team_members(s: Settings) -> Iterator[Problem]:
+    """Check that members are ARNs of callers. All submitters call the function as one role, which can be a member."""
+    role = f"arn:aws:iam::{s.account}:role/{naming.account(s.stack, 'sb')}"
+    callers = {*s.reconcile.invokers, *((role,) if s.submitters else ())}
+
+    def wrong(path: str, who: str) -> Iterator[Problem]:
+        if not _CALLER.match(who):
+            yield problem(path, "want the ARN of a role or user, such as arn:aws:iam::123456789012:role/vision", who)
+        elif who in s.submitters:
+            yield problem(path, f"calls the function as {role}, as all submitters do: name that role", who)
+        elif who not in callers:
+            told = "may not call the function, so no job counts as this member's"
+            remedy = "set `submitters`, who use this role" if who == role else "add it to `reconcile.invokers`"
+            yield problem(path, f"{told}: {remedy}", who)
+
+    return teams.members(s, wrong)
+
+
 def _is_own(role: str, s: Settings) -> bool:
     return role.rsplit("/", 1)[1].startswith(naming.machine_prefix(s.stack))
 
@@ -182,7 +200,7 @@ OF_GCP: dict[str, tuple[object, str]] = {
 }
 RULES: tuple[Rule, ...] = (
     account, region_has_urls, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers,
-    job_identity,
+    team_members, job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
     partial(both.channel_secrets, schemes=(AWS_SECRET, AWS_PARAMETER), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),

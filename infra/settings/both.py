@@ -59,6 +59,12 @@ def _pool(pool: Pool, s: Settings, disk: Callable[[Pool], str], near: str) -> Po
     )
 
 
+def twice(path: str, values: tuple[object, ...]) -> Iterator[Problem]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            yield problem(join(path, index), "is named twice", value)
+
+
 def image(s: Settings, *, wrong: Image) -> Iterator[Problem]:
     return wrong("image", s.image)
 

@@ -14,7 +14,8 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 
 from infra.catalog import AWS_PRICES, AWS_ZONES, GCP_PRICES, GCP_ZONES, zones_of
-from infra.settings.both import range_of
+from infra.settings import teams
+from infra.settings.both import range_of, twice
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
@@ -194,8 +195,7 @@ def channels(s: Settings) -> Iterator[Problem]:
     for index, channel in enumerate(s.channels):
         path = join("channels", index)
         if not CHANNEL_NAME.match(channel.name):
-            want = "want a letter, then letters, digits and -, at most 32, all lower case"
-            yield problem(f"{path}.name", want, channel.name)
+            yield problem(f"{path}.name", teams.NAME, channel.name)
         elif channel.name in names:
             yield problem(f"{path}.name", "is the name of another channel too", channel.name)
         names.add(channel.name)
@@ -230,7 +230,7 @@ def alarms(s: Settings) -> Iterator[Problem]:
     if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
         least = 2 * s.reconcile.tick_minutes
         yield problem("alerts.missed_minutes", f"is below {least}, the length of two ticks", s.alerts.missed_minutes)
-    yield from _twice("alerts.about", s.alerts.about)
+    yield from twice("alerts.about", s.alerts.about)
 
 
 def budget_steps(s: Settings) -> Iterator[Problem]:
@@ -240,13 +240,7 @@ def budget_steps(s: Settings) -> Iterator[Problem]:
         yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
     if not s.budget.alert_at:
         yield Problem("budget.alert_at", "is empty, so no email is sent: remove it to get them at 50, 90 and 100 %")
-    yield from _twice("budget.alert_at", s.budget.alert_at)
-
-
-def _twice(path: str, values: tuple[object, ...]) -> Iterator[Problem]:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            yield problem(join(path, index), "is named twice", value)
+    yield from twice("budget.alert_at", s.budget.alert_at)
 
 
 def interpreter(s: Settings) -> Iterator[Problem]:
@@ -261,9 +255,9 @@ def interpreter(s: Settings) -> Iterator[Problem]:
 
 
 def callers_once(s: Settings) -> Iterator[Problem]:
-    yield from _twice("reconcile.invokers", s.reconcile.invokers)
-    yield from _twice("submitters", s.submitters)
-    yield from _twice("ssh", s.ssh)
+    yield from twice("reconcile.invokers", s.reconcile.invokers)
+    yield from twice("submitters", s.submitters)
+    yield from twice("ssh", s.ssh)
     for index, who in enumerate(s.submitters):
         if who in s.reconcile.invokers:
             yield problem(join("submitters", index), "is also in `reconcile.invokers`: remove it from that list", who)
@@ -272,7 +266,7 @@ def callers_once(s: Settings) -> Iterator[Problem]:
 def secrets_are_names(s: Settings) -> Iterator[Problem]:
     if s.secrets and not s.job_identity:
         yield Problem("secrets", "no job could read these secrets: set `job_identity`, the identity that reads them")
-    yield from _twice("secrets", s.secrets)
+    yield from twice("secrets", s.secrets)
 
 
 def job_files(s: Settings) -> Iterator[Problem]:
@@ -284,7 +278,7 @@ def job_files(s: Settings) -> Iterator[Problem]:
             yield problem(join("jobs", index), "want a job file, .yaml", name)
         elif path.parts[0] in UNWATCHED:
             yield problem(join("jobs", index), f"{NOT_WATCHED}: move the file", name)
-    yield from _twice("jobs", s.jobs)
+    yield from twice("jobs", s.jobs)
 
 
 def label_rules(s: Settings) -> Iterator[Problem]:
@@ -329,7 +323,7 @@ def addresses(s: Settings) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     stack_name, region, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
     machine_cap, spend_cap, function_timeout, fallback_times, alarms, channels, budget_steps, interpreter,
-    callers_once, secrets_are_names, job_files, label_rules, production_bucket, addresses,
+    callers_once, secrets_are_names, job_files, label_rules, teams.teams, production_bucket, addresses,
 )  # fmt: skip
 
 

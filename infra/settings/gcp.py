@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from infra import naming
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_ZONES
-from infra.settings import both
+from infra.settings import both, teams
 from infra.settings.checks import EMAIL, PoolRule, Rule
 from infra.settings.model import Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
@@ -148,6 +148,24 @@ def people(s: Settings) -> Iterator[Problem]:
             yield problem(path, "is Spotkeeper's own account, which already has its permissions: leave it out", member)
 
 
+def team_members(s: Settings) -> Iterator[Problem]:
+    """Check that members are written as their tokens name them: by email; on the one-machine cloud by a user's name."""
+    callers = set(map(naming.address, s.callers().values()))
+
+    def wrong(path: str, who: str) -> Iterator[Problem]:
+        if is_local(s):
+            if not re.fullmatch(r"[^\s,]+", who):
+                yield problem(path, "want the name of a user of this machine", who)
+        elif not EMAIL.match(who) or ":" in who:
+            address = naming.address(who)
+            yield problem(path, "want an email address", who, address if EMAIL.match(address) else None)
+        elif who not in callers:
+            told = "may not call the function, so no job counts as this member's: add it to `submitters`, as user:..."
+            yield problem(path, told, who)
+
+    return teams.members(s, wrong)
+
+
 def job_identity(s: Settings) -> Iterator[Problem]:
     """Check that jobs do not run as one of Spotkeeper's accounts, which can power off other jobs' machines."""
     if s.job_identity and not _ACCOUNT.match(s.job_identity):
@@ -196,7 +214,7 @@ OF_AWS: dict[str, tuple[object, str]] = {
 }
 RULES: tuple[Rule, ...] = (
     project_id, partial(both.image, wrong=_image), existing_network, both.machine_addresses, even_ticks, people,
-    job_identity,
+    team_members, job_identity,
     partial(both.secret_names, like=_SECRET, want=_A_NAME),
     partial(both.channel_secrets, schemes=(GCP_SECRET,), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=", - and _"),

@@ -19,7 +19,7 @@ from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
 from spotkeeper.contract.notification import USUAL_EVENTS, ChannelKind, ChannelState, NotifyEvent
 from spotkeeper.contract.parse.problem import join
 from spotkeeper.contract.stack import Fallback as FallbackState
-from spotkeeper.contract.stack import PoolState, StackState, StaticMachine
+from spotkeeper.contract.stack import PoolState, StackState, StaticMachine, TeamState
 
 Alarm = Literal["ticks", "holds", "spend", "orphans"]
 ALARMS: tuple[Alarm, ...] = ("ticks", "holds", "spend", "orphans")
@@ -196,6 +196,30 @@ class Channel(Struct, frozen=True, forbid_unknown_fields=True):
     ] = USUAL_EVENTS
 
 
+class Team(Struct, frozen=True, forbid_unknown_fields=True):
+    """A team that shares the stack's machines with other teams. The team `default` has the users whom no team lists."""
+
+    members: Annotated[
+        tuple[str, ...],
+        Meta(max_length=1000, description="gcp: email addresses; aws: ARNs of users and roles; local: user names"),
+    ] = ()
+    share: Annotated[
+        float, Meta(gt=0, le=10_000, description="part of the machines, relative to the shares of other teams")
+    ] = 1
+    max_machines: (
+        Annotated[int, Meta(ge=1, le=100_000, description="maximum number of machines, static ones included")] | None
+    ) = None
+    max_usd_per_hour: (
+        Annotated[float, Meta(gt=0, description="highest USD an hour for its machines, at list prices")] | None
+    ) = None
+    max_usd_per_month: (
+        Annotated[float, Meta(gt=0, description="highest USD in a calendar month (UTC), at list prices")] | None
+    ) = None
+    high: Annotated[
+        tuple[str, ...] | None, about("members who may use `priority: high`; unset: all of them; []: nobody")
+    ] = None
+
+
 class Endpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Addresses of the cloud's APIs. Only stacks in the one-machine cloud set them; all others use the cloud's own."""
 
@@ -231,6 +255,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     alerts: Alerts = Alerts()
     budget: Budget | None = None
     channels: Annotated[tuple[Channel, ...], Meta(max_length=50, description="where jobs' events are announced")] = ()
+    teams: Annotated[dict[str, Team], about("teams by name, among which the machines are shared")] = {}
     endpoints: Endpoints = Endpoints()
     kms_key: Annotated[str, about("aws: ARN of the KMS key for all disks; unset: the account's default key")] = ""
     job_identity: Annotated[
@@ -288,6 +313,26 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     def static(self) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.kind == "static")
+
+    def most_machines(self) -> int:
+        """Return how many machines the stack allows at once, static ones included."""
+        dynamic = sum(pool.size for pool in self.dynamic())
+        return sum(pool.size for pool in self.static()) + min(dynamic, self.limits.machines or dynamic)
+
+    def team_states(self) -> tuple[TeamState, ...]:
+        """Return the teams as the function reads them, in the order of the stack file."""
+        return tuple(
+            TeamState(
+                name=name,
+                members=team.members,
+                share=team.share,
+                max_machines=team.max_machines,
+                max_usd_hour=team.max_usd_per_hour,
+                max_usd_month=team.max_usd_per_month,
+                high=team.high,
+            )
+            for name, team in self.teams.items()
+        )
 
 
 def _by_place(named: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -356,6 +401,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         tick_minutes=settings.reconcile.tick_minutes,
         ssh=bool(settings.ssh),
         channels=tuple(ChannelState(each.name, each.kind, each.events) for each in settings.channels),
+        teams=settings.team_states(),
     )
 
 

@@ -11,7 +11,6 @@ used again.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import secrets
 import uuid
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from msgspec import Struct
 
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.pack import Source
-from spotkeeper.client.target import Target, notify
+from spotkeeper.client.target import Target, notify, whoami
 from spotkeeper.contract.job import JobSpec, spec_sha256
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import new_job_id
@@ -58,14 +57,6 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
         raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
     done = submit(store, spec, source, target.clock.now(), whoami())
     return done, not done.new or notify(target, store, done.job)
-
-
-def whoami() -> str:
-    """Return the user's name, for the ledger; "" if this machine has none (some containers)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
 
 
 def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: str = "") -> Submitted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import shlex
@@ -127,13 +128,25 @@ def local_target(folder: Path) -> Target:
 
 
 def local_token(target: Target, url: str) -> str:
-    """Return an identity token of the schedule's account for the function at ``url``, from the one-machine cloud."""
+    """Return an identity token for the function at ``url``, from the one-machine cloud.
+
+    It names this machine's user if a team of the stack file lists that name, else the schedule's account.
+    """
     from infra.naming import account
 
-    state = target.state(target.store())
-    email = f"{account(state.stack, 'ck')}@{state.project}.iam.gserviceaccount.com"
+    state, user = target.state(target.store()), whoami()
+    if not any(user in (*team.members, *(team.high or ())) for team in state.teams):
+        user = f"{account(state.stack, 'ck')}@{state.project}.iam.gserviceaccount.com"
     assert target.local is not None
-    return attach(target.local).identity_token(email, url)
+    return attach(target.local).identity_token(user, url)
+
+
+def whoami() -> str:
+    """Return the user's name; "" if this machine has none (some containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 # -- the function. It is notified of a submission or request so that the job need not wait for the next tick. A failed

@@ -132,6 +132,18 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     channels: tuple[ChannelState, ...] = ()
     teams: tuple[TeamState, ...] = ()  # without the team `default`, if the stack file does not mention it
 
+    @property
+    def size(self) -> int:
+        """How many machines the stack allows at once, static ones included."""
+        dynamic = sum(pool.max_machines for pool in self.pools if pool.kind != "static")
+        static = sum(len(pool.machines) for pool in self.pools if pool.kind == "static")
+        return static + min(dynamic, self.max_machines or dynamic)
+
+    def nominal(self, name: str) -> float:
+        """Return a team's share of all machines if every team wants its own."""
+        shares = {team.name: team.share for team in self.teams} | {name: self.team(name).share}
+        return self.size * shares[name] / sum(shares.values())
+
     def team(self, name: str) -> TeamState:
         """Return this team; for an unknown name, a team with a share of 1 and no limits."""
         return next((team for team in self.teams if team.name == name), None) or TeamState(name)

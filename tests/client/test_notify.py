@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from spotkeeper.client import target
-from spotkeeper.contract.stack import TICK_PATH, TickNote
+from spotkeeper.client import find_target, target
+from spotkeeper.contract.stack import TICK_PATH, TeamState, TickNote
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.contract.samples import STACK
@@ -147,3 +149,19 @@ def test_on_aws_the_notification_is_signed_with_the_users_keys(
     (job,) = set(store.active_jobs()) - before
     assert path == f"/v1/notify/{job}" and signed.startswith("AWS4-HMAC-SHA256 Credential=AKIAME/")
     assert "/eu-west-1/lambda/aws4_request" in signed
+
+
+@pytest.mark.parametrize(
+    ("user", "named"), [("ann", "ann"), ("di", "di"), ("eve", "sk-prod-ck@my-project.iam.gserviceaccount.com")]
+)
+def test_on_the_one_machine_cloud_a_token_names_the_user_whom_a_team_lists(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: str, named: str
+) -> None:
+    stack = msgspec.structs.replace(
+        STACK, teams=(TeamState("audio", ("bo",)), TeamState("vision", ("ann",)), TeamState("default", high=("di",)))
+    )
+    store.put("stack/pools.json", msgspec.json.encode(stack))
+    monkeypatch.setenv("LOGNAME", user)
+    monkeypatch.setattr(target, "attach", lambda _: SimpleNamespace(identity_token=lambda who, url: f"{who} for {url}"))
+    here = find_target(stack.stack)
+    assert target.local_token(replace(here, local=tmp_path), "https://f") == f"{named} for https://f"

@@ -12,8 +12,7 @@ from spotkeeper.cli.output import emit_line, note
 from spotkeeper.cli.stack import note_upkeep
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.submit import whoami
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, whoami
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.store.store import Store

@@ -30,8 +30,7 @@ from spotkeeper.cli.stack import open_stack
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.logs import check_node
-from spotkeeper.client.submit import whoami
-from spotkeeper.client.target import Target
+from spotkeeper.client.target import Target, whoami
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import session_document, vm_name
 from spotkeeper.contract.record import Record, Slot

@@ -20,8 +20,8 @@ from spotkeeper.cli.stack import checked, note_upkeep, open_stack, stack_for, un
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.pack import Source, pack_source
-from spotkeeper.client.submit import differences, whoami, with_source
-from spotkeeper.client.target import Target, notify
+from spotkeeper.client.submit import differences, with_source
+from spotkeeper.client.target import Target, notify, whoami
 from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind, deadline_at, pools_of, spec_sha256
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.parse.jobfile import Overrides

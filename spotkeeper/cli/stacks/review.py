@@ -183,7 +183,8 @@ def cost_of(settings: Settings) -> StackCost:
         pool.name: BootDisk(pool.boot_disk.size_gb, DISK_PRICES.get(pool.boot_disk.type)) for pool in settings.pools
     }
     states = [pool_state(settings, pool) for pool in settings.pools]
-    return stack_cost(states, boots, settings.limits.machines, settings.limits.usd_per_hour)
+    limits = settings.limits
+    return stack_cost(states, boots, limits.machines, limits.usd_per_hour, settings.team_states())
 
 
 # -- the rules of infra/policy

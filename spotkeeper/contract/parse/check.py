@@ -2,8 +2,9 @@
 
 A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all
 validators. They read the job file and the source folder, never a cloud. ``check_run.py`` has the rules on the command,
-variables and secrets. A caution is about a value that is allowed but can surprise: ``submit`` prints the caution and
-continues. Prices are list prices. A rule that needs an unknown value is skipped.
+variables and secrets, ``check_team.py`` those on team and priority. A caution is about a value that is allowed but can
+surprise: ``submit`` prints the caution and continues. Prices are list prices. A rule that needs an unknown value is
+skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from datetime import datetime, timezone
 from spotkeeper.contract.job import START_S, JobSpec, UnknownError, deadline_at, span_s
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_NAME
-from spotkeeper.contract.parse import check_run
+from spotkeeper.contract.parse import check_run, check_team
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 from spotkeeper.contract.stack import Model, PoolState, StackState
@@ -251,14 +252,16 @@ def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) 
 
 def cautions(spec: JobSpec, stack: StackState, prices: Mapping[str, Prices], now: float) -> Iterator[str]:
     """Yield cautions, one line each. ``prices``: the spot prices that the cloud reported, by pool."""
-    pools = JobContext(spec, stack).pools()
+    job = JobContext(spec, stack)
+    pools = job.pools()
     reported = [
         usd
         for pool in pools
         for zone in pool.zones
         if (known := prices.get(pool.name)) is not None and (usd := known.now(now, zone)) is not None
     ]
-    return cautions_of(spec, pools, min(reported, default=None))
+    yield from cautions_of(spec, pools, min(reported, default=None))
+    yield from check_team.cautions(job)
 
 
 def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = None) -> Iterator[str]:
@@ -356,7 +359,10 @@ JOB_VALIDATORS = (
     pools_exist,
     pools_usable,
     channels_exist,
+    check_team.team_exists,
+    check_team.high_allowed,
     capacity,
     stack_caps,
+    check_team.within_team,
     processes,
 )

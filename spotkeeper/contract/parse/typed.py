@@ -236,6 +236,9 @@ def _blanks(obj: object, want: inspect.Type, path: str) -> Iterator[Problem]:
                     yield Problem(inner, f"empty, want {describe(field.type)}, or leave it out")
                 elif value is not field:
                     yield from _blanks(value, field.type, inner)
+        case inspect.DictType() if isinstance(obj, Mapping):
+            for key, value in obj.items():
+                yield from _blanks(value, want.value_type, join(path, str(key)))
         case inspect.VarTupleType() if isinstance(obj, list | tuple):
             for index, item in enumerate(obj):
                 yield from _blanks(item, want.item_type, join(path, index))

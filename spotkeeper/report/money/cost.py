@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from spotkeeper.contract.stack import PoolState
+from spotkeeper.contract.stack import PoolState, TeamState
 
 MONTH_H = 730.0  # hours of a month, as both clouds count
 
@@ -141,6 +141,7 @@ class StackCost(Struct, frozen=True):
     usd_per_hour: float | None
     always: Range | None
     month: Range | None
+    teams: tuple[TeamState, ...] = ()
 
 
 def stack_cost(
@@ -148,6 +149,7 @@ def stack_cost(
     boots: Mapping[str, BootDisk],
     machines: int | None = None,
     usd_per_hour: float | None = None,
+    teams: tuple[TeamState, ...] = (),
 ) -> StackCost:
     """Return the cost of a stack's pools together, within its limits.
 
@@ -165,6 +167,7 @@ def stack_cost(
         usd_per_hour=usd_per_hour,
         always=_sum(cost.month for cost in costs if cost.static),
         month=_capped(costs, at_once, usd_per_hour),
+        teams=teams,
     )
 
 

@@ -12,6 +12,7 @@ from itertools import accumulate, takewhile
 
 from msgspec import Struct
 
+from spotkeeper.contract.stack import TeamState
 from spotkeeper.report.money.cost import MONTH_H, PoolCost, Range, StackCost
 from spotkeeper.report.review.preview import Change, Op, Preview
 from spotkeeper.report.text.words import LONGEST_BLOCK, block, code, markdown_table
@@ -242,6 +243,7 @@ def _bounds(cost: StackCost, before: StackCost | None) -> Iterator[str]:
         yield f"- Most that all dynamic machines may cost: ${cost.usd_per_hour:,.2f} an hour (`limits.usd_per_hour`)"
     elif before is not None and before.usd_per_hour is not None:
         yield f"- **The limit of ${before.usd_per_hour:,.2f} an hour (`limits.usd_per_hour`) is removed**"
+    yield from _teams(cost, before)
     unknown = sorted({thing for pool in cost.pools for thing in pool.unknown})
     if unknown:
         yield f"- Unknown prices: {', '.join(map(code, unknown))}; set `prices:` in the pool"
@@ -250,6 +252,29 @@ def _bounds(cost: StackCost, before: StackCost | None) -> Iterator[str]:
         "cheapest zone; highest: as many on-demand as allowed, in the most expensive zone. Not included: the function, "
         "storage, and traffic of jobs."
     )
+
+
+def _teams(cost: StackCost, before: StackCost | None) -> Iterator[str]:
+    earlier = {team.name: team for team in before.teams} if before else {}
+    for team in cost.teams:
+        was = earlier.get(team.name)
+        said = f", was {_team(was)}" if was is not None and _team(was) != _team(team) else ""
+        new = " (new)" if before is not None and was is None else ""
+        yield f"- Team {code(team.name)}{new}: {_team(team)}{said}"
+    for name in earlier.keys() - {team.name for team in cost.teams}:
+        yield f"- **Team {code(name)} is removed**"
+
+
+def _team(team: TeamState) -> str:
+    limits = (
+        f"share {team.share:g}",
+        f"at most {team.max_machines} machines" if team.max_machines is not None else "",
+        f"${team.max_usd_hour:,.2f} an hour" if team.max_usd_hour is not None else "",
+        f"${team.max_usd_month:,.2f} a month" if team.max_usd_month is not None else "",
+        f"{len(team.members)} member{'s' * (len(team.members) != 1)}",
+        f"`priority: high` for {len(team.high)}" if team.high is not None else "",
+    )
+    return ", ".join(part for part in limits if part)
 
 
 def _dollars(amount: Range | None) -> str:

@@ -12,18 +12,26 @@ import msgspec
 import pytest
 
 from spotkeeper.contract.job import JobSpec
-from spotkeeper.contract.parse.check import JOB_VALIDATORS
+from spotkeeper.contract.parse.check import JOB_VALIDATORS, cautions
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.parse.typed import load_yaml
-from spotkeeper.contract.stack import Price, StackState, StaticMachine
+from spotkeeper.contract.stack import Price, StackState, StaticMachine, TeamState
 from tests.contract.samples import PRICES, STACK, ZONES, check_job, pool
 from tests.contract.stack_rules import POOL_VALIDATORS, check_stack
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00Z
 
 GOOD = "name: first\ncommand: [/opt/train.py]\n"
+TEAMS = msgspec.structs.replace(  # of 6 machines 3.6 are vision's share, 1.2 audio's, and 1.2 that of everybody else
+    STACK,
+    teams=(
+        TeamState("vision", ("ann",), share=3.0),
+        TeamState("audio", ("bo",), max_machines=2, max_usd_hour=4.0, high=()),
+        TeamState("default"),
+    ),
+)
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def complaint(folder: Path, text: str, stack: StackState = STACK) -> str:
+def complaint(folder: Path, text: str, stack: StackState = TEAMS) -> str:
     file = folder / "job.yaml"
     file.write_text(text)
     with pytest.raises(SpecError) as caught:
@@ -438,6 +446,38 @@ JOB_CASES = [
         'job.yaml:3: policy: "on-demand": the job needs at least 4 machines, of which 2 may be on-demand or static'
         " (max_on_demand)",
     ),
+    # --- against the stack's teams
+    (
+        GOOD + "priority: hihg\n",
+        'job.yaml:3: priority: "hihg": not one of high, low, normal (did you mean high?)',
+    ),
+    (GOOD + "team: visoin\n", 'job.yaml:3: team: "visoin": the stack prod has no such team (did you mean vision?)'),
+    (GOOD + "team: xyz\n", 'job.yaml:3: team: "xyz": the stack prod has no such team (it has vision, audio)'),
+    (GOOD + "team: default\n", 'job.yaml:3: team: "default": is the team of users whom no team lists: leave it out'),
+    (
+        GOOD + "team: audio\npriority: high\n",
+        'job.yaml:4: priority: "high": team audio allows it to nobody: use normal, or list members under the team\'s '
+        "`high` in the stack file",
+    ),
+    (
+        GOOD + "team: audio\nnodes: {min: 3, max: 4}\n",
+        "job.yaml:4: nodes.min: 3: is more machines than team audio may have (`max_machines` is 2)",
+    ),
+    (
+        GOOD + "team: audio\nnodes: 2\n",
+        "job.yaml:4: nodes: 2: may cost $6.00 an hour in the dearest of its `pools`, and team audio may spend $4.00 "
+        "(`max_usd_per_hour`)",
+    ),
+    (
+        GOOD + "nodes: 9\nstop: signal\nstatic: never\n",
+        "job.yaml:3: nodes: 9: is more machines than pools workers, gpus may have (6)",
+    ),
+    (
+        GOOD + "nodes: 4\nstop: signal\nstatic: never\n",
+        "job.yaml:3: nodes: 4: is more than the share of team vision, 3.6 of 6 machines. A job with `stop: signal` "
+        "would lose work if machines were taken back, so it borrows none: use fewer nodes or `stop: library`, or "
+        "raise the team's `share` in the stack file",
+    ),
     (GOOD + "nproc: 16\npools: [gpus]\n", "job.yaml:3: nproc: 16: is more than the 8 devices of a machine of gpus"),
 ]
 
@@ -534,6 +574,43 @@ def test_a_gang_too_large_for_every_zone_is_refused(folder: Path) -> None:
     assert complaint(folder, GOOD + "nodes: 3\n", apart) == message
     spec = load_yaml(GOOD + "nodes: 3\nspread: true\n", JobSpec)
     assert check_job(spec, apart).spread
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "team: vision\npriority: high\n",
+        "priority: high\n",  # vision may, and nobody knows yet whose job it is
+        "team: audio\nnodes: 2\npools: [workers]\n",
+        "team: audio\npolicy: on-demand\n",
+        "nodes: 4\n",
+        "team: vision\nnodes: 3\nstop: signal\nstatic: never\n",
+    ],
+)
+def test_what_one_team_allows_is_accepted(text: str) -> None:
+    check_job(load_yaml(GOOD + text, JobSpec), TEAMS)
+
+
+def test_without_teams_any_job_may_take_the_whole_stack() -> None:
+    text = GOOD + "nodes: 5\nstop: signal\nstatic: never\nspread: true\npriority: high\n"
+    check_job(load_yaml(text, JobSpec), STACK)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("nodes: 3\n", ["nodes: 3 never starts if your team is audio: it is more machines than team audio may have"]),
+        (
+            "nodes: 3\nstop: signal\nstatic: never\n",
+            ["nodes: 3 never starts if your team is audio: ", "nodes: 3 never starts if your team is audio, default: "],
+        ),
+        ("team: vision\nnodes: 3\n", []),
+        ("nodes: 1\n", []),
+    ],
+)
+def test_a_job_that_starts_in_some_teams_only_is_a_caution(text: str, told: list[str]) -> None:
+    found = list(cautions(load_yaml(GOOD + text, JobSpec), TEAMS, {}, NOW))
+    assert len(found) == len(told) and all(line.startswith(begin) for line, begin in zip(found, told, strict=True))
 
 
 def test_secrets_are_accepted_with_a_job_identity() -> None:
@@ -718,7 +795,7 @@ def test_every_validator_has_a_case(folder: Path) -> None:
     seen: set[str] = set()
     for text, _ in JOB_CASES:
         with contextlib.suppress(SpecError):
-            context = JobContext(load_yaml(text, JobSpec), STACK, folder, NOW)
+            context = JobContext(load_yaml(text, JobSpec), TEAMS, folder, NOW)
             seen |= {validator.__name__ for validator in JOB_VALIDATORS if list(validator(context))}
     for state, _ in STACK_CASES:
         seen |= {v.__name__ for v in POOL_VALIDATORS for one in state.pools if list(v(one, state))}

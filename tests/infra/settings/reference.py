@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import NODEFAULT, inspect
 
-from infra.settings.model import Settings
+from infra.settings.model import Settings, Team
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/stack-file.md"
 BEGINS, ENDS = "<!-- fields: python -m tests.infra.settings.reference -->\n", "<!-- end of fields -->\n"
@@ -35,6 +35,8 @@ def _of(struct: Any, path: str) -> Iterator[tuple[str, str, str, str]]:
             yield from _of(kind, f"{here}.")
         elif isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType):
             yield from _of(kind.item_type, f"{here}[].")
+        elif isinstance(kind, inspect.DictType) and getattr(kind.value_type, "cls", None) is Team:
+            yield from _of(kind.value_type, f"{here}.<name>.")
         else:
             yield here, _words(kind), _unset(field), words.replace("<", "&lt;")
 

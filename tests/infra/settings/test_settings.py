@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from infra import settings as package
+from infra.gcp.function import environment
 from infra.settings import aws, checks, gcp, model
 from infra.settings import pool as pool_model
 from infra.settings import read as reading
@@ -22,7 +23,7 @@ from infra.settings.model import Settings
 from infra.settings.pool import Machine
 from infra.settings.read import from_config, parse
 from spotkeeper.contract.parse.problem import SpecError
-from spotkeeper.contract.stack import Fallback, StackState
+from spotkeeper.contract.stack import Fallback, StackState, TeamState
 from spotkeeper.local.deploy.config import read_config
 from tests.infra.conftest import ROOT, STACKS
 from tests.infra.settings import reference, stackfiles
@@ -106,6 +107,39 @@ def test_the_checkouts_stack_files_are_valid(name: str) -> None:
     endpoint = "http://127.0.0.1:9" if name == "local" else None
     settings = from_config(read_config(STACKS / f"Pulumi.{name}.yaml", endpoint), "demo")
     assert [pool.kind for pool in settings.pools][:2] == ["static", "spot"]
+
+
+def test_teams_reach_the_function_as_they_are_written() -> None:
+    settings = from_config(read_config(STACKS / "Pulumi.example-gcp.yaml"), "demo")
+    assert model.stack_state(settings, ()).teams == (
+        TeamState("vision", ("kim@acme.dev",), share=2.0, high=("kim@acme.dev",)),
+        TeamState("speech", ("lee@acme.dev",), max_usd_month=2000.0),
+    )
+
+
+def test_members_on_the_one_machine_cloud_are_its_users() -> None:
+    config = read_config(STACKS / "Pulumi.local.yaml", "http://127.0.0.1:9")
+    teams = {"vision": {"members": ["ann", "bo"]}, "default": {"share": 0.5, "high": ["di"]}}
+    settings = from_config({**config, "spotkeeper:teams": json.dumps(teams)}, "local")
+    assert environment(settings, "clock@local")["SPOTKEEPER_INVOKERS"] == "clock@local,ann,bo,di"
+    with pytest.raises(SpecError, match=r'teams.vision.members\[0\]: "ann,eve": want the name of a user'):
+        from_config({**config, "spotkeeper:teams": '{"vision": {"members": ["ann,eve"]}}'}, "local")
+
+
+def test_only_so_many_teams_are_allowed() -> None:
+    people = ["kim@acme.dev"]
+    with pytest.raises(SpecError, match="teams: has 101 entries, at most 100 are allowed"):
+        read({"submitters": ["user:kim@acme.dev"], "teams": {f"t{n}": {"members": people} for n in range(101)}})
+
+
+@pytest.mark.parametrize("who", ["arn:aws:iam::123456789012:role/vision", "arn:aws:iam::123456789012:role/sk-dev-sb"])
+def test_on_aws_a_role_or_all_submitters_are_a_member(who: str) -> None:
+    changes = {
+        "reconcile.invokers": ["arn:aws:iam::123456789012:role/vision"],
+        "submitters": ["arn:aws:iam::123456789012:user/lee"],
+        "teams": {"vision": {"members": [who]}},
+    }
+    assert stackfiles.read("aws", changes).teams["vision"].members == (who,)
 
 
 def test_the_example_stack_puts_one_kind_of_gpu_into_a_gang() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from spotkeeper.contract.stack import PoolState, Price
+from spotkeeper.contract.stack import PoolState, Price, TeamState
 from spotkeeper.report.money.cost import BootDisk, Range, StackCost, stack_cost
 from spotkeeper.report.review import preview, review
 from spotkeeper.report.review.preview import Change, Op, Preview, PreviewError
@@ -418,6 +418,20 @@ def test_a_comment_shows_previous_new_and_removed_values() -> None:
     assert "at most 4, 1 of them on-demand, was at most 2, 1 of them on-demand" in text
     assert "`fresh` (new)" in text and "`old` (removed)" in text
     assert "Most dynamic machines at once: 8, was 6" in text
+
+
+def test_teams_are_listed_beside_the_limits() -> None:
+    vision = TeamState("vision", ("ann", "bo"), 2.0, max_machines=3, max_usd_hour=5.0, max_usd_month=900, high=("ann",))
+    teams = vision, TeamState("audio", ("cy",))
+    before = stack_cost(
+        [pool()], {"burst": BOOT}, teams=(msgspec.structs.replace(vision, share=1.0), TeamState("text", ("di",)))
+    )
+    now = stack_cost([pool()], {"burst": BOOT}, teams=teams)
+    limits = "at most 3 machines, $5.00 an hour, $900.00 a month, 2 members, `priority: high` for 1"
+    text = comment(read(captured("same")), cost=now, before=before)
+    assert f"- Team `vision`: share 2, {limits}, was share 1, {limits}\n" in text
+    assert "- Team `audio` (new): share 1, 1 member\n" in text and "**Team `text` is removed**" in text
+    assert "(new)" not in comment(read(captured("same")), cost=now)
 
 
 def test_the_comments_marker_names_its_stack() -> None:

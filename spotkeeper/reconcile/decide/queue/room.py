@@ -43,9 +43,7 @@ class Room:
     @property
     def size(self) -> int:
         """How many machines the stack allows at once."""
-        static = sum(len(pool.machines) for pool in self._pools if pool.kind == "static")
-        dynamic = sum(pool.max_machines for pool in self._pools if pool.kind != "static")
-        return static + min(dynamic, self._stack.max_machines or dynamic)
+        return self._stack.size
 
     def fits(self, claim: Claim, count: int) -> bool:
         """Whether ``count`` more machines of this claim fit into the pools and the limits of stack and team."""

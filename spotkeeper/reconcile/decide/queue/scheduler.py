@@ -162,7 +162,7 @@ class _Schedule:
         if claim.stop is not Stop.NEVER or len(self.share) < 2:
             return False
         kept = sum(other.reserved for other in self._of(claim.team) if other.stop is Stop.NEVER)
-        return kept + claim.min > nominal(self.stack, claim.team, self.room.size)
+        return kept + claim.min > self.stack.nominal(claim.team)
 
     def _of(self, team: str) -> list[Claim]:
         return [claim for claim in self.running.values() if claim.team == team]
@@ -318,12 +318,6 @@ class _Schedule:
             if more and calm and claim.job not in self.changed:
                 self._set(replace(claim, reserved=claim.reserved + more, reserved_at=self.now, whom=""))
                 self.room.place(claim, more)
-
-
-def nominal(stack: StackState, team: str, size: int) -> float:
-    """Return a team's share of ``size`` machines if every team wants its own."""
-    shares = {one.name: one.share for one in stack.teams} | {team: stack.team(team).share}
-    return size * shares[team] / sum(shares.values())
 
 
 def _loss(victim: Claim, now: float) -> float:

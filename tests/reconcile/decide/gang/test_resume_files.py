@@ -65,6 +65,13 @@ def test_a_resume_with_other_files_runs_them_from_the_checkpoint() -> None:
     assert world.store.read_spec(JOB) == world.spec, "what was submitted stays to be read"
 
 
+def test_a_resume_may_change_priority_and_team() -> None:
+    world = failed()
+    bring(world, replace(world.spec, priority="low", team="vision"))
+    assert world.record().phase is Phase.RUN
+    world.until(world.training, 300)
+
+
 def test_resumed_files_stay_valid_and_can_be_replaced_again() -> None:
     world = failed()
     corrected = replace(world.spec, command=("corrected.py",))
