@@ -140,6 +140,7 @@ def test_only_operators_may_notify(aws: AwsSite) -> None:
         assert aws.call(path, b"{}", GOOD_IAM)[0] == 401
         stranger = replace(operator, user_arn=operator.user_arn.replace("operator", "operators"))
         assert aws.call(path, b"{}", stranger)[0] == 401
+    assert aws.store.records[JOB][0].owner == OPERATOR, "the role, since a session chooses its own name"
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,19 @@ class KeysUnavailableError(Exception):
 
 
 class Caller(Struct, frozen=True):
-    """A caller that may request a round. ``verified`` is false if only Cloud Run has checked the caller."""
+    """A caller that may request a round. ``verified`` is false if only Cloud Run has checked the caller.
+
+    ``listed``: the role of which the caller is a session, as the stack file lists it; "" if it lists the caller itself.
+    """
 
     email: str
     verified: bool = True
+    listed: str = ""
+
+    @property
+    def user(self) -> str:
+        """The caller as a team's members are written."""
+        return self.listed or self.email
 
 
 class _Header(Struct, frozen=True):

@@ -81,9 +81,10 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
     """
     iam, session = _signed(iam)
     found = ("role", session["account"], session["role"]) if session else _principal(iam.user_arn)
-    if found is None or found[1] != iam.account_id or found not in {_principal(arn) for arn in allowed}:
+    listed = {_principal(arn): arn for arn in allowed}
+    if found is None or found[1] != iam.account_id or found not in listed:
         raise AuthError("not an invoker")
-    return Caller(iam.user_arn)
+    return Caller(iam.user_arn, listed=listed[found] if session else "")
 
 
 def nodes_of(listing: Listing, stack: str) -> dict[str, Speaker]:

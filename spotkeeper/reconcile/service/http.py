@@ -237,10 +237,10 @@ class HttpApp(Rounds):
 
     def _notify(self, request: Request, visit: Visit) -> Notified:
         data = read_body(request)
-        user = self._invoker(request).email
-        visit.note["caller"] = user
+        caller = self._invoker(request)
+        visit.note["caller"] = caller.email
         _nothing(data)
-        done = self.run_round(self.stack(visit), str(visit.note["job"]), visit, user)
+        done = self.run_round(self.stack(visit), str(visit.note["job"]), visit, caller.user)
         if done is None:
             return Notified("busy")
         if done.record is None and done.ended.value == "absent":

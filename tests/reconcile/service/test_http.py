@@ -182,6 +182,8 @@ class TestStory:
     def test_notify(self, site: Site, app: HttpApp) -> None:
         status, notified = ask(app, "POST", f"/v1/notify/{JOB}", b"{}", clock_token())
         assert status == 200 and notified["rounds"] == 1 and len(site.cloud.vms) == 1
+        read = site.runtime.store.read_record(JOB)
+        assert read is not None and read.value.owner == ids.CLOCK_MAIL, "as the token says"
         assert ask(app, "POST", "/v1/notify/zzzz9999", b"{}", clock_token()) == (404, {"error": "not_found"})
 
 
