@@ -30,6 +30,8 @@ ALLOWED = {
     "spotkeeper.replay": {"spotkeeper.contract"},
     "spotkeeper.reconcile": {"spotkeeper.clock", "spotkeeper.contract"},
     "spotkeeper.report": {"spotkeeper.contract", "spotkeeper.replay", "spotkeeper.train.core.curve"},  # as jobs thin
+    # the view of the queue asks the function's own scheduler
+    "spotkeeper.report.queue": {"spotkeeper.contract", "spotkeeper.report", "spotkeeper.reconcile.decide.queue"},
     # a forecast replays the choice that the function makes
     "spotkeeper.report.forecast": {
         *("spotkeeper.contract", "spotkeeper.replay", "spotkeeper.report"),

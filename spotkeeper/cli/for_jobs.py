@@ -107,6 +107,34 @@ def watch(job: Job, verbose: Verbose = False, stack: Stack = None, as_json: Json
 
 
 @app.command(rich_help_panel=JOBS)
+def queue(
+    team: Annotated[str | None, Option("--team", metavar="TEAM", help="Only this team and its jobs.")] = None,
+    every: Annotated[bool, Option("--all", "-a", help="Every job, not only the first 20 that wait and run.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show which jobs wait for machines, in which order and why; which jobs have machines; and what teams use.
+
+    A job waits if the stack, or its team's limits, have no room for all machines that it needs. Waiting jobs are
+    served by priority (one higher for each day of waiting), then for the team that has used least of its share, then
+    by age. A job behind one that does not fit yet may run in its gap, and gives the machines back when that one fits.
+
+    A team may borrow machines that other teams do not use. They are taken back for a job whose team has less than its
+    entitlement: jobs shrink, or save, stop and wait; they lose no step and go on by themselves. Nothing is taken from a
+    job within 15 minutes of its start.
+
+    `starts in`: until the job is expected to get machines, if the running jobs end as their measured steps say; `-` if
+    they report no steps. `used`: what a team's machines have cost, halved every 24 hours; `entitled`: its part of all
+    machines at present. `--json` prints the same with all times in seconds.
+
+    Examples: `spotkeeper queue`, `spotkeeper queue --team nlp`, `spotkeeper queue --json | jq '.waiting[0].reason'`
+    """
+    from spotkeeper.cli.jobs import queue as showing
+
+    showing.run(stack, team, every=every, as_json=as_json)
+
+
+@app.command(rich_help_panel=JOBS)
 def events(
     job: Job,
     follow: Annotated[bool, Option("--follow", "-f", help="Keep printing until the job ends or goes on hold.")] = False,

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.client import logs
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target, silence
+from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.facts import HANG
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, spec_json, start_s
@@ -22,13 +23,16 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_ID, JOB_NAME
 from spotkeeper.contract.parse.problem import nearest
-from spotkeeper.contract.record import Outcome, Phase, Record
+from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import CLOUD, JobView, Site, job_view, last_crash
+
+if TYPE_CHECKING:
+    from spotkeeper.report.queue import Queue
 
 TOMBS = paths.tomb("00000000").removesuffix("00000000")
 READS = 16  # parallel reads of the bucket
@@ -138,6 +142,7 @@ def view_of(
     deadline: float | None = None,
     ledger: Sequence[Entry] | None = None,
     prices: Mapping[str, Prices] | None = None,
+    queue: Queue | None = None,
 ) -> JobView:
     """Return the view of a job.
 
@@ -148,15 +153,53 @@ def view_of(
         now: virtual unix seconds.
         deadline: what :func:`deadline_of` returned; None: the view shows no deadline.
         ledger, prices: what :func:`ledger_of` and :func:`prices_of` returned, if they are read already.
+        queue: what :func:`queue_of` returned.
     """
     ledger = ledger_of(store, record) if ledger is None else ledger
     prices = prices_of(store, stack) if prices is None else prices
     progress = progress_of(store, record.job)
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
     log, failed = _crash_log(store, record, ledger)
+    waiting = queue.waiting(record.job) if queue is not None else None
     view = job_view(record, progress, ledger, stack, now, log, waits, prices, site)
     in_s = None if deadline is None else deadline - (record.created + view.elapsed_s)
-    return replace(view, failed=failed, deadline_in_s=in_s)
+    reason = view.reason if waiting is None else waiting.reason
+    return replace(view, failed=failed, deadline_in_s=in_s, queue=waiting, reason=reason)
+
+
+def may_wait(record: Record) -> bool:
+    """Whether the job can be in the queue: it lacks machines, or gives them up because the queue says so."""
+    lacks = not record.nodes or any(record.nodes[index].cur is None for index in record.filled())
+    return record.hold is Hold.QUEUE or (record.phase is Phase.RUN and (record.recalled or lacks))
+
+
+def queue_of(store: Store, stack: StackState | None, now: float, names: Mapping[str, str]) -> Queue | None:
+    """Return the queue if one of these jobs (id -> name) has a place in it; None also if it cannot be read.
+
+    It reads the allocation, and the records of the jobs before them that their places name.
+    """
+    allocation = allocation_of(store) if names and stack is not None else Allocation()
+    if stack is None or not any(claim.job in names for claim in allocation.claims):
+        return None
+    from spotkeeper.report.queue import Queue  # with the scheduler, which most commands need not load
+
+    queue = Queue(allocation, stack, now)
+    name_jobs(store, queue, names, names)
+    return queue
+
+
+def name_jobs(store: Store, queue: Queue, jobs: Iterable[str], known: Mapping[str, str]) -> None:
+    """Give a queue the names that these jobs' places need; those that are not ``known`` are read from records."""
+    missing = queue.mentioned(jobs) - set(known)
+    read = {record.job: record.name for record in _read(store, sorted(missing)).records} if missing else {}
+    queue.names |= {**known, **read}
+
+
+def allocation_of(store: Store) -> Allocation:
+    """Return the allocation; an empty one if it is unreadable (the function's alarm says so)."""
+    with contextlib.suppress(CorruptError):
+        return store.read_allocation().value
+    return Allocation()
 
 
 def ledger_of(store: Store, record: Record) -> tuple[Entry, ...]:
@@ -268,6 +311,9 @@ def send_request(store: Store, record: Record, request: JobRequest) -> JobReques
 def _nothing_to_do(record: Record, request: JobRequest) -> str:
     """Return why the next round would refuse this request; "" if it would not."""
     kind, nodes, on_hold = request.kind, request.nodes, record.phase is Phase.HOLD
+    if record.recalled or record.hold is Hold.QUEUE:
+        comes_back = kind is RequestKind.RESUME and not request.spec_sha256
+        return "waits in the queue, and goes on by itself: spotkeeper queue shows its place" if comes_back else ""
     if kind is RequestKind.PAUSE and (on_hold or record.pause):
         return f"is on hold already: {record.reason}" if on_hold else f"is about to go on hold: {record.pause}"
     if kind is RequestKind.RESUME and not on_hold and not record.pause:

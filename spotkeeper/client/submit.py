@@ -29,6 +29,7 @@ from spotkeeper.contract.record import Hold, Node, Phase, Record
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume_with
+from spotkeeper.report.job.waiting import WaitingView
 
 PORT_FIRST = 20_000
 PORT_BLOCK = 64  # ports per job; a generation uses block start + generation mod 64
@@ -36,12 +37,16 @@ PORT_END = 32_768  # where Linux' ephemeral ports begin
 
 
 class Submitted(Struct, frozen=True):
-    """A submitted job. ``new``: False if the same job already existed. ``on_hold``: why it is on hold, if it is."""
+    """A submitted job. ``new``: False if the same job already existed. ``on_hold``: why it is on hold, if it is.
+
+    ``queue``: its place in the queue, if it waits there after the function was notified.
+    """
 
     job: str
     name: str
     new: bool
     on_hold: str | None = None
+    queue: WaitingView | None = None
 
 
 def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None) -> tuple[Submitted, bool]:
@@ -72,7 +77,8 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
     if earlier is not None:
         job, record = earlier
         if record is not None:
-            return Submitted(job, spec.name, new=False, on_hold=record.reason if record.phase is Phase.HOLD else None)
+            held = record.phase is Phase.HOLD and record.hold is not Hold.QUEUE
+            return Submitted(job, spec.name, new=False, on_hold=record.reason if held else None)
     else:
         job = new_job_id()
         store.set_active(job, now)

@@ -30,6 +30,7 @@ from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import CLOUD, JobView, Site
 from spotkeeper.report.money.money import awaits_end
+from spotkeeper.report.queue import Queue
 
 OPEN_S, ROW_S, OTHER_S = 2.0, 10.0, 60.0  # real; from one read of a job to the next
 LEDGER_S = 600.0  # real; a listing costs as much as a dozen reads, and most entries come with a new record
@@ -91,6 +92,7 @@ class JobFeed:
         self.unreadable: dict[str, str] = {}  # job -> why
         self.stack: StackState | None = None
         self.allocation = Allocation()
+        self.queue: Queue | None = None  # None: nothing was read yet
         self.prices: dict[str, Prices] = {}
         self.site: Site = CLOUD
         self.observed: dict[str, tuple[Observation, ...]] = {}  # by pool, of 90 days
@@ -185,6 +187,13 @@ class JobFeed:
         self.site = lookup.site_of(self.store, self.stack, self.target)
         self.prices = lookup.prices_of(self.store, self.stack)
         self.allocation = self.store.read_allocation().value
+        self.queue = self._read_queue(self.stack)
+
+    def _read_queue(self, stack: StackState) -> Queue:
+        queue = Queue(self.allocation, stack, self.now())
+        open_ = [viewer.job for viewer in self._viewers if viewer.job]
+        lookup.name_jobs(self.store, queue, open_, {job: state.record.name for job, state in self.jobs.items()})
+        return queue
 
     def _due(self, viewers: Iterable[Viewer], at: float) -> list[str]:
         every: dict[str, float] = {}
@@ -221,11 +230,15 @@ class JobFeed:
             self.jobs.pop(job, None)
             return
         record, old = read.value, self.jobs.get(job)
+        if self.queue is not None:
+            self.queue.names[job] = record.name
         same = old is not None and old.token == read.token and at - old.listed_at < self._ledger_s(old)
         ledger = old.ledger if same and old is not None else lookup.ledger_of(self.store, record)
         same_file = old is not None and old.record.spec_key() == record.spec_key()
         deadline = old.deadline if same_file and old is not None else lookup.deadline_of(self.store, record)
-        view = lookup.view_of(self.store, record, self.stack, self.now(), self.site, deadline, ledger, self.prices)
+        view = lookup.view_of(
+            self.store, record, self.stack, self.now(), self.site, deadline, ledger, self.prices, self.queue
+        )
         listed_at = old.listed_at if same and old is not None else at
         state = KnownJob(record, read.token, view, ledger, deadline, at, listed_at)
         state.samples = old.samples if old is not None else state.samples

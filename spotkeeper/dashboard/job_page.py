@@ -215,19 +215,17 @@ class JobPage(Page):
     # -- actions
 
     def _actions(self, record: Record) -> None:
-        wanted = "" if self._commands.read_only or record.over else record.phase.value
+        actions = {} if self._commands.read_only or record.over else self._commands.actions
+        wanted = [name for name, action in actions.items() if action.offered(record)]
         if getattr(self, "_offered", None) == wanted:
             return
         self._offered = wanted
         self._buttons.clear()
-        if not wanted:
-            return
         with self._buttons:
-            for name, action in self._commands.actions.items():
-                if action.offered(record):
-                    ui.button(action.name, on_click=lambda _, name=name: self._ask(name)).props(
-                        "outline dense no-caps" + (" color=negative" if action.danger else " color=primary")
-                    ).classes("q-px-sm")
+            for name in wanted:
+                ui.button(actions[name].name, on_click=lambda _, name=name: self._ask(name)).props(
+                    "outline dense no-caps" + (" color=negative" if actions[name].danger else " color=primary")
+                ).classes("q-px-sm")
 
     def _ask(self, name: str) -> None:
         action = self._commands.actions[name]

@@ -13,6 +13,7 @@ from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.report.html import jobs as rows
 from spotkeeper.report.html.markup import el, fact, join
 from spotkeeper.report.job.lines import matches, phase_word
+from spotkeeper.report.job.view import JobView
 from spotkeeper.report.text.words import count, saved, usd
 
 PER_PAGE = 25
@@ -29,12 +30,16 @@ def in_state(state: KnownJob, wanted: str) -> bool:
         case "training":
             return phase_word(view) == "training"
         case "waiting":
-            return phase_word(view) in ("starting", "regrouping")
+            return view.queued() or phase_word(view) in ("starting", "regrouping")
         case "on hold":
-            return view.phase is Phase.HOLD
+            return _on_hold(view)
         case "ended":
             return view.over()
     return True
+
+
+def _on_hold(view: JobView) -> bool:
+    return view.phase is Phase.HOLD and not view.queued()
 
 
 class JobsPage(Page):
@@ -150,7 +155,7 @@ class JobsPage(Page):
         spent, whole = sum(view.money.spent for view in views), sum(view.money.on_demand_only for view in views)
         training = sum(phase_word(view) == "training" for view in views)
         machines = sum(node.model is not None for view in views for node in view.nodes)
-        held = sum(view.phase is Phase.HOLD for view in views)
+        held = sum(map(_on_hold, views))
         percent = 100 * (whole - spent) / whole if whole > 0 else None
         return join(
             (

@@ -10,6 +10,7 @@ from spotkeeper.dashboard.feed import JobFeed
 from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.report.html import stack as parts
 from spotkeeper.report.html.markup import el
+from spotkeeper.report.html.queue import queue
 from spotkeeper.report.stack import stack_view
 
 DAYS = 90
@@ -23,6 +24,8 @@ class StackPage(Page):
             html(el("h1", "Stack ", el("span", feed.target.stack, class_="dim small")), classes="q-mb-md")
             with card():
                 self._figures = html()
+            with card():
+                self._queue = html()
             with card("Jobs on hold"):
                 self._held = html()
             self._pools = html()
@@ -37,6 +40,8 @@ class StackPage(Page):
         view = stack_view(feed.stack, feed.allocation, known, now, feed.prices, feed.observed)
         put(self._figures, parts.figures(view))
         put(self._held, parts.held(view))
+        if feed.queue is not None:
+            put(self._queue, queue(feed.queue.view()))
         put(self._pools, parts.pools(view))
         series = charts.price_series(feed.prices, now, DAYS)
         self._prices.show(

@@ -17,9 +17,10 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.exporter.reading import JobReading, StackReading
 from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import NodeState
+from spotkeeper.report.job.waiting import PRIORITIES
 
 JOB = ("job_name", "job_id")
-STATES = ("starting", "training", "regrouping", "hold", "ending", "done")
+STATES = ("starting", "training", "regrouping", "queued", "hold", "ending", "done")
 CAUSES = ("notice", "loss", "crash", "move", "swap", "resize", "grow", "reboot", "max run", "hang", "straggler")
 MOST_TEXT = 64  # characters of a label's value
 
@@ -28,6 +29,7 @@ def families(reading: StackReading) -> Iterator[Metric]:
     """Yield all families of a reading."""
     yield from _stack(reading)
     yield from _pools(reading)
+    yield from _queue(reading)
     yield from _jobs(reading.jobs)
     yield from _training(reading)
     yield from _money(reading)
@@ -40,6 +42,8 @@ def state_of(one: JobReading) -> str:
     record = one.record
     if record.phase in (Phase.END, Phase.DONE):
         return "done" if record.phase is Phase.DONE else "ending"
+    if one.queued:
+        return "queued"
     if record.phase is Phase.HOLD:
         return "hold"
     if not record.gen:
@@ -69,15 +73,16 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
     for state in STATES:
         jobs.add_metric([state], found[state])
     yield jobs
-    reasons = Counter(one.record.hold for one in reading.jobs if one.record.phase is Phase.HOLD)
-    queue = _gauge(
+    reasons = Counter(one.record.hold for one in reading.jobs if state_of(one) == "hold")
+    held = _gauge(
         "jobs_on_hold",
         "Jobs on hold by reason. Those held for cloud or capacity are retried, the others wait for a resume.",
         ["reason"],
     )
     for why in Hold:
-        queue.add_metric([why.value], reasons[why])
-    yield queue
+        if why is not Hold.QUEUE:  # the state is "queued"
+            held.add_metric([why.value], reasons[why])
+    yield held
     yield GaugeMetricFamily("spotkeeper_jobs_unreadable", "Jobs whose record cannot be read.", value=reading.unreadable)
     left_out = "Jobs without series of their own, because the stack has too many."
     yield GaugeMetricFamily("spotkeeper_jobs_left_out", left_out, value=reading.left_out)
@@ -109,6 +114,30 @@ def _pools(reading: StackReading) -> Iterator[Metric]:
     yield from (used, most, price)
 
 
+def _queue(reading: StackReading) -> Iterator[Metric]:
+    waiting = _gauge("queue_waiting", "Jobs that wait for machines, by team and priority.", ["team", "priority"])
+    waits = [claim for claim in reading.claims if claim.waiting]
+    found = Counter((claim.team, PRIORITIES[claim.priority]) for claim in waits)
+    machines = _gauge("team_machines", "Machines that are reserved for the team's jobs.", ["team"])
+    entitled = _gauge("team_entitled", "The team's part of all machines, by shares and what the teams want.", ["team"])
+    use = _gauge("team_use_usd", "What the team's machines have cost at list prices, halved every 24 hours.", ["team"])
+    month = _gauge("team_month_usd", "What they have cost in this calendar month (UTC), US dollars.", ["team"])
+    for team in reading.teams:
+        name = plain(team.name)
+        for priority in PRIORITIES:
+            waiting.add_metric([name, priority], found[team.name, priority])
+        machines.add_metric([name], team.machines)
+        entitled.add_metric([name], team.entitled)
+        use.add_metric([name], team.use_usd)
+        month.add_metric([name], team.month_usd)
+    yield from (waiting, machines, entitled, use, month)
+    oldest = max((reading.now - claim.waits for claim in waits if claim.waits is not None), default=0.0)
+    told = "How long the job that has waited longest has waited; 0 if none waits."
+    yield GaugeMetricFamily("spotkeeper_queue_oldest_wait_seconds", told, value=max(0.0, oldest))
+    taken = "How often the queue has taken machines from a job, since a day before the exporter's start."
+    yield CounterMetricFamily("spotkeeper_recalls", taken, value=reading.recalls)
+
+
 # -- jobs
 
 
@@ -124,7 +153,7 @@ def _jobs(jobs: tuple[JobReading, ...]) -> Iterator[Metric]:
         key, record = _key(one), one.record
         info.add_metric([*key, plain(one.view.user), record.zone or ""], 1.0)
         state.add_metric([*key, state_of(one)], 1.0)
-        if record.phase is Phase.HOLD and record.hold is not None:
+        if state_of(one) == "hold" and record.hold is not None:
             hold.add_metric([*key, record.hold.value], 1.0)
         wanted.add_metric(key, record.wanted())
         nodes = (node for node in one.view.nodes if node.state is not NodeState.WAITING and node.model is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,16 +19,17 @@ from msgspec.structs import replace
 from spotkeeper.client import lookup
 from spotkeeper.client.reads import Meter, Spending, metered_store
 from spotkeeper.client.target import Target
-from spotkeeper.contract.allocation import Allocation
+from spotkeeper.contract.allocation import Claim
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
-from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.record import Hold, Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.usage import BYTES, HostUsage, NodeUsage, object_name, read_usage
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.report.job.view import JobView, Site, job_view
 from spotkeeper.report.money.money import awaits_end
+from spotkeeper.report.queue import Queue, TeamView
 from spotkeeper.report.stack import StackView, stack_view, usd_per_hour
 
 LEDGER_S = 600.0  # real; entries that no round writes (a shell, a full disk) appear within this time
@@ -47,11 +48,13 @@ class JobReading(Struct, frozen=True):
     view: JobView
     usd_hour: float  # what its dynamic machines cost now
     usage: tuple[tuple[int, HostUsage], ...] = ()  # how busy the machines of some nodes are
+    queued: bool = False  # whether it has no machines because it waits in the queue
 
 
 class StackReading(Struct, frozen=True):
     """A stack at ``now``, virtual unix seconds. ``left_out``: number of jobs beyond the newest ``MOST_JOBS``.
 
+    ``recalls``: how often this process has seen the queue take machines from a job, since a day before its start.
     ``at``: the real time at which the read ended, unix seconds; ``took_s``: the read's duration, real seconds.
     """
 
@@ -64,6 +67,9 @@ class StackReading(Struct, frozen=True):
     prices: dict[str, Prices]
     site: Site
     spending: Spending
+    claims: tuple[Claim, ...]
+    teams: tuple[TeamView, ...]
+    recalls: int
     took_s: float  # real
     at: float  # real unix seconds
 
@@ -89,6 +95,8 @@ class StackReader:
         self._jobs: set[str] | None = None  # None: nothing was read yet
         self._usage: dict[tuple[str, int], NodeUsage] = {}  # by job and node
         self._usage_at = float("-inf")
+        self._recalls: set[tuple[str, float]] = set()  # those that claims name now: a job, and when
+        self._recalled = 0
         self._lock = threading.Lock()
 
     def read(self) -> StackReading:
@@ -109,16 +117,21 @@ class StackReader:
         newest = sorted(jobs, key=lambda one: (one.record.created, one.record.job))[-MOST_JOBS:]
         self._read_usage(newest, now)
         known = [(one.view, one.ledger) for one in jobs if not one.view.over()]
+        queue = self._queue(stack, now)
+        waiting = {claim.job for claim in queue.allocation.claims if claim.waiting}
         return StackReading(
             now=now,
             stack=stack,
-            view=stack_view(stack, self._allocation(), known, now, prices),
-            jobs=tuple(self._with_usage(one) for one in newest),
+            view=stack_view(stack, queue.allocation, known, now, prices),
+            jobs=tuple(self._with_usage(replace(one, queued=_queued(one.record, waiting))) for one in newest),
             unreadable=sum(isinstance(one, CorruptError) for one in found),
             left_out=len(jobs) - len(newest),
             prices=prices,
             site=site,
             spending=self._meter.hour(),
+            claims=queue.allocation.claims,
+            teams=queue.teams,
+            recalls=self._recalled,
             took_s=time.monotonic() - began,
             at=time.time(),
         )
@@ -141,11 +154,13 @@ class StackReader:
             one, usage=tuple((node, self._usage[job, node].host) for node in nodes if (job, node) in self._usage)
         )
 
-    def _allocation(self) -> Allocation:
-        try:
-            return self._store.read_allocation().value
-        except CorruptError:  # the function's alarm says so
-            return Allocation()
+    def _queue(self, stack: StackState, now: float) -> Queue:
+        allocation = lookup.allocation_of(self._store)
+        if allocation.nonce:  # it was written, and is readable
+            found = {(claim.job, at) for claim in allocation.claims for at in claim.recalls}
+            self._recalled += len(found - self._recalls)
+            self._recalls = found
+        return Queue(allocation, stack, now)
 
     def _job(
         self, job: str, now: float, stack: StackState, prices: dict[str, Prices], site: Site
@@ -193,6 +208,12 @@ class StackReader:
         for kept in (self._known, self._done):
             for job in set(kept) - self._jobs:
                 del kept[job]
+
+
+def _queued(record: Record, waiting: Container[str]) -> bool:
+    if record.phase is Phase.HOLD:
+        return record.hold is Hold.QUEUE
+    return record.phase is Phase.RUN and record.job in waiting and all(node.cur is None for node in record.nodes)
 
 
 def _over(one: JobReading, now: float) -> bool:

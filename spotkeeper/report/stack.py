@@ -138,7 +138,7 @@ def stack_view(
         held=tuple(
             HeldJob(view.job, view.name, view.reason, view.hold.usd_per_day if view.hold else None)
             for view in views
-            if view.phase is Phase.HOLD
+            if view.phase is Phase.HOLD and not view.queued()
         ),
         machines=sum(taken.values()),
         max_machines=stack.max_machines,

@@ -19,6 +19,7 @@ ARGUMENTS = {
     "status": (),
     "watch": ("first",),
     "events": ("first",),
+    "queue": (),
     "logs": ("first",),
     "checkpoints": ("first",),
     "download": ("first",),

@@ -15,22 +15,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.cli.jobs.dashboard import commands
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.target import Target
 from spotkeeper.clock import Clock
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.metrics import object_name
-from spotkeeper.contract.record import Hold, Phase
+from spotkeeper.contract.record import Hold, Phase, Record
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.dashboard import feed as feeding
 from spotkeeper.dashboard.curves import thinned
-from spotkeeper.dashboard.feed import JobFeed
+from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.job.view import job_view
 from spotkeeper_agent.launcher.spool import packed
 from tests.cli.records import JOB, a_job
 from tests.dashboard.conftest import complete
@@ -231,6 +234,43 @@ def test_the_page_of_the_stack(bucket: Bucket, play: Callable[..., None]) -> Non
         assert "us-central1-c" in text(user) and "Cost per hour now" in text(user)
 
     play(story)
+
+
+def test_the_queue_is_on_the_stacks_page_and_on_the_pages_of_its_jobs(
+    bucket: Bucket, play: Callable[..., None]
+) -> None:
+    store = bucket[0]
+    seeded(store)
+    a_job(store, job="bbbbbbbb", name="gpt", phase=Phase.HOLD, hold=Hold.QUEUE, nodes=(), members=())
+    claims = (
+        Claim(JOB, 5, 5, 0.0, reserved=5, started=1.0, stop=Stop.NEVER),
+        Claim("bbbbbbbb", 2, 2, 0.0, team="nlp", waits=1.0, whom=JOB),
+    )
+    grants = tuple(Grant(JOB, node, 1, "slot:workers") for node in range(5))
+    assert store.cas_allocation(Allocation(1, "n", grants, claims), "")
+
+    async def story(user: User) -> None:
+        await user.open("/stack")
+        await until(lambda: "Jobs that wait" in text(user) and ">gpt<" in text(user))
+        assert "needs 2 machines, 1 is free; its machines went to first" in text(user)
+        assert "No job is on hold." in text(user)
+        await user.open("/jobs/gpt")
+        await until(lambda: "queued (1st)" in text(user))
+        assert "its machines went to first" in text(user) and " for 2 machines (team nlp, " in text(user)
+        await user.should_see("Pause")
+        await user.should_not_see("Resume")
+
+    play(story)
+
+
+def test_a_queued_job_waits_and_is_not_on_hold() -> None:
+    from spotkeeper.dashboard.jobs_page import STATES, in_state
+
+    record = Record(job=JOB, uid="u", name="gpt", spec_sha256="", created=0.0, nonce="n", phase=Phase.HOLD)
+    for hold, states in ((Hold.QUEUE, ["unfinished", "waiting"]), (Hold.PAUSE, ["unfinished", "on hold"])):
+        held = replace(record, hold=hold)
+        state = KnownJob(held, "", job_view(held, None, (), None, 0.0), (), None, 0.0, 0.0)
+        assert [word for word in STATES if word != "all" and in_state(state, word)] == states
 
 
 def test_pause_asks_and_is_the_commands_own_request(bucket: Bucket, play: Callable[..., None]) -> None:

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from spotkeeper.client.target import Target
+from spotkeeper.contract.allocation import Allocation, Claim, TeamUse
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.contract.record import Mirrored, Phase
+from spotkeeper.contract.record import Hold, Mirrored, Node, Phase
+from spotkeeper.contract.stack import TeamState
 from spotkeeper.contract.usage import BYTES, DeviceUsage, HostUsage, NodeUsage, object_name
 from spotkeeper.exporter import families as made
 from spotkeeper.exporter import reading as reads
@@ -25,7 +27,8 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.lines import phase_word
 from tests.cli.records import JOB, a_job
-from tests.exporter.conftest import ENDED, HELD, NOW, StillClock
+from tests.contract.samples import STACK
+from tests.exporter.conftest import ENDED, HELD, NOW, STARTING, StillClock
 from tests.report.ledgers import entry, generation, intent, lost
 
 MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
@@ -103,6 +106,70 @@ def test_losses_crashes_and_copies_of_a_job_that_ends(target: Target, store: Sto
 def test_a_job_that_stops_regroups(reading: StackReading) -> None:
     (first,) = (one for one in reading.jobs if one.record.job == JOB)
     assert made.state_of(replace(first, record=replace(first.record, stop=True))) == "regrouping"
+
+
+CLAIMS = (
+    Claim(JOB, 2, 4, 0.0, team="nlp", reserved=2, recalls=(NOW - 60.0, NOW - 30.0)),
+    Claim(STARTING, 1, 1, 0.0, team="vision", priority=2, waits=NOW - 90.0),
+    Claim("other000", 1, 1, 0.0, team="vision", waits=NOW - 20.0),
+)
+
+
+@pytest.fixture
+def queued(store: Store) -> Store:
+    """Two jobs wait: one that never had machines, and one that has the queue's hold."""
+    stack = replace(STACK, teams=(TeamState("nlp"), TeamState("vision", share=3.0), TeamState("idle")))
+    store.put("stack/pools.json", msgspec.json.encode(stack))
+    a_job(store, job="other000", name="other", phase=Phase.HOLD, hold=Hold.QUEUE, members=())
+    read = store.read_record(STARTING)
+    assert read is not None and store.cas_record(replace(read.value, nonce="m", ver=7, nodes=(Node(),)), read.token)
+    use = (TeamUse("nlp", 3.0, NOW, "1970-01", 5.0),)
+    assert store.cas_allocation(Allocation(1, "n", (), CLAIMS, use), "")
+    return store
+
+
+def test_the_queue_by_team_and_priority(target: Target, queued: Store) -> None:
+    reading = StackReader(target).read()
+    waiting = values(reading, "spotkeeper_queue_waiting", "team", "priority")
+    assert {key: count for key, count in waiting.items() if count} == {("vision", "high"): 1.0, ("vision", "normal"): 1}
+    assert len(waiting) == 9, "three teams, three priorities: none is a hole"
+    assert values(reading, "spotkeeper_queue_oldest_wait_seconds") == {(): 90.0}
+    machines = values(reading, "spotkeeper_team_machines", "team")
+    assert machines == {("idle",): 0.0, ("nlp",): 2.0, ("vision",): 0.0}
+    assert values(reading, "spotkeeper_team_entitled", "team")["vision",] == 2.0, "it wants no more"
+    assert values(reading, "spotkeeper_team_use_usd", "team")["nlp",] == 3.0
+    assert values(reading, "spotkeeper_team_month_usd", "team")["nlp",] == 5.0
+
+
+def test_jobs_in_the_queue_are_not_on_hold(target: Target, queued: Store) -> None:
+    reading = StackReader(target).read()
+    found = values(reading, "spotkeeper_jobs", "state")
+    assert (found["queued",], found["hold",], found["starting",]) == (2.0, 1.0, 0.0)
+    assert ("queue",) not in values(reading, "spotkeeper_jobs_on_hold", "reason")
+    assert set(values(reading, "spotkeeper_job_on_hold", "job_name", "reason")) == {("held", "capacity")}
+    assert values(reading, "spotkeeper_job_state", "job_name", "state")["other", "queued"] == 1.0
+
+
+def test_recalls_are_counted_once_though_claims_forget_them(target: Target, queued: Store) -> None:
+    reader = StackReader(target)
+
+    def recalls() -> float:
+        return values(reader.read(), "spotkeeper_recalls_total")[()]
+
+    def write(*claims: Claim) -> None:
+        old = queued.read_allocation()
+        assert queued.cas_allocation(Allocation(old.value.ver + 1, f"n{old.value.ver}", (), claims), old.token)
+
+    assert recalls() == recalls() == 2.0
+    write(replace(CLAIMS[0], recalls=(NOW - 30.0, NOW)), *CLAIMS[1:])
+    assert recalls() == 3.0, "one more; the oldest is forgotten after a day"
+    before = queued.get(paths.ALLOCATION)
+    queued.put(paths.ALLOCATION, b"{")
+    assert recalls() == 3.0
+    queued.put(paths.ALLOCATION, before or b"")
+    assert recalls() == 3.0, "an unreadable allocation forgets nothing"
+    write()
+    assert recalls() == 3.0 and values(reader.read(), "spotkeeper_queue_oldest_wait_seconds") == {(): 0.0}
 
 
 def test_on_demand_machines_are_no_spot_machines(reading: StackReading) -> None:

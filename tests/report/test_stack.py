@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import Observation, PriceRun, Prices
-from spotkeeper.contract.record import Phase
+from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.stack import StackView, stack_view
@@ -74,3 +74,9 @@ def test_jobs_on_hold_are_named_with_their_reason() -> None:
     view = a_stack()
     assert [(job.name, job.reason) for job in view.held] == [("held", "spent its max_usd")]
     assert (view.jobs, view.training) == (2, 1)
+
+
+def test_a_job_that_the_queue_paused_is_not_on_hold_for_a_person() -> None:
+    record = a_record(phase=Phase.HOLD, hold=Hold.QUEUE, nodes=(), members=())
+    view = job_view(record, None, (), STACK, NOW)
+    assert stack_view(STACK, Allocation(), [(view, ())], NOW).held == ()

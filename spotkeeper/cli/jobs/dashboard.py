@@ -14,7 +14,7 @@ from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.target import Target, whoami
 from spotkeeper.contract.job import RequestKind
-from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.record import Hold, Phase, Record
 from spotkeeper.reconcile.store.store import Store
 
 if TYPE_CHECKING:
@@ -111,13 +111,16 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
     kept = "The job ends, and its machines, disks and checkpoints are deleted (keep_disks keeps the disks)."
     actions = {
         "pause": Action(
-            "Pause", "A checkpoint is saved, then the machines are deleted.", plain(RequestKind.PAUSE), offered=runs
+            "Pause",
+            "A checkpoint is saved, then the machines are deleted.",
+            plain(RequestKind.PAUSE),
+            offered=lambda record: runs(record) or record.hold is Hold.QUEUE,
         ),
         "resume": Action(
             "Resume",
             "The job requests machines and continues from its newest checkpoint.",
             plain(RequestKind.RESUME),
-            offered=lambda record: record.phase is Phase.HOLD,
+            offered=lambda record: record.phase is Phase.HOLD and record.hold is not Hold.QUEUE,
         ),
         "resize": Action(
             "Resize",

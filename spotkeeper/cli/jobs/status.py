@@ -31,6 +31,8 @@ from spotkeeper.report.job.view import JobView
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from spotkeeper.report.queue import Queue
+
 EVERY_S = 1.0  # real
 LIST_S = 10.0  # real; of the list of jobs
 EVENTS = 8
@@ -60,7 +62,9 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool, wo
     if job is not None:
         now, site = target.clock.now(), lookup.site_of(store, state, target)
         record = lookup.find_job(store, job)
-        view = lookup.view_of(store, record, state, now, site, lookup.deadline_of(store, record))
+        view = lookup.view_of(
+            store, record, state, now, site, lookup.deadline_of(store, record), queue=_queue(store, state, now, record)
+        )
         view = replace(view, output=summary(store, record), metrics=Sparklines(store, record.job).read())
         emit(view, as_json, render.status(view))
         return
@@ -90,10 +94,16 @@ def _listed(target: Target, store: Store, state: StackState | None, *, finished:
 
     found = lookup.all_jobs(store, finished)
     now, site = target.clock.now(), lookup.site_of(store, state, target)
+    queue = _queue(store, state, now, *found.records)
     with ThreadPoolExecutor(lookup.READS) as pool:  # each view takes several requests to the bucket
-        read = partial(lookup.view_of, store, stack=state, now=now, site=site)
+        read = partial(lookup.view_of, store, stack=state, now=now, site=site, queue=queue)
         views = tuple(view for view in pool.map(read, found.records) if matches(view, words))
     return _Listed(views, found.unreadable, site.no_tick)
+
+
+def _queue(store: Store, state: StackState | None, now: float, *records: Record) -> Queue | None:
+    names = {record.job: record.name for record in records if lookup.may_wait(record)}
+    return lookup.queue_of(store, state, now, names)
 
 
 def watch_list(stack: str | None, *, finished: bool, words: str) -> None:
@@ -170,9 +180,9 @@ def _followed(word: str, stack: str | None) -> tuple[Store, Record, Callable[[],
     deadline = lookup.deadline_of(store, record)
 
     def read() -> JobView:
-        now = lookup.record_of(store, record.job)
+        newest, now = lookup.record_of(store, record.job), target.clock.now()
         site = lookup.site_of(store, state, target)
-        return lookup.view_of(store, now, state, target.clock.now(), site, deadline)
+        return lookup.view_of(store, newest, state, now, site, deadline, queue=_queue(store, state, now, newest))
 
     return store, record, read
 
@@ -284,15 +294,18 @@ class Fitted:
 
 
 def _lines(read: Callable[[], JobView], as_json: bool, wait: Callable[[float], None], verbose: bool) -> JobView:
-    from spotkeeper.report.job.lines import event_line, headline, hold_lines, kept_lines, money_line
+    from spotkeeper.report.job.lines import event_line, headline, hold_lines, kept_lines, money_line, queue_lines, title
 
     printed: set[str] = set()
-    silent = False
+    silent, place = False, ""
     while True:
         view = read()
         if view.site.no_tick and not silent and not as_json:
             say(view.site.no_tick)
         silent = bool(view.site.no_tick)
+        if view.queue is not None and place != title(view) and not as_json:
+            place = title(view)
+            say("\n".join([place, *queue_lines(view)]))
         for line in _unprinted(view, printed):
             emit_line(line) if as_json else say(event_line(line, verbose=verbose))
         if view.stands():

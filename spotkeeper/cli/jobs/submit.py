@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.stack import checked, note_upkeep, stack_for, unheard
 from spotkeeper.client import lookup
@@ -18,6 +20,7 @@ from spotkeeper.contract.parse.problem import Problem, SpecError
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume
+from spotkeeper.report.job.waiting import place, waiting_line
 from spotkeeper.report.text.words import count
 
 
@@ -42,7 +45,8 @@ def run(
         lines = [_valid(*one) for one in zip(files, specs, sources, strict=True)]
         emit(specs if len(specs) > 1 else specs[0], as_json, "\n".join(lines))
         return
-    done = [_submitted(target, *one) for one in zip(files, specs, sources, strict=True)]
+    sent = [_submitted(target, *one) for one in zip(files, specs, sources, strict=True)]
+    done = _in_queue(target, store, state, sent)
     if watch:
         from spotkeeper.cli.jobs.status import watch_job
 
@@ -87,9 +91,19 @@ def _submitted(target: Target, file: Path, spec: JobSpec, source: Source | None)
     return done
 
 
+def _in_queue(target: Target, store: Store, state: StackState, done: list[Submitted]) -> list[Submitted]:
+    """Add the places of the jobs that wait in the queue now, from one read of the allocation."""
+    names = {one.job: one.name for one in done}
+    queue = lookup.queue_of(store, state, target.clock.now(), names)
+    return done if queue is None else [replace(one, queue=queue.waiting(one.job)) for one in done]
+
+
 def _text(done: Submitted) -> str:
     word = "submitted" if done.new else "runs already" if done.on_hold is None else f"on hold ({done.on_hold})"
-    return f"{done.name}: {word}, job {done.job}"
+    text = f"{done.name}: {word}, job {done.job}"
+    if done.queue is None:
+        return text
+    return f"{text}\nqueued ({place(done.queue.position)}): {done.queue.reason}\n{waiting_line(done.queue)}"
 
 
 def _next_step(store: Store, done: Submitted) -> str:

@@ -25,6 +25,7 @@ from spotkeeper.reconcile.store.store import Store
 log = logging.getLogger("spotkeeper.reconcile")
 # Events that are logged: the stack's alarms look for ``event`` and ``reason`` in the log (``infra/*/alerts.py``).
 _TOLD = (Event.HOLD, Event.LIMIT)
+_BY_ITSELF = (Hold.CAPACITY.value, Hold.QUEUE.value)  # holds that end without a person
 _OWED = 256  # most entries of a job kept for ``market/`` after a failed write; the market is advisory
 _REMEMBERED = 4096  # most (job, time, id) of written entries kept, to save repeated writes
 
@@ -68,6 +69,6 @@ class LedgerWriter:
 def _tell(job: str, entries: Iterable[Entry]) -> None:
     """Log a line for each entry that people should see. After a crash another process can log the same line again."""
     for entry in entries:
-        if entry.event in _TOLD and entry.cause != Hold.CAPACITY.value:  # a gang that retries by itself needs no person
+        if entry.event in _TOLD and entry.cause not in _BY_ITSELF:
             what = {"event": entry.event.value, "reason": entry.cause, "job": job}
             log.warning("%s of job %s: %s", entry.event.value, job, entry.detail or entry.cause, extra=what)

@@ -290,7 +290,7 @@ class Draft:
             hold_until=until,
             hold_ends=ends,
             hold_late=None,
-            hold_count=self.record.hold_count + 1,
+            hold_count=self.record.hold_count + (why is not Hold.QUEUE),  # such a hold is no failed try
         )
         if self.record.gen:
             self.set(stop=True, stop_deadline=self.now)

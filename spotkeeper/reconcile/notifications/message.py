@@ -80,7 +80,7 @@ def _notification(entry: Entry, record: Record, stack: StackState) -> Notificati
             text = f"buys on-demand machines for a limited time{why}: {_sentence(entry.detail)}"
             todo = f"No action is needed. To pause the job instead: spotkeeper pause {record.name}"
             return _of(entry, record, stack, (NotifyEvent.ON_DEMAND,), text, todo)
-        case Event.HOLD:
+        case Event.HOLD if entry.cause != Hold.QUEUE.value:  # it goes on by itself
             return _hold(entry, record, stack)
         case Event.END:
             return _end(entry, record, stack)

@@ -15,6 +15,7 @@ from spotkeeper.report.job.lines import (
     no_saving,
     node_word,
     on_its_clock,
+    queue_lines,
     undisturbed_line,
 )
 from spotkeeper.report.job.view import JobView, NodeState
@@ -50,7 +51,7 @@ def notes(view: JobView) -> Markup:
     if view.crash_log:
         parts.append(el("div", el("b", "The last lines of the log"), class_="note bad"))
         parts.append(el("pre", "\n".join(view.crash_log), class_="log", tabindex="0", aria_label="End of the log"))
-    more = [*hold_lines(view), *kept_lines(view)]
+    more = [*queue_lines(view), *hold_lines(view), *kept_lines(view)]
     parts += [el("p", line, class_="small") for line in more]
     return join(parts)
 

@@ -44,6 +44,8 @@ def state_badge(view: JobView) -> Markup:
     word = phase_word(view)
     if view.outcome is Outcome.SUCCEEDED or word == "training":
         kind = "good"
+    elif view.queued():
+        kind = "warn"
     elif view.outcome is not None or view.phase is Phase.HOLD:
         kind = "bad"
     else:

@@ -11,6 +11,7 @@ from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.report.job.events import EventLine
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.view import JobView, NodeView, OutputView
+from spotkeeper.report.job.waiting import place, waiting_line
 from spotkeeper.report.money.money import SETTLED_S
 from spotkeeper.report.text.words import count, duration, percent, saved, usd, value_word
 
@@ -54,9 +55,11 @@ def on_its_clock(view: JobView) -> str:
 
 
 def phase_word(view: JobView) -> str:
-    """The job's state: starting, training, regrouping, on hold, or its outcome."""
+    """The job's state: starting, training, regrouping, queued (3rd), on hold, or its outcome."""
     if view.outcome is not None:
         return view.outcome.value
+    if view.queued():
+        return f"queued ({place(view.queue.position)})" if view.queue is not None else "queued"
     if view.phase is Phase.HOLD:
         return "on hold"
     if view.stopping:
@@ -83,6 +86,8 @@ def state_word(view: JobView) -> str:
     word = phase_word(view)
     if view.reason.startswith(word):
         return view.reason
+    if view.reason and view.queued():
+        return f"{word}: {view.reason}"
     return f"{word} ({view.reason})" if view.reason else word
 
 
@@ -171,6 +176,11 @@ def preempted(view: JobView) -> str:
     return count(found.total, "preemption") + (f" ({found.announced} with a notice)" if found.total else "")
 
 
+def queue_lines(view: JobView) -> list[str]:
+    """What a job in the queue waits for, for how long, and when it is expected to start; [] if it does not wait."""
+    return [waiting_line(view.queue)] if view.queue is not None and not view.over() else []
+
+
 def hold_lines(view: JobView) -> list[str]:
     """The lines of a job on hold: its cost, when the hold ends by itself, and the commands that end it."""
     hold = view.hold
@@ -187,6 +197,9 @@ def hold_lines(view: JobView) -> list[str]:
     disks = "its disks stay (keep_disks)" if hold.keep_disks else "its disks and their checkpoints are deleted"
     if hold.ends_in_s is not None:
         lines.append(f"unless resumed, it ends in {duration(hold.ends_in_s)}: {disks}")
+    if hold.kind is Hold.QUEUE:
+        lines.append(f"it goes on by itself; keep it from that:  spotkeeper pause {view.name}")
+        return [*lines, f"end it ({disks}):  {hold.cancel}"]
     if hold.resuming:
         return [*lines, "a resume is requested: the next round starts it"]
     with_what, other = _RESUMES.get(hold.kind, ("", "other files"))

@@ -14,12 +14,13 @@ from msgspec import Struct
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import vm_name
-from spotkeeper.contract.record import Node, Outcome, Phase, Record, Slot, SlotState
+from spotkeeper.contract.record import Hold, Node, Outcome, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.report.job.events import EventLine, describe, event_lines
 from spotkeeper.report.job.hold import HoldView, hold_view
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.recovery import Preemptions, Recovery, preemptions, recoveries
+from spotkeeper.report.job.waiting import WaitingView
 from spotkeeper.report.money.money import NO_PRICES, Money, PricesByPool, first_of_each, money
 
 QUIET_S = 180.0  # virtual: steps are reported within a minute, and a generation's first step takes longer
@@ -106,6 +107,7 @@ class JobView(Struct, frozen=True):
     outcome: Outcome | None = None
     reason: str = ""
     hold: HoldView | None = None
+    queue: WaitingView | None = None  # its place in the queue, if it waits there; ``reason`` is then this one's
     stopping: bool = False
     step: int | None = None
     total_steps: int | None = None
@@ -134,6 +136,13 @@ class JobView(Struct, frozen=True):
     def over(self) -> bool:
         """Whether the job's outcome is known (deletions may continue)."""
         return self.phase in (Phase.END, Phase.DONE)
+
+    def queued(self) -> bool:
+        """Whether the job has no machines because it waits in the queue; it goes on by itself."""
+        if self.hold is not None:
+            return self.hold.kind is Hold.QUEUE
+        waits = self.queue is not None and self.queue.position > 0
+        return waits and not self.over() and all(node.model is None for node in self.nodes)
 
     def late(self) -> bool:
         """Whether the job's deadline has passed, or will pass before its training ends."""

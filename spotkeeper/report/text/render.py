@@ -34,6 +34,7 @@ from spotkeeper.report.job.lines import (
     output_line,
     phase_word,
     preempted,
+    queue_lines,
     reasons,
     share,
     state_word,
@@ -61,6 +62,7 @@ def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableTy
     short = f"{view.name} ({view.job})  {phase_word(view)}"  # a panel cuts a title that is too long
     body: list[RenderableType] = [
         *([Text(view.reason, style="bold yellow")] if state_word(view) != phase_word(view) else []),
+        *(Text(line) for line in queue_lines(view)),
         Text(training_line(view), style="bold"),
         *_progress(view),
         Text(f"{money_line(view)}; {facts}", style="dim"),
@@ -99,7 +101,8 @@ def crash_log(view: JobView) -> RenderableType:
 
 
 def status(view: JobView) -> RenderableType:
-    parts: list[RenderableType] = [Text(headline(view), style="bold"), *_progress(view), Text(money_line(view))]
+    parts: list[RenderableType] = [Text(headline(view), style="bold"), *map(Text, queue_lines(view))]
+    parts += [*_progress(view), Text(money_line(view))]
     parts += [Text(line, style="red" if view.late() else "") for line in deadline_lines(view)]
     parts += [Text(line) for line in image_lines(view)]
     parts += [Text(warning, style="bold yellow") for warning in view.warnings]
@@ -140,6 +143,7 @@ _EVENT_STYLE = {
     Event.END: "bold",
     Event.FALLBACK: "magenta",
 }
+_LEAST = 30  # characters of a wrapped column
 _WIDE = 10_000  # characters: wider than any table
 
 
@@ -148,12 +152,14 @@ class Fitting:
     """A table that drops its spare columns one by one, in the order given, until it fits, so that no word is cut.
 
     ``make`` returns the table with given columns. ``elsewhere`` tells the reader where to find dropped columns.
+    ``slack``: by how many characters a column of longer texts may become narrower; its lines are then wrapped.
     """
 
     make: Callable[[Collection[str]], Table]
     columns: tuple[str, ...]
     spare: tuple[str, ...]
     elsewhere: str = ""
+    slack: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         left = self.left(console, options)
@@ -165,7 +171,7 @@ class Fitting:
         """The columns that remain when spare ones are dropped one by one, in the order given, until the table fits."""
         left = list(self.columns)
         for spare in self.spare:
-            if _width(console, options, self.make(left)) <= options.max_width:
+            if _width(console, options, self.make(left)) - self.slack <= options.max_width:
                 break
             left.remove(spare)
         return left
@@ -182,10 +188,12 @@ def fitting(
     right: Collection[str] = (),
     elsewhere: str = "",
     columns: tuple[str, ...] = (),
+    wrapped: str = "",
 ) -> Fitting:
     """A table of rows given by column title; columns in ``right`` are aligned to the right.
 
-    ``columns``: by default the first row's titles; a table that can be without rows must pass them.
+    ``columns``: by default the first row's titles; a table that can be without rows must pass them. ``wrapped``: a
+    column whose texts are wrapped before spare columns are dropped.
     """
     rows = tuple(rows)
     columns = columns or tuple(rows[0] if rows else ())
@@ -193,12 +201,13 @@ def fitting(
     def make(titles: Collection[str]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for title in titles:
-            table.add_column(title, justify="right" if title in right else "left", no_wrap=True)
+            table.add_column(title, justify="right" if title in right else "left", no_wrap=title != wrapped)
         for row in rows:
             table.add_row(*(row[title] for title in titles))
         return table
 
-    return Fitting(make, columns, spare, elsewhere)
+    longest = max((len(row[wrapped]) for row in rows), default=0) if wrapped else 0
+    return Fitting(make, columns, spare, elsewhere, max(0, longest - _LEAST))
 
 
 def _width(console: Console, options: ConsoleOptions, table: Table) -> int:

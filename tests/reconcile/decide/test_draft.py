@@ -54,6 +54,12 @@ def test_the_loss_of_an_on_demand_machine_is_no_preemption() -> None:
     assert lost(budget, since=NOW, model=Model.ON_DEMAND).record.budget == budget
 
 
+def test_a_hold_of_the_queue_is_no_failed_try() -> None:
+    draft = Draft(*on_record(gen=3, hold_count=1)(*calm(1)))
+    draft.hold(Hold.QUEUE, "its machines go to another job")
+    assert draft.record.hold_count == 1
+
+
 @pytest.mark.parametrize("gen", [0, 3])
 def test_a_hold_stops_a_generation_at_once(gen: int) -> None:
     draft = Draft(*on_record(gen=gen)(*calm(1)))

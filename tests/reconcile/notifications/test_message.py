@@ -79,6 +79,10 @@ class TestEvents:
         waits = replace(again, hold_until=None)  # nothing retries any more: a person must act
         assert one(Event.HOLD, waits, cause=why.value).events == (NotifyEvent.HOLD,)
 
+    def test_a_hold_of_the_queue_needs_no_person(self) -> None:
+        held = record(phase=Phase.HOLD, hold=Hold.QUEUE)
+        assert notifications([entry(Event.HOLD, cause="queue", detail="its machines go to job x")], held, STACK) == ()
+
     def test_a_lost_checkpoint_names_the_command_that_continues_without_it(self) -> None:
         plain = record(phase=Phase.HOLD, hold=Hold.CLOUD, hold_count=1)
         held = replace(plain, reason=f"no machine has it: {plain.go_back()}")

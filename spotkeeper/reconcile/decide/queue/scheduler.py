@@ -65,6 +65,12 @@ def order(allocation: Allocation, stack: StackState, now: float) -> list[Claim]:
     return list(_Schedule(allocation, stack, now).turns())
 
 
+def reasons(allocation: Allocation, stack: StackState, now: float) -> dict[str, str]:
+    """Return the waiting jobs in the order of their turns, and what keeps each waiting beside the jobs before it."""
+    schedule_ = _Schedule(allocation, stack, now)
+    return {claim.job: schedule_.why(claim) for claim in schedule_.turns()}
+
+
 def why(allocation: Allocation, stack: StackState, claim: Claim, now: float) -> str:
     """Return what keeps a claim waiting beside the jobs before it; "" if only they do."""
     return _Schedule(allocation, stack, now).why(claim)

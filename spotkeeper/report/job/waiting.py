@@ -1,0 +1,68 @@
+"""A job's place in the queue: the values that `queue`, `status` and the pages show, and their text."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from spotkeeper.report.text.words import duration
+
+PRIORITIES = ("low", "normal", "high")
+
+
+class WaitingView(Struct, frozen=True):
+    """A job that waits for machines. Times are virtual seconds.
+
+    Attributes:
+        position: 1 for the job that is served first; 0: machines are reserved for it, and have yet to leave other jobs.
+        priority: low, normal or high. ``raised``: how many classes it has gained by waiting.
+        machines: how many it needs at least; it takes up to ``max_machines``.
+        waited_s: for how long it has waited. ``starts_in_s``: until it is expected to get machines; None: unknown.
+        reason: why it waits: ``behind gpt``.
+    """
+
+    job: str
+    name: str
+    position: int
+    team: str
+    priority: str
+    raised: int
+    machines: int
+    max_machines: int
+    waited_s: float
+    reason: str
+    starts_in_s: float | None = None
+
+
+def place(position: int) -> str:
+    """Format a position in the queue: ``1st``, ``22nd``, ``113th``; ``next`` for 0."""
+    if not position:
+        return "next"
+    last = 0 if position % 100 in (11, 12, 13) else position % 10
+    return str(position) + {1: "st", 2: "nd", 3: "rd"}.get(last, "th")
+
+
+def class_word(priority: str, raised: int) -> str:
+    """Format a priority and what the job gained by waiting: ``normal``, ``high (was normal)``."""
+    if not raised:
+        return priority
+    return f"{PRIORITIES[PRIORITIES.index(priority) + raised]} (was {priority})"
+
+
+def machines_word(view: WaitingView) -> str:
+    more = f" to {view.max_machines}" if view.max_machines > view.machines else ""
+    return f"{view.machines}{more}"
+
+
+def start_word(seconds: float | None) -> str:
+    """Format the expected start: ``in about 2h05m``, ``now``, ``unknown``."""
+    if seconds is None:
+        return "unknown"
+    return f"in about {duration(seconds)}" if seconds >= 1.0 else "now"
+
+
+def waiting_line(view: WaitingView) -> str:
+    """What a job waits for: ``has waited 2h05m for 4 machines (team nlp, priority normal); expected start: ...``."""
+    wanted = f"{machines_word(view)} machine{'' if view.max_machines == 1 else 's'}"
+    about = f"team {view.team}, priority {class_word(view.priority, view.raised)}"
+    start = f"expected start: {start_word(view.starts_in_s)}"
+    return f"has waited {duration(view.waited_s)} for {wanted} ({about}); {start}"
