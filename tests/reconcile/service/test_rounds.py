@@ -12,7 +12,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.reconcile.controller import reconcile_job
 from spotkeeper.reconcile.controller.alarm import read_note
 from spotkeeper.reconcile.controller.reconcile_job import Ended, RoundOptions, RoundResult
-from spotkeeper.reconcile.service.rounds import Rounds, Ticked
+from spotkeeper.reconcile.service.rounds import WOKEN, Rounds, Ticked
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime
 from spotkeeper.reconcile.store.objects import AGAIN_S, REQUEST_S
 from tests.reconcile.world import JOB, STACK, World
@@ -123,3 +123,25 @@ def test_a_tick_during_a_tick_does_nothing() -> None:
     assert meanwhile == [Ticked(0, failed=0, busy=True)]
     note = read_note(process.store)  # type: ignore[arg-type]
     assert note is not None and (note.succeeded, note.failing) == (world.now(), None)
+
+
+@pytest.mark.parametrize(("others", "time_left", "begun"), [(2, True, 2), (WOKEN + 2, True, WOKEN), (2, False, 0)])
+def test_a_round_is_followed_by_rounds_of_the_jobs_that_it_made_room_for(
+    monkeypatch: pytest.MonkeyPatch, others: int, time_left: bool, begun: int
+) -> None:
+    process = Process()
+    real = reconcile_job.run_round
+    woken = [f"woken{letter}22" for letter in "abcdefgh"[:others]]
+    jobs: list[tuple[str, str]] = []
+
+    def run_round(*args: Any) -> RoundResult:
+        jobs.append((args[2], args[4].user))
+        if args[2] != JOB:
+            return RoundResult(Ended.QUIET, woken=frozenset({JOB}))  # one step, no chain
+        if not time_left:
+            process.world.t += REQUEST_S - AGAIN_S + 0.5
+        return replace(real(*args), woken=frozenset(woken))
+
+    monkeypatch.setattr(reconcile_job, "run_round", run_round)
+    process.rounds.run_round(process.world.stack, JOB, process.rounds.visit(), "ann")
+    assert jobs == [(JOB, "ann"), *((job, "") for job in woken[:begun])]
