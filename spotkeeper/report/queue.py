@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.decide.queue import scheduler, use
+from spotkeeper.reconcile.decide.queue import reclaim, scheduler, use
 from spotkeeper.reconcile.decide.queue.room import Room, of_running, unclaimed
 from spotkeeper.report.job.waiting import PRIORITIES, WaitingView
 
@@ -174,7 +174,7 @@ class Queue:
             whose = ", ".join(map(self._name, leaving))
             return f"takes the room of {whose}, whose machines leave"
         parts = [self._reasons[claim.job]]
-        if not parts[0] and claim.lapsed and self._now < claim.lapsed + scheduler.LAPSE_S:
+        if not parts[0] and claim.lapsed and self._now < claim.lapsed + reclaim.LAPSE_S:
             parts = ["no machine was to be had for it, so other jobs come first for a while"]
         elif not parts[0]:
             parts = [self._lacking(claim) if claim.job == self._head else f"behind {self._name(self._head)}"]
@@ -241,7 +241,7 @@ class Queue:
             gap=claim.gap and self._name(claim.gap),
             whom=claim.whom and self._name(claim.whom),
             borrows_from=next((one.borrows_from for one in self.teams if one.name == claim.team), ()),
-            recalls=sum(self._now - at < scheduler.DAY_S for at in claim.recalls),
+            recalls=sum(self._now - at < reclaim.DAY_S for at in claim.recalls),
             ends_in_s=None if claim.ends is None else max(0.0, claim.ends - self._now),
         )
 
@@ -285,13 +285,13 @@ def _of(claims: list[Claim], team: str | None) -> list[Claim]:
 def _moments(claim: Claim, now: float) -> Iterator[float]:
     """Yield the next moments at which this claim changes by itself: its end, its protection's end, a higher class."""
     if claim.waits is not None and scheduler.rank(claim, now) < scheduler.HIGH:
-        yield claim.waits + scheduler.DAY_S * (1 + max(0.0, now - claim.waits) // scheduler.DAY_S)
+        yield claim.waits + reclaim.DAY_S * (1 + max(0.0, now - claim.waits) // reclaim.DAY_S)
     if not claim.reserved:
         return
     if claim.ends is not None:
         yield claim.ends if claim.ends > now else now + OVERDUE_S
     early = claim.started is None or claim.stop is Stop.EARLY
-    shielded = scheduler.EARLY_S if early else scheduler.PROTECTED_S
+    shielded = reclaim.EARLY_S if early else reclaim.PROTECTED_S
     protected = max(claim.reserved_at, 0.0 if early else claim.started or 0.0) + shielded
     if protected > now:
         yield protected

@@ -195,7 +195,8 @@ def test_of_many_jobs_the_first_are_shown_and_foreseen() -> None:
     assert queue.mentioned(queue.shown()) == {*(one.job for one in view.waiting), "big"}
     whole = queue.view(most=None)
     assert len(whole.waiting) == 200
-    assert {one.position for one in whole.waiting if one.starts_in_s is not None} == {1, 2, 3}, "vision may have 3"
+    soon = {one.position for one in whole.waiting if one.starts_in_s is not None and one.starts_in_s < 80_000}
+    assert soon == {1, 2, 3}, "vision may have 3, until others have waited for a day"
     assert queue.waiting("w000") is not None and FORESEEN < 200
 
 

@@ -27,6 +27,9 @@ class Room:
         self._over = over or {}
         self._pools = sorted(stack.pools, key=lambda pool: pool.kind != "static")
         self._named = {pool.name: pool for pool in stack.pools}
+        self._prices = {(pool.name, dear): _price(pool, dear) for pool in stack.pools for dear in (False, True)}
+        self._teams = {team.name: team for team in stack.teams}
+        self._kinds: dict[tuple[tuple[str, ...], bool], tuple[list[PoolState], float]] = {}
         self._left = {pool.name: _size(pool) for pool in stack.pools}
         self._on_demand = {pool.name: pool.max_on_demand for pool in stack.pools}
         self._machines: Counter[str] = Counter()  # dynamic machines in all, and all machines by team
@@ -55,9 +58,11 @@ class Room:
 
     def limit(self, claim: Claim, count: int) -> str:
         """Return which limit of its own team keeps this claim from ``count`` more machines; "" if none does."""
-        team = self._stack.team(claim.team)
-        if why := self._over.get(team.name):
+        if why := self._over.get(claim.team):
             return why
+        team = self._teams.get(claim.team)
+        if team is None:
+            return ""
         if team.max_machines is not None and self._machines["/" + team.name] + count > team.max_machines:
             return f"team {team.name} is at its max_machines of {team.max_machines}"
         if team.max_usd_hour is not None:
@@ -68,37 +73,51 @@ class Room:
 
     def usd(self, claim: Claim) -> float:
         """Return the list price of one of the claim's machines, USD per hour, in the dearest of its pools."""
-        return max((_price(pool, claim) for pool in self._of(claim)), default=0.0)
+        return self._kind(claim)[1]
 
-    def place(self, claim: Claim, count: int, granted: Mapping[str, int] | None = None) -> None:
-        """Place ``count`` more machines, first those that are granted, by pool, even beyond limits lowered since."""
-        for name, number in (granted or {}).items():
+    def place(self, claim: Claim, count: int) -> None:
+        """Place ``count`` more machines, even beyond limits lowered since."""
+        pools = self._kind(claim)[0]
+        self.take(claim, self._spread(claim, count) or (((pools[0].name, count),) if pools and count else ()))
+
+    def keep(self, claim: Claim, granted: Mapping[str, int]) -> int:
+        """Place the machines that are granted already, by pool; return how many reserved ones are left to place."""
+        count = claim.reserved
+        for name, number in granted.items():
             if name in self._named and count:
                 self._take(claim, name, min(count, number))
                 count -= min(count, number)
-        pools = self._of(claim)
-        rest = self._spread(claim, count) or (((pools[0].name, count),) if pools and count else ())
-        for name, number in rest:
-            self._take(claim, name, number)
+        return count
 
-    def release(self, job: str, count: int | None = None) -> None:
-        """Free the last ``count`` machines placed for this job; None: all of them."""
+    def free(self, job: str, count: int) -> Spread:
+        """Free the last ``count`` machines placed for this job; return their pools."""
         claim, spread = self._placed.get(job, (None, ()))
-        if claim is None:
-            return
-        left = sum(number for _, number in spread) if count is None else count
+        freed: list[tuple[str, int]] = []
         for name, number in reversed(spread):
-            if gone := min(left, number):
+            if claim is not None and (gone := min(count, number)):
                 self._take(claim, name, -gone)
-                left -= gone
+                freed.append((name, gone))
+                count -= gone
+        return tuple(freed)
+
+    def take(self, claim: Claim, spread: Spread, sign: int = 1) -> None:
+        """Place these machines, or free them with a ``sign`` of -1."""
+        for name, number in spread:
+            self._take(claim, name, sign * number)
 
     def placed(self, job: str) -> Spread:
         return self._placed[job][1] if job in self._placed else ()
 
     # -- placing
 
-    def _of(self, claim: Claim) -> list[PoolState]:
-        return [pool for pool in self._pools if not claim.pools or pool.name in claim.pools]
+    def _kind(self, claim: Claim) -> tuple[list[PoolState], float]:
+        """Return the pools that this claim may use, and the price of a machine in the dearest of them."""
+        kind = claim.pools, claim.on_demand
+        if kind not in self._kinds:
+            pools = [pool for pool in self._pools if not claim.pools or pool.name in claim.pools]
+            usd = max((self._prices[pool.name, claim.on_demand] for pool in pools), default=0.0)
+            self._kinds[kind] = pools, usd
+        return self._kinds[kind]
 
     def _spread(self, claim: Claim, count: int) -> Spread | None:
         """Return the pools that have room for ``count`` more machines of this claim; None if they do not."""
@@ -106,10 +125,10 @@ class Room:
         stack = self._stack
         dynamic = 10**9 if stack.max_machines is None else stack.max_machines - self._machines[""]
         usd = float("inf") if stack.max_usd_hour is None else stack.max_usd_hour - self._usd[""] + EPSILON
-        for pool in self._of(claim):
+        for pool in self._kind(claim)[0]:
             number = min(left, self._left[pool.name])
             if pool.kind != "static":
-                price = _price(pool, claim)
+                price = self._prices[pool.name, claim.on_demand]
                 number = min(number, dynamic, self._on_demand[pool.name] if claim.on_demand else number)
                 number = max(0, min(number, int(usd / price)) if price and usd < float("inf") else number)
                 dynamic, usd = dynamic - number, usd - number * price
@@ -126,7 +145,7 @@ class Room:
         for key in ("", "/" + claim.team):
             if key or pool.kind != "static":
                 self._machines[key] += number
-                self._usd[key] += number * _price(pool, claim)
+                self._usd[key] += number * self._prices[name, claim.on_demand]
         _, spread = self._placed.get(claim.job, (claim, ()))
         counts = Counter(dict(spread))
         counts[name] += number
@@ -137,18 +156,20 @@ def _size(pool: PoolState) -> int:
     return len(pool.machines) if pool.kind == "static" else pool.max_machines
 
 
-def _price(pool: PoolState, claim: Claim) -> float:
+def _price(pool: PoolState, on_demand: bool) -> float:
     if pool.kind == "static":
         return pool.dearest(Model.STATIC)
-    return pool.dearest(Model.ON_DEMAND if claim.on_demand else Model.SPOT)
+    return pool.dearest(Model.ON_DEMAND if on_demand else Model.SPOT)
 
 
 def of_running(allocation: Allocation, stack: StackState, over: Mapping[str, str] | None = None) -> Room:
     """Return the room that all reservations leave."""
     room, granted = Room(stack, over), granted_by(allocation, stack)
     claims = [claim for claim in (*allocation.claims, *unclaimed(allocation)) if claim.reserved]
-    for claim in sorted(claims, key=lambda claim: (len(claim.pools) or len(stack.pools), claim.job)):
-        room.place(claim, claim.reserved, granted.get(claim.job))
+    claims.sort(key=lambda claim: (len(claim.pools) or len(stack.pools), claim.job))
+    missing = [room.keep(claim, granted.get(claim.job, {})) for claim in claims]
+    for claim, count in zip(claims, missing, strict=True):
+        room.place(claim, count)
     return room
 
 
@@ -163,10 +184,12 @@ def unclaimed(allocation: Allocation) -> tuple[Claim, ...]:
 
 def granted_by(allocation: Allocation, stack: StackState) -> Mapping[str, Counter[str]]:
     """Return each job's grants, counted by pool."""
-    pools = {one.name: pool.name for pool in stack.pools for one in pool.machines}
+    pools = {f"machine:{one.name}": pool.name for pool in stack.pools for one in pool.machines}
     granted: dict[str, Counter[str]] = defaultdict(Counter)
     for grant in allocation.grants:
-        granted[grant.job][pools.get(grant.machine or "", grant.pool or "")] += 1
+        if grant.resource not in pools:
+            pools[grant.resource] = grant.pool or ""
+        granted[grant.job][pools[grant.resource]] += 1
     return granted
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from math import exp, log
 
-from msgspec.structs import replace
-
 from spotkeeper.contract.allocation import Allocation, Grant, TeamUse
 from spotkeeper.contract.stack import DEFAULT_TEAM, Model, StackState
 
@@ -29,44 +27,50 @@ def team_of(allocation: Allocation) -> Mapping[str, str]:
 def folded(allocation: Allocation, dropped: Iterable[Grant], stack: StackState, now: float) -> tuple[TeamUse, ...]:
     """Return the teams' use, with the cost of these grants, which are released now."""
     teams, use = team_of(allocation), {one.team: one for one in allocation.use}
+    begins, prices = _month_start(now), dict[str, float]()
     for grant in dropped:
         team = teams.get(grant.job, DEFAULT_TEAM)
-        use[team] = _with(_until(use.get(team) or TeamUse(team), now), grant, stack, now)
+        known = use.get(team) or TeamUse(team)
+        if known.at != now:
+            known = _until(known, now)
+        if grant.resource not in prices:
+            prices[grant.resource] = price(stack, grant)
+        use[team] = _with(known, prices[grant.resource] / HOUR_S, grant.since, begins, now)
     return tuple(use[team] for team in sorted(use))
 
 
 def decayed(allocation: Allocation, stack: StackState, now: float) -> dict[str, float]:
     """Return each team's decayed use, USD, grants that are not released included."""
-    return {one.team: one.usd for one in _current(allocation, stack, now)}
+    return {one.team: one.usd for one in current(allocation, stack, now)}
 
 
 def of_month(allocation: Allocation, stack: StackState, now: float) -> dict[str, float]:
     """Return what each team has spent in this calendar month, USD."""
-    return {one.team: one.month_usd for one in _current(allocation, stack, now)}
+    return {one.team: one.month_usd for one in current(allocation, stack, now)}
 
 
-def _current(allocation: Allocation, stack: StackState, now: float) -> list[TeamUse]:
+def current(allocation: Allocation, stack: StackState, now: float) -> list[TeamUse]:
+    """Return the teams' use as if all grants were released now."""
     return [_until(one, now) for one in folded(allocation, allocation.grants, stack, now)]
 
 
 def _until(use: TeamUse, now: float) -> TeamUse:
-    month = f"{datetime.fromtimestamp(now, timezone.utc):%Y-%m}"
-    usd = use.usd * exp(-_RATE * max(0.0, now - use.at))
-    return TeamUse(use.team, usd, max(now, use.at), month, use.month_usd if use.month == month else 0.0)
+    at = max(now, use.at)  # clocks of two rounds may differ
+    month = f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m}"
+    usd = use.usd * exp(-_RATE * (at - use.at))
+    return TeamUse(use.team, usd, at, month, use.month_usd if use.month == month else 0.0)
 
 
-def _with(use: TeamUse, grant: Grant, stack: StackState, now: float) -> TeamUse:
-    rate = price(stack, grant) / HOUR_S
-    ran = max(0.0, now - grant.since)
-    in_month = max(0.0, min(ran, now - _month_start(now)))
-    cost = rate * (1.0 - exp(-_RATE * ran)) / _RATE  # the integral of what is left of each second's cost
-    return replace(use, usd=use.usd + cost, month_usd=use.month_usd + rate * in_month)
+def _with(use: TeamUse, usd_s: float, since: float, month_begins: float, now: float) -> TeamUse:
+    ran = max(0.0, now - since)
+    in_month = max(0.0, min(ran, now - month_begins))
+    cost = usd_s * (1.0 - exp(-_RATE * ran)) / _RATE  # the integral of what is left of each second's cost
+    return TeamUse(use.team, use.usd + cost, use.at, use.month, use.month_usd + usd_s * in_month)
 
 
 def _month_start(now: float) -> float:
-    return (
-        datetime.fromtimestamp(now, timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    )
+    at = datetime.fromtimestamp(now, timezone.utc)
+    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
 def price(stack: StackState, grant: Grant) -> float:
@@ -92,10 +96,16 @@ def entitled(size: int, demand: Iterable[tuple[int, str, int]], stack: StackStat
     out: dict[str, float] = defaultdict(float)
     left = float(size)
     for priority in sorted(wanted, reverse=True):
-        for team, part in waterfill(left, wanted[priority], stack).items():
-            out[team] += part
-            left -= part
+        open_ = {team: min(machines, _most(stack, team) - out[team]) for team, machines in wanted[priority].items()}
+        for team, level in waterfill(left, open_, stack).items():
+            out[team] += level
+            left -= level
     return out
+
+
+def _most(stack: StackState, team: str) -> float:
+    most = stack.team(team).max_machines
+    return float("inf") if most is None else float(most)
 
 
 def waterfill(size: float, demand: Mapping[str, float], stack: StackState) -> dict[str, float]:

@@ -1,0 +1,143 @@
+"""Which machines are taken from others for a claim: all that it lacks or none, at the least loss. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from spotkeeper.contract.allocation import Claim, Stop
+from spotkeeper.reconcile.decide.queue.room import Room, Spread
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+PROTECTED_S = 900.0  # after a job's start nothing is taken from it
+EARLY_S = 3600.0  # nor from a job that has not started to train, or has no commit, for so long
+HOURLY, DAILY = 2, 6  # most recalls of a job within an hour and a day
+ENDING_S = 600.0  # a job that ends so soon is left alone
+LAPSE_S = 900.0  # a reservation that finds no machine for so long is given to others
+
+
+class Recallable(NamedTuple):
+    """A job that may give up machines; in the order in which they are taken."""
+
+    way: int  # LAPSES, SHRINKS, PAUSES
+    rank: int
+    beside: bool  # whether it runs elsewhere than in the claim's gap
+    within: bool  # whether its team has no more than its entitlement
+    loss: float  # machine-seconds
+    left: int  # machines that it keeps
+    job: str
+    claim: Claim
+    fair: bool  # whether only its team's excess may be taken
+
+
+LAPSES, SHRINKS, PAUSES = range(3)
+
+
+class Taken:
+    """Machines taken from others for one claim, one victim after the other. ``room``: what is left then."""
+
+    def __init__(self, room: Room, claim: Claim) -> None:
+        self.room, self.claim = room.copy(), claim
+        self.victims: dict[str, Recallable] = {}
+        self._freed: dict[str, Spread] = {}
+
+    @property
+    def fits(self) -> bool:
+        return self.room.fits(self.claim, self.claim.min)
+
+    def kept(self, victim: Claim) -> int:
+        """Return how many machines this job keeps."""
+        return self.victims[victim.job].left if victim.job in self.victims else victim.reserved
+
+    def take(self, victim: Recallable) -> None:
+        """Take this job's machines; one that shrank before pauses now."""
+        freed = self.room.free(victim.job, self.kept(victim.claim) - victim.left)
+        self._freed[victim.job] = self._freed.get(victim.job, ()) + freed
+        self.victims[victim.job] = victim
+
+    def give_back(self) -> None:
+        """Leave the claim only victims and machines that it needs: the highest class first, then the dearest."""
+        for victim in sorted(self.victims.values(), key=lambda victim: (-victim.rank, -victim.loss, victim.job)):
+            whole = self._freed[victim.job]
+            self._try(victim, whole)
+            if victim.way == SHRINKS and victim.job in self.victims:
+                for part in _ones(whole):
+                    self._try(self.victims[victim.job], (part,))
+
+    def _try(self, victim: Recallable, spread: Spread) -> None:
+        """Give this job these machines back, if the claim fits without them."""
+        self.room.take(victim.claim, spread)
+        if not self.fits:
+            self.room.take(victim.claim, spread, -1)
+            return
+        left = victim.left + sum(number for _, number in spread)
+        self.victims[victim.job] = victim._replace(left=left)
+        if left == victim.claim.reserved:
+            del self.victims[victim.job]
+
+
+def _ones(spread: Spread) -> Iterable[tuple[str, int]]:
+    return [(pool, 1) for pool, number in spread for _ in range(number)]
+
+
+def needed(room: Room, claim: Claim, victims: Iterable[Recallable], excess: Mapping[str, float]) -> Taken | None:
+    """Return what is taken from these victims so that the claim fits; None if it would not fit.
+
+    ``excess``: by team, machines beyond its entitlement; fair victims lose no more than until none is left.
+    """
+    taken = collected(room, claim, victims, excess, enough=True)
+    if not taken.fits:
+        return None
+    taken.give_back()
+    return taken
+
+
+def collected(
+    room: Room, claim: Claim, victims: Iterable[Recallable], excess: Mapping[str, float], enough: bool
+) -> Taken:
+    """Take from one victim after the other; ``enough``: only until the claim fits."""
+    taken, left = Taken(room, claim), dict(excess)
+    for victim in victims:
+        team, kept = victim.claim.team, taken.kept(victim.claim)
+        before = left.get(team, 0.0) + victim.claim.reserved - kept
+        if victim.fair and before <= 1e-6:
+            continue
+        left[team] = left.get(team, 0.0) - (kept - victim.left)
+        taken.take(victim)
+        if enough and taken.fits:
+            break
+    return taken
+
+
+# -- protection
+
+
+def takeable(victim: Claim, now: float, at: float) -> bool:
+    """Whether machines may be taken from this job at ``at``, as known ``now``."""
+    if victim.stop is Stop.NEVER or not recalls_left(victim, at):
+        return False
+    if victim.ends is not None and victim.ends - now < ENDING_S:
+        return False
+    if victim.started is None or victim.stop is Stop.EARLY:
+        return at - victim.reserved_at >= EARLY_S
+    return at - max(victim.started, victim.reserved_at) >= PROTECTED_S
+
+
+def recalls_left(claim: Claim, now: float) -> bool:
+    """Whether machines may be taken once more from this job, within its limits of an hour and a day."""
+    ages = [now - at for at in claim.recalls]
+    return sum(age < HOUR_S for age in ages) < HOURLY and sum(age < DAY_S for age in ages) < DAILY
+
+
+def dry(claim: Claim, now: float) -> bool:
+    """Whether the job has found no machine for a while; then its reservation may go to others."""
+    return claim.dry_since is not None and now - max(claim.dry_since, claim.reserved_at) >= LAPSE_S
+
+
+def ending(claim: Claim, now: float) -> bool:
+    return claim.ends is not None and now <= claim.ends < now + ENDING_S
+
+
+def loss(victim: Claim, now: float) -> float:
+    """Return what taking this job's machines costs, machine-seconds; each recall of the last day counts once more."""
+    return victim.cost_s * (1 + sum(now - at < DAY_S for at in victim.recalls))

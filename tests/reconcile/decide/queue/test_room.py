@@ -1,0 +1,129 @@
+"""What reservations leave in the limits of pools, stack and teams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Claim, Grant
+from spotkeeper.contract.stack import PoolState, Price, TeamState
+from spotkeeper.reconcile.decide.queue.room import Room, of_running, reserved_elsewhere
+from tests.reconcile.decide.queue.situation import grants, pool, runs, stack, waits
+
+
+def most(claim: Claim, *others: Claim, **more: Any) -> int:
+    """Return how many machines of this claim fit beside these reservations."""
+    pools = more.pop("pools", (pool(),))
+    on = stack(*pools, **more)
+    return of_running(Allocation(grants=grants(*others), claims=others), on).most(claim, 0, 100)
+
+
+def test_machines_spread_over_all_pools_or_those_of_the_job() -> None:
+    pools = pool("p", 3), pool("q", 4)
+    assert most(waits("w", 1), pools=pools) == 7
+    assert most(waits("w", 1, pools=("q",)), runs("r", 2, pools=("q",)), pools=pools) == 2
+    assert most(waits("w", 1), runs("r", 2, pools=("q",)), pools=pools) == 5
+
+
+def test_a_job_of_few_pools_is_placed_before_one_that_may_use_any() -> None:
+    pools = pool("p", 4), pool("q", 4)
+    any_, only = runs("a", 4), runs("b", 4, pools=("p",))
+    room = of_running(Allocation(claims=(any_, only)), stack(*pools))
+    assert dict(room.placed("b")) == {"p": 4}
+    assert dict(room.placed("a")) == {"q": 4}
+
+
+def test_a_job_is_placed_where_its_grants_are() -> None:
+    pools = pool("p", 4), pool("q", 4)
+    claim = runs("a", 3)
+    held = tuple(Grant("a", node, 1, "slot:q") for node in range(2))
+    room = of_running(Allocation(grants=held, claims=(claim,)), stack(*pools))
+    assert dict(room.placed("a")) == {"q": 2, "p": 1}
+    leaving = of_running(Allocation(grants=held, claims=(replace(claim, reserved=1),)), stack(*pools))
+    assert dict(leaving.placed("a")) == {"q": 1}  # machines that leave count as gone
+
+
+def test_idle_static_machines_come_first() -> None:
+    pools = pool("p", 4), pool("s", static=2)
+    room = of_running(Allocation(claims=(runs("a", 3),)), stack(*pools))
+    assert dict(room.placed("a")) == {"s": 2, "p": 1}
+    granted = Allocation(grants=(Grant("a", 0, 1, "machine:s-1"),), claims=(runs("a", 1),))
+    assert dict(of_running(granted, stack(*pools)).placed("a")) == {"s": 1}
+
+
+def test_the_stacks_own_limits_hold_for_dynamic_machines() -> None:
+    pools = pool("p", 4, usd=3.0), pool("q", 4, usd=1.0), pool("s", static=2)
+    assert most(waits("w", 1), pools=pools, max_machines=5) == 7
+    assert most(waits("w", 1), runs("r", 2, pools=("p",)), pools=pools, max_machines=5) == 5
+    assert most(waits("w", 1, pools=("p",)), pools=pools, max_usd_hour=3 * 1.2) == 1
+    assert most(waits("w", 1, pools=("q",)), runs("r", 1, pools=("p",)), pools=pools, max_usd_hour=5.0) == 2
+    assert most(waits("w", 1, pools=("q",)), pools=(pool("q", 4, usd=1.2),), max_usd_hour=3 * 1.2) == 3
+
+
+def test_on_demand_jobs_stay_within_the_pools_limit_of_on_demand_machines() -> None:
+    pools = (pool("p", 6, max_on_demand=4),)
+    assert most(waits("w", 1, on_demand=True), pools=pools) == 4
+    assert most(waits("w", 1, on_demand=True), runs("r", 3, on_demand=True), pools=pools) == 1
+    assert most(waits("w", 1, on_demand=True), runs("r", 3), pools=pools) == 3
+
+
+def test_on_demand_jobs_cost_their_own_price() -> None:
+    dear = PoolState("p", "spot", "m", ("a",), 1, 8, 8, 10, "d", {"a": Price(on_demand=4.0, spot=1.0)})
+    assert most(waits("w", 1, on_demand=True), pools=(dear,), max_usd_hour=9.0) == 2
+    assert most(waits("w", 1), runs("r", 2, on_demand=True), pools=(dear,), max_usd_hour=9.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"), [({"max_machines": 5}, 3), ({"max_usd_hour": 4.0}, 2), ({"max_machines": 3}, 1), ({}, 6)]
+)
+def test_a_teams_limits(limits: dict[str, Any], count: int) -> None:
+    teams = [TeamState("t", **limits)]
+    assert most(waits("w", 1, "t"), runs("r", 2, "t"), teams=teams) == count
+    assert most(waits("w", 1), runs("r", 2, "t"), teams=teams) == 6
+
+
+def test_static_machines_count_in_a_teams_limit() -> None:
+    pools = pool("p", 4), pool("s", static=4)
+    teams = [TeamState("t", max_machines=5)]
+    claim = waits("w", 1, "t")
+    assert most(claim, runs("r", 3, "t", pools=("s",)), pools=pools, teams=teams) == 2
+
+
+def test_the_size_of_a_stack() -> None:
+    pools = pool("p", 4), pool("q", 4), pool("s", static=3)
+    assert Room(stack(*pools)).size == 11
+    assert Room(stack(*pools, max_machines=6)).size == 9
+    assert Room(stack(*pools, max_machines=20)).size == 11
+
+
+def test_freed_machines_are_the_last_placed_and_can_be_put_back() -> None:
+    room = of_running(Allocation(claims=(runs("a", 6),)), stack(pool("p", 4), pool("q", 4)))
+    copy = room.copy()
+    freed = copy.free("a", 3)
+    assert freed == (("q", 2), ("p", 1))
+    assert dict(copy.placed("a")) == {"p": 3}
+    copy.take(runs("a", 6), freed)
+    assert dict(copy.placed("a")) == dict(room.placed("a")) == {"p": 4, "q": 2}
+    assert copy.free("unknown", 3) == ()
+
+
+def test_a_job_that_has_machines_and_no_claim_takes_room() -> None:
+    allocation = Allocation(grants=grants(runs("r", 5)))
+    assert of_running(allocation, stack()).most(waits("w", 1), 0, 100) == 3
+
+
+def test_reservations_beyond_lowered_limits_leave_no_room() -> None:
+    assert most(waits("w", 1), runs("r", 9)) == 0
+    assert most(waits("w", 1), runs("r", 9, pools=("gone",))) == 8
+
+
+def test_a_grant_counts_what_is_reserved_for_others_and_not_granted_yet() -> None:
+    on = stack(pool("p", 4), pool("q", 4))
+    own, other = runs("own", 2, pools=("p",)), runs("other", 3, pools=("p",))
+    allocation = Allocation(grants=grants(other)[:1], claims=(own, other))
+    assert reserved_elsewhere(allocation, on, "own") == {"p": 2}
+    assert reserved_elsewhere(allocation, on, "other") == {"p": 2}
+    whole = replace(allocation, grants=grants(other))
+    assert reserved_elsewhere(whole, on, "own") == {}

@@ -1,0 +1,123 @@
+"""What teams have used, and what they are entitled to."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+
+from spotkeeper.contract.allocation import Allocation, Grant, TeamUse
+from spotkeeper.contract.stack import PoolState, Price, TeamState
+from spotkeeper.reconcile.decide.queue import use
+from tests.reconcile.decide.queue.situation import (
+    DAY_S,
+    HOUR_S,
+    NOW,
+    grants,
+    pool,
+    runs,
+    shares,
+    stack,
+)
+
+
+def month(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+def test_use_halves_in_a_day() -> None:
+    allocation = Allocation(use=(TeamUse("t", 10.0, NOW - DAY_S),))
+    assert use.decayed(allocation, stack(), NOW) == {"t": pytest.approx(5.0)}
+    assert use.decayed(allocation, stack(), NOW - DAY_S) == {"t": 10.0}
+
+
+def test_a_clock_that_is_behind_changes_nothing() -> None:
+    end = month("2026-12-01T00:00:00")
+    allocation = Allocation(use=(TeamUse("t", 10.0, end, "2026-12", 3.0),))
+    assert use.decayed(allocation, stack(), end - 5) == {"t": 10.0}
+    assert use.of_month(allocation, stack(), end - 5) == {"t": 3.0}
+
+
+def test_a_grant_costs_its_list_price_since_its_start_decayed() -> None:
+    ran_h = 12
+    claim = runs("r", 2, "t", ago_s=ran_h * HOUR_S)
+    allocation = Allocation(grants=grants(claim), claims=(claim,))
+    each_hour = sum(2 * 3.0 * 0.5 ** ((hour + 0.5) / 24) for hour in range(ran_h))
+    assert use.decayed(allocation, stack(pool(usd=3.0)), NOW) == {"t": pytest.approx(each_hour, rel=1e-4)}
+
+
+def test_folding_a_grant_changes_no_sum() -> None:
+    claim = runs("r", 3, "t", ago_s=30 * HOUR_S)
+    before = Allocation(grants=grants(claim), claims=(claim,), use=(TeamUse("t", 7.0, NOW - 9 * HOUR_S),))
+    after = Allocation(
+        grants=before.grants[1:], claims=(claim,), use=use.folded(before, before.grants[:1], stack(), NOW)
+    )
+    for later_s in (0.0, 5 * HOUR_S):
+        then = NOW + later_s
+        # The released grant's cost stops, and decays.
+        expected = use.decayed(before, stack(), then)["t"] - _cost(then - before.grants[0].since)
+        expected += _cost(NOW - before.grants[0].since) * 0.5 ** (later_s / DAY_S)
+        assert use.decayed(after, stack(), then)["t"] == pytest.approx(expected)
+
+
+def _cost(ran_s: float) -> float:
+    rate = math.log(2) / 24
+    return (1 - math.exp(-rate * ran_s / HOUR_S)) / rate
+
+
+def test_jobs_without_a_claim_belong_to_the_default_team() -> None:
+    folded = use.folded(Allocation(), [Grant("x", 0, 1, "slot:p", NOW - HOUR_S)], stack(), NOW)
+    assert [(one.team, round(one.usd, 2)) for one in folded] == [("default", 0.99)]
+
+
+def test_a_month_is_a_calendar_month_in_utc_and_does_not_decay() -> None:
+    end = month("2026-12-01T00:00:00")
+    claim = runs("r", 1, "t", reserved_at=end - 10 * HOUR_S)
+    allocation = Allocation(
+        grants=grants(claim), claims=(claim,), use=(TeamUse("t", 5.0, end - DAY_S, "2026-11", 5.0),)
+    )
+    assert use.of_month(allocation, stack(), end - 1) == {"t": pytest.approx(15.0, abs=0.01)}
+    assert use.of_month(allocation, stack(), end) == {"t": 0.0}
+    assert use.of_month(allocation, stack(), end + 2 * HOUR_S) == {"t": pytest.approx(2.0)}
+
+
+@pytest.mark.parametrize(
+    ("resource", "usd"),
+    [("slot:p", 2.0), ("slot:p/on-demand", 5.0), ("machine:s-0", 7.0), ("machine:gone", 1.0), ("slot:gone", 1.0)],
+)
+def test_list_prices(resource: str, usd: float) -> None:
+    """A machine without a known price counts its time, as if it cost 1 USD an hour."""
+    dynamic = PoolState("p", "spot", "m", ("a",), 1, 8, 8, 10, "d", {"a": Price(on_demand=5.0, spot=2.0)})
+    assert use.price(stack(dynamic, pool("s", usd=7.0, static=1)), Grant("r", 0, 1, resource)) == usd
+
+
+# -- entitlements
+
+
+@pytest.mark.parametrize(
+    ("demand", "share", "level"),
+    [
+        ({"a": 8, "b": 8}, {}, {"a": 4, "b": 4}),
+        ({"a": 8, "b": 8}, {"a": 3}, {"a": 6, "b": 2}),
+        ({"a": 1, "b": 8}, {}, {"a": 1, "b": 7}),
+        ({"a": 1, "b": 2, "c": 9}, {"c": 0.5}, {"a": 1, "b": 2, "c": 5}),
+        ({"a": 4, "b": 8, "c": 8}, {"a": 2}, {"a": 4, "b": 2, "c": 2}),
+        ({"a": 2}, {}, {"a": 2}),
+        ({}, {}, {}),
+    ],
+)
+def test_what_a_team_does_not_need_goes_to_the_others(
+    demand: dict[str, float], share: dict[str, float], level: dict[str, float]
+) -> None:
+    assert use.waterfill(8, demand, stack(teams=shares(**share))) == level
+
+
+def test_higher_classes_are_filled_first() -> None:
+    demand = [(2, "a", 5), (1, "a", 8), (1, "b", 8), (0, "c", 8)]
+    assert use.entitled(8, demand, stack()) == {"a": 6.5, "b": 1.5, "c": 0.0}
+
+
+def test_a_team_is_entitled_to_its_own_limit_at_most() -> None:
+    demand = [(2, "a", 2), (1, "a", 8), (1, "b", 8)]
+    assert use.entitled(8, demand, stack(teams=[TeamState("a", max_machines=3)])) == {"a": 3.0, "b": 5.0}
