@@ -13,6 +13,7 @@ from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import TeamState
 from spotkeeper.reconcile.controller.reconcile_job import run_round
 from spotkeeper.reconcile.controller.tick import RESTS, TICK_EVERY_S, tick
+from spotkeeper.reconcile.decide.queue.claim import ASKED, woken
 from tests.reconcile.world import JOB, World, stack
 
 WAITING = tuple(f"wait{a}{b}{b}2" for a in "abcd" for b in "xyz")
@@ -52,6 +53,22 @@ def test_a_round_names_the_jobs_for_which_it_freed_machines() -> None:
         assert result.record is not None
         assert result.record.phase is not Phase.DONE or woken
     assert woken == {WAITING[0]}
+
+
+def test_a_job_that_begins_to_wait_wakes_those_that_may_make_room() -> None:
+    world = World(the_stack=stack(max_machines=4))
+    for job, priority in ((JOB, "normal"), ("low1low2", "low"), ("low2low2", "low"), ("norm1222", "normal")):
+        world.spec = replace(world.spec, priority=priority)
+        world.submit(job)
+        world.until(lambda job=job: world.training(job))  # type: ignore[misc]
+    world.spec = replace(world.spec, priority="normal")
+    world.submit("later222")
+    before = replace(world.memory.allocation[0], claims=())
+    assert woken(before, world.memory.allocation[0]) >= {"low1low2", "low2low2"}
+    assert woken(world.memory.allocation[0], world.memory.allocation[0]) == frozenset()
+    waits = replace(before, grants=world.memory.allocation[0].grants)
+    asked = woken(waits, replace(waits, claims=(Claim("later222", 1, 1, since=0.0, waits=1.0),)))
+    assert len(asked) == ASKED
 
 
 def test_a_claim_of_a_job_that_is_nowhere_is_dropped() -> None:

@@ -25,6 +25,7 @@ from spotkeeper.reconcile.decide.queue.scheduler import HIGH, schedule
 
 LOST_SPOT_S = 300.0  # what giving up a spot machine costs beside the restart: the next one may be long in coming
 ROUGHLY = 0.25  # a claim is written again if its estimates change by more than this share
+ASKED = 3  # most running jobs that are asked at once what taking their machines would cost; ticks ask all
 PRIORITY = {"low": 0, "normal": 1, "high": 2}
 
 
@@ -64,15 +65,24 @@ def _with(draft: Draft, old: Claim | None, new: Claim | None) -> Allocation:
 
 
 def woken(before: Allocation, after: Allocation) -> frozenset[str]:
-    """Return the jobs that need a round because of this change: their reservation changed, or room came for it."""
-    old = {claim.job: claim.reserved for claim in before.claims}
+    """Return the jobs that need a round because of this change.
+
+    These are jobs whose reservation changed, or for which room came; and if a job has begun to wait, some jobs whose
+    machines it may get: their rounds say what taking them would cost.
+    """
+    old = {claim.job: claim for claim in before.claims}
     granted = Counter(grant.job for grant in after.grants)
     room = len(after.grants) < len(before.grants)
-    return frozenset(
+    found = [
         claim.job
         for claim in after.claims
-        if claim.reserved != old.get(claim.job, 0) or (room and claim.reserved > granted[claim.job])
-    )
+        if claim.reserved != (old[claim.job].reserved if claim.job in old else 0)
+        or (room and claim.reserved > granted[claim.job])
+    ]
+    if any(claim.waiting and not (claim.job in old and old[claim.job].waiting) for claim in after.claims):
+        known = {claim.job: claim.priority for claim in after.claims}
+        found += sorted(granted, key=lambda job: (known.get(job, 0), job))[:ASKED]
+    return frozenset(found)
 
 
 def reserved(draft: Draft) -> int:
