@@ -21,7 +21,7 @@ help:
 	@echo "            writes .spotkeeper/mutants.json"
 	@echo "make soak   10,000 virtual days on recorded markets with every fault at once; writes .spotkeeper/soak.json"
 	@echo "make crash  kill -9 at every point of a save, failing disks, flipped bytes; writes .spotkeeper/crash.json"
-	@echo "make ec2    the function killed, frozen and left without news at every point of twelve stories on EC2"
+	@echo "make ec2    the function killed, frozen and left without news at every point of thirteen stories on EC2"
 	@echo "make stories  the same on Compute Engine, and 100 random stories in which all faults happen at once"
 	@echo "make burst  10,000 machines that report at once, and 20,000 ended jobs"
 	@echo "make lifecycle  whole jobs on the one-machine cloud: moves, hangs, slow machines, lost disks, elastic jobs"

@@ -1,4 +1,4 @@
-"""The twelve stories in which the function is killed, frozen, shown old views and left without news.
+"""The thirteen stories in which the function is killed, frozen, shown old views and left without news.
 
 A story begins with a gang that trains (but for ``start`` and ``stockout``), something happens, and it is over when
 ``done`` holds. Then the job ends, and nothing may be left. ``lost``: how many steps the story may cost, whatever
@@ -14,11 +14,12 @@ from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.controller.lease import BEAT_S
+from spotkeeper.reconcile.decide.queue.scheduler import PROTECTED_S
 from tests.sim.function import Function, Point
 from tests.sim.gang import SAVE_S
 from tests.sim.world import ZONES, Job, World, small_stack
 
-JOB = "abcd2345"
+JOB, OTHER = "abcd2345", "bcde2345"
 INTERVAL_S = 60.0
 ROUGH = int(INTERVAL_S + SAVE_S) + 2  # steps of a second each: what an unannounced end may cost
 LOOK_S = BEAT_S + 0.5
@@ -76,6 +77,8 @@ class Scenario:
     on_demand: int = 0
     outcome: Outcome = Outcome.CANCELLED
     crashes: int = 0
+    priority: str = "normal"
+    before_s: float = 70.0  # how long the gang trains before the story begins
 
 
 @dataclass
@@ -116,7 +119,7 @@ def perform(
     if not scenario.fresh:
         _begin(play, scenario)
         assert world.until(lambda: play.job.training, 600), "the gang never trains"
-        world.run(70)
+        world.run(scenario.before_s)
     told = Told(points=[])
     play.gen = world.record(JOB).gen if not scenario.fresh else 0
     function = world.function
@@ -142,7 +145,7 @@ def perform(
 def _begin(play: Play, scenario: Scenario, act: Callable[[Play], None] | None = None) -> None:
     if act is not None:
         act(play)
-    play.job = play.world.submit(JOB, nodes=scenario.nodes, steps=scenario.steps, interval_s=INTERVAL_S)
+    play.job = play.world.submit(JOB, nodes=scenario.nodes, steps=scenario.steps, interval_s=INTERVAL_S, priority=scenario.priority)
     play.job.crash_after_s = 100.0
     play.job.crashes_left = scenario.crashes
 
@@ -242,6 +245,15 @@ def _resized(play: Play) -> bool:
     return play.on and len(record.members) == 2 == record.size and len(play.world.cloud.machines) == 2
 
 
+def _recall(play: Play) -> None:
+    """Another job comes, for which this one has to make room: 7 of 8 machines."""
+    play.world.submit(OTHER, nodes=7, steps=100, interval_s=INTERVAL_S)
+
+
+def _came_back(play: Play) -> bool:
+    return play.on and play.world.record(OTHER).phase is Phase.DONE
+
+
 def _cancelled(play: Play) -> None:
     play.preempt(1, -1)
     play.world.engine.after(30.0, lambda: play.world.request(JOB, RequestKind.CANCEL))
@@ -257,6 +269,7 @@ SCENARIOS = (
     Scenario("on-demand and back", _no_spot, _back_on_spot, ROUGH, on_demand=3),
     Scenario("zone move", _move, _moved),
     Scenario("resize", _resize, _resized, nodes={"min": 1, "max": 3}),
+    Scenario("recall", _recall, _came_back, priority="low", before_s=PROTECTED_S),
     Scenario("user crash", lambda play: None, lambda play: play.on, ROUGH, crashes=1),
     Scenario("cancel during recovery", _cancelled, lambda play: play.ended is not None, ROUGH),
     Scenario("success", lambda play: None, lambda play: play.ended is not None, steps=150, outcome=Outcome.SUCCEEDED),

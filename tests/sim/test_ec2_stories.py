@@ -1,4 +1,4 @@
-"""The twelve stories on EC2: the function as shipped, its adapter, botocore, and the strict stand-in.
+"""The thirteen stories on EC2: the function as shipped, its adapter, botocore, and the strict stand-in.
 
 As on Compute Engine (``test_crash_points.py``, where the faults are explained), the process is killed and frozen at
 every effect, every request in turn is missed, every look shows old listings. A play takes half a second here, so
