@@ -145,7 +145,9 @@ def perform(
 def _begin(play: Play, scenario: Scenario, act: Callable[[Play], None] | None = None) -> None:
     if act is not None:
         act(play)
-    play.job = play.world.submit(JOB, nodes=scenario.nodes, steps=scenario.steps, interval_s=INTERVAL_S, priority=scenario.priority)
+    play.job = play.world.submit(
+        JOB, nodes=scenario.nodes, steps=scenario.steps, interval_s=INTERVAL_S, priority=scenario.priority
+    )
     play.job.crash_after_s = 100.0
     play.job.crashes_left = scenario.crashes
 
