@@ -118,7 +118,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
     usable, every = {pool.name for pool in pools_of(spec, stack)}, {pool.name for pool in stack.pools}
     new = Claim(
         job=draft.record.job,
-        min=min(size.min, most),
+        min=_least(draft, size.min, most),
         max=most,
         since=draft.record.created,
         team=team.name,
@@ -127,6 +127,15 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         on_demand=spec.policy == "on-demand",
     )
     return _known(draft, new, old)
+
+
+def _least(draft: Draft, least: int, most: int) -> int:
+    """Return the fewest machines with which the job can start.
+
+    Between generations nobody can tell which disks have the newest checkpoint. So an elastic job that was stopped comes
+    back with as many nodes as it had, and shrinks only while it trains.
+    """
+    return min(most, max(least, draft.size()) if draft.record.gen and not draft.members() else least)
 
 
 def _wants(draft: Draft) -> bool:
@@ -147,6 +156,8 @@ def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
     else:
         fields = ("waits", "waited_s", "reserved_at", "started", "lapsed", "recalls", "barred", "gap", "whom")
         new = replace(new, **{name: getattr(old, name) for name in fields}, reserved=min(old.reserved, new.max))
+        if 0 < new.reserved < new.min:
+            new = replace(new, reserved=0, waits=draft.now)
     others = any(claim.waiting and claim.job != new.job for claim in draft.snapshot.allocation.claims)
     fresh = _estimated(draft, new)
     if old is None or (others and not _alike(old, fresh, draft.now)):
@@ -220,6 +231,8 @@ def step(draft: Draft) -> None:
     new = reserved(draft)
     if new < draft.size():
         new = 0 if written is None else max(new, written.reserved)
+    if new < draft.size() and record.gen and not draft.members():
+        return  # its claim is about to wait: see ``_least``
     if new and new != draft.size() and spec.size().min <= new <= len(draft.nodes):
         resize.fit(draft, new)
         detail = f"{new} nodes: machines went to job {written.whom}" if written and written.whom else f"{new} nodes"

@@ -71,6 +71,28 @@ def test_an_elastic_job_shrinks_instead_and_grows_again() -> None:
     assert not repeated(world, JOB)
 
 
+def test_a_stopped_elastic_job_comes_back_with_all_its_disks() -> None:
+    """Only one of them has the newest checkpoint, and the record does not say which."""
+    world = world_of(2, nodes=Nodes(1, 2))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 2)
+    for drive in world.drives.values():
+        drive.broken = drive.disk.node == 0
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal", nodes=2)
+    world.until(lambda: world.training(SECOND), 10 * MINUTE)
+    submit(world, "third222", nodes=1)
+    world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
+    world.until(lambda: world.training("third222"), 10 * MINUTE)
+    world.run(10 * MINUTE)
+    assert (world.record().hold, world.record().size) == (Hold.QUEUE, None)
+    world.store.put_request("third222", JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
+    for drive in world.drives.values():
+        drive.broken = False
+    world.until(world.training, 10 * MINUTE)
+    assert not repeated(world, JOB)
+
+
 def test_jobs_of_one_class_start_in_the_order_of_their_submission() -> None:
     world = world_of(2, nodes=2, steps=600)
     jobs = [JOB, "bcde2345", "cdef2345", "defg2345"]
