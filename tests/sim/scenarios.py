@@ -14,7 +14,7 @@ from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Outcome, Phase
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.controller.lease import BEAT_S
-from spotkeeper.reconcile.decide.queue.scheduler import PROTECTED_S
+from spotkeeper.reconcile.decide.queue.reclaim import PROTECTED_S
 from tests.sim.function import Function, Point
 from tests.sim.gang import SAVE_S
 from tests.sim.world import ZONES, Job, World, small_stack
