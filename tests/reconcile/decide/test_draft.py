@@ -72,3 +72,13 @@ def test_a_hold_stops_a_generation_at_once(gen: int) -> None:
     (entry,) = draft.entries
     assert (entry.id, entry.event, entry.node) == (f"hold.v{draft.before.ver + 1}", Event.HOLD, 0)
     assert (entry.cause, entry.detail) == (Hold.PAUSE.value, "paused by ann")
+
+
+@pytest.mark.parametrize(
+    ("size", "parked", "found"), [(None, (), []), (3, (), []), (2, (), [2]), (2, (0,), [0]), (None, (1, 2), [1, 2])]
+)
+def test_nodes_beyond_the_size_are_parked_unless_others_are_named(
+    size: int | None, parked: tuple[int, ...], found: list[int]
+) -> None:
+    draft = Draft(*on_record(size=size, parked=parked)(*calm(3)))
+    assert [index for index in range(3) if draft.parked(index)] == found

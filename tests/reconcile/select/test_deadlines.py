@@ -238,6 +238,7 @@ def test_times_of_day_are_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
     try:
         assert time_of_day(1_800_000_000.0) == time_of_day(1_800_000_000.0 - 1e-4) == "08:00 UTC"
+        assert time_of_day(1_800_000_000.0 - 0.6) == "07:59 UTC"
     finally:
         monkeypatch.undo()
         time.tzset()

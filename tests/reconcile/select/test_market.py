@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
+from spotkeeper.contract.cloud import DeleteVm, InsertVm, Result, ResultKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import FRESH_S, HOUR_S, Fate, Observation, PriceRun, Prices, fate, lives
 from spotkeeper.contract.record import Phase
@@ -91,6 +92,20 @@ def test_a_permanent_refusal_is_no_observation() -> None:
     observations = {POOL: tuple(market.observations_of(JOB, entries)[POOL, 0])}
     (offer,) = market.offers_seen(stack().pools, {}, observations, 30.0)
     assert (offer.refused_at, offer.quota_at, offer.denied_at) == (15.0, 20.0, 20.0)
+
+
+def test_a_result_that_refuses_no_offer_hides_no_later_refusal() -> None:
+    def answer(kind: ResultKind, pool: str = "pool", zone: str = "z-a") -> Result:
+        return Result(InsertVm(JOB, "", 0, 1, pool, zone, Model.SPOT), kind, at=7.0)
+
+    results = (
+        Result(DeleteVm("vm", "u", "z-a"), ResultKind.CAPACITY, at=7.0),
+        answer(ResultKind.ACCEPTED),
+        answer(ResultKind.CAPACITY, pool=""),
+        answer(ResultKind.CAPACITY, zone="z-b"),
+    )
+    (found,) = market.refused((), results)
+    assert (found.pool, found.zone, found.model) == ("pool", "z-b", Model.SPOT)
 
 
 def test_static_machines_and_second_boots_are_no_launches() -> None:

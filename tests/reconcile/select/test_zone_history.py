@@ -95,6 +95,14 @@ def test_folding_changes_no_choice() -> None:
     assert zone_history.fold(folded, LIFE, HOUR + 6) is folded
 
 
+def test_an_observation_at_the_full_hour_is_of_the_hour_that_begins() -> None:
+    """An hour is folded once: what two folds both counted would count twice."""
+    at_nine = (observation("m1", Event.ADMITTED, 9.0),)
+    assert zone_history.fold(MarketPast("pool", HOUR), at_nine, HOUR + 9).alive == ()
+    assert len(zone_history.fold(MarketPast("pool", HOUR + 9), at_nine, HOUR + 10).alive) == 1
+    assert zone_history.now(MarketPast("pool", HOUR + 9), at_nine, (HOUR + 9.0) * HOUR_S)[0].keys() == {"z-a"}
+
+
 def test_a_machine_without_a_reported_end_is_forgotten() -> None:
     folded = zone_history.fold(MarketPast("pool", HOUR), LIFE[:1], HOUR + 300)
     assert folded.alive == ()
@@ -234,6 +242,8 @@ def test_future_prices_are_requested_again_and_ignored() -> None:
 
 def test_an_invalid_history_breaks_no_choice() -> None:
     watch = Watch("z-a", True, 499_999.0, 499_000.0, losses=-9.0, exposure=-2.0, observed_h=-1.0, up_h=-1.0)
+    track = Track.of(watch)
+    assert (track.losses, track.exposure, track.observed_h, track.up_h) == (0.0, 0.0, 0.0, 0.0)
     seen = OfferHistory("pool", "z-a", SPOT, watch=watch)
     found = select(JobSpec("job", ("x",)), stack(), Need(500_000.0 * HOUR_S, market=(seen,), on_demand_left=1))
     assert len(found.choices) == 6

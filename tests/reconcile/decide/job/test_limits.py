@@ -12,7 +12,7 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import limits
 from tests.reconcile.decide.test_decide import NOW
-from tests.reconcile.decide.test_guards import calm, on_record, on_snapshot
+from tests.reconcile.decide.test_guards import calm, on_node, on_record, on_snapshot
 from tests.reconcile.world import stack
 
 TIMES = Times()
@@ -108,3 +108,16 @@ def test_a_spent_cap_stops_the_gang_with_time_for_a_save(members: tuple[int, ...
         ("stop.g3", Event.STOP, "spend", ""),
         ("limit.v41.spend", Event.LIMIT, "spend", "max_usd: $3.00 is spent"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("record", "vacant", "told"),
+    [({}, True, True), ({"reason": "too many"}, True, False), ({}, False, False)],
+)
+def test_a_limit_that_keeps_a_node_waiting_is_told_once(record: dict[str, object], vacant: bool, told: bool) -> None:
+    case = on_record(**record)(*calm(2))
+    draft = Draft(*(on_node(1, cur=None)(*case) if vacant else case))
+    limits.tell(draft, 1, "too many")
+    assert draft.record.reason == ("too many" if vacant else "")
+    found = [(entry.id, entry.event, entry.node, entry.detail) for entry in draft.entries]
+    assert found == ([("limit.v41", Event.LIMIT, 1, "too many")] if told else [])

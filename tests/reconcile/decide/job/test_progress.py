@@ -56,6 +56,7 @@ def test_a_master_that_has_ended_has_reported_its_last_step(ended: Kind) -> None
         (on_record(given_up="3-90"), LostWork(None, None, STEP_S, SAVE_S)),
         (on_snapshot(step_s=None), LostWork(90, 10, None, SAVE_S)),
         (on_snapshot(save_s=None), LostWork(90, 15, STEP_S, None)),
+        (on_record(members=(2, 3)), LostWork(90, 15, STEP_S, SAVE_S)),  # of nodes that the job no longer has
     ],
 )
 def test_what_is_unknown_of_lost_work_is_left_out(change: Change, lost: LostWork) -> None:

@@ -6,6 +6,9 @@ import pytest
 
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.provisioning import pending
+from tests.reconcile.decide.test_guards import calm
 from tests.reconcile.world import ZONES, World, stack
 
 WHY = "waiting: max_price is $0.1, and the cheapest spot machine in the pools of the job costs $0.30 an hour"
@@ -35,3 +38,17 @@ def test_on_demand_is_bought_whatever_spot_costs() -> None:
     world.submit()
     world.until(world.training, 300)
     assert world.record().reason == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({}, "waiting for capacity in z-a"),
+        ({"max_on_demand": 1}, "waiting for capacity in z-a"),  # one more may be bought
+        ({"max_on_demand": 0}, "waiting for spot capacity in z-a: the job's max_on_demand of 0 is reached"),
+        ({"max_on_demand": 0, "policy": "on-demand"}, "waiting: the job's max_on_demand of 0 is reached"),
+        ({"max_on_demand": 0, "policy": "spot"}, "waiting for capacity in z-a"),
+    ],
+)
+def test_max_on_demand_is_named_only_if_it_is_reached(spec: dict[str, object], reason: str) -> None:
+    assert pending._no_offers(Draft(*calm(2, **spec)), capped=False) == reason

@@ -7,10 +7,10 @@ from dataclasses import replace as with_
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import InsertVm, Result, ResultKind, Vm
+from spotkeeper.contract.cloud import Action, CreateDisk, InsertVm, Result, ResultKind, Vm
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import BACKUP, Node, Slot, SlotState
+from spotkeeper.contract.record import BACKUP, Hold, Node, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import slots
@@ -46,6 +46,21 @@ def test_the_next_attempt_has_the_cause_of_the_refused_one(kind: ResultKind, cau
         if refused
         else ("never joined", "the cloud no longer accepts the idempotency key of its request")
     )
+
+
+@pytest.mark.parametrize(
+    ("action", "what"),
+    [
+        (InsertVm(JOB, UID, 0, 2, "pool", "z-a", Model.SPOT), "insert a machine"),
+        (CreateDisk(JOB, UID, 0, 1, "pool", "z-a"), "create a disk"),
+    ],
+)
+def test_a_permanent_refusal_holds_the_job_and_names_what_was_refused(action: Action, what: str) -> None:
+    draft = Draft(*gang(1))
+    slots._permanent(draft, "no right" + "x" * 300, action)
+    found = draft.record
+    assert (found.hold, found.reason) == (Hold.CLOUD, f"the cloud refuses to {what}: no right" + "x" * 192)
+    assert found.hold_until == NOW + min(slots.EARLY_S, draft.times.hold_s)
 
 
 @pytest.mark.parametrize(("cause", "stays"), [("loss", "loss"), (None, "start")])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.cloud import Offer
+from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Node
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import reservations
 from tests.reconcile.decide.test_decide import NOW
-from tests.reconcile.decide.test_guards import calm
+from tests.reconcile.decide.test_guards import calm, on_node, on_record, on_snapshot
 from tests.sim.world import ZONES, Job, World, small_stack
 
 JOB = "abcdefgh"
@@ -119,3 +122,30 @@ def test_a_gang_without_data_leaves_its_zone_for_spot_but_not_for_on_demand_that
     (grant,) = draft.wanted
     assert (grant.attempt, grant.on_demand) == (2, model is Model.ON_DEMAND)
     assert draft.nodes[0].disk_top == (zone != "z-b"), "a disk number serves in one zone only"
+
+
+def test_a_gang_that_starts_in_another_zone_gives_up_its_machines_and_disks_of_the_first() -> None:
+    draft = Draft(*on_node(1, cur=None, disk_top=4)(*calm(2)))
+    reservations._settle(draft, "z-b")
+    assert draft.record.zone == "z-b"
+    assert [(n.cur, n.cause, n.disk, n.disk_top) for n in draft.nodes] == [(None, "stockout", k, k) for k in (1, 5)]
+    entry = draft.entries[-1]
+    assert (entry.id, entry.event, entry.cause) == ("move.v41", Event.MOVE, "stockout")
+    assert entry.detail == "starting in z-b instead"
+
+
+def test_a_gang_without_a_zone_only_takes_one() -> None:
+    draft = Draft(*on_record(zone=None)(*calm(2)))
+    reservations._settle(draft, "z-b")
+    assert draft.record.zone == "z-b"
+    assert (draft.nodes, draft.entries) == (list(draft.before.nodes), [])
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_node_that_has_a_grant_or_may_get_one_does_not_wait_for_the_caps(granted: bool) -> None:
+    record, snapshot = calm(2)
+    grants = (Grant(record.job, 1, 2, "slot:pool"),) if granted else ()
+    case = on_node(1, cur=None)(*on_snapshot(allocation=Allocation(1, "", grants))(record, snapshot))
+    draft = Draft(*case)
+    assert reservations._take(draft, 1, "cur", [Offer("pool", "z-a", Model.SPOT, 0.3)]) is False
+    assert (draft.nodes[1].cur is not None) is granted
