@@ -328,6 +328,7 @@ class World:
     # -- the Cloud protocol
 
     def list(self, name: str) -> Listing:
+        assert name == self.stack.stack
         vms = tuple(self._vm(m) for m in self.machines.values() if m.vm.zone not in self.blind)
         disks = tuple(
             self._disk(key) for key, drive in self.drives.items() if drive.disk.job and key[1] not in self.blind

@@ -341,6 +341,10 @@ def test_measured_bandwidth_is_stored_by_type_and_zone() -> None:
     assert out.read_networks() == (Network(spot.machine_type, "z-a", 17.5, 10.0),), "of two pools, written once"
     stored = out.read_progress(JOB)
     assert stored is not None and stored.gbit_s == 17.5, "a later report does not take it away"
+    out.stack = None  # destroyed meanwhile: nobody knows the machines' type
+    out.put_progress(JOB, replace(told, gbit_s=None))
+    accept(out, STACK, dynamic(0, 1), say(progress=replace(told, gbit_s=9.0)), 40.0)
+    assert [network.gbit_s for network in out.read_networks()] == [17.5]
 
 
 def test_a_gang_that_uploads_output_is_not_silent() -> None:

@@ -20,6 +20,7 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import HOUR_S, Observation
 from spotkeeper.contract.record import NO_SPOT_YET, Hold, Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.reconcile.controller import reconcile_job
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide import Times
@@ -1094,12 +1095,13 @@ def test_a_lost_race_for_the_record_leaves_the_job_to_the_winner() -> None:
     world = trained(World(nodes=1))
     held = world.store.read_record(JOB)
     assert held is not None
-    listing = world.list("")
+    listing = world.list(world.stack.stack)
     world._remove(world.member(0))
     world.round()  # the other round: it supersedes
     ver = world.record().ver
     world.memory.leases.clear()
-    result = run_round(world.store, world, JOB, world, world.options, Prefetched(held, world.list("")))
+    prefetched = Prefetched(held, world.list(world.stack.stack))
+    result = run_round(world.store, world, JOB, world, world.options, prefetched)
     assert result.ended is Ended.LOST
     assert world.record().ver == ver
     assert listing.vms
@@ -1137,3 +1139,27 @@ def test_a_report_that_finds_the_lease_taken_is_handled_by_its_holder() -> None:
     result = run_round(world.store, world, JOB, world, RoundOptions(settle_s=1.1, sleep=sleep, parallel=1))
     assert slept[:1] == [1.1]
     assert late in result.facts
+
+
+def test_a_round_decides_by_the_time_after_its_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud's answer may take long, and what it says is of its end."""
+    world = trained(World(nodes=1))
+    real = world.list
+
+    def slowly(name: str) -> Listing:
+        world.t += 7.0
+        return real(name)
+
+    monkeypatch.setattr(world, "list", slowly)
+    made = reconcile_job.Round(world.store, world, JOB, world, world.options)
+    before = world.now()
+    made.run()
+    assert made.snapshot is not None and made.snapshot.now == world.now() == before + 7.0
+
+
+def test_a_round_that_used_up_its_passes_is_due_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = trained(World(nodes=1))
+    world._remove(world.member(0))
+    monkeypatch.setattr(reconcile_job, "PASSES", 1)
+    result = reconcile_job.Round(world.store, world, JOB, world, world.options).run()
+    assert (result.ended, result.due) == (Ended.UNFINISHED, world.now() + Times().soon_s)

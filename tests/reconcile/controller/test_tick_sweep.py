@@ -287,7 +287,7 @@ def test_a_record_written_after_the_listing_is_not_judged_by_it() -> None:
     world = World(nodes=1)
     world.submit()
     world.until(world.training, 200)
-    stale = world.list("")
+    stale = world.list(world.stack.stack)
     stale = replace(stale, vms=())  # as if taken before the machine was visible
     current = world.record()
     older = Versioned(replace(current, ver=current.ver - 1, nonce="old"), "0")

@@ -154,3 +154,15 @@ def test_without_the_clouds_library_obstore_is_used(monkeypatch: pytest.MonkeyPa
     assert credentials.s3() == (None, None) and credentials.gcs() is None
     with pytest.raises(UnavailableError):
         open_bucket("s3://b", "http://127.0.0.1:9").get("a")
+
+
+def test_without_settings_googles_file_is_below_the_home_folder(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLOUDSDK_CONFIG")
+    monkeypatch.setenv("HOME", str(nobody))
+    assert credentials.google_file() is None
+    file = nobody / ".config" / "gcloud" / "application_default_credentials.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert credentials.google_file() == file
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/elsewhere.json")
+    assert credentials.google_file() == Path("/elsewhere.json"), "which may be missing: then its reader says so"

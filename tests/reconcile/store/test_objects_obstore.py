@@ -127,3 +127,18 @@ def test_every_call_names_its_key_and_only_what_may_pass_is_repeated(
         make(ObstoreObjects(obstore.store.MemoryStore()))
     assert str(caught.value) == f"{key}: {why}"
     assert len(asked) == (2 if kind is UnavailableError else 1)
+
+
+def test_keys_that_begin_alike_are_listed_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the folder's first key: a ledger has thousands before them."""
+    bucket, real, asked = ObstoreObjects(obstore.store.MemoryStore()), obstore.list, []
+
+    def listing(store: Any, **options: Any) -> Any:
+        asked.append(options)
+        return real(store, **options)
+
+    for number in range(3):
+        bucket.put(f"f/{number}.x", b"")
+    monkeypatch.setattr(obstore, "list", listing)
+    assert bucket.list("f/", "1.") == ["f/1.x"]
+    assert asked == [{"prefix": "f/", "offset": "f/1-", "chunk_size": 50}]

@@ -242,9 +242,20 @@ class TestObjects:
             with pytest.raises(BadKeyError):
                 verb(key)
 
-    def test_a_prefix_is_a_whole_folder(self, objects: Callable[[], Objects]) -> None:
+    @pytest.mark.parametrize("prefix", ["jobs/a", "/", "jobs//", "jobs/a b/", "jobs/../"])
+    def test_a_prefix_is_a_whole_folder(self, objects: Callable[[], Objects], prefix: str) -> None:
         with pytest.raises(BadKeyError):
-            objects().list("jobs/a")
+            objects().list(prefix)
+
+    def test_a_refused_key_is_shown_in_part(self, objects: Callable[[], Objects]) -> None:
+        form = "is not a key in Spotkeeper's form (letters, digits, '-', '.', '_' and '/')"
+        for name, told in (("x" * 901, form), ("x" * 901 + "/", form)):
+            with pytest.raises(BadKeyError) as refused:
+                objects().list(name) if name.endswith("/") else objects().get(name)
+            assert str(refused.value) == f"{'x' * 120!r} {told}"
+        with pytest.raises(BadKeyError) as refused:
+            objects().list("x" * 901)
+        assert str(refused.value) == f"prefix {'x' * 120!r} must end with '/'"
 
 
 def increment(bucket: Objects) -> None:
@@ -426,7 +437,22 @@ class TestStore:
         store.put(paths.requests(JOB) + "bad", b'{"id":"bad","kind":"explode","at":1}')
         assert store.list_requests(JOB) == (good,)
         (aside,) = store.list("quarantine/")
-        assert b"explode" in (store.get(aside) or b"")
+        assert (store.get(aside) or b"").startswith(f"{paths.requests(JOB)}bad\n".encode() + b'{"id":"bad"')
+
+    @pytest.mark.parametrize(
+        ("path", "read", "blank"),
+        [
+            (paths.prices("p"), lambda s: s.read_prices(("p",))["p"].value, Prices("p", 0.0)),
+            (paths.market_hour("p", 7), lambda s: s.read_observations(("p",), (7,)), {"p": ()}),
+            (paths.notification("a"), lambda s: s.list_notifications(), ()),
+        ],
+    )
+    def test_an_unreadable_document_that_no_decision_needs_is_kept_aside(
+        self, store: Store, path: str, read: Callable[[Store], object], blank: object
+    ) -> None:
+        store.put(path, b"[")
+        assert read(store) == blank
+        assert [store.get(aside) for aside in store.list("quarantine/")] == [f"{path}\n[".encode()]
 
     def test_active_markers_names_and_tombstones(self, store: Store) -> None:
         store.set_active(JOB)

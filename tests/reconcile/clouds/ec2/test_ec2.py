@@ -38,6 +38,7 @@ from tests.reconcile.clouds.ec2.standin.things import Snapshot, Vol, Volume
 from tests.reconcile.clouds.gce.test_gce import silent_server
 
 DISK = names.disk_name("demo", JOB, 0, 1)
+AGAIN = "; repeated with the same client token"
 COPY = names.disk_name("demo", JOB, 0, 2)
 
 
@@ -141,13 +142,18 @@ class TestLaunches:
         here.pass_(later_s)
         assert here.kind(insert()) is ResultKind.DEAD_KEY
 
-    def test_a_lost_answer_is_asked_again_with_the_same_token(self, here: Region) -> None:
+    def test_a_lost_answer_is_asked_again_with_the_same_token(
+        self, here: Region, caplog: pytest.LogCaptureFixture
+    ) -> None:
         here.site.faults.append(Fault("RunInstances", done=True))
         assert here.kind(insert()) is ResultKind.ACCEPTED
         assert len(here.asked("RunInstances")) == 2 and len(here.site.instances) == 1
         here.site.faults.append(Fault("RunInstances", "InternalError", 500))
         assert here.kind(insert(node=1)) is ResultKind.ACCEPTED
         assert len(here.site.instances) == 2
+        lost, failed = caplog.messages
+        assert "RemoteDisconnected" in lost and "InternalError" in failed
+        assert all(line.startswith("run_instances: ") and line.endswith(AGAIN) for line in (lost, failed))
 
     def test_twice_lost_answers_are_ambiguous_and_refusals_final(self, here: Region) -> None:
         here.site.faults.append(Fault("RunInstances", times=2))
@@ -304,6 +310,13 @@ class TestDisks:
         here.site.faults.append(Fault("DescribeVolumes", "RequestLimitExceeded", 503))
         assert here.kind(again) is ResultKind.THROTTLED, "nothing is proven"
 
+    def test_a_token_of_an_old_disk_names_the_disk(self, here: Region) -> None:
+        here.disk()
+        (volume,) = here.site.volumes.values()
+        here.pass_(300.0)
+        done = here.do(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+        assert (done.kind, done.detail) == (ResultKind.ACCEPTED, volume.id)
+
     def test_a_failed_disk_is_deleted_and_its_number_burnt(self, here: Region) -> None:
         here.kind(CreateDisk(JOB, UID, 0, 1, "gpu", A))
         (volume,) = here.site.volumes.values()
@@ -440,6 +453,7 @@ class TestListing:
         self, here: Region, caplog: pytest.LogCaptureFixture
     ) -> None:
         machine = here.static_machine()
+        machine.tags |= {"sk-node": "4", "sk-attempt": "2"}  # which a static machine does not have
         here.machine()
         stranger = here.instance(here.machine(node=1))
         stranger.tags["sk-node"] = "4"  # its name says another
@@ -448,7 +462,7 @@ class TestListing:
         caplog.clear()
         static, ours = sorted(here.look().vms, key=lambda vm: vm.job)
         assert (static.name, static.job, static.model, static.pool) == ("sk-demo-floor-s0", "", Model.STATIC, "floor")
-        assert static.uid == machine.id and ours.node == 0
+        assert (static.uid, static.node, static.attempt) == (machine.id, 0, 0) and ours.node == 0
         why = "has labels of this stack that do not match its name: the machine is ignored"
         assert caplog.messages == [f"{stranger.id} {why}"]
 

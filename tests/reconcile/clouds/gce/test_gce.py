@@ -294,7 +294,7 @@ class TestErrors:
     def test_details_are_one_short_line(self) -> None:
         body = json.dumps({"error": {"code": 400, "message": "a\nb\r\n" + "x" * 9999}}).encode()
         detail = parse_error(400, body)[1]
-        assert len(detail) <= 300 and "\n" not in detail and "\r" not in detail
+        assert detail == ("HTTP 400 a b " + "x" * 9999)[:300]
 
     def test_error_reasons_come_before_the_status(self) -> None:
         assert classify(400, (OneError(code="ZONE_RESOURCE_POOL_EXHAUSTED"),)) is ResultKind.CAPACITY

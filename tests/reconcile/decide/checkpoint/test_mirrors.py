@@ -6,6 +6,8 @@ the job that was given up nothing is ever fetched; what is replaced is deleted, 
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from spotkeeper.contract.cloud import VmStatus
@@ -352,6 +354,24 @@ def test_a_copys_lists_are_deleted_first(monkeypatch: pytest.MonkeyPatch) -> Non
             assert len(there) == 4 or f"jobs/{JOB}/ckpt/{commit}/0.json" not in there
         monkeypatch.setattr(store, "delete", delete)
         assert cleanup.sweep_copies(store, record("2-40")) and left(store) == {"2-40"}
+
+
+def test_deletions_run_eight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, gate = MemoryStore(), threading.Barrier(cleanup.AT_ONCE, timeout=10)
+    laid_out(store, "1-10", "1-20", "2-30", "2-40", "2-50")
+    running, most = set[int](), 0
+
+    def delete(path: str, real=store.delete) -> None:  # type: ignore[no-untyped-def]
+        nonlocal most
+        running.add(threading.get_ident())
+        most = max(most, len(running))
+        gate.wait()  # passes only when all eight are in flight
+        running.discard(threading.get_ident())
+        real(path)
+
+    monkeypatch.setattr(store, "delete", delete)
+    assert cleanup.sweep_copies(store, record("2-50")) and left(store) == {"2-50"}
+    assert most == cleanup.AT_ONCE == 8
 
 
 def test_the_bucket_has_no_more_copies_than_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
