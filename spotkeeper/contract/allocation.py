@@ -11,12 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import Offer
+from spotkeeper.contract.record import Past, Until
 from spotkeeper.contract.stack import Model, StackState
+
+Machines = Annotated[int, Meta(ge=0, le=10_000)]
+Usd = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -74,24 +79,24 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     job: str
-    min: int  # machines; 0: the job wants none, but has not given back all its grants
-    max: int
+    min: Machines  # 0: the job wants none, but has not given back all its grants
+    max: Machines
     since: float  # when the job was submitted
     team: str = "default"
-    priority: int = 1  # 0: low, 1: normal, 2: high
+    priority: Annotated[int, Meta(ge=0, le=2)] = 1  # 0: low, 1: normal, 2: high
     pools: tuple[str, ...] = ()  # that may have its machines; empty: every pool
     on_demand: bool = False  # whether its dynamic machines are all on-demand
-    waits: float | None = None  # since when it waits; None: it has a reservation, or wants none
+    waits: Past | None = None  # since when it waits; None: it has a reservation, or wants none
     waited_s: float = 0.0  # how long it had waited when it got its reservation
-    reserved: int = 0  # machines that are reserved for it
-    reserved_at: float = 0.0  # when ``reserved`` last rose
-    started: float | None = None  # when it began to train with this reservation
+    reserved: Machines = 0  # machines that are reserved for it
+    reserved_at: Past = 0.0  # when ``reserved`` last rose
+    started: Past | None = None  # when it began to train with this reservation
     stop: Stop = Stop.EARLY
     cost_s: float = 0.0  # machine-seconds that a save, a new start and a lost spot machine would cost
-    ends: float | None = None  # when it is expected to end; None: unknown
-    dry_since: float | None = None  # since when the market has no machine for it
-    lapsed: float = 0.0  # when it last lost a reservation that it could not use
-    recalls: tuple[float, ...] = ()  # when machines were taken from it within the last day, oldest first
+    ends: Until | None = None  # when it is expected to end; None: unknown
+    dry_since: Past | None = None  # since when the market has no machine for it
+    lapsed: Past = 0.0  # when it last lost a reservation that it could not use
+    recalls: tuple[Past, ...] = ()  # when machines were taken from it within the last day, oldest first
     barred: tuple[str, ...] = ()  # jobs of the same class that took its machines: it takes none from them
     gap: str = ""  # the waiting job in front of which this one runs; that job may take the room back
     whom: str = ""  # the job for which its machines were taken
@@ -105,10 +110,10 @@ class TeamUse(Struct, frozen=True, omit_defaults=True, gc=False):
     """What a team's released grants have cost at list prices, USD."""
 
     team: str
-    usd: float = 0.0  # halves every ``queue.HALF_LIFE_S``
-    at: float = 0.0  # to which time ``usd`` has been decayed
+    usd: Usd = 0.0  # halves every ``queue.HALF_LIFE_S``
+    at: Past = 0.0  # to which time ``usd`` has been decayed
     month: str = ""  # "2026-11", UTC
-    month_usd: float = 0.0  # within that month, not decayed
+    month_usd: Usd = 0.0  # within that month, not decayed
 
 
 class Allocation(Struct, frozen=True, omit_defaults=True):

@@ -48,6 +48,7 @@ PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call
 # Replaces an unreadable allocation; the snapshot is then marked ``blind``.
 UNKNOWN = Versioned(Allocation(), "")
+OWNER_WAITS, OWNER_WAIT_S = 10, 1.0  # how often, and how long (real), a request waits to tell whose job it is
 SETTLE_S = 1.1  # GCS allows one write per second to an object; after this time, late reports are visible
 
 
@@ -119,7 +120,7 @@ def run_round(
     Reports that arrive meanwhile are handled before it returns: it lists the facts again under the lease, and once more
     ``settle_s`` after releasing the lease. So a request that finds the lease taken can return at once (BUSY), and 10 or
     10,000 simultaneous reports cost two rounds. If reports never stop, it returns shortly before the deadline of its
-    request, and the next request handles the rest.
+    request, and the next request handles the rest. Only the first request of a user waits: it tells whose job it is.
 
     An unreadable document ends the round with an alarm (UNREADABLE), without decisions or deletions.
 
@@ -143,7 +144,7 @@ def _leased(
     store = store.until(options.deadline)
     while True:
         lease = Lease(store, job, clock, options.every)
-        if not lease.take():
+        if not _took(lease, store, job, options):
             return RoundResult(Ended.BUSY, rounds=rounds, woken=woken)
         with lease.renewed():
             result = _covered(store, cloud, job, clock, options, prefetched)
@@ -161,6 +162,18 @@ def _leased(
             return result
         if set(store.list_facts(job)) <= result.facts:
             return result
+
+
+def _took(lease: Lease, store: Store, job: str, options: RoundOptions) -> bool:
+    """Take the lease. While the job has no owner, a user's request waits for it: no other round knows the user."""
+    for _ in range(OWNER_WAITS):
+        if lease.take():
+            return True
+        read = store.read_record(job) if options.user else None
+        if read is None or read.value.owner or read.value.over or options.deadline.left() < AGAIN_S:
+            break
+        options.sleep(OWNER_WAIT_S)
+    return False
 
 
 def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: frozenset[Fact]) -> None:

@@ -31,6 +31,7 @@ from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.clock_skew import believed_claims
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import BEGIN_S, StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -111,7 +112,7 @@ def _scheduled(
     """Give and take reservations as time demands; rounds do the same when they change the allocation."""
     if read is None:
         return None
-    new = schedule(read.value, stack, now)
+    new = schedule(believed_claims(read.value, now), stack, now)
     return read if new is read.value else _swap(store, read, new)
 
 

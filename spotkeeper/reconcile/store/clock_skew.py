@@ -1,9 +1,9 @@
-"""Corrects a record that was written by a clock that was ahead: events dated in the future are dated now. Pure.
+"""Corrects documents that were written by a clock that was ahead: events dated in the future are dated now. Pure.
 
 Every round writes times of its own clock into the record. Clouds keep clocks within seconds of each other. If a clock
 jumped ahead, everything that counts from its times (a cold offer, the hour of the launch limit, a roll call) would
 stand still until the other clocks reach them. A round that finds such a time writes the corrected record before it
-decides anything.
+decides anything. A tick does so with the claims of the allocation: else a job would be protected for as long.
 
 The types ``Past`` and ``Until`` in ``contract.record`` mark the times that are corrected. Deadlines of machines
 (``Slot.notice``, ``Slot.ends``) do not come from a function's clock, so they stay. ``Record.hold_ends``, the time
@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct, inspect
 from msgspec.structs import replace
 
+from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.record import Phase, Record
 
 SKEW_S = 60.0  # most skew between correct clocks, with a margin: Google promises less than a second
@@ -42,13 +43,32 @@ class _Field(NamedTuple):
 
 def believed(record: Record, now: float) -> Record:
     """Return the record, corrected if a time in it is after ``now`` (virtual unix seconds)."""
-    happened = [0.0]
-    _collect(record, happened)
-    ahead = max(happened) - now
-    if ahead <= SKEW_S or record.phase is Phase.DONE:
+    if record.phase is Phase.DONE or not (ahead := _ahead(record, now, f"job {record.job}")):
         return record
-    log.warning("job %s: a function's clock was %.0f s ahead; its times after now count as now", record.job, ahead)
+    limits = record.limits
+    beyond_h = max(0.0, limits.spent_at - now) / 3600.0
+    spent = max(0.0, limits.spent - beyond_h * (limits.usd_hour or 0.0))  # without hours still to come
+    return _corrected(replace(record, limits=replace(limits, spent=spent)), _corrections(now, ahead))
 
+
+def believed_claims(allocation: Allocation, now: float) -> Allocation:
+    """Return the allocation, its claims and the teams' use corrected as :func:`believed` corrects a record."""
+    ahead = _ahead(allocation, now, "stack/allocation")
+    return _corrected(allocation, _corrections(now, ahead)) if ahead else allocation
+
+
+def _ahead(document: Struct, now: float, name: str) -> float:
+    """Return by how many seconds the document's newest event is after ``now``; 0.0 if correct clocks explain it."""
+    happened = [0.0]
+    _collect(document, happened)
+    ahead = max(happened) - now
+    if ahead <= SKEW_S:
+        return 0.0
+    log.warning("%s: a function's clock was %.0f s ahead; its times after now count as now", name, ahead)
+    return ahead
+
+
+def _corrections(now: float, ahead: float) -> dict[str, Callable[[float], float]]:
     def past(at: float) -> float:
         return min(at, now)
 
@@ -56,10 +76,7 @@ def believed(record: Record, now: float) -> Record:
         """Return a planned time, earlier by as much as the writer's clock was ahead, but not earlier than now."""
         return at if at <= now else max(now, at - ahead)
 
-    limits = record.limits
-    beyond_h = max(0.0, limits.spent_at - now) / 3600.0
-    spent = max(0.0, limits.spent - beyond_h * (limits.usd_hour or 0.0))  # without hours still to come
-    return _corrected(replace(record, limits=replace(limits, spent=spent)), {"past": past, "until": until})
+    return {"past": past, "until": until}
 
 
 def _collect(one: Struct, into: list[float]) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace as changed
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Claim
+from spotkeeper.contract.allocation import Allocation, Claim, TeamUse
 from spotkeeper.contract.job import JobRequest, RequestKind
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import TeamState
-from spotkeeper.reconcile.controller.reconcile_job import run_round
+from spotkeeper.reconcile.controller.lease import Lease
+from spotkeeper.reconcile.controller.reconcile_job import OWNER_WAITS, Ended, run_round
 from spotkeeper.reconcile.controller.tick import RESTS, TICK_EVERY_S, tick
 from spotkeeper.reconcile.decide.queue.claim import ASKED, woken
+from spotkeeper.reconcile.store.documents import CorruptError, decode
 from tests.reconcile.world import JOB, World, stack
 
 WAITING = tuple(f"wait{a}{b}{b}2" for a in "abcd" for b in "xyz")
@@ -105,3 +108,50 @@ def test_only_a_verified_user_has_a_team_and_its_rights(user: str, wants: str, t
     world.options = changed(world.options, user="mallory")
     world.round()
     assert world.record().owner == (user or "mallory"), "the first verified user owns the job"
+
+
+@pytest.mark.parametrize("frees", [2, OWNER_WAITS + 1], ids=["a short round", "a round that does not end"])
+def test_a_user_who_submits_while_a_tick_starts_the_job_owns_it(frees: int) -> None:
+    world = World()
+    world.submit()  # its first round knows no user, as a tick's
+    other, naps = Lease(world.store, JOB, world, None), list[float]()
+    assert other.take()
+
+    def sleep(seconds: float) -> None:
+        naps.extend([seconds] if seconds else [])  # 0: a pause of the round itself
+        if len(naps) == frees:
+            other._give_back()
+
+    def poke(user: str) -> Ended:
+        options = changed(world.options, user=user, sleep=sleep)
+        return run_round(world.store, world, JOB, world, options).ended
+
+    in_time = frees <= OWNER_WAITS
+    assert poke("ann") is (Ended.QUIET if in_time else Ended.BUSY)
+    assert (world.record().owner, len(naps)) == (("ann", 2) if in_time else ("", OWNER_WAITS))
+    if in_time:
+        assert other.take()
+        assert poke("bob") is Ended.BUSY
+        assert len(naps) == 2, "a job that has an owner makes nobody wait"
+
+
+def test_a_tick_corrects_claims_of_a_clock_that_was_ahead() -> None:
+    world = crowded()
+    held, version = world.memory.allocation
+    late = world.t + 1e12
+    wrong = [replace(one, waits=late, recalls=(1.0, late), lapsed=late, dry_since=late) for one in held.claims[1:]]
+    use = (TeamUse("default", 5.0, late), TeamUse("vision", 5.0, world.t))
+    world.memory.allocation = (replace(held, claims=(held.claims[0], *wrong), use=use), version + 1)
+    tick(world.store, world, world, world.options)
+    new = world.memory.allocation[0]
+    for claim in new.claims[1:]:
+        assert {claim.waits, claim.lapsed, claim.dry_since, *claim.recalls} == {1.0, world.t}
+    assert {one.at for one in new.use} == {world.t}
+
+
+@pytest.mark.parametrize(("field", "value"), [("min", -1), ("max", 10_001), ("reserved", -1), ("priority", 3)])
+def test_a_claim_with_a_number_that_no_round_writes_makes_the_allocation_unreadable(field: str, value: int) -> None:
+    claim = replace(Claim(JOB, 1, 1, since=0.0), **{field: value})
+    with pytest.raises(CorruptError, match=rf"^stack/allocation: .*claims\[0\]\.{field}") as error:
+        decode(msgspec.json.encode(Allocation(claims=(claim,))), Allocation, "stack/allocation")
+    assert "spotkeeper repair allocation" in error.value.remedy

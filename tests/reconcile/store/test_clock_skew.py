@@ -9,6 +9,7 @@ import pytest
 from msgspec import Meta, inspect
 from msgspec.structs import asdict, replace
 
+from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import (
@@ -31,7 +32,7 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.store.clock_skew import SKEW_S, believed
 from tests.reconcile.controller.test_round import fatal, holding, trained
 from tests.reconcile.memory import MemoryStore
-from tests.reconcile.world import JOB, World
+from tests.reconcile.world import JOB, World, stack
 
 NOW = 1_000_000.0
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -88,9 +89,16 @@ NO_STAMP = {
 }
 
 
-def test_every_number_of_the_record_is_classified_as_time_or_not() -> None:
+NO_STAMP_OF_CLAIMS = {
+    *("Grant.since", "Claim.since"),  # nothing waits for them
+    *("Claim.waited_s", "Claim.cost_s", "TeamUse.usd", "TeamUse.month_usd"),
+}
+
+
+@pytest.mark.parametrize(("document", "plain"), [(Record, NO_STAMP), (Allocation, NO_STAMP_OF_CLAIMS)])
+def test_every_number_of_a_document_is_classified_as_time_or_not(document: type, plain: set[str]) -> None:
     """A new one is written down here, or as `Past` or `Until`."""
-    assert set(plain_floats(inspect.type_info(Record))) == NO_STAMP
+    assert set(plain_floats(inspect.type_info(document))) == plain
 
 
 def plain_floats(want: inspect.Type, name: str = "") -> Iterator[str]:
@@ -167,6 +175,21 @@ def test_a_clock_that_jumps_for_five_seconds_stops_no_job(ahead: float, begins: 
             world.preempt(1)
         world.step()
     world.until(lambda: world.record().phase is Phase.DONE, 900)
+
+
+@pytest.mark.parametrize("ahead", [2 * HOUR_S, 50 * HOUR_S])
+def test_a_job_whose_start_a_clock_ahead_dated_gives_its_machine_up_in_time(ahead: float) -> None:
+    """Protection counts from a job's start; a job of higher priority waits for 15 minutes of it, and a save."""
+    world = World(the_stack=stack(max_machines=1))
+    world.spec = replace(world.spec, priority="low")
+    world.ahead = ahead
+    world.submit()
+    world.until(world.training)
+    world.run(120)
+    world.ahead = 0.0
+    world.spec = replace(world.spec, priority="normal")
+    world.submit("wxyz2345")
+    world.until(lambda: world.training("wxyz2345"), 1800)
 
 
 def failed(days: float) -> World:
