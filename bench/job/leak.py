@@ -77,12 +77,12 @@ def measured(folder: Path) -> dict[str, list[Sample]]:
     return found
 
 
-def stack_file(folder: Path) -> Path:
-    """The stack of the one-machine cloud with two spot machines and no static one."""
+def stack_file(folder: Path, machines: int = MACHINES) -> Path:
+    """The stack of the one-machine cloud with so many spot machines and no static one."""
     given = msgspec.yaml.decode(STACK_FILE.read_bytes())
     pools = given["config"]["spotkeeper:pools"]
     burst = next(pool for pool in pools if pool["kind"] == "spot")
-    given["config"]["spotkeeper:pools"] = [{**burst, "size": MACHINES, "max_on_demand": 0}]
+    given["config"]["spotkeeper:pools"] = [{**burst, "size": machines, "max_on_demand": 0}]
     path = folder / "Pulumi.local.yaml"
     path.write_bytes(msgspec.yaml.encode(given))
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from bench.job.leak import Crowd, Sample, processes, sample, stack_file
+from bench.job.leak import UNFINISHED, Crowd, Sample, processes, sample, stack_file
 from spotkeeper.client.target import STACK, local_target, local_token
 from spotkeeper.local import deploy
 from spotkeeper.local.lifecycle.cloud import LocalCloud
@@ -23,7 +23,7 @@ def crowd(tmp_path: Path) -> Iterator[tuple[LocalCloud, Crowd]]:
     try:
         for zone in cloud.config.zones:
             cloud.set_capacity(zone, 0)
-        deploy.up(STACK, stack_file(tmp_path), cloud, cloud.folder / "deploy", engine="in-process")
+        deploy.up(STACK, stack_file(tmp_path, UNFINISHED), cloud, cloud.folder / "deploy", engine="in-process")
         yield cloud, Crowd(cloud, tmp_path)
     finally:
         cloud.down(purge=True)
