@@ -1,4 +1,4 @@
-"""``python -m tests.model`` (``make model``): combinations, worlds, mutants; fails if one is broken or one lives.
+"""``python -m tests.model`` (``make model``): combinations, worlds, mutants, queue; fails if one is broken or lives.
 
 Prints a line for each, and writes ``.spotkeeper/model.json``. Every search of a world and every mutant has a
 process of its own, and so have the combinations of each cloud; two at a time, each below 3 GB. A search ends at
@@ -22,6 +22,8 @@ from rich.progress import Progress
 
 from tests.model.mutants import MUTANTS
 from tests.model.mutants import verdict as killed_by
+from tests.model.queue import STORIES as QUEUES
+from tests.model.queue_mutants import MUTANTS as QUEUE_MUTANTS
 from tests.model.worlds import CLOUDS, WORLDS
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +125,20 @@ def mutant(number: int, limit_s: float) -> Json:
     }
 
 
+def queue(number: int) -> Json:
+    """Search a world of the queue; or, beyond them, run its tests with a rule taken away."""
+    story = number < len(QUEUES)
+    module, at = ("queue", number) if story else ("queue_mutants", number - len(QUEUES))
+    argv = [sys.executable, "-m", f"tests.model.{module}", str(at)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    last = (done.stdout.splitlines() or [done.stderr[-300:]])[-1]
+    return {"name": QUEUES[at].name if story else QUEUE_MUTANTS[at].name, "holds": done.returncode == 0, "found": last}
+
+
+def queue_told(row: Json) -> str:
+    return f"queue  {'holds ' if row['holds'] else 'BROKEN'}  {row['name']}: {row['found']}"
+
+
 def each(what: str, numbers: list[int], one: Callable[[int], Json], say: Callable[[Json], str]) -> list[Json]:
     """Two at a time, with a bar on a terminal; in order of their numbers."""
     console = Console(highlight=False, soft_wrap=True)
@@ -160,7 +176,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a processor for one world")
     parser.add_argument("--each", type=float, default=EACH_S, help="seconds of a processor for one combination")
     parser.add_argument("--total", type=float, default=TOTAL_S, help="seconds for all combinations of a cloud")
-    parser.add_argument("--only", choices=("combinations", "worlds", "mutants"), help="a part of the work")
+    parser.add_argument("--only", choices=("combinations", "worlds", "mutants", "queue"), help="a part of the work")
     args = parser.parse_args()
     summary: Json = {}
     if args.only in (None, "combinations"):
@@ -171,6 +187,8 @@ def main() -> int:
         mutants = each("mutants", list(range(len(MUTANTS))), lambda n: mutant(n, KILL_S), killed)
         alive = [row["mutant"] for row in mutants if not row["killed"]]
         summary["mutants"] = {"total": len(mutants), "killed": len(mutants) - len(alive), "alive": alive}
+    if args.only in (None, "queue"):
+        summary["queue"] = each("queue", list(range(len(QUEUES) + len(QUEUE_MUTANTS))), queue, queue_told)
     return finish(summary)
 
 
@@ -195,7 +213,9 @@ def finish(part: Json) -> int:
         f"{summary['violations']} broken; {mutants['total']} mutants, {len(mutants['alive'])} alive; "
         f"{OUT.relative_to(ROOT)}"
     )
-    return 1 if summary["violations"] or mutants["alive"] else 0
+    queues = [row["name"] for row in summary.get("queue", []) if not row["holds"]]
+    print(f"queue: {len(summary.get('queue', []))} worlds and mutants, broken or alive: {'; '.join(queues) or 'none'}")
+    return 1 if summary["violations"] or mutants["alive"] or queues else 0
 
 
 if __name__ == "__main__":
