@@ -61,6 +61,7 @@ class Times(Struct, frozen=True):
     gang_s: float = 600.0  # a gang's machines wait this long for the rest, then are released
     fallback: Fallback = Fallback()  # the stack's rules for on-demand fallbacks
     shrink_s: float = 60.0  # an elastic job waits this long for missing nodes before it goes on smaller
+    owner_s: float = 30.0  # a new job waits this long for the call that tells whose it is, if the stack has teams
     settle_s: float = 60.0  # a new generation trains at least this long before a voluntary replacement
     hold_s: float = 1800.0  # before a hold retries by itself
     sure_s: float = 3600.0  # two rounds this far apart must find a hold over before the job ends
@@ -96,6 +97,7 @@ REAL_S = {  # real seconds of real work within each time
     "lone_silence_s": 24.0,
     "free_s": 2.0,
     "static_s": 20.0,
+    "owner_s": 5.0,
     "soon_s": 0.3,
     "work_s": 60.0,
 }

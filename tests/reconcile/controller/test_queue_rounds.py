@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, TeamUse
 from spotkeeper.contract.job import JobRequest, RequestKind
+from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import TeamState
 from spotkeeper.reconcile.controller.lease import Lease
 from spotkeeper.reconcile.controller.reconcile_job import OWNER_WAITS, Ended, run_round
 from spotkeeper.reconcile.controller.tick import RESTS, TICK_EVERY_S, tick
+from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.queue.claim import ASKED, woken
 from spotkeeper.reconcile.store.documents import CorruptError, decode
 from tests.reconcile.world import JOB, World, stack
@@ -103,7 +105,14 @@ def test_only_a_verified_user_has_a_team_and_its_rights(user: str, wants: str, t
     world.options = changed(world.options, user=user)
     world.submit()
     claim = world.memory.allocation[0].claim(JOB)
+    assert (claim is None) is (not user), "the call that tells whose job it is may still come"
+    if not user:
+        assert not world.events(Event.INTENT)
+        world.t += Times().owner_s
+        world.round()
+        claim = world.memory.allocation[0].claim(JOB)
     assert claim is not None
+    assert world.events(Event.INTENT)
     assert (claim.team, claim.priority, world.record().owner) == (team, priority, user)
     world.options = changed(world.options, user="mallory")
     world.round()
@@ -133,6 +142,26 @@ def test_a_user_who_submits_while_a_tick_starts_the_job_owns_it(frees: int) -> N
         assert other.take()
         assert poke("bob") is Ended.BUSY
         assert len(naps) == 2, "a job that has an owner makes nobody wait"
+
+
+def test_a_job_takes_no_machines_from_others_before_its_owner_is_known() -> None:
+    """As one of the team ``default``, which has used nothing, it could take those of its owner's own team."""
+    world = World(the_stack=replace(stack(max_machines=1), teams=(TeamState("vision", ("ann",)),)))
+    world.options = changed(world.options, user="ann")
+    world.submit()
+    world.until(world.training)
+    world.run(1800)
+    held, version = world.memory.allocation
+    world.memory.allocation = (replace(held, use=(TeamUse("vision", 1000.0, world.t),)), version + 1)
+    world.options = changed(world.options, user="")
+    world.submit(WAITING[0])
+    tick(world.store, world, world, world.options)
+    world.options = changed(world.options, user="ann")
+    world.round(WAITING[0])
+    world.run(1800)
+    assert not world.events(Event.HOLD) and not world.record().stop
+    claim = world.memory.allocation[0].claim(WAITING[0])
+    assert claim is not None and (claim.team, claim.waiting) == ("vision", True)
 
 
 def test_a_tick_corrects_claims_of_a_clock_that_was_ahead() -> None:

@@ -95,6 +95,8 @@ def why_waits(draft: Draft) -> str:
     """Return why the job has no reservation, for users."""
     allocation = planned(draft)
     own = allocation.claim(draft.record.job)
+    if own is None and _nobodys(draft):
+        return "waiting to hear whose job it is"
     why = scheduler.why(allocation, draft.snapshot.stack, own, draft.now) if own is not None else ""
     return f"waiting in the queue: {why or 'the machines that it may use are taken'}; spotkeeper queue shows its place"
 
@@ -140,7 +142,18 @@ def _least(draft: Draft, least: int, most: int) -> int:
 
 def _wants(draft: Draft) -> bool:
     record = draft.record
-    return record.phase is Phase.RUN or (record.phase is Phase.HOLD and record.hold is Hold.QUEUE)
+    runs = record.phase is Phase.RUN and not _nobodys(draft)
+    return runs or (record.phase is Phase.HOLD and record.hold is Hold.QUEUE)
+
+
+def _nobodys(draft: Draft) -> bool:
+    """Whether the call that tells whose job it is may still come: a tick's round can be faster.
+
+    Until then the job would count as one of the team ``default``, and could take machines that its own team may not.
+    """
+    record, shared = draft.record, bool(draft.snapshot.stack.teams)
+    new = not any(node.cur is not None for node in draft.nodes) and draft.now - record.created < draft.times.owner_s
+    return shared and new and not record.owner
 
 
 def _nothing(old: Claim | None, grants: Sequence[Grant]) -> Claim | None:
