@@ -17,8 +17,9 @@ from typing import NoReturn
 
 import pytest
 
-from infra import bundle
+from infra import bundle, gcp
 from spotkeeper_agent.job.source import extract
+from tests.infra.settings import stackfiles
 from tests.sizes import size
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -209,3 +210,19 @@ def test_arm_machines_get_their_own_wheels(tmp_path: Path) -> None:
     for file in native:
         with file.open("rb") as stream:
             assert stream.read(20)[18] == 0xB7, file  # EM_AARCH64
+
+
+@pytest.mark.parametrize("runtime", ["python311", "python313"])
+def test_the_functions_archive_is_for_the_python_that_runs_it(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AskedError(Exception):
+        pass
+
+    def source(build: Path, python: str) -> NoReturn:
+        raise AskedError(python)
+
+    monkeypatch.setattr(bundle, "bundle", lambda *_: None)
+    monkeypatch.setattr(bundle, "function_source", source)
+    with pytest.raises(AskedError, match=rf"^3\.{runtime[-2:]}$"):
+        gcp.declare(stackfiles.read("gcp", {"reconcile": {"runtime": runtime}}), tmp_path)

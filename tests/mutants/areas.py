@@ -26,6 +26,7 @@ AREAS: dict[str, tuple[str, ...]] = {  # folders and files
 PROCESSES: dict[str, tuple[str, ...]] = {
     f"{TRAIN}/checkpoint": tuple(f"tests/train/checkpoint/test_{name}.py" for name in ("saver", "part", "restore")),
     f"{TRAIN}/checkpoint/sharded.py": ("tests/train/checkpoint/test_sharded.py",),
+    f"{TRAIN}/checkpoint/exchange.py": ("tests/train/checkpoint/test_sharded.py",),
     f"{TRAIN}/checkpoint/reshard.py": ("tests/train/checkpoint/test_sharded.py",),
     f"{TRAIN}/data/sampler.py": ("tests/train/data/test_sampler.py",),
     f"{AGENT}/host": ("tests/agent/host/test_roothelper.py", "tests/agent/systemd/test_systemd.py"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotkeeper.train.agent_link.control import Commit, Fault
+from spotkeeper.train.agent_link.control import Commit, Control, Fault
 from spotkeeper.train.checkpoint import handover, store, strategy
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.handover import Handover
@@ -194,6 +194,15 @@ def test_a_generation_that_trains_no_step_leaves_the_image_to_the_next(lost: Nod
     assert loaded(lost, client, known) == (KEPT, 5.0, "memory", False)
 
 
+def test_a_trainer_that_loses_only_its_connection_leaves_the_same_image(lost: Node) -> None:
+    """Kept anew, it would be written a second time beside the first write."""
+    kept = lost.server._handover._kept
+    lost.hello(1)
+    lost.lose()
+    assert kept is not None and lost.server._handover._kept is kept
+    assert lost.server._handover._running == [kept]
+
+
 def test_an_image_that_a_trainer_fills_again_is_not_offered(lost: Node) -> None:
     client, _ = lost.hello(2)
     lost.disk.set()
@@ -301,6 +310,21 @@ def test_without_a_thread_the_image_is_written_at_once(node: Node, monkeypatch: 
     monkeypatch.setattr(threading.Thread, "start", lambda self: refuse(self) if self.name == "image" else real(self))
     node.lose()
     assert store.complete(node.folder) == [KEPT]
+
+
+def test_an_image_copies_in_the_background_with_the_strategys_copier(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    writer: Any = SimpleNamespace(next_image=lambda: 0, image=lambda *told: asked.append(told))
+    subject: Any = SimpleNamespace(
+        take_local=dict, take_common=lambda: ({"w": 1}, {}), optimizer_tensors=lambda: ("m",)
+    )
+    copier: Any = SimpleNamespace(wait=lambda: None)
+    replicated = Replicated(SoloGang(), writer, Control.private(), GANG, None, copier)
+    assert replicated.image(subject, KEPT)
+    ((state, manifest, *rest),) = asked
+    assert isinstance(state, RunState) and (state.model, state.rest) == ({"w": 1}, {})
+    assert isinstance(manifest, store.Manifest) and manifest.versions[store.IMAGE] == "yes"
+    assert (manifest.commit, rest) == (KEPT, [copier, ("m",)])
 
 
 def test_the_disk_is_not_read_if_the_saver_offers_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -115,13 +116,15 @@ def test_files_begin_on_page_boundaries(state: int) -> None:
     assert second.offset >= state
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize(
-    ("tensor", "kind"),
+    ("make", "kind"),
     [
-        (torch.eye(3).to_sparse(), "sparse"),
-        (torch.empty(3, device="meta"), "meta"),
+        (lambda: torch.eye(3).to_sparse(), "sparse"),
+        (lambda: torch.empty(3, device="meta"), "meta"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized"),
     ],
 )
-def test_tensors_that_cannot_be_saved_are_refused(tensor: torch.Tensor, kind: str) -> None:
+def test_tensors_that_cannot_be_saved_are_refused(make: Callable[[], torch.Tensor], kind: str) -> None:
     with pytest.raises(TypeError, match=rf"cannot save a {kind} tensor of shape \(3"):
-        Image(RunState({"a": tensor}, None, ()))
+        Image(RunState({"a": make()}, None, ()))

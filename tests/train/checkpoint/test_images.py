@@ -925,3 +925,30 @@ def test_spacing_and_cost_of_images_are_reported() -> None:
     pace.add_step(0.13)
     pace.add_image(2.0, 2.01, 20)
     assert pace.image_spacing == 10 and pace.image_share == pytest.approx(0.04 / 1.04)
+
+
+class Waiting:
+    """A client whose save never ends; ``asked``: what it was asked for."""
+
+    pending = Commit(1, 1)
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def publish(self, manifest: Manifest) -> None:
+        self.asked.append(manifest)
+
+    def wait(self, timeout_s: float | None) -> None:
+        self.asked.append(timeout_s)
+
+
+def test_a_writer_asks_its_client_and_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, Control.private(), SavePace(60.0))
+    manifest, client = new_manifest(Commit(1, 1), GANG, {}), Waiting()
+    writer.publish(manifest)
+    writer.settle(5.0)  # without a saver, both do nothing
+    writer._client = client  # type: ignore[assignment]
+    writer.publish(manifest)
+    writer.settle()
+    writer.settle(5.0)
+    assert client.asked == [manifest, None, pytest.approx(5.0, abs=4.9)]

@@ -313,6 +313,21 @@ def test_a_copy_that_fails_turns_peers_off(ring: Ring, capsys: pytest.CaptureFix
     assert [each[0] for each in ring.sealed()] == [3] * WORLD
 
 
+def test_without_threads_for_the_copies_peers_are_turned_off(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    ring.image(3)
+    monkeypatch.setattr(peers, "threading", SimpleNamespace(**vars(threading) | {"Thread": Refused}))
+    ring.all(lambda machine: machine.begin(5))
+    assert ring.all(lambda machine: machine.begin(7)) == [False] * WORLD
+    assert capsys.readouterr().err.count("peers are off for the rest of this run: can't start new thread") == WORLD
+    assert [each[0] for each in ring.sealed()] == [3] * WORLD
+
+
 def test_the_restored_image_is_spared_until_another_one_counts(ring: Ring) -> None:
     ring.image(3)
     ring.image(5)

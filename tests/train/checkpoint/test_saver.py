@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,7 @@ from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverE
 from spotkeeper.train.checkpoint.store import RankPlace
 from tests.train.crash.refusing_saver import GROUPS, MEMORY_FILES, no_memory_group
 
+OLDER = "generation 3 is older than generation 4"
 GANG = (RankPlace(0, 0, 0, True),)
 ODD = 3 * PAGE + 17  # neither whole pages nor one chunk
 
@@ -104,7 +106,7 @@ def test_an_older_generation_never_starts(client: Client, tmp_path: Path) -> Non
     client.hello(folder, 3, 2)
     newer = Client.connect(tmp_path / "saver")
     newer.hello(folder, 4, 2)
-    with pytest.raises(SaverError, match="generation 3 is older than generation 4") as refused:
+    with pytest.raises(SaverError, match=OLDER) as refused:
         stage(client, Commit(3, 9))
         client.wait(10)
         client.hello(folder, 3, 2)
@@ -120,7 +122,11 @@ def test_an_older_writer_is_refused_after_a_newer_hello(client: Client, tmp_path
     newer.hello(folder, 4, 2)
     stage(client, Commit(3, 9))
     event = client.wait(10)
-    assert isinstance(event, SaveFailed) and event.fault is Fault.FENCED
+    assert event == SaveFailed(Commit(3, 9), Fault.FENCED, OLDER)
+    with pytest.raises(SaverError, match=OLDER) as refused:
+        while client.image(0, PAGE) is None:
+            client._read_soon()
+    assert refused.value.fault is Fault.FENCED
     sums = stage(newer, Commit(4, 1))
     assert isinstance(newer.wait(10), SaveDurable)
     manifest = store.read(folder, Commit(4, 1))
@@ -589,6 +595,18 @@ def test_an_invalid_packet_ends_only_its_connection(client: Client, tmp_path: Pa
         another.wait(10)
     assert store.complete(folder) == [Commit(2, 2), Commit(1, 1)]
     assert store.complete(tmp_path / "other") == []
+
+
+def test_a_connection_that_cannot_be_accepted_is_printed_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def accept() -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(saver, "_RETRY_S", 0.0)
+    server = saver.SaverServer(peer=None)
+    server._accept(SimpleNamespace(accept=accept))  # type: ignore[arg-type]
+    assert capfd.readouterr().err == "saver: cannot accept a connection: [Errno 24] Too many open files\n"
 
 
 def test_a_refused_request_is_printed_up_to_200_characters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import sharded, store
 from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.protocol import Stretch
-from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _sources
+from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _Part, _sources
 from spotkeeper.train.checkpoint.sharded import Sharded, find_strategy
 from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SkippedCheckpoint
 from spotkeeper.train.core import pickling
@@ -123,6 +123,13 @@ def test_the_reader_of_each_part(
     found = _sources(claims, world)
     assert found[1] == lacking
     assert source is None or found[0] == source
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_rank_says_what_it_has_of_a_checkpoint(in_memory: bool) -> None:
+    files = {"__0_0.distcp": lambda: memoryview(b"")} if in_memory else {}
+    assert _Claim.of(_Part(PART, files)).words() == [2, "a", [0], False, in_memory]
+    assert _Claim.of(_Part(replace(PART, others=THEIRS), files)).words() == [2, "a", [0], True, in_memory]
 
 
 PART = Manifest(NEWEST, 2, (), (FileSum("__0_0.distcp", 8, "00"), FileSum(METADATA, 1, "11")), {SAVE: "a"}, 0.5)
@@ -325,6 +332,7 @@ def test_a_damaged_part_makes_all_ranks_use_the_older_checkpoint(two: tuple[Path
     told = taken_up(Life(2, 2, tmp_path / "ckpt", tmp_path / "out"))
     assert [each["step"] for each in told] == [older.step] * 2
     assert "skipped checkpoint 0-3: __1_0.distcp does not match its hash in COMMIT" in told[1]["log"]
+    assert all(f"resumed from {older} (disk)" in each["log"] for each in told)
     for node in (0, 1):  # by its sizes it holds, so it would cost one that does its place
         folder = tmp_path / f"ckpt/node{node}"
         assert max(store.complete(folder)) == older

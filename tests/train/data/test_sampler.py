@@ -166,6 +166,28 @@ def test_a_runs_seeds_are_the_same_in_every_version() -> None:
     assert [batch.seed for batch in batches] == [4637356303580638400, 8332984345944258854], "of the samples' own draws"
 
 
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (None, []),
+        (8, []),
+        (
+            16,
+            [
+                "the run began with 16 samples per global batch (8 per rank) and keeps this size, although the loader "
+                "now gives 4 per rank"
+            ],
+        ),
+    ],
+)
+def test_another_batch_size_than_the_runs_is_told(
+    batch: int | None, told: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    _, _, order = rebuild(DataLoader(TensorDataset(torch.arange(32)), 4), 0, batch, 0, 2)
+    assert [str(one.message) for one in recwarn.list] == told
+    assert order.batches == 32 // (batch or 8)
+
+
 def test_loaders_without_automatic_batching() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=None, shuffle=False)
     rebuilt, batches, _ = rebuild(loader, 0, None, 1, 2)
