@@ -9,7 +9,7 @@ attempt. By compare-and-swap only one writer succeeds, so two jobs never get the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.record import Past, Until
-from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.contract.stack import Model, StackState, TeamState
 
 Machines = Annotated[int, Meta(ge=0, le=10_000)]
 Usd = Annotated[float, Meta(ge=0, le=1e12)]
@@ -141,13 +141,32 @@ def resource(offer: Offer) -> str:
     return f"slot:{offer.pool}" + ("/on-demand" if offer.model is Model.ON_DEMAND else "")
 
 
+def list_price(stack: StackState, resource: str) -> float:
+    """Return a machine's list price in the most expensive zone, USD per hour; 0 if unknown."""
+    grant = Grant("", 0, 0, resource)
+    if grant.machine is not None:
+        pools = (pool for pool in stack.pools if any(one.name == grant.machine for one in pool.machines))
+        return next((pool.dearest(Model.STATIC) for pool in pools), 0.0)
+    pool = stack.pool(grant.pool or "")
+    return 0.0 if pool is None else pool.dearest(Model.ON_DEMAND if grant.on_demand else Model.SPOT)
+
+
 class Tally:
     """Counts of grants by resource and pool. Counting anew for each check would be slow with 10,000 nodes.
 
     ``reserved``: machines by pool that are reserved for other jobs and not granted yet: their room is taken as well.
+    ``team``: whose limits count too, and ``jobs``, all jobs of this team.
     """
 
-    def __init__(self, grants: Iterable[Grant], reserved: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        grants: Iterable[Grant],
+        reserved: Mapping[str, int] | None = None,
+        team: TeamState | None = None,
+        jobs: Collection[str] = (),
+    ) -> None:
+        self._team, self._jobs = team, jobs
+        self._of_team: Counter[str] = Counter()  # the team's machines by resource
         self._resources: Counter[str] = Counter()
         self._pools: Counter[str | None] = Counter()
         self._reserved = reserved or {}
@@ -157,10 +176,14 @@ class Tally:
     def add(self, grant: Grant) -> None:
         self._resources[grant.resource] += 1
         self._pools[grant.pool] += 1
+        if grant.job in self._jobs:
+            self._of_team[grant.resource] += 1
 
     def fits(self, stack: StackState, offer: Offer) -> bool:
         """Whether the stack's limits allow one more machine of this offer."""
         taken = self._resources[resource(offer)]
+        if self._team is not None and not self._under_the_teams(stack, self._team, resource(offer)):
+            return False
         if offer.machine is not None:
             return not taken
         pool = stack.pool(offer.pool)
@@ -168,6 +191,15 @@ class Tally:
             return False
         in_pool = self._pools[offer.pool] + self._reserved.get(offer.pool, 0)
         return in_pool < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
+
+    def _under_the_teams(self, stack: StackState, team: TeamState, new: str) -> bool:
+        """Whether the team's machines, and one more of this resource, stay within the team's limits."""
+        if team.max_machines is not None and self._of_team.total() >= team.max_machines:
+            return False
+        if team.max_usd_hour is None:
+            return True
+        usd = sum(count * list_price(stack, of) for of, count in self._of_team.items()) + list_price(stack, new)
+        return usd <= team.max_usd_hour + 1e-9
 
     def _under_the_stacks(self, stack: StackState, usd: float) -> bool:
         """Whether all dynamic machines, and one more at ``usd`` an hour, stay within the stack's own limits."""

@@ -131,7 +131,10 @@ class Draft:
         """Count the grants, those that this pass wants, and the machines that are reserved for other jobs."""
         allocation, stack = self.snapshot.allocation, self.snapshot.stack
         reserved = reserved_elsewhere(allocation, stack, self.before.job) if len(allocation.claims) > 1 else {}
-        return Tally((*allocation.grants, *self.wanted), reserved)
+        spec, job = self.snapshot.spec, self.before.job
+        team = stack.team_of(self.before.owner, spec.team) if spec is not None and stack.teams else None
+        jobs = {job, *(claim.job for claim in allocation.claims if team is not None and claim.team == team.name)}
+        return Tally((*allocation.grants, *self.wanted), reserved, team, jobs)
 
     def install(self, index: int, which: str, slot: Slot) -> None:
         """Set ``cur`` or ``next`` of a node."""

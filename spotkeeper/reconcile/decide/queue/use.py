@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from math import exp, log
 
-from spotkeeper.contract.allocation import Allocation, Grant, TeamUse
-from spotkeeper.contract.stack import DEFAULT_TEAM, Model, StackState
+from spotkeeper.contract.allocation import Allocation, Grant, TeamUse, list_price
+from spotkeeper.contract.stack import DEFAULT_TEAM, StackState
 
 HALF_LIFE_S = 86_400.0
 HOUR_S = 3600.0
@@ -75,12 +75,7 @@ def _month_start(now: float) -> float:
 
 def price(stack: StackState, grant: Grant) -> float:
     """Return a granted machine's list price, USD per hour; 1 if none is known, so that its time still counts."""
-    if grant.machine is not None:
-        pools = [pool for pool in stack.pools if any(one.name == grant.machine for one in pool.machines)]
-        return (pools[0].dearest(Model.STATIC) if pools else 0.0) or 1.0
-    pool = stack.pool(grant.pool or "")
-    model = Model.ON_DEMAND if grant.on_demand else Model.SPOT
-    return (pool.dearest(model) if pool is not None else 0.0) or 1.0
+    return list_price(stack, grant.resource) or 1.0
 
 
 def entitled(size: int, demand: Iterable[tuple[int, str, int]], stack: StackState) -> dict[str, float]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
+
+import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.job import JobRequest, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.contract.stack import TeamState
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -121,3 +125,22 @@ def test_a_user_pauses_a_job_that_waits_and_it_leaves_the_queue() -> None:
     world.request(RequestKind.RESUME)
     world.run(2 * MINUTE)
     assert world.record().phase is Phase.RUN and "waiting in the queue" in world.record().reason
+
+
+@pytest.mark.parametrize("limit", [{"max_machines": 3}, {"max_usd_hour": 0.98}])
+def test_a_team_never_has_more_machines_than_its_limit(limit: dict[str, float]) -> None:
+    """Also while a machine is replaced, and while another job of the team gives its machines up."""
+    team = TeamState("vision", ("ann",), **limit)  # type: ignore[arg-type]
+    world = World(the_stack=replace(stack(max_machines=9), teams=(team,)), nodes=3)  # $0.32 a machine at most
+    world.options = changed(world.options, user="ann")
+    submit(world, JOB, priority="low")
+    world.until(world.training)
+    world.preempt(1, notice_s=120)
+    most = 0
+    for second in range(3600):
+        if second == 1800:
+            submit(world, SECOND, priority="normal")
+        world.step()
+        most = max(most, len(world.memory.allocation[0].grants))
+    assert most == 3
+    assert world.training(SECOND) and world.record().hold is Hold.QUEUE
