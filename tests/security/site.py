@@ -154,6 +154,7 @@ class Site:
 
     def __init__(self) -> None:
         world = DecimalWorld(nodes=3, the_stack=stack(static=1), static="never")
+        world.options.user = ids.CLOCK_MAIL  # the jobs have an owner, so no later call makes its caller one
         for job in (JOB, OTHER):
             world.submit(job)
         world.until(lambda: world.training(JOB) and world.training(OTHER))

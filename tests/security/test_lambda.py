@@ -135,6 +135,8 @@ def test_no_other_caller_can_act_as_the_machine(aws: AwsSite) -> None:
 
 def test_only_operators_may_notify(aws: AwsSite) -> None:
     operator = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/ann")
+    record, version = aws.store.records[JOB]
+    aws.store.records[JOB] = (replace(record, owner=""), version)
     for path in (f"/v1/notify/{JOB}", "/v1/tick"):
         assert aws.call(path, b"{}", operator)[0] == 200
         assert aws.call(path, b"{}", GOOD_IAM)[0] == 401
