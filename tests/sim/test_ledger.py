@@ -62,6 +62,7 @@ def books(
     billed = sum(
         (one.end - one.start) / HOUR_S * (prices[one.vm.pool][one.vm.zone].of(one.vm.model) or 0.0)
         for one in world.cloud.bill
+        if one.vm.job == JOB
     )
     return Books(world, entries, billed, money(entries, world.stack, world.engine.t).spent)
 
@@ -86,7 +87,7 @@ def test_every_machine_and_every_paid_second_is_in_the_account(scenario: Scenari
     view = job_view(world.record(JOB), None, found.entries, world.stack, now)
     told = account(view, found.entries, now)
     paid = {(line.node, line.attempt) for line in told.attempts if line.hours > 0}
-    owned = [parse_vm_name(one.vm.name) for one in world.cloud.bill]
+    owned = [parse_vm_name(one.vm.name) for one in world.cloud.bill if one.vm.job == JOB]
     assert paid == {(one.node, one.number) for one in owned if one is not None}
     assert told.goodput is not None
     lost = sum(line.node_hours for line in told.lost)
