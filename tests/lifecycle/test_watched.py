@@ -84,7 +84,9 @@ def test_a_recovery_leaves_its_parts_and_machines_their_use(run: Run, monkeypatc
     (replaced,) = (number for number, node in enumerate(run.record().nodes) if node.cur and node.cur.attempt > 1)
     (one,) = trace.recoveries
     parts = {span.part: span for span in one.spans}
-    assert {*RecoveryPart} - set(parts) <= {RecoveryPart.NOTICE, RecoveryPart.ORDER, RecoveryPart.SAVE}
+    # On busy cores a machine may go before its processes have ended; the lowest node's are what STOP tells of.
+    gone = {RecoveryPart.STOP} if replaced == 0 else set()
+    assert {*RecoveryPart} - set(parts) <= {RecoveryPart.NOTICE, RecoveryPart.ORDER, RecoveryPart.SAVE} | gone
     assert parts[RecoveryPart.BOOT].node == parts[RecoveryPart.MOUNT].node == replaced
     assert (parts[RecoveryPart.RESTORE].bytes or 0) > 0, "it continued from a checkpoint"
     ended = [span.end for span in one.spans]
