@@ -72,6 +72,7 @@ class Draft:
         self.wanted: list[Grant] = []
         self.tally = self._tally()  # existing grants plus those that this pass wants
         self.planned: tuple[Claim | None, Allocation] | None = None  # of ``queue.claim``
+        self.unreserved: str | None = None  # the result of ``queue.claim.bars``
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
         self.whys: dict[str, str] = {}  # select()'s reasons, by offer

@@ -142,8 +142,8 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     if why := limits.bars(draft, index):
         limits.tell(draft, index, why)
         return False
-    if not claim.reserved(draft):
-        pending.say(draft, index, claim.why_waits(draft))
+    if why := claim.bars(draft):
+        pending.say(draft, index, why)
         return False
     options = offers.open_to(draft, index, which)
     allowed = location.may_take if which == "cur" else location.may_follow
@@ -162,7 +162,7 @@ def probe(draft: Draft, index: int, offer: Offer) -> None:
 
 def backup(draft: Draft, index: int, options: list[Offer], why: str) -> None:
     """Request a second machine for a node whose machine boots slowly (``replacement``)."""
-    if not (draft.snapshot.draining or draft.snapshot.blind or limits.bars(draft, index) or not claim.reserved(draft)):
+    if not (draft.snapshot.draining or draft.snapshot.blind or limits.bars(draft, index) or claim.bars(draft)):
         _take(draft, index, "next", options, BACKUP, why)
 
 

@@ -91,8 +91,17 @@ def reserved(draft: Draft) -> int:
     return 0 if own is None else own.reserved
 
 
-def why_waits(draft: Draft) -> str:
-    """Return why the job has no reservation, for users."""
+def bars(draft: Draft) -> str:
+    """Return why the job may ask for no machine, for users; "" if machines are reserved for it.
+
+    Worked out once in a pass, since it costs a look at all claims and a large gang asks for each of its nodes.
+    """
+    if draft.unreserved is None:
+        draft.unreserved = "" if reserved(draft) else _why_waits(draft)
+    return draft.unreserved
+
+
+def _why_waits(draft: Draft) -> str:
     allocation = planned(draft)
     own = allocation.claim(draft.record.job)
     if own is None and _nobodys(draft):
