@@ -15,6 +15,7 @@ from spotkeeper.contract.notification import NotifyEvent
 from spotkeeper.contract.stack import PoolState, StackState
 
 HOLD_DAYS = 14.0
+PRIORITIES = ("low", "normal", "high")  # a claim has the index
 # Assumed duration of a start until one is measured: the machine's boot, its data disk, Python and torch, the first
 # batch. No boot times by cloud or machine type are published. Starts of training jobs on new machines are reported as
 # "typically over 10 minutes", and comparisons of policies assume 4 to 20 minutes, most often 12. If the value is too

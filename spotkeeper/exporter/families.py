@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.exporter.reading import JobReading, StackReading
 from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import NodeState
-from spotkeeper.report.job.waiting import PRIORITIES
 
 JOB = ("job_name", "job_id")
 STATES = ("starting", "training", "regrouping", "queued", "hold", "ending", "done")

@@ -15,10 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
+from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue import reclaim, scheduler, use
-from spotkeeper.reconcile.decide.queue.room import Room, of_running, unclaimed
-from spotkeeper.report.job.waiting import PRIORITIES, WaitingView
+from spotkeeper.reconcile.decide.queue.room import of_running, unclaimed
+from spotkeeper.report.job.waiting import WaitingView
 
 SHOWN = 20  # jobs that wait, and as many that run, unless all are wanted
 FORESEEN = 40  # waiting jobs whose start is computed: the first ones
@@ -225,7 +226,7 @@ class Queue:
         """Return what :meth:`shown` names, and the teams."""
         waiting, running = _of(self._waiting, team), _of(self._running, team)
         return QueueView(
-            machines=Room(self._stack).size,
+            machines=self._stack.size,
             all_waiting=len(waiting),
             all_running=len(running),
             waiting=tuple(view for claim in waiting[:most] if (view := self.waiting(claim.job)) is not None),
@@ -249,14 +250,13 @@ class Queue:
     def teams(self) -> tuple[TeamView, ...]:
         """Every team of the stack file, and every other one that has jobs or has had machines; by name."""
         stack, claims = self._stack, self._claims.values()
-        size = Room(stack).size
         demand = [(scheduler.rank(claim, self._now), claim.team, claim.max) for claim in claims if claim.max]
-        entitled = defaultdict(float, use.entitled(size, demand, stack))
-        spent, month = use.decayed(self.allocation, stack, self._now), use.of_month(self.allocation, stack, self._now)
+        entitled = defaultdict(float, use.entitled(stack.size, demand, stack))
+        used = {one.team: one for one in use.current(self.allocation, stack, self._now)}
         have, waiting = Counter[str](), Counter(claim.team for claim in claims if claim.waiting)
         for claim in claims:
             have[claim.team] += claim.reserved
-        names = sorted({*(team.name for team in stack.teams), *spent, *(claim.team for claim in claims)})
+        names = sorted({*(team.name for team in stack.teams), *used, *(claim.team for claim in claims)})
         short = tuple(name for name in names if have[name] < entitled[name] - EPSILON)
         found = []
         for team in map(stack.team, names):
@@ -267,8 +267,8 @@ class Queue:
                     machines=have[team.name],
                     entitled=entitled[team.name],
                     waiting=waiting[team.name],
-                    use_usd=spent.get(team.name, 0.0),
-                    month_usd=month.get(team.name, 0.0),
+                    use_usd=used[team.name].usd if team.name in used else 0.0,
+                    month_usd=used[team.name].month_usd if team.name in used else 0.0,
                     borrows_from=short if have[team.name] > entitled[team.name] + EPSILON else (),
                     max_machines=team.max_machines,
                     max_usd_hour=team.max_usd_hour,

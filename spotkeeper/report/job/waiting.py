@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.report.text.words import duration
-
-PRIORITIES = ("low", "normal", "high")
 
 
 class WaitingView(Struct, frozen=True):

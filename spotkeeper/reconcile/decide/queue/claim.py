@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
-from spotkeeper.contract.job import pools_of, start_s
+from spotkeeper.contract.job import PRIORITIES, pools_of, start_s
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Phase
 from spotkeeper.contract.stack import Model
@@ -26,7 +26,6 @@ from spotkeeper.reconcile.decide.queue.scheduler import HIGH, schedule
 LOST_SPOT_S = 300.0  # what giving up a spot machine costs beside the restart: the next one may be long in coming
 ROUGHLY = 0.25  # a claim is written again if its estimates change by more than this share
 ASKED = 3  # most running jobs that are asked at once what taking their machines would cost; ticks ask all
-PRIORITY = {"low": 0, "normal": 1, "high": 2}
 
 
 def planned(draft: Draft) -> Allocation:
@@ -125,7 +124,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
     most = size.max if asked is None else max(size.min, min(asked, size.max))
     stack = draft.snapshot.stack
     team = stack.team_of(draft.record.owner, spec.team)
-    may = team.high is None or draft.record.owner in team.high
+    may = draft.record.owner and (team.high is None or draft.record.owner in team.high)
     usable, every = {pool.name for pool in pools_of(spec, stack)}, {pool.name for pool in stack.pools}
     new = Claim(
         job=draft.record.job,
@@ -133,7 +132,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         max=most,
         since=draft.record.created,
         team=team.name,
-        priority=PRIORITY[spec.priority] if may and draft.record.owner else min(PRIORITY[spec.priority], HIGH - 1),
+        priority=min(PRIORITIES.index(spec.priority), HIGH if may else HIGH - 1),
         pools=() if usable == every else tuple(sorted(usable)),
         on_demand=spec.policy == "on-demand",
     )

@@ -43,11 +43,6 @@ class Room:
             setattr(new, name, getattr(self, name).copy())
         return new
 
-    @property
-    def size(self) -> int:
-        """How many machines the stack allows at once."""
-        return self._stack.size
-
     def fits(self, claim: Claim, count: int) -> bool:
         """Whether ``count`` more machines of this claim fit into the pools and the limits of stack and team."""
         return not self.limit(claim, count) and self._spread(claim, count) is not None

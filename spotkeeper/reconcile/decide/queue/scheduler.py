@@ -358,7 +358,7 @@ class _Schedule:
     def _entitled(self) -> dict[str, float]:
         waiting = [claim for claim in self.waiting if not self._hopeless(claim)]
         demand = [(self.ranks[claim.job], claim.team, claim.max) for claim in (*self.running.values(), *waiting)]
-        return use.entitled(self.room.size, demand, self.stack)
+        return use.entitled(self.stack.size, demand, self.stack)
 
     @cached_property
     def _dry(self) -> list[Claim]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant
 from spotkeeper.contract.stack import PoolState, Price, TeamState
-from spotkeeper.reconcile.decide.queue.room import Room, of_running, reserved_elsewhere
+from spotkeeper.reconcile.decide.queue.room import of_running, reserved_elsewhere
 from tests.reconcile.decide.queue.situation import grants, pool, runs, stack, waits
 
 
@@ -93,9 +93,9 @@ def test_static_machines_count_in_a_teams_limit() -> None:
 
 def test_the_size_of_a_stack() -> None:
     pools = pool("p", 4), pool("q", 4), pool("s", static=3)
-    assert Room(stack(*pools)).size == 11
-    assert Room(stack(*pools, max_machines=6)).size == 9
-    assert Room(stack(*pools, max_machines=20)).size == 11
+    assert stack(*pools).size == 11
+    assert stack(*pools, max_machines=6).size == 9
+    assert stack(*pools, max_machines=20).size == 11
 
 
 def test_freed_machines_are_the_last_placed_and_can_be_put_back() -> None:
