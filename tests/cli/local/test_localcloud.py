@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import shlex
 import subprocess
 import sys
@@ -204,7 +205,10 @@ def test_a_cloud_without_keeper_and_control_plane_names_the_remedy(shell: Shell)
     for name in ("keeper.pid", "server.pid"):
         done = shell("status")
         assert (name == "keeper.pid") == ("lost its keeper" not in done.stderr), done.stderr
-        os.kill(int((folder / name).read_text().split()[0]), 9)
+        pid = int((folder / name).read_text().split()[0])
+        with os.fdopen(os.pidfd_open(pid)) as ended:  # a kill returns before its process ends
+            os.kill(pid, 9)
+            select.select([ended], [], [], 60)
     done = shell("status")
     assert done.returncode == 0, "jobs are read from the bucket, which needs no cloud"
     assert "is not running" in done.stderr and f"try: spotkeeper local up --folder {folder}" in done.stderr
