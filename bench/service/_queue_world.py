@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop, TeamUse
 from spotkeeper.contract.stack import PoolState, Price, StackState, TeamState
 from spotkeeper.reconcile.decide.queue import use
-from spotkeeper.reconcile.decide.queue.scheduler import HIGH, rank, schedule
+from spotkeeper.reconcile.decide.queue.order import HIGH, rank
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.replay.recording import SHIPPED, read
 
 CAP, TEAMS, JOBS, DAYS = 512, 20, 200, 30

@@ -26,7 +26,8 @@ from bench.service._queue_world import (
 )
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.decide.queue.scheduler import order, schedule
+from spotkeeper.reconcile.decide.queue.order import Order
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
 
 SEED = 1
 POLL_S = 60.0  # a tick at the latest
@@ -93,7 +94,7 @@ def backfilled(allocation: Allocation, stack_: StackState, now: float) -> Alloca
     """Serve jobs in the queue's order; one passes the first that does not fit only if it does not delay it."""
     free, changed = CAP - sum(claim.reserved for claim in allocation.claims), dict[str, Claim]()
     shadow_s, spare = None, 0
-    for claim in order(allocation, stack_, now):
+    for claim in list(Order(allocation, stack_, now).charged()):
         if claim.min > free:
             if shadow_s is None:
                 shadow_s, spare = _shadow(allocation, changed, claim, free)

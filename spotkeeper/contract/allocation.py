@@ -70,11 +70,23 @@ class Stop(str, Enum):
     NEVER = "never"
 
 
+class Short(Struct, frozen=True, gc=False):
+    """What a job with a reservation asks for in vain: the cloud refuses its machines.
+
+    ``count``: its nodes without a machine; the others may still boot. ``offers``: ``pool/zone`` that it would take.
+    """
+
+    since: Past
+    count: Machines
+    offers: tuple[str, ...]
+
+
 class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     """A job's claim to machines: what it asks for, and how many machines are reserved for it.
 
     A job without machines waits for a reservation, in the queue's order (``reconcile/decide/queue``). What a job's own
-    round knows of it (``stop``, ``cost_s``, ``ends``, ``dry_since``) is brought up to date while another job waits.
+    round knows of it (``stop``, ``cost_s``, ``ends``, ``dry_since``, ``zone``) is brought up to date while another job
+    waits, in the queue or for the market.
     All times are virtual unix seconds.
     """
 
@@ -95,6 +107,9 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     cost_s: float = 0.0  # machine-seconds that a save, a new start and a lost spot machine would cost
     ends: Until | None = None  # when it is expected to end; None: unknown
     dry_since: Past | None = None  # since when the market has no machine for it
+    zone: str = ""  # the zone of all of its machines; "": unknown, or several
+    short: Short | None = None  # the machines that the cloud refuses; None: none
+    took: Past = 0.0  # when it last took over machines of others because the cloud refused its own
     lapsed: Past = 0.0  # when it last lost a reservation that it could not use
     recalls: tuple[Past, ...] = ()  # when machines were taken from it within the last day, oldest first
     barred: tuple[str, ...] = ()  # jobs of the same class that took its machines: it takes none from them

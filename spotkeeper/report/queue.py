@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.decide.queue import reclaim, scheduler, use
+from spotkeeper.reconcile.decide.queue import order, reclaim, scheduler, use
 from spotkeeper.reconcile.decide.queue.room import of_running, unclaimed
 from spotkeeper.report.job.waiting import WaitingView
 
@@ -132,7 +132,7 @@ class Queue:
 
     @cached_property
     def _reasons(self) -> dict[str, str]:
-        return scheduler.reasons(self.allocation, self._stack, self._now)
+        return order.reasons(self.allocation, self._stack, self._now)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -166,7 +166,7 @@ class Queue:
         return self.names.get(job, job)
 
     def _about(self, claim: Claim) -> dict[str, Any]:
-        raised = scheduler.rank(claim, self._now) - claim.priority
+        raised = order.rank(claim, self._now) - claim.priority
         about = {"job": claim.job, "name": self._name(claim.job), "team": claim.team}
         return {**about, "priority": PRIORITIES[claim.priority], "raised": raised}
 
@@ -250,7 +250,7 @@ class Queue:
     def teams(self) -> tuple[TeamView, ...]:
         """Every team of the stack file, and every other one that has jobs or has had machines; by name."""
         stack, claims = self._stack, self._claims.values()
-        demand = [(scheduler.rank(claim, self._now), claim.team, claim.max) for claim in claims if claim.max]
+        demand = [(order.rank(claim, self._now), claim.team, claim.max) for claim in claims if claim.max]
         entitled = defaultdict(float, use.entitled(stack.size, demand, stack))
         used = {one.team: one for one in use.current(self.allocation, stack, self._now)}
         have, waiting = Counter[str](), Counter(claim.team for claim in claims if claim.waiting)
@@ -284,7 +284,7 @@ def _of(claims: list[Claim], team: str | None) -> list[Claim]:
 
 def _moments(claim: Claim, now: float) -> Iterator[float]:
     """Yield the next moments at which this claim changes by itself: its end, its protection's end, a higher class."""
-    if claim.waits is not None and scheduler.rank(claim, now) < scheduler.HIGH:
+    if claim.waits is not None and order.rank(claim, now) < order.HIGH:
         yield claim.waits + reclaim.DAY_S * (1 + max(0.0, now - claim.waits) // reclaim.DAY_S)
     if not claim.reserved:
         return

@@ -20,15 +20,15 @@ def _in(module: str, name: str, old: str, new: str) -> Mutant:
 
 
 MUTANTS = (
-    _in("scheduler", "classes do not count", "for line in sorted(lines, reverse=True):", "for line in sorted(lines):"),
+    _in("order", "classes do not count", "for line in sorted(lines, reverse=True):", "for line in sorted(lines):"),
     _in(
-        "scheduler",
+        "order",
         "waiting raises no class",
         "claim.priority + int(waited // DAY_S)",
         "claim.priority + int(waited // 9e9)",
     ),
-    _in("scheduler", "the class is not kept", "now - claim.reserved_at < KEPT_CLASS_S else 0.0", "False else 0.0"),
-    _in("scheduler", "use does not count", "return self.spent[team] / self.share[team], first", "return 0.0, first"),
+    _in("order", "the class is not kept", "now - claim.reserved_at < KEPT_CLASS_S else 0.0", "False else 0.0"),
+    _in("order", "use does not count", "return self.spent[team] / self.share[team], first", "return 0.0, first"),
     _in(
         "scheduler",
         "a start is not charged",
@@ -66,13 +66,13 @@ MUTANTS = (
         "            return None\n        return None\n",
     ),
     _in(
-        "scheduler",
+        "order",
         "jobs that would lose work borrow",
         "        if claim.stop is not Stop.NEVER:\n            return False\n",
         "        return False\n",
     ),
     _in(
-        "scheduler",
+        "order",
         "machines come back before they are gone",
         "bool(claim.whom) and self.granted[claim.job] > claim.reserved",
         "False",
@@ -110,6 +110,13 @@ MUTANTS = (
     _in("reclaim", "machines are taken in vain", "    if not taken.fits:\n        return None\n", ""),
     _in("reclaim", "earlier recalls do not count", "(1 + sum(now - at < DAY_S for at in victim.recalls))", "1"),
     _in("reclaim", "a team loses more than its excess", "if victim.fair and before <= 1e-6:", "if False:"),
+    _in("takeover", "machines are taken over at once", "< SHORT_S:", "< 0:"),
+    _in("takeover", "machines are taken over again and again", " or now - claim.took < AGAIN_S:", ":"),
+    _in("takeover", "machines of another zone are taken over", "    return all(found) and", "    return"),
+    _in("scheduler", "freed machines go to anybody", "and not self.taker(claim) and", "and"),
+    _in(
+        "scheduler", "rivals go on looking", "(*taken.victims.values(), *self._rivals(claim))", "taken.victims.values()"
+    ),
     _in("room", "no limit of the team's machines", "+ count > team.max_machines:", "< 0:"),
     _in("room", "no limit of the team's money", "usd > team.max_usd_hour + EPSILON:", "False:"),
     _in("use", "use does not decay", "_RATE = log(2) / HALF_LIFE_S", "_RATE = 1e-12"),

@@ -16,6 +16,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.queue import takeover
 from spotkeeper.reconcile.decide.snapshot import admitted
 
 COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and cost money
@@ -164,7 +165,8 @@ def _dry(draft: Draft) -> None:
     vacant = [draft.nodes[index] for index in draft.filled() if draft.nodes[index].cur is None]
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
         return
-    if draft.snapshot.draining or draft.snapshot.blind:
+    takes_over = takeover.under_way(draft.snapshot.allocation.claim(record.job), draft.now)
+    if draft.snapshot.draining or draft.snapshot.blind or takes_over:
         return
     if draft.now < record.dry_since + draft.times.dry_s and not offers.out_of_pools(draft):
         return

@@ -12,8 +12,8 @@ the market        some machines are paid for while      after ``gang_s`` all are
 ================= ===================================== ==================================================
 
 So a try costs at most what all machines of the gang but one cost in the time ``gang_s``. The waits between tries are 1,
-2, 4 and then always 8 times ``gang_s``. Nothing is released if all machines are static, or while ``max_wait`` still
-delays on-demand.
+2, 4 and then always 8 times ``gang_s``. Nothing is released if all machines are static, while ``max_wait`` still
+delays on-demand, or while the job takes over machines of others (``queue/takeover.py``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.queue import takeover
 from spotkeeper.reconcile.decide.snapshot import admitted
 from spotkeeper.reconcile.select.offers import time_of_day
 
@@ -162,6 +163,8 @@ def give_back(draft: Draft) -> None:
     count = sum(slot is not None and admitted(slot) and slot.model is not Model.STATIC for slot in slots)
     since = draft.record.short_since
     if since is None or not count or draft.now < since + times.gang_s:
+        return
+    if takeover.under_way(draft.snapshot.allocation.claim(record.job), draft.now):
         return
     until = draft.now + times.gang_s * min(SELDOM, 2**record.hold_count)
     if (at := on_demand_from(draft, vacant[0])) is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Short, Stop
 from spotkeeper.contract.job import PRIORITIES, pools_of, start_s
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Phase
@@ -20,8 +20,11 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize
-from spotkeeper.reconcile.decide.queue import scheduler, use
-from spotkeeper.reconcile.decide.queue.scheduler import HIGH, schedule
+from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.queue import order, use
+from spotkeeper.reconcile.decide.queue.order import HIGH
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
+from spotkeeper.reconcile.decide.snapshot import admitted
 
 LOST_SPOT_S = 300.0  # what giving up a spot machine costs beside the restart: the next one may be long in coming
 ROUGHLY = 0.25  # a claim is written again if its estimates change by more than this share
@@ -105,7 +108,7 @@ def _why_waits(draft: Draft) -> str:
     own = allocation.claim(draft.record.job)
     if own is None and _nobodys(draft):
         return "waiting to hear whose job it is"
-    why = scheduler.why(allocation, draft.snapshot.stack, own, draft.now) if own is not None else ""
+    why = order.why(allocation, draft.snapshot.stack, own, draft.now) if own is not None else ""
     return f"waiting in the queue: {why or 'the machines that it may use are taken'}; spotkeeper queue shows its place"
 
 
@@ -175,16 +178,17 @@ def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
     if old is None or not old.max:
         new = _first(draft, new)
     else:
-        fields = ("waits", "waited_s", "reserved_at", "started", "lapsed", "recalls", "barred", "gap", "whom")
+        fields = ("waits", "waited_s", "reserved_at", "started", "lapsed", "recalls", "barred", "gap", "whom", "took")
         new = replace(new, **{name: getattr(old, name) for name in fields}, reserved=min(old.reserved, new.max))
         if 0 < new.reserved < new.min:
             new = replace(new, reserved=0, waits=draft.now)
-    others = any(claim.waiting and claim.job != new.job for claim in draft.snapshot.allocation.claims)
+    claims = draft.snapshot.allocation.claims
+    others = any((claim.waiting or claim.short) and claim.job != new.job for claim in claims)
     fresh = _estimated(draft, new)
     if old is None or (others and not _alike(old, fresh, draft.now)):
         return fresh
-    kept = replace(new, started=old.started, stop=old.stop, cost_s=old.cost_s, ends=old.ends, dry_since=old.dry_since)
-    return kept if kept == old else fresh
+    kept = {name: getattr(old, name) for name in ("started", "stop", "cost_s", "ends", "dry_since", "zone")}
+    return old if replace(new, **kept, short=fresh.short) == old else fresh
 
 
 def _first(draft: Draft, new: Claim) -> Claim:
@@ -210,7 +214,24 @@ def _estimated(draft: Draft, new: Claim) -> Claim:
         cost_s=float(round((new.reserved or new.min) * restart_s + spot * LOST_SPOT_S)),
         ends=None if snapshot.left_s is None or not new.reserved else float(round(draft.now + snapshot.left_s)),
         dry_since=None if machines else record.dry_since,
+        zone=record.zone or "" if machines and not (snapshot.spec and snapshot.spec.spread) else "",
+        short=_short(draft) if new.reserved else None,
     )
+
+
+def _short(draft: Draft) -> Short | None:
+    """Return the machines that the cloud refuses, until all have come: a request that is under way may be refused too.
+
+    A gang that has data or a machine stays in its zone.
+    """
+    slots = [draft.nodes[index].cur for index in draft.filled()]
+    if draft.record.dry_since is None or all(slot is not None and admitted(slot) for slot in slots):
+        return None
+    spreads = draft.snapshot.spec is not None and draft.snapshot.spec.spread
+    stays = not spreads and (draft.record.gen or any(slots))
+    found = offers.choices(draft, Node(), draft.record.zone if stays else None)
+    wanted = {f"{choice.offer.pool}/{choice.offer.zone}" for choice in found}
+    return Short(draft.record.dry_since, slots.count(None), tuple(sorted(wanted))) if wanted else None
 
 
 def _stop(draft: Draft) -> Stop:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spotkeeper.contract.allocation import Claim, Stop
-from spotkeeper.reconcile.decide.queue.room import Room, Spread
+from spotkeeper.reconcile.decide.queue.room import Spread
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 PROTECTED_S = 900.0  # after a job's start nothing is taken from it
@@ -33,10 +33,25 @@ class Recallable(NamedTuple):
 LAPSES, SHRINKS, PAUSES = range(3)
 
 
-class Taken:
+class Space(Protocol):
+    """What machines become free in: the limits (``room.Room``) or the market (``takeover.Freed``)."""
+
+    def copy(self: R) -> R: ...
+
+    def fits(self, claim: Claim, count: int) -> bool: ...
+
+    def free(self, job: str, count: int) -> Spread: ...
+
+    def take(self, claim: Claim, spread: Spread, sign: int = 1) -> None: ...
+
+
+R = TypeVar("R", bound=Space)
+
+
+class Taken(Generic[R]):
     """Machines taken from others for one claim, one victim after the other. ``room``: what is left then."""
 
-    def __init__(self, room: Room, claim: Claim) -> None:
+    def __init__(self, room: R, claim: Claim) -> None:
         self.room, self.claim = room.copy(), claim
         self.victims: dict[str, Recallable] = {}
         self._freed: dict[str, Spread] = {}
@@ -80,7 +95,7 @@ def _ones(spread: Spread) -> Iterable[tuple[str, int]]:
     return [(pool, 1) for pool, number in spread for _ in range(number)]
 
 
-def needed(room: Room, claim: Claim, victims: Iterable[Recallable], excess: Mapping[str, float]) -> Taken | None:
+def needed(room: R, claim: Claim, victims: Iterable[Recallable], excess: Mapping[str, float]) -> Taken[R] | None:
     """Return what is taken from these victims so that the claim fits; None if it would not fit.
 
     ``excess``: by team, machines beyond its entitlement; fair victims lose no more than until none is left.
@@ -93,8 +108,8 @@ def needed(room: Room, claim: Claim, victims: Iterable[Recallable], excess: Mapp
 
 
 def collected(
-    room: Room, claim: Claim, victims: Iterable[Recallable], excess: Mapping[str, float], enough: bool
-) -> Taken:
+    room: R, claim: Claim, victims: Iterable[Recallable], excess: Mapping[str, float], enough: bool
+) -> Taken[R]:
     """Take from one victim after the other; ``enough``: only until the claim fits."""
     taken, left = Taken(room, claim), dict(excess)
     for victim in victims:
@@ -131,7 +146,7 @@ def recalls_left(claim: Claim, now: float) -> bool:
 
 def dry(claim: Claim, now: float) -> bool:
     """Whether the job has found no machine for a while; then its reservation may go to others."""
-    return claim.dry_since is not None and now - max(claim.dry_since, claim.reserved_at) >= LAPSE_S
+    return claim.dry_since is not None and now - max(claim.dry_since, claim.reserved_at, claim.took) >= LAPSE_S
 
 
 def ending(claim: Claim, now: float) -> bool:

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.stack import TeamState
-from spotkeeper.reconcile.decide.queue import scheduler
-from spotkeeper.reconcile.decide.queue.scheduler import order, rank, schedule
+from spotkeeper.reconcile.decide.queue import order
+from spotkeeper.reconcile.decide.queue.order import rank
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from tests.reconcile.decide.queue.situation import (
     DAY_S,
     HOUR_S,
@@ -68,8 +69,8 @@ def test_a_team_is_charged_for_what_it_just_got() -> None:
 
 def test_the_order_that_is_shown_charges_each_job_before_the_next() -> None:
     claims = [waits(f"{team}{number}", 8, team) for team in "ab" for number in range(3)]
-    shown = order(Allocation(claims=(runs("r", 8, "c"), *claims)), stack(), NOW)
-    assert [claim.team for claim in shown] == list("ababab")
+    shown = order.reasons(Allocation(claims=(runs("r", 8, "c"), *claims)), stack(), NOW)
+    assert [job[0] for job in shown] == list("ababab")
 
 
 @pytest.mark.parametrize(
@@ -240,8 +241,8 @@ def test_why_a_job_waits(claim: Claim, why: str) -> None:
     teams = TeamState("t", max_machines=6), TeamState("u", max_usd_hour=1.0), TeamState("m", max_usd_month=5.0)
     running = runs("r", 3, "t"), runs("s", 1, "u"), runs("x", 1, "m")
     allocation = Allocation(grants=grants(*running), claims=(*running, claim))
-    assert scheduler.why(allocation, stack(teams=teams), claim, NOW) == why
-    assert scheduler.reasons(allocation, stack(teams=teams), NOW) == {"w": why}
+    assert order.why(allocation, stack(teams=teams), claim, NOW) == why
+    assert order.reasons(allocation, stack(teams=teams), NOW) == {"w": why}
 
 
 def test_a_job_that_would_lose_work_never_borrows() -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.stack import TeamState
-from spotkeeper.reconcile.decide.queue import scheduler
+from spotkeeper.reconcile.decide.queue import order
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from tests.reconcile.decide.queue.situation import (
     DAY_S,
@@ -219,7 +219,7 @@ def test_a_job_that_gave_up_machines_gets_others_only_once_these_are_gone() -> N
     now = Allocation(grants=grants(normal), claims=(normal, urgent))
     recalled = schedule(now, on, NOW)
     assert [claim.reserved for claim in recalled.claims] == [0, 4]
-    assert scheduler.why(recalled, on, recalled.claims[0], NOW) == "it saves, and gives its machines back first"
+    assert order.why(recalled, on, recalled.claims[0], NOW) == "it saves, and gives its machines back first"
     gone = replace(recalled, grants=())
     assert [claim.reserved for claim in schedule(gone, on, NOW).claims] == [4, 4]
 
