@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct
 
 from spotkeeper.contract.notification import NotifyEvent
 from spotkeeper.contract.stack import PoolState, StackState
+from spotkeeper.contract.sweep import Params, Trial
 
 HOLD_DAYS = 14.0
 PRIORITIES = ("low", "normal", "high")  # a claim has the index
@@ -111,6 +112,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: the pool's value")] | None = None
     env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
+    params: Annotated[Params, _about("name -> value: the script reads them by spotkeeper.params(), or as {name}")] = {}
     secrets: Annotated[dict[str, str], _about("variable -> gcp-secret://... or aws-secret://...")] = {}
     checkpoint: Checkpoint = Checkpoint()
     retry: Retry = Retry()
@@ -159,6 +161,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     ] = {}
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="seed of the sample order and of random numbers")] = 0
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
+    trial: Annotated[Trial | None, _unoffered("filled in by sweep: the job is a trial of a search")] = None
 
     def size(self) -> Nodes:
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes

@@ -16,6 +16,7 @@ from spotkeeper.contract.market import Network, Observation, Prices
 from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import StaticHello, Versioned
@@ -30,6 +31,7 @@ class MemoryStore:
         self.records: dict[str, tuple[Record, int]] = {}
         self.facts: dict[str, dict[str, Fact]] = {}
         self.allocation: tuple[Allocation, int] = (Allocation(), 0)
+        self.sweeps: dict[str, tuple[SweepState, int]] = {}
         self.requests: dict[str, dict[str, JobRequest]] = {}
         self.active: set[str] = set()
         self.since: dict[str, float | None] = {}
@@ -102,6 +104,18 @@ class MemoryStore:
         if token != (str(version) if version else ""):
             return None
         self.allocation = (allocation, version + 1)
+        return str(version + 1)
+
+    def read_sweep(self, name: str) -> Versioned[SweepState]:
+        state, version = self.sweeps.get(name, (SweepState(sweep=name), 0))
+        return Versioned(state, str(version) if version else "")
+
+    def cas_sweep(self, state: SweepState, token: str) -> str | None:
+        self.on_write()
+        version = self.sweeps.get(state.sweep, (state, 0))[1]
+        if token != (str(version) if version else ""):
+            return None
+        self.sweeps[state.sweep] = (state, version + 1)
         return str(version + 1)
 
     def list_requests(self, job: str) -> tuple[JobRequest, ...]:

@@ -103,6 +103,8 @@ def warm_modules(job: JobContext) -> Iterator[Problem]:
 def source_hash(job: JobContext) -> Iterator[Problem]:
     if job.folder is not None and job.spec.source_sha256 is not None:
         yield problem("source_sha256", "is filled in by submit: remove it", job.spec.source_sha256)
+    if job.folder is not None and job.spec.trial is not None:
+        yield problem("trial", "is filled in by sweep: remove it")
 
 
 def source_folder(job: JobContext) -> Iterator[Problem]:

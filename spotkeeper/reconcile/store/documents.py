@@ -21,6 +21,7 @@ from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.market import Guess, Watch
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import Model
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store.objects import Blob, StoreError
 
 T = TypeVar("T")
@@ -139,7 +140,7 @@ def cut(data: bytes) -> str:
     return data[:QUARANTINE_BYTES].decode("utf-8", "backslashreplace")
 
 
-def encode_versioned(document: Record | Allocation) -> bytes:
+def encode_versioned(document: Record | Allocation | SweepState) -> bytes:
     """Encode a document with its format number (``"v":1``) first, so that an older program refuses a newer format.
 
     A large document is compressed (zlib): the record of 10,000 nodes has 2 MB, compressed 0.4 MB.

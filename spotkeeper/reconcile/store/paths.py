@@ -176,6 +176,33 @@ def market_hour(pool: str, hour: int) -> str:
     return market_hours(pool) + f"{max(0, hour):08d}"
 
 
+def sweep(name: str) -> str:
+    """Return the folder of a search."""
+    return "sweeps/" + _checked(name, JOB_NAME, "is not a search's name ([a-z][-a-z0-9]*)") + "/"
+
+
+def sweep_state(name: str) -> str:
+    return sweep(name) + "state"
+
+
+def sweep_spec(name: str) -> str:
+    return sweep(name) + "spec.json"
+
+
+def sweep_cohort(name: str, first: int) -> str:
+    """Return the path of the values of a cohort's trials; ``first``: its lowest number."""
+    return sweep(name) + f"cohorts/{first:06d}.json"
+
+
+def sweep_trials(name: str) -> str:
+    return sweep(name) + "trials/"
+
+
+def sweep_trial(name: str, number: int) -> str:
+    """Return the path of the object that holds a trial's job id."""
+    return sweep_trials(name) + f"{number:06d}"
+
+
 def tomb(job: str) -> str:
     return f"tomb/{_job(job)}"
 

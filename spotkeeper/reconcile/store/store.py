@@ -27,6 +27,7 @@ from spotkeeper.contract.names import JOB_ID
 from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import (
@@ -45,7 +46,7 @@ from spotkeeper.reconcile.store.documents import (
 from spotkeeper.reconcile.store.objects import Blob, BucketRefusedError, ConflictError, Deadline, Objects, StoreError
 
 T = TypeVar("T")
-Nonced = TypeVar("Nonced", Record, Allocation)
+Nonced = TypeVar("Nonced", Record, Allocation, SweepState)
 
 MANY = "many-"  # begins the name of an object with several entries of the ledger
 MARKET_TRIES = 5
@@ -165,6 +166,18 @@ class Store:
         if not token:
             return self._create_versioned(paths.ALLOCATION, allocation)
         return self._replace_versioned(paths.ALLOCATION, allocation, token)
+
+    # -- searches: sweeps/<name>/state
+
+    def read_sweep(self, name: str) -> Versioned[SweepState]:
+        """Read what a search's trials have reported; an empty state with the token ``""`` if none has yet."""
+        read = self._read_versioned(paths.sweep_state(name), SweepState)
+        return read or Versioned(SweepState(sweep=name), "")
+
+    def cas_sweep(self, state: SweepState, token: str) -> str | None:
+        """Replace a search's state, as :meth:`cas_allocation` does."""
+        path = paths.sweep_state(state.sweep)
+        return self._replace_versioned(path, state, token) if token else self._create_versioned(path, state)
 
     # -- requests: jobs/<job>/requests/<id>
 

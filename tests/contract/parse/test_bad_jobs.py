@@ -73,7 +73,7 @@ UNREAD = "job.yaml:3: secrets: no job can read secrets, since stack prod has no 
 BY_REFERENCE = (
     "want the address of a secret, not its value: gcp-secret://projects/.../versions/latest or aws-secret://<ARN>"
 )
-OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name != "source_sha256")
+OFFERED = ", ".join(name for name in JobSpec.__struct_fields__ if name not in ("source_sha256", "trial"))
 JOB_CASES = [
     # --- YAML itself
     ("", "job.yaml: empty, want a mapping with name, command, nodes, pools, ..."),
@@ -369,6 +369,10 @@ JOB_CASES = [
     (
         GOOD + "policy: spot\nmax_on_demand: 1\n",
         "job.yaml:4: max_on_demand: 1: contradicts `policy: spot`: remove one of these fields",
+    ),
+    (
+        GOOD + "trial: {sweep: s, number: 0, metric: loss}\n",
+        "job.yaml:3: trial: is filled in by sweep: remove it",
     ),
     (GOOD + "source_sha256: abc\n", 'job.yaml:3: source_sha256: "abc": is filled in by submit: remove it'),
     # --- the source folder

@@ -28,6 +28,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Observation, PriceRun, Prices
 from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
+from spotkeeper.contract.sweep import SweepState, TrialReport
 from spotkeeper.reconcile.store import documents, objects_obstore, objects_sqlite, paths
 from spotkeeper.reconcile.store import store as store_module
 from spotkeeper.reconcile.store.documents import StaticHello, encode_versioned
@@ -409,6 +410,15 @@ class TestStore:
         assert store.read_allocation().value.grants[0].resource == "slot:gpu"
         assert store.cas_allocation(Allocation(ver=2, nonce="c"), token)
         assert store.cas_allocation(Allocation(ver=2, nonce="d"), token) is None
+
+    def test_sweep(self, store: Store) -> None:
+        read = store.read_sweep("lr")
+        assert read.token == "" and read.value == SweepState("lr")
+        token = store.cas_sweep(SweepState("lr", 1, "a", (TrialReport(3, (0.5,)),)), "")
+        assert token and store.cas_sweep(SweepState("lr", 1, "b"), "") is None
+        assert store.read_sweep("lr").value.trial(3).values == (0.5,)
+        assert store.cas_sweep(SweepState("lr", 2, "c"), token)
+        assert store.cas_sweep(SweepState("lr", 2, "d"), token) is None
 
     def test_facts(self, store: Store) -> None:
         fact = Fact("123", "b-1", 3, 2, 1, Kind.HELLO)
