@@ -6,11 +6,10 @@ The tests' ``light-python`` runs it in place of the launcher the agent asks for.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from spotkeeper_agent.launcher.process import die_with_parent
+from spotkeeper_agent.launcher.process import die_with_parent, start_program
 from spotkeeper_agent.launcher.server import Cgroup, Server, Start
 
 
@@ -25,14 +24,14 @@ def spawn(start: Start, server: Server) -> int:
 
     boot = next(index for index, word in enumerate(start.args) if word.endswith("/boot.py"))
     with Path(start.log).open("ab") as log:
-        return subprocess.Popen(
+        return start_program(
             [sys.executable, "-S", *start.args[boot + 1 :]],
             env=os.environ | start.env | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
             cwd=start.cwd,
             stdout=log,
             stderr=log,
-            preexec_fn=in_child,  # noqa: PLW1509
-        ).pid
+            preexec_fn=in_child,
+        )
 
 
 if __name__ == "__main__":

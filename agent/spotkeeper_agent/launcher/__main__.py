@@ -22,7 +22,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from spotkeeper_agent.launcher.process import die_with_parent
+from spotkeeper_agent.launcher.process import die_with_parent, start_program
 from spotkeeper_agent.launcher.server import Cgroup, Server, Start
 from spotkeeper_agent.launcher.torchrun import run
 
@@ -54,7 +54,7 @@ def _spawn(start: Start, server: Server) -> int:
 
     command = [sys.executable, "-m", "spotkeeper_agent.launcher.torchrun", *start.args]
     with Path(start.log).open("ab") as log:
-        return subprocess.Popen(
+        return start_program(
             command,
             env=os.environ | start.env,
             cwd=start.cwd,
@@ -62,8 +62,8 @@ def _spawn(start: Start, server: Server) -> int:
             stdout=log,
             stderr=log,
             # One thread, so forking with Python code in between is safe here.
-            preexec_fn=in_child,  # noqa: PLW1509
-        ).pid
+            preexec_fn=in_child,
+        )
 
 
 # -- zygote

@@ -11,9 +11,11 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 from spotkeeper_agent.launcher.output import is_output_worker
 
@@ -64,6 +66,17 @@ def children() -> list[int]:
             found += [int(pid) for pid in (task / "children").read_text().split()]
         return found
     return [pid for pid in _all_pids() if parent_of(pid) == os.getpid()]  # a kernel without CONFIG_PROC_CHILDREN
+
+
+def start_program(command: list[str], **options: Any) -> int:
+    """Start a program with the options of :class:`subprocess.Popen`; return its pid. :func:`reap_dead` reports its end.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    process = subprocess.Popen(command, **options)
+    process.returncode = 0  # else its destructor reaps a program that has already ended, and nobody learns of its end
+    return process.pid
 
 
 def reap_dead() -> dict[int, int]:

@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -385,6 +386,29 @@ def test_a_request_that_cannot_be_served_gets_an_answer(tmp_path: Path) -> None:
         assert answer["ok"] is False and error in answer["error"]
     server.run = LaunchedRun(2, os.getpid(), str(tmp_path))
     assert server._answer(b'{"op": "signal", "gen": 1, "signal": 0}')["error"] == "generation 1 does not run"
+
+
+LATE = """
+import os, subprocess, sys
+from spotkeeper_agent.launcher.__main__ import _spawn
+from spotkeeper_agent.launcher.process import reap_dead
+from spotkeeper_agent.launcher.server import Start
+
+started = subprocess.Popen.__init__
+def late(self, *args, **options):
+    started(self, *args, **options)
+    os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+subprocess.Popen.__init__ = late
+pid = _spawn(Start(1, ["--no-such-option"], {}, ".", "torchrun.log"), None)
+print(reap_dead() == {pid: 2})
+"""
+
+
+def test_a_torchrun_that_ends_before_its_launcher_runs_again_is_still_reported(tmp_path: Path) -> None:
+    """As on a machine with busy cores: the launcher waited forever for an end that ``Popen`` itself had reaped."""
+    env = os.environ | {"PYTHONPATH": str(job_path())}
+    out = subprocess.run([sys.executable, "-c", LATE], cwd=tmp_path, env=env, capture_output=True, check=True)
+    assert out.stdout == b"True\n", (tmp_path / "torchrun.log").read_text()
 
 
 def test_a_launcher_that_is_still_ending_costs_one_more_start(bench: Callable[[str], Bench]) -> None:
