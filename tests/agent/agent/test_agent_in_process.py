@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spotkeeper import clock
 from spotkeeper.clock import Clock
 from spotkeeper.train.agent_link.control import Control
 from spotkeeper_agent.agent.agent import Agent
@@ -18,6 +19,7 @@ from spotkeeper_agent.core.settings import Settings
 from spotkeeper_agent.core.state import Assignment, Saved
 from spotkeeper_agent.job import supervisor
 from tests.agent.fakes import JOB
+from tests.module_time import replace_time
 
 QUIET = Log(write=lambda _: None)
 
@@ -71,10 +73,10 @@ def test_setting_the_wall_clock_changes_no_lease(tmp_path: Path, monkeypatch: py
     """Set right after a boot, it powered the machine off: alone for longer than its lease, it seemed."""
     agent = an_agent(tmp_path)
     real, steady = time.time, time.monotonic
-    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    replace_time(monkeypatch, clock, time=lambda: real() + by_s)
     agent._replies.check_silence()
     assert agent._teardown.departure is None
-    monkeypatch.setattr(time, "monotonic", lambda: steady() + 2 * 120 * 60)
+    replace_time(monkeypatch, clock, monotonic=lambda: steady() + 2 * 120 * 60)
     agent._replies.check_silence()
     assert agent._teardown.departure is not None
 

@@ -22,6 +22,8 @@ from spotkeeper.train.agent_link.control import Control, RunPhase
 from spotkeeper_agent.agent import hang
 from spotkeeper_agent.job.supervisor import NEED_MOST_S, Child
 from spotkeeper_agent.launcher import stacks
+from tests.agent.fakes import wait_until
+from tests.module_time import replace_time
 
 GEN = 3
 LIMITS = HangRun(factor=30.0, floor_s=600.0, idle_s=3600.0)
@@ -43,7 +45,7 @@ class Node:
     def __post_init__(self) -> None:
         self.control = Control.create(self.folder / "ctl")
         self.child: Child | None = Child(GEN, self.folder, 1, 5.0, self.control)
-        self.monkeypatch.setattr(hang.time, "monotonic", lambda: self.now)
+        replace_time(self.monkeypatch, hang, monotonic=lambda: self.now)
         self.monkeypatch.setattr(hang, "processor_s", lambda _: self.used_s)
         run = JobRun("job", ("train.py",), None, hang=self.limits)
         me: Any = SimpleNamespace(saved=SimpleNamespace(run=run), log=lambda *_, **__: None, say=self._say, doc=None)
@@ -238,7 +240,7 @@ def test_a_process_with_an_undecodable_name_is_counted(tmp_path: Path) -> None:
         process.stdout.readline()
         (tmp_path / "pid.0").write_text(str(process.pid))
         assert hang.processor_s(tmp_path) > 0.0
-        assert stacks._state(process.pid) == "sleeping"
+        wait_until(lambda: stacks._state(process.pid) == "sleeping", 10)
         process.communicate()
 
 

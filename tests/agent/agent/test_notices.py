@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +11,7 @@ import pytest
 
 from spotkeeper.clock import Clock
 from spotkeeper.contract.facts import Kind
+from spotkeeper_agent.agent import notices
 from spotkeeper_agent.agent.notices import LATE_S, NoticeHandler
 from spotkeeper_agent.cloud.gce import Gce
 from spotkeeper_agent.cloud.notice import REBALANCE_S, Cause, CloudWarning, Instance, Notice
@@ -20,6 +20,7 @@ from spotkeeper_agent.core.settings import Settings
 from spotkeeper_agent.core.state import AgentState, MachineState, Saved
 from spotkeeper_agent.core.sync import FunctionClient, Outbox, Syncer
 from spotkeeper_agent.job.supervisor import Supervisor
+from tests.module_time import replace_time
 
 NOW = 1_800_000_000.0
 
@@ -97,7 +98,7 @@ def test_a_machine_that_outlives_its_deadline_still_saves(
     asked: list[float] = []
     child = SimpleNamespace(gen=1, saving=False, signals=False, need_s=need_s)
     handler = NoticeHandler(me, cast(Supervisor, SimpleNamespace(child=child, save_and_stop=asked.append)))
-    monkeypatch.setattr(time, "time", lambda: NOW)
+    replace_time(monkeypatch, notices, time=lambda: NOW)
     handler.observed(seen(Cause.MAINTENANCE, NOW - 600))
     handler.act()
     assert asked == [NOW + given_s]
@@ -113,7 +114,7 @@ class Training:
         self.child = SimpleNamespace(
             gen=1, saving=False, signals=False, need_s=4.0, control=SimpleNamespace(save_s=3.0)
         )
-        monkeypatch.setattr(time, "time", lambda: Still.at)
+        replace_time(monkeypatch, notices, time=lambda: Still.at)
         monkeypatch.setattr(me, "become", self.states.append)
         supervisor = SimpleNamespace(child=self.child, save=self._save, save_and_stop=self._stop)
         self.handler = NoticeHandler(me, cast(Supervisor, supervisor))

@@ -17,6 +17,7 @@ from spotkeeper_agent.job import launch_spec, supervisor
 from spotkeeper_agent.job.chunks import LAUNCHER_LOG
 from spotkeeper_agent.job.supervisor import Ending, Supervisor
 from tests.agent.fakes import document
+from tests.module_time import replace_time
 
 QUIET = Log(write=lambda _: None)
 
@@ -65,11 +66,11 @@ def test_a_stop_is_timed_by_a_steady_clock(tmp_path: Path, monkeypatch: pytest.M
         one.child = supervisor.Child(1, tmp_path, 1, 25.0, control)
         one.save_and_stop(None)
         real, steady = time.time, time.monotonic
-        monkeypatch.setattr(time, "time", lambda: real() + by_s)
+        replace_time(monkeypatch, supervisor, time=lambda: real() + by_s)
         one.tick()
         assert sent == []
         for late_s, number in ((24.5, 15), (60.0, 9)):
-            monkeypatch.setattr(time, "monotonic", lambda late_s=late_s: steady() + late_s)
+            replace_time(monkeypatch, supervisor, monotonic=lambda late_s=late_s: steady() + late_s)
             one.tick()
             assert sent[-1] == number
 
@@ -99,7 +100,7 @@ def test_a_script_that_always_starts_over_is_warned_in_its_log(
     log, steady = one.child.folder / LAUNCHER_LOG, time.monotonic
     one.tick()
     assert not log.exists(), "it imports"
-    monkeypatch.setattr(time, "monotonic", lambda: steady() + 20.0)
+    replace_time(monkeypatch, supervisor, monotonic=lambda: steady() + 20.0)
     one.tick()
     one.tick()
     text = log.read_text() if log.exists() else ""

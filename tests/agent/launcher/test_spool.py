@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from spotkeeper_agent.launcher import spool
 from spotkeeper_agent.launcher.spool import Spool, hide
 from tests.agent.chunks import unpacked
+from tests.module_time import replace_time
 
 
 def lines(folder: Path) -> list[str]:
@@ -84,7 +85,7 @@ def test_output_beyond_the_rate_is_counted_and_said_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    replace_time(monkeypatch, spool, monotonic=lambda: now)
     one, other = Spool(tmp_path, b"0", []), Spool(tmp_path, b"1", [])
     printed = 0
     for number in range(400):  # 26 MB at once
@@ -120,7 +121,7 @@ def test_a_node_that_prints_two_megabytes_a_second_has_a_complete_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    replace_time(monkeypatch, spool, monotonic=lambda: now)
     monkeypatch.setattr(spool, "SPOOL_BYTES", 1 << 30)
     workers = [Spool(tmp_path, b"%d" % rank, []) for rank in range(4)]
     for _ in range(600):  # a minute
@@ -179,7 +180,7 @@ def test_lines_are_written_within_a_second_and_unfinished_ones_after_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    replace_time(monkeypatch, spool, monotonic=lambda: now)
     one = Spool(tmp_path, b"0", [])
     assert one.wait_s() is None
     one.add(b"o", b"line\nwait ...")

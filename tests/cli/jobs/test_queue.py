@@ -169,7 +169,6 @@ def test_watch_tells_a_place_again_only_when_it_changes(
         elif len(looks) == 3:
             assert queued.cas_record(replace(read.value, phase=Phase.DONE, hold=None, nonce="m", ver=9), read.token)
 
-    monkeypatch.setattr("time.sleep", wait)
     whole = status.watch
     monkeypatch.setattr(status, "watch", lambda read, as_json, verbose: whole(read, as_json, wait, verbose=verbose))
     out = cli("watch", "old").out

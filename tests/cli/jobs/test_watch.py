@@ -19,6 +19,7 @@ from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job, failed
+from tests.module_time import replace_time
 
 
 def test_watch_prints_each_event_once_and_ends_with_the_job(
@@ -106,7 +107,7 @@ def test_events_are_printed_once_and_followed_until_the_job_ends(
         assert held is not None
         store.cas_record(msgspec.structs.replace(record, phase=Phase.END, outcome=Outcome.CANCELLED), held.token)
 
-    monkeypatch.setattr(status.time, "sleep", wait)
+    replace_time(monkeypatch, status, sleep=wait)
     done = cli("events", "first", "--follow")
     assert [line[25:] for line in done.out.splitlines()] == ["generation 1 trains", "node 0: preemption notice"]
 

@@ -8,13 +8,14 @@ import pytest
 
 from infra import shared
 from infra.shared import SettledProvider
+from tests.module_time import replace_time
 
 PROPS: dict[str, Any] = {"rights": ["bd roles/storage.objectViewer"], "seconds": 120}
 
 
 def test_settled_waits_only_after_new_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(shared.time, "sleep", waited.append)
+    replace_time(monkeypatch, shared, sleep=waited.append)
     provider = SettledProvider()
     made = provider.create(PROPS)
     assert (waited, made.id, made.outs) == ([120], "settled", PROPS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from spotkeeper.reconcile.clouds.http_client import Answer
 from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.service import auth
 from spotkeeper.reconcile.service.auth import AuthError, Caller, KeySet, KeysUnavailableError, Verifier
+from tests.module_time import replace_time
 from tests.reconcile.service import identities as ids
 from tests.reconcile.service.identities import NOW, bearer, claims, machine, part
 
@@ -558,7 +558,7 @@ class TestSlowKeySet:
         self, monkeypatch: pytest.MonkeyPatch, kid: str, later_s: float, fetches: int
     ) -> None:
         now = [1000.0]
-        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        replace_time(monkeypatch, auth, monotonic=lambda: now[0])
         keys = Slow()
         known = keys.key("one")
         now[0] += later_s
@@ -573,7 +573,7 @@ class TestSlowKeySet:
 
     def test_expired_keys_are_fetched_again_5_s_after_a_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
-        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        replace_time(monkeypatch, auth, monotonic=lambda: now[0])
         keys = Slow()
         keys.key("one")
         now[0] += auth.KEYS_TTL_S + 1

@@ -23,6 +23,7 @@ from spotkeeper.train.agent_link.control import METRICS, Commit, Control
 from spotkeeper.train.core import pickling
 from spotkeeper.train.loop import metrics
 from spotkeeper.train.loop.metrics import MetricHistory
+from tests.module_time import replace_time
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_values_become_the_curves_that_readers_read(control: Control, tmp_path: 
 
 def test_a_file_is_written_every_few_seconds(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    replace_time(monkeypatch, metrics, monotonic=lambda: now)
     history = MetricHistory(control, tmp_path, 3)
     for step in range(100):
         now += 0.25
@@ -359,7 +360,7 @@ def test_times_of_a_clock_that_began_at_zero_are_read(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = 1795469516.580958  # as float32, the offset to the time 1.0 leads to before 0
-    monkeypatch.setattr("spotkeeper.train.loop.metrics.time.time", lambda: began)
+    replace_time(monkeypatch, metrics, time=lambda: began)
     history = MetricHistory(control, tmp_path, 3)
     history.restore({"ancestors": [], "points": {"loss": ([6], [1.0], [0.0])}}, Commit(2, 7))
     history.write()

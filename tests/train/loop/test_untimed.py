@@ -9,6 +9,9 @@ import pytest
 
 from spotkeeper.train.agent_link import control
 from spotkeeper.train.agent_link.control import Control
+from spotkeeper.train.loop import boundary, reporter
+from spotkeeper.train.loop import run as run_module
+from tests.module_time import replace_time
 from tests.train.loop.test_run import Things, agent, laptop
 
 __all__ = ["agent", "laptop"]
@@ -16,7 +19,7 @@ __all__ = ["agent", "laptop"]
 
 def test_an_untimed_evaluation_counts_in_no_step_time(agent: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     late_s, steady = 0.0, time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: steady() + late_s)
+    replace_time(monkeypatch, run_module, boundary, reporter, monotonic=lambda: steady() + late_s)
     things = Things()
     run = things.attach()
     seen = []

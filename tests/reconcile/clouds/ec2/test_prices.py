@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from spotkeeper.contract.market import HOUR_S, Chances, Guess, PriceRun, Prices
+from spotkeeper.reconcile.clouds.ec2 import api, cloud
 from spotkeeper.reconcile.clouds.ec2.api import Api
 from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
 from spotkeeper.reconcile.clouds.rate_limit import Paced, TokenBucket
+from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.select.market import ASK_S, _merged, offers_seen, read
+from tests.module_time import replace_time
 from tests.reconcile.clouds.ec2.region import POOL, STACK, A, B, region
 from tests.reconcile.clouds.ec2.standin.server import session
 from tests.reconcile.world import World
@@ -75,7 +78,7 @@ def test_estimates_are_kept_a_day_and_requested_hourly() -> None:
 def test_a_cold_function_gets_prices_with_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """To import botocore takes a cold function longer than all questions may; the next are asked an hour later."""
     late, real = [0.0], time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + late[0])
+    replace_time(monkeypatch, market, api, cloud, monotonic=lambda: real() + late[0])
 
     def slow(_: Api) -> Any:
         late[0] += 2 * ASK_S

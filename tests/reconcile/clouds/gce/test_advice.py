@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +15,7 @@ from spotkeeper.reconcile.clouds.gce.advice import capacity_question, kept, obta
 from spotkeeper.reconcile.clouds.gce.cloud import open_gce
 from spotkeeper.reconcile.select import market
 from tests import discovery
+from tests.module_time import replace_time
 from tests.reconcile.clouds.gce.compute import STACK, A, Asked, B, Google, Raw, refusal, serve
 from tests.reconcile.clouds.gce.test_gce import silent_server
 from tests.reconcile.memory import MemoryStore
@@ -232,7 +232,7 @@ def test_all_advice_requests_share_one_deadline_and_take_turns(
     store, cloud = MemoryStore(), Slow(1.5)
     pools = tuple(replace(POOL, name=name) for name in ("one", "two"))
     monkeypatch.setattr(market, "ASKERS", 1)
-    monkeypatch.setattr(time, "monotonic", cloud.monotonic)
+    replace_time(monkeypatch, market, monotonic=cloud.monotonic)
     market._prices(store, cloud, pools, 1e6)  # type: ignore[arg-type]
     assert cloud.asked == [("prices", "one", 2.0), ("chances", "one", 0.5)]
     assert cloud.now <= market.ASK_S

@@ -31,6 +31,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.clouds.gce import api
 from spotkeeper.reconcile.clouds.gce.api import Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.clouds.gce.cloud import Gce, open_gce
 from spotkeeper.reconcile.clouds.gce.errors import OneError, classify, parse_error
@@ -38,6 +39,7 @@ from spotkeeper.reconcile.clouds.gce.listing import of_a_page, of_all_zones
 from spotkeeper.reconcile.clouds.gce.schema import STATUS, Part, disk_body, to_time
 from spotkeeper.reconcile.clouds.http_client import Answer, Wire
 from tests import discovery, web
+from tests.module_time import replace_time
 from tests.reconcile.clouds.gce.compute import (
     DISK,
     JOB,
@@ -757,7 +759,7 @@ class TestToken:
             return Answer(200, b'{"access_token": "t", "expires_in": 3600}')
 
         monkeypatch.setattr(Wire, "call", call)
-        monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+        replace_time(monkeypatch, api, monotonic=lambda: 50.0)
         assert MetadataToken(Clock(), "here")(left_s) == "t"
         assert given == [given_s]
 
