@@ -318,7 +318,7 @@ def _nothing_to_do(record: Record, request: JobRequest) -> str:
         return f"is on hold already: {record.reason}" if on_hold else f"is about to go on hold: {record.pause}"
     if kind is RequestKind.RESUME and not on_hold and not record.pause:
         return "is not on hold: there is nothing to resume"
-    if kind is RequestKind.RESIZE and nodes == record.wanted():
+    if kind is RequestKind.RESIZE and nodes == record.wanted() == (record.asked or len(record.nodes)):
         return f"has {machines(nodes)} already"
     if kind is RequestKind.MOVE and request.zone == record.zone and record.move is None:
         return f"is in {request.zone} already"

@@ -335,11 +335,18 @@ def test_requests_without_effect_are_refused_at_once(
     cli: Cli, store: Store, phase: Phase, words: tuple[str, ...], why: str
 ) -> None:
     """Taken in, it would be refused in the ledger, where nobody looks."""
-    a_job(store, phase=phase, reason="out of luck", size=2)
+    a_job(store, phase=phase, reason="out of luck", size=2, asked=2, nodes=(Node(), Node(), Node()))
     store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 4)))
     done = cli(words[0], "first", *words[1:])
     assert (done.code, done.err) == (4, f"error: first ({JOB}) {why}\n")
     assert store.list_requests(JOB) == ()
+
+
+def test_a_user_may_ask_for_the_size_to_which_the_queue_shrank_a_job(cli: Cli, store: Store) -> None:
+    a_job(store, phase=Phase.RUN, size=1, nodes=(Node(), Node(), Node()))
+    store.put_spec(JOB, JobSpec("first", ("train.py",), nodes=Nodes(1, 3)))
+    assert cli("resize", "first", "1").code == 0
+    assert [request.nodes for request in store.list_requests(JOB)] == [1]
 
 
 def test_a_request_behind_another_is_judged_by_the_round(cli: Cli, store: Store) -> None:

@@ -25,7 +25,7 @@ def take(draft: Draft, nodes: int | None) -> str:
     why = refusal(spec, nodes)
     if not why and draft.record.move is not None:
         why = f"the job is moving to {draft.record.move.zone}: resize it afterwards"
-    if not why and nodes == (draft.record.asked or draft.size()):
+    if not why and nodes == draft.size() == (draft.record.asked or len(draft.nodes)):  # the queue may allow fewer
         why = f"the job has {nodes} already"
     if why:
         return why

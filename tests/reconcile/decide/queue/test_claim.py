@@ -75,6 +75,23 @@ def test_an_elastic_job_shrinks_instead_and_grows_again() -> None:
     assert not repeated(world, JOB)
 
 
+def test_a_user_may_keep_a_job_at_the_size_to_which_it_shrank() -> None:
+    world = world_of(4, nodes=Nodes(2, 4))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 4)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal", nodes=2)
+    world.until(lambda: world.training(SECOND) and world.training() and len(world.record().members) == 2, 6 * MINUTE)
+    world.request(RequestKind.RESIZE, nodes=2)
+    assert (world.events(Event.REQUEST)[-1].detail, world.record().asked) == ("by user", 2)
+    world.request(RequestKind.RESIZE, nodes=2)
+    assert world.events(Event.REQUEST)[-1].detail == "refused: the job has 2 already"
+    world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
+    world.until(lambda: world.record(SECOND).phase is Phase.DONE, 3600)
+    world.run(3600)
+    assert (len(world.record().members), world.training()) == (2, True)
+
+
 def test_a_stopped_elastic_job_comes_back_with_all_its_disks() -> None:
     """Only one of them has the newest checkpoint, and the record does not say which."""
     world = world_of(2, nodes=Nodes(1, 2))
