@@ -9,27 +9,37 @@ rebuilt. So the result can have a grant too many, which an ordinary round releas
 * any other attempt that ever had an intent is in its job's ledger, with GONE once its grant was released;
 * a machine that is in neither a record nor a ledger is in the cloud's listing;
 * a grant without an intent has no machine, and no round can write the intent any more, since its record was rewritten.
+
+Claims and the teams' use are rebuilt as far as records and ledgers tell: which jobs wait since when, how often a job
+gave up machines in the last day, and what each released grant cost, from its intent to GONE. Unknown are reservations
+without machines, whose jobs wait again, and which jobs may not take machines from each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from uuid import uuid4
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Grant, resource
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, TeamUse, resource
 from spotkeeper.contract.cloud import Cloud, Listing, Offer
-from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Phase, Record
-from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.ledger import Entry, Event
+from spotkeeper.contract.record import Hold, Phase, Record
+from spotkeeper.contract.stack import DEFAULT_TEAM, Model, StackState
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
+from spotkeeper.reconcile.decide import Draft, Snapshot
+from spotkeeper.reconcile.decide.queue import claim, use
+from spotkeeper.reconcile.decide.queue.reclaim import DAY_S
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError, NewerError
 from spotkeeper.reconcile.store.store import Store
 
 TRIES = 10  # tries to write a record that rounds write at the same time
 TOMBS = paths.tomb("00000000").removesuffix("00000000")
+USE_S = 40 * DAY_S  # older releases count in no month and, halved each day, in no team's use
+NOTHING = Listing((), ())
 Key = tuple[str, int, int]
 
 
@@ -56,11 +66,31 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     if silent:
         raise RepairError(f"no answer from {', '.join(silent)}: repeat the repair when the cloud answers for all zones")
     jobs |= {vm.job for vm in listing.vms} - {""}
+    outboxes = {record.job: record.outbox for record in records}
     grants: dict[Key, Grant] = {}
-    for grant in (*_live(records, now), *_told(store, sorted(jobs), records, now), *_listed(listing, now)):
+    released: list[tuple[float, Grant]] = []
+    recalled: dict[str, tuple[float, ...]] = {}
+    for job in sorted(jobs):
+        entries = (*store.list_ledger(job), *outboxes.get(job, ()))
+        found = tuple(_told(job, entries))
+        grants |= {(job, grant.node, grant.attempt): grant for over_at, grant in found if over_at is None}
+        released += [(over_at, grant) for over_at, grant in found if over_at is not None]
+        recalled[job] = tuple(sorted({entry.at for entry in entries if _recall(entry)}))
+    for grant in (*_live(records), *_listed(listing, now)):
         grants.setdefault((grant.job, grant.node, grant.attempt), grant)
     _check_nodes(grants.values())
-    made = Allocation(ver=1, nonce=uuid4().hex, grants=tuple(grants[key] for key in sorted(grants)))
+    specs = {record.job: _spec(store, record) for record in records}
+    teams = {
+        record.job: stack.team_of(record.owner, spec.team if (spec := specs[record.job]) else "").name
+        for record in records
+    }
+    made = Allocation(
+        ver=1,
+        nonce=uuid4().hex,
+        grants=tuple(grants[key] for key in sorted(grants)),
+        claims=tuple(_claims(records, specs, recalled, stack, now)),
+        use=_use(released, teams, stack, now),
+    )
     if store.cas_allocation(made, token) is None:
         raise RepairError("another process wrote stack/allocation meanwhile: repeat the repair if it is still damaged")
     return made
@@ -97,28 +127,27 @@ def _rewritten(store: Store, job: str, stack: StackState) -> Record | None:
     raise RepairError(f"rounds keep changing the record of job {job}: repeat the repair")
 
 
-def _live(records: Iterable[Record], now: float) -> Iterator[Grant]:
+def _live(records: Iterable[Record]) -> Iterator[Grant]:
     for record in records:
         for index, node in enumerate(record.nodes):
             for slot in (node.cur, node.next):
                 if slot is not None:
                     offer = Offer(slot.pool, slot.zone, slot.model, 0.0, slot.machine)
-                    yield Grant(record.job, index, slot.attempt, resource(offer), now)
+                    yield Grant(record.job, index, slot.attempt, resource(offer), slot.since)
 
 
-def _told(store: Store, jobs: Iterable[str], records: Iterable[Record], now: float) -> Iterator[Grant]:
-    """Yield grants of attempts whose intent is in the ledger without a GONE entry."""
-    waiting = {record.job: record.outbox for record in records}
-    for job in jobs:
-        entries = (*store.list_ledger(job), *waiting.get(job, ()))
-        gone = {(entry.node, entry.attempt) for entry in entries if entry.event is Event.GONE}
-        for entry in entries:
-            if entry.event is not Event.INTENT or entry.node is None or entry.attempt is None or entry.model is None:
-                continue
-            if (entry.node, entry.attempt) not in gone:
-                machine = entry.detail or None if entry.model is Model.STATIC else None
-                offer = Offer(entry.pool or "", entry.zone or "", entry.model, 0.0, machine)
-                yield Grant(job, entry.node, entry.attempt, resource(offer), now)
+def _told(job: str, entries: Collection[Entry]) -> Iterator[tuple[float | None, Grant]]:
+    """Yield the grants whose intent is in the ledger, and when each was released; None: it has no GONE entry."""
+    gone: dict[tuple[int | None, int | None], float] = {}
+    for entry in entries:
+        if entry.event is Event.GONE:
+            gone.setdefault((entry.node, entry.attempt), entry.at)
+    for entry in entries:
+        if entry.event is Event.INTENT and entry.node is not None and entry.attempt is not None and entry.model:
+            machine = entry.detail or None if entry.model is Model.STATIC else None
+            offer = Offer(entry.pool or "", entry.zone or "", entry.model, 0.0, machine)
+            grant = Grant(job, entry.node, entry.attempt, resource(offer), entry.at)
+            yield gone.get((entry.node, entry.attempt)), grant
 
 
 def _listed(listing: Listing, now: float) -> Iterator[Grant]:
@@ -137,3 +166,50 @@ def _check_nodes(grants: Iterable[Grant]) -> None:
             raise RepairError(
                 f"jobs {other.job} and {grant.job} both seem to have static machine {machine}: cancel one of them first"
             )
+
+
+# -- the queue
+
+
+def _spec(store: Store, record: Record) -> JobSpec | None:
+    try:
+        return store.read_spec(record.job, record.spec_key())
+    except CorruptError:
+        return None
+
+
+def _recall(entry: Entry) -> bool:
+    """Whether machines were taken from the job: it went on hold for the queue, or shrank."""
+    return entry.event in (Event.HOLD, Event.REQUEST) and entry.cause == Hold.QUEUE.value
+
+
+def _claims(
+    records: Iterable[Record],
+    specs: Mapping[str, JobSpec | None],
+    recalled: Mapping[str, tuple[float, ...]],
+    stack: StackState,
+    now: float,
+) -> Iterator[Claim]:
+    """Yield the claims of all jobs that want machines.
+
+    A job that never trained has waited since it was submitted; one that gave its machines up, since then.
+    """
+    for record in records:
+        found = claim.claim(Draft(record, Snapshot(stack=stack, spec=specs[record.job], listing=NOTHING, now=now)))
+        if found is not None:
+            recalls = tuple(at for at in recalled[record.job] if now - at < DAY_S)
+            held = recalled[record.job][-1:] if record.phase is Phase.HOLD else ()
+            since = record.created if not record.gen else max(held, default=now)
+            yield replace(found, waits=min(now, since) if found.waiting else None, recalls=recalls)
+
+
+def _use(
+    released: Iterable[tuple[float, Grant]], teams: Mapping[str, str], stack: StackState, now: float
+) -> tuple[TeamUse, ...]:
+    """Return what released grants have cost each team."""
+    known: tuple[TeamUse, ...] = ()
+    for at, grant in sorted(released, key=lambda each: each[0]):
+        if now - USE_S <= at <= now:
+            one = Claim(grant.job, 0, 0, 0.0, teams.get(grant.job, DEFAULT_TEAM))
+            known = use.folded(Allocation(claims=(one,), use=known), (grant,), stack, at)
+    return known

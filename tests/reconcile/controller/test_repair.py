@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Grant
+from spotkeeper.contract.allocation import Claim, Grant
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Phase
+from spotkeeper.contract.stack import TeamState
 from spotkeeper.reconcile.controller.reconcile_job import Round
 from spotkeeper.reconcile.controller.repair import RepairError, rebuild_allocation
+from spotkeeper.reconcile.decide.queue import use
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store, open_store
 from tests.reconcile.world import JOB, World, stack
@@ -141,3 +145,42 @@ def test_refused_repairs(tmp_path: Path) -> None:
     with pytest.raises(RepairError, match="no answer from z-c"):
         rebuild_allocation(store, world, world.t)
     assert store.get(paths.ALLOCATION) == b"{"
+
+
+def test_the_queue_keeps_who_waits_since_when_and_what_teams_have_used(tmp_path: Path) -> None:
+    third = "third222"
+    teams = (TeamState("vision", ("ann",), max_usd_month=1000.0), TeamState("speech", ("max",)))
+    store = open_store(f"sqlite://{tmp_path}/b.db")
+    world = World(store=store, the_stack=replace(stack(max_machines=2), teams=teams), nodes=2)
+    store.put(paths.STACK, msgspec.json.encode(world.stack))
+    for job, user, priority in ((JOB, "ann", "low"), (OTHER, "max", "normal"), (third, "ann", "low")):
+        world.options = changed(world.options, user=user)
+        world.spec = replace(world.spec, priority=priority)
+        world.submit(job)
+        if job == JOB:
+            world.until(world.training)
+            world.preempt(0)
+            world.run(30 * 60)
+    world.until(lambda: world.training(OTHER))
+    world.run(3600)
+    before = store.read_allocation().value
+    store.put(paths.ALLOCATION, b"\x00")
+    made = rebuild_allocation(store, world, world.t)
+
+    def told(claim: Claim) -> tuple[object, ...]:
+        return claim.job, claim.team, claim.priority, claim.min, claim.max, claim.reserved, len(claim.recalls)
+
+    assert sorted(map(told, made.claims)) == sorted(map(told, before.claims))
+    for claim in made.claims:
+        old = before.claim(claim.job)
+        assert old is not None
+        assert claim.waits == pytest.approx(old.waits, abs=120)
+    assert {claim.job: bool(claim.waits) for claim in made.claims} == {JOB: True, OTHER: False, third: True}
+    used, was = ({one.team: one for one in use.current(each, world.stack, world.t)} for each in (made, before))
+    assert used.keys() == was.keys() == {"vision", "speech"}
+    for team, one in used.items():
+        assert one.usd == pytest.approx(was[team].usd, rel=0.01)
+        assert one.month_usd == pytest.approx(was[team].month_usd, rel=0.01)
+        assert one.usd > 0.1
+    world.run(120)
+    assert world.training(OTHER) and world.record(JOB).hold is not None

@@ -84,6 +84,7 @@ def test_a_user_may_keep_a_job_at_the_size_to_which_it_shrank() -> None:
     world.until(lambda: world.training(SECOND) and world.training() and len(world.record().members) == 2, 6 * MINUTE)
     world.request(RequestKind.RESIZE, nodes=2)
     assert (world.events(Event.REQUEST)[-1].detail, world.record().asked) == ("by user", 2)
+    world.run(5)
     world.request(RequestKind.RESIZE, nodes=2)
     assert world.events(Event.REQUEST)[-1].detail == "refused: the job has 2 already"
     world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
