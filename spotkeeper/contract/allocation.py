@@ -107,6 +107,7 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     cost_s: float = 0.0  # machine-seconds that a save, a new start and a lost spot machine would cost
     ends: Until | None = None  # when it is expected to end; None: unknown
     dry_since: Past | None = None  # since when the market has no machine for it
+    usd: Usd = 0.0  # list price an hour of the cheapest machine that it would take, if its team has such a limit
     zone: str = ""  # the zone of all of its machines; "": unknown, or several
     short: Short | None = None  # the machines that the cloud refuses; None: none
     took: Past = 0.0  # when it last took over machines of others because the cloud refused its own
@@ -170,7 +171,8 @@ class Tally:
     """Counts of grants by resource and pool. Counting anew for each check would be slow with 10,000 nodes.
 
     ``reserved``: machines by pool that are reserved for other jobs and not granted yet: their room is taken as well.
-    ``team``: whose limits count too, and ``jobs``, all jobs of this team.
+    ``team``: whose limits count too; ``jobs``, all jobs of this team; ``team_usd``, USD an hour that its other jobs'
+    reserved machines will cost.
     """
 
     def __init__(
@@ -179,8 +181,9 @@ class Tally:
         reserved: Mapping[str, int] | None = None,
         team: TeamState | None = None,
         jobs: Collection[str] = (),
+        team_usd: float = 0.0,
     ) -> None:
-        self._team, self._jobs = team, jobs
+        self._team, self._jobs, self._team_usd = team, jobs, team_usd
         self._of_team: Counter[str] = Counter()  # the team's machines by resource
         self._resources: Counter[str] = Counter()
         self._pools: Counter[str | None] = Counter()
@@ -194,10 +197,13 @@ class Tally:
         if grant.job in self._jobs:
             self._of_team[grant.resource] += 1
 
-    def fits(self, stack: StackState, offer: Offer) -> bool:
-        """Whether the stack's limits allow one more machine of this offer."""
+    def fits(self, stack: StackState, offer: Offer, later_usd: float = 0.0) -> bool:
+        """Whether the stack's and the team's limits allow one more machine of this offer.
+
+        ``later_usd``: USD an hour of the team that are kept for further machines of the job.
+        """
         taken = self._resources[resource(offer)]
-        if self._team is not None and not self._under_the_teams(stack, self._team, resource(offer)):
+        if self._team is not None and not self._under_the_teams(stack, self._team, resource(offer), later_usd):
             return False
         if offer.machine is not None:
             return not taken
@@ -207,14 +213,14 @@ class Tally:
         in_pool = self._pools[offer.pool] + self._reserved.get(offer.pool, 0)
         return in_pool < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
 
-    def _under_the_teams(self, stack: StackState, team: TeamState, new: str) -> bool:
+    def _under_the_teams(self, stack: StackState, team: TeamState, new: str, later_usd: float) -> bool:
         """Whether the team's machines, and one more of this resource, stay within the team's limits."""
         if team.max_machines is not None and self._of_team.total() >= team.max_machines:
             return False
         if team.max_usd_hour is None:
             return True
         usd = sum(count * list_price(stack, of) for of, count in self._of_team.items()) + list_price(stack, new)
-        return usd <= team.max_usd_hour + 1e-9
+        return usd + self._team_usd + later_usd <= team.max_usd_hour + 1e-9
 
     def _under_the_stacks(self, stack: StackState, usd: float) -> bool:
         """Whether all dynamic machines, and one more at ``usd`` an hour, stay within the stack's own limits."""

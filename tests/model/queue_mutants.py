@@ -118,7 +118,7 @@ MUTANTS = (
         "scheduler", "rivals go on looking", "(*taken.victims.values(), *self._rivals(claim))", "taken.victims.values()"
     ),
     _in("room", "no limit of the team's machines", "+ count > team.max_machines:", "< 0:"),
-    _in("room", "no limit of the team's money", "usd > team.max_usd_hour + EPSILON:", "False:"),
+    _in("room", "no limit of the team's money", "> most + EPSILON:", "> 9e9:"),
     _in("use", "use does not decay", "_RATE = log(2) / HALF_LIFE_S", "_RATE = 1e-12"),
     _in(
         "use",

@@ -73,9 +73,9 @@ def _limit(job: JobContext, team: TeamState) -> str:
     if team.max_machines is not None and least > team.max_machines:
         return f"is more machines than team {team.name} may have (`max_machines` is {team.max_machines})"
     model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
-    each = max((pool.dearest(Model.STATIC if pool.kind == "static" else model) for pool in job.pools()), default=0.0)
+    each = min((pool.dearest(Model.STATIC if pool.kind == "static" else model) for pool in job.pools()), default=0.0)
     if team.max_usd_hour is not None and least * each > team.max_usd_hour + 1e-9:
-        cost = f"may cost ${least * each:,.2f} an hour in the dearest of its `pools`"
+        cost = f"costs ${least * each:,.2f} an hour even in the cheapest of its `pools`"
         return f"{cost}, and team {team.name} may spend ${team.max_usd_hour:,.2f} (`max_usd_per_hour`)"
     return ""
 

@@ -55,8 +55,6 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
     The new record has ``ver + 1``; the writer sets its nonce.
     """
     draft = Draft(record, snapshot)
-    if snapshot.user and not record.owner:
-        draft.set(owner=snapshot.user)
     _decide(draft)
     changed = draft.changed
     if changed and not (draft.wanted and snapshot.grants_first):

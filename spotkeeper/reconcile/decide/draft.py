@@ -20,8 +20,8 @@ from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.job import HOLD_DAYS
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import NO_SPOT_YET, Hold, Node, Outcome, Phase, Record, Slot, SlotState
-from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.decide.queue.room import reserved_elsewhere
+from spotkeeper.contract.stack import Model, TeamState
+from spotkeeper.reconcile.decide.queue.room import reserved_elsewhere, usd_elsewhere
 from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot
 from spotkeeper.reconcile.select.offers import Runs, Selection, time_of_day
 
@@ -61,7 +61,8 @@ class Draft:
 
     def __init__(self, record: Record, snapshot: Snapshot) -> None:
         self.before = record
-        self.record = self._head = replace(record, nodes=())
+        self._head = replace(record, nodes=())
+        self.record = self._head if record.owner else replace(self._head, owner=snapshot.user)
         self.nodes: list[Node] = list(record.nodes)
         self.on_demand = sum(map(_on_demand, self.nodes))  # on-demand slots plus wanted grants
         self.snapshot = snapshot
@@ -72,6 +73,7 @@ class Draft:
         self.wanted: list[Grant] = []
         self.tally = self._tally()  # existing grants plus those that this pass wants
         self.planned: tuple[Claim | None, Allocation] | None = None  # of ``queue.claim``
+        self.lacking: int | None = None  # nodes without a machine and a grant, when the pass requests the first machine
         self.unreserved: str | None = None  # the result of ``queue.claim.bars``
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
@@ -132,10 +134,17 @@ class Draft:
         """Count the grants, those that this pass wants, and the machines that are reserved for other jobs."""
         allocation, stack = self.snapshot.allocation, self.snapshot.stack
         reserved = reserved_elsewhere(allocation, stack, self.before.job) if len(allocation.claims) > 1 else {}
-        spec, job = self.snapshot.spec, self.before.job
-        team = stack.team_of(self.before.owner, spec.team) if spec is not None and stack.teams else None
+        team, job = self.team, self.before.job
         jobs = {job, *(claim.job for claim in allocation.claims if team is not None and claim.team == team.name)}
-        return Tally((*allocation.grants, *self.wanted), reserved, team, jobs)
+        limited = team is not None and team.max_usd_hour is not None
+        usd = usd_elsewhere(allocation, stack, job, team.name) if team is not None and limited else 0.0
+        return Tally((*allocation.grants, *self.wanted), reserved, team, jobs, usd)
+
+    @cached_property
+    def team(self) -> TeamState | None:
+        """Return the team of the job, if the stack has teams."""
+        spec, stack = self.snapshot.spec, self.snapshot.stack
+        return stack.team_of(self.record.owner, spec.team) if spec is not None and stack.teams else None
 
     def install(self, index: int, which: str, slot: Slot) -> None:
         """Set ``cur`` or ``next`` of a node."""

@@ -468,8 +468,8 @@ JOB_CASES = [
         "job.yaml:4: nodes.min: 3: is more machines than team audio may have (`max_machines` is 2)",
     ),
     (
-        GOOD + "team: audio\nnodes: 2\n",
-        "job.yaml:4: nodes: 2: may cost $6.00 an hour in the dearest of its `pools`, and team audio may spend $4.00 "
+        GOOD + "team: audio\nnodes: 2\npolicy: on-demand\n",
+        "job.yaml:4: nodes: 2: costs $6.00 an hour even in the cheapest of its `pools`, and team audio may spend $4.00 "
         "(`max_usd_per_hour`)",
     ),
     (
@@ -585,7 +585,7 @@ def test_a_gang_too_large_for_every_zone_is_refused(folder: Path) -> None:
     [
         "team: vision\npriority: high\n",
         "priority: high\n",  # vision may, and nobody knows yet whose job it is
-        "team: audio\nnodes: 2\npools: [workers]\n",
+        "team: audio\nnodes: 2\n",
         "team: audio\npolicy: on-demand\n",
         "nodes: 4\n",
         "team: vision\nnodes: 3\nstop: signal\nstatic: never\n",

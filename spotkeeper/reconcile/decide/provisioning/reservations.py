@@ -175,11 +175,26 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
             return False
         draft.put(index, top=attempt)  # the granted offer is gone: skip this attempt number
         attempt += 1
+    later_usd = _later_usd(draft)
     for offer in options:
-        if draft.tally.fits(draft.snapshot.stack, offer):
+        if draft.tally.fits(draft.snapshot.stack, offer, later_usd):
             draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now))
             return False
     return pending.nothing(draft, index, {offer.model for offer in options if offer.machine is None})
+
+
+def _later_usd(draft: Draft) -> float:
+    """Return what the job's further machines will cost at least, USD per hour, if its team's USD an hour are limited.
+
+    Else the first ones could be so dear that the last ones exceed the limit.
+    """
+    if draft.team is None or draft.team.max_usd_hour is None:
+        return 0.0
+    if draft.lacking is None:
+        live = [one for one in draft.queries.own_grants() if one.node < len(draft.nodes)]
+        live = [one for one in live if one.attempt > draft.nodes[one.node].top]
+        draft.lacking = sum(draft.nodes[index].cur is None for index in draft.filled()) - len(live)
+    return max(0, draft.lacking - len(draft.wanted) - 1) * claim.least_usd(draft)
 
 
 def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, cause: str, why: str = "") -> None:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Claim, Grant, Short, Stop
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Short, Stop, list_price, resource
+from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.job import PRIORITIES, pools_of, start_s
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Phase
@@ -187,7 +188,7 @@ def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
     fresh = _estimated(draft, new)
     if old is None or (others and not _alike(old, fresh, draft.now)):
         return fresh
-    kept = {name: getattr(old, name) for name in ("started", "stop", "cost_s", "ends", "dry_since", "zone")}
+    kept = {name: getattr(old, name) for name in ("started", "stop", "cost_s", "ends", "dry_since", "usd", "zone")}
     return old if replace(new, **kept, short=fresh.short) == old else fresh
 
 
@@ -214,6 +215,7 @@ def _estimated(draft: Draft, new: Claim) -> Claim:
         cost_s=float(round((new.reserved or new.min) * restart_s + spot * LOST_SPOT_S)),
         ends=None if snapshot.left_s is None or not new.reserved else float(round(draft.now + snapshot.left_s)),
         dry_since=None if machines else record.dry_since,
+        usd=least_usd(draft),
         zone=record.zone or "" if machines and not (snapshot.spec and snapshot.spec.spread) else "",
         short=_short(draft) if new.reserved else None,
     )
@@ -227,11 +229,22 @@ def _short(draft: Draft) -> Short | None:
     slots = [draft.nodes[index].cur for index in draft.filled()]
     if draft.record.dry_since is None or all(slot is not None and admitted(slot) for slot in slots):
         return None
-    spreads = draft.snapshot.spec is not None and draft.snapshot.spec.spread
-    stays = not spreads and (draft.record.gen or any(slots))
-    found = offers.choices(draft, Node(), draft.record.zone if stays else None)
-    wanted = {f"{choice.offer.pool}/{choice.offer.zone}" for choice in found}
+    wanted = {f"{offer.pool}/{offer.zone}" for offer in _acceptable(draft)}
     return Short(draft.record.dry_since, slots.count(None), tuple(sorted(wanted))) if wanted else None
+
+
+def _acceptable(draft: Draft) -> list[Offer]:
+    """Return the dynamic offers that the job would take, refused ones included."""
+    spreads = draft.snapshot.spec is not None and draft.snapshot.spec.spread
+    stays = not spreads and (draft.record.gen or any(node.cur for node in draft.nodes))
+    return [choice.offer for choice in offers.choices(draft, Node(), draft.record.zone if stays else None)]
+
+
+def least_usd(draft: Draft) -> float:
+    """Return the least list price of these offers, USD per hour, if the team's USD an hour are limited; else 0."""
+    if draft.team is None or draft.team.max_usd_hour is None:
+        return 0.0
+    return min((list_price(draft.snapshot.stack, resource(offer)) for offer in _acceptable(draft)), default=0.0)
 
 
 def _stop(draft: Draft) -> Stop:

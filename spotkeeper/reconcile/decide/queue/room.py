@@ -9,13 +9,13 @@ cloud's machines must keep at every moment are checked once more at each grant (
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.stack import Model, PoolState, StackState
 
 EPSILON = 1e-9  # in floating point, 3 x 1.2 is more than 3.6
-Spread = tuple[tuple[str, int], ...]  # machines by pool
+Spread = tuple[tuple[str, int], ...]  # machines by pool, or by `<pool>/on-demand` where such are granted
 
 
 class Room:
@@ -29,7 +29,7 @@ class Room:
         self._named = {pool.name: pool for pool in stack.pools}
         self._prices = {(pool.name, dear): _price(pool, dear) for pool in stack.pools for dear in (False, True)}
         self._teams = {team.name: team for team in stack.teams}
-        self._kinds: dict[tuple[tuple[str, ...], bool], tuple[list[PoolState], float]] = {}
+        self._kinds: dict[tuple[tuple[str, ...], bool, bool], tuple[list[PoolState], float]] = {}
         self._left = {pool.name: _size(pool) for pool in stack.pools}
         self._on_demand = {pool.name: pool.max_on_demand for pool in stack.pools}
         self._machines: Counter[str] = Counter()  # dynamic machines in all, and all machines by team
@@ -60,11 +60,16 @@ class Room:
             return ""
         if team.max_machines is not None and self._machines["/" + team.name] + count > team.max_machines:
             return f"team {team.name} is at its max_machines of {team.max_machines}"
-        if team.max_usd_hour is not None:
-            usd = self._usd["/" + team.name] + count * self.usd(claim)
-            if usd > team.max_usd_hour + EPSILON:
-                return f"team {team.name} is at its max_usd_per_hour of ${team.max_usd_hour:g}"
+        most = float("inf") if team.max_usd_hour is None else team.max_usd_hour
+        if most < float("inf") and self._usd["/" + team.name] + self._cost(claim, count) > most + EPSILON:
+            return f"team {team.name} is at its max_usd_per_hour of ${most:g}"
         return ""
+
+    def _cost(self, claim: Claim, count: int) -> float:
+        """Return what ``count`` machines cost at least, USD per hour, in the cheapest pools or by its round."""
+        pools = self._kind(claim)[0]
+        spread = self._spread(claim, count) or ((pools[0].name, count),) if pools else ()
+        return max(count * claim.usd, sum(number * self._prices[name, claim.on_demand] for name, number in spread))
 
     def usd(self, claim: Claim) -> float:
         """Return the list price of one of the claim's machines, USD per hour, in the dearest of its pools."""
@@ -79,7 +84,7 @@ class Room:
         """Place the machines that are granted already, by pool; return how many reserved ones are left to place."""
         count = claim.reserved
         for name, number in granted.items():
-            if name in self._named and count:
+            if _pool(name) in self._named and count:
                 self._take(claim, name, min(count, number))
                 count -= min(count, number)
         return count
@@ -106,10 +111,16 @@ class Room:
     # -- placing
 
     def _kind(self, claim: Claim) -> tuple[list[PoolState], float]:
-        """Return the pools that this claim may use, and the price of a machine in the dearest of them."""
-        kind = claim.pools, claim.on_demand
+        """Return the pools that this claim may use, and the price of a machine in the dearest of them.
+
+        A team whose USD an hour are limited uses the cheapest first.
+        """
+        team = self._teams.get(claim.team)
+        kind = claim.pools, claim.on_demand, team is not None and team.max_usd_hour is not None
         if kind not in self._kinds:
             pools = [pool for pool in self._pools if not claim.pools or pool.name in claim.pools]
+            if kind[2]:
+                pools.sort(key=lambda pool: self._prices[pool.name, claim.on_demand])
             usd = max((self._prices[pool.name, claim.on_demand] for pool in pools), default=0.0)
             self._kinds[kind] = pools, usd
         return self._kinds[kind]
@@ -133,18 +144,23 @@ class Room:
         return None if left else tuple(found)
 
     def _take(self, claim: Claim, name: str, number: int) -> None:
-        pool = self._named[name]
-        self._left[name] -= number
-        if claim.on_demand and pool.kind != "static":
-            self._on_demand[name] -= number
+        pool = self._named[_pool(name)]
+        dear = claim.on_demand or name != pool.name
+        self._left[pool.name] -= number
+        if dear and pool.kind != "static":
+            self._on_demand[pool.name] -= number
         for key in ("", "/" + claim.team):
             if key or pool.kind != "static":
                 self._machines[key] += number
-                self._usd[key] += number * self._prices[name, claim.on_demand]
+                self._usd[key] += number * self._prices[pool.name, dear]
         _, spread = self._placed.get(claim.job, (claim, ()))
         counts = Counter(dict(spread))
         counts[name] += number
         self._placed[claim.job] = claim, tuple((each, left) for each, left in counts.items() if left)
+
+
+def _pool(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _size(pool: PoolState) -> int:
@@ -178,25 +194,37 @@ def unclaimed(allocation: Allocation) -> tuple[Claim, ...]:
 
 
 def granted_by(allocation: Allocation, stack: StackState) -> Mapping[str, Counter[str]]:
-    """Return each job's grants, counted by pool."""
+    """Return each job's grants, counted by pool; on-demand machines as ``<pool>/on-demand``."""
     pools = {f"machine:{one.name}": pool.name for pool in stack.pools for one in pool.machines}
     granted: dict[str, Counter[str]] = defaultdict(Counter)
     for grant in allocation.grants:
         if grant.resource not in pools:
-            pools[grant.resource] = grant.pool or ""
+            pools[grant.resource] = grant.resource.removeprefix("slot:")
         granted[grant.job][pools[grant.resource]] += 1
     return granted
 
 
 def reserved_elsewhere(allocation: Allocation, stack: StackState, job: str) -> Counter[str]:
     """Return, by pool, the machines that are reserved for jobs other than this one and not granted yet."""
-    granted = granted_by(allocation, stack)
     missing: Counter[str] = Counter()
-    if all(claim.reserved <= granted[claim.job].total() for claim in allocation.claims if claim.job != job):
-        return missing
-    room = of_running(allocation, stack)
-    for claim in allocation.claims:
-        if claim.job != job:
-            for name, number in room.placed(claim.job):
-                missing[name] += max(0, number - granted[claim.job][name])
+    for _, name, number in _missing(allocation, stack, job):
+        missing[_pool(name)] += number
     return missing
+
+
+def usd_elsewhere(allocation: Allocation, stack: StackState, job: str, team: str) -> float:
+    """Return what a team's machines that are reserved for other jobs and not granted yet will cost, USD per hour."""
+    found = (one for one in _missing(allocation, stack, job) if one[0].team == team)
+    return sum(number * _price(pool, claim.on_demand) for claim, name, number in found if (pool := stack.pool(name)))
+
+
+def _missing(allocation: Allocation, stack: StackState, job: str) -> Iterator[tuple[Claim, str, int]]:
+    granted = granted_by(allocation, stack)
+    others = [claim for claim in allocation.claims if claim.job != job]
+    if all(claim.reserved <= granted[claim.job].total() for claim in others):
+        return
+    room = of_running(allocation, stack)
+    for claim in others:
+        for name, number in room.placed(claim.job):
+            if (lacks := number - granted[claim.job][name]) > 0:
+                yield claim, name, lacks

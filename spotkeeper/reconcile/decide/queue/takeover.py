@@ -57,10 +57,11 @@ def under_way(claim: Claim | None, now: float) -> bool:
 def leaves(victim: Claim, granted: Mapping[str, int], claim: Claim) -> bool:
     """Whether each machine that this victim gives up is one that the claim would take.
 
-    ``granted``: the victim's machines by pool.
+    ``granted``: the victim's machines, as ``room.granted_by`` counts them.
     """
     wanted = claim.short.offers if claim.short is not None else ()
-    found = [f"{pool}/{victim.zone}" in wanted for pool, count in granted.items() if count]
+    pools = (name.partition("/")[0] for name, count in granted.items() if count)
+    found = [f"{pool}/{victim.zone}" in wanted for pool in pools]
     return all(found) and sum(granted.values()) >= victim.reserved
 
 

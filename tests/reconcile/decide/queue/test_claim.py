@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.job import JobRequest, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.market import PriceRun
 from spotkeeper.contract.record import Hold, Outcome, Phase
-from spotkeeper.contract.stack import TeamState
+from spotkeeper.contract.stack import Price, TeamState
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -162,3 +163,17 @@ def test_a_team_never_has_more_machines_than_its_limit(limit: dict[str, float]) 
         most = max(most, len(world.memory.allocation[0].grants))
     assert most == 3
     assert world.training(SECOND) and world.record().hold is Hold.QUEUE
+
+
+def test_a_gang_gets_all_of_its_machines_though_its_first_choice_is_too_dear_for_its_team() -> None:
+    """At their market prices the machines of the dear pool come first; at their list prices two would be too many."""
+    team = TeamState("vision", ("ann",), max_usd_hour=1.7)
+    base = stack(max_machines=9).pools[0]
+    dear = {zone: Price(on_demand=2.0, spot=0.8) for zone in base.prices}
+    pools = base, replace(base, name="dear", prices=dear)
+    world = World(the_stack=replace(stack(), pools=pools, teams=(team,)), nodes=3)
+    world.prices["dear"] = (PriceRun(world.t - 1e6, 0.1),)
+    world.options = changed(world.options, user="ann")
+    submit(world, JOB)
+    world.until(world.training, 5 * MINUTE)
+    assert sorted(machine.vm.pool for machine in world.dynamic()) == ["dear", "pool", "pool"]

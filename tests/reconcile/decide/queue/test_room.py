@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant
 from spotkeeper.contract.stack import PoolState, Price, TeamState
-from spotkeeper.reconcile.decide.queue.room import of_running, reserved_elsewhere
+from spotkeeper.reconcile.decide.queue.room import of_running, reserved_elsewhere, usd_elsewhere
 from tests.reconcile.decide.queue.situation import grants, pool, runs, stack, waits
 
 
@@ -82,6 +82,39 @@ def test_a_teams_limits(limits: dict[str, Any], count: int) -> None:
     teams = [TeamState("t", **limits)]
     assert most(waits("w", 1, "t"), runs("r", 2, "t"), teams=teams) == count
     assert most(waits("w", 1), runs("r", 2, "t"), teams=teams) == 6
+
+
+def test_a_teams_money_counts_the_cheapest_machines_that_a_job_could_get() -> None:
+    """At the price of the dearest it would never start."""
+    pools = pool("dear", 8, usd=5.0), pool("p", 2, usd=1.0), pool("q", 8, usd=2.0)
+    teams = [TeamState("t", max_usd_hour=7.0)]
+    assert most(waits("w", 1, "t"), pools=pools, teams=teams) == 4  # 1 + 1 + 2 + 2
+    assert most(waits("w", 1, "t", pools=("dear",)), pools=pools, teams=teams) == 1
+    assert most(waits("w", 1, "t", usd=2.0), pools=pools, teams=teams) == 3  # its zone has none for less
+    assert most(waits("w", 1, "t"), runs("r", 1, "t", pools=("dear",)), pools=pools, teams=teams) == 2
+
+
+def test_a_teams_machines_count_at_their_own_price() -> None:
+    """A spot job may have on-demand machines, until it finds spot again."""
+    on = stack(
+        PoolState("p", "spot", "m", ("a",), 1, 8, 3, 10, "d", {"a": Price(on_demand=4.0, spot=1.0)}),
+        teams=[TeamState("t", max_usd_hour=7.0)],
+    )
+    held = Grant("r", 0, 1, "slot:p/on-demand"), Grant("r", 1, 1, "slot:p")
+    room = of_running(Allocation(grants=held, claims=(runs("r", 2, "t"),)), on)
+    assert room.most(waits("w", 1, "t"), 0, 100) == 2
+    assert room.most(waits("w", 1, on_demand=True), 0, 100) == 2  # of three
+    assert room.free("r", 2) == (("p", 1), ("p/on-demand", 1))
+    assert room.most(waits("w", 1, "t"), 0, 100) == 7
+
+
+def test_what_a_teams_other_jobs_will_cost() -> None:
+    on = stack(pool("p", 4, usd=3.0), pool("q", 4))
+    own, other = (runs(job, 2, "t", pools=("p",)) for job in ("own", "other"))
+    third = runs("third", 2, pools=("p",))
+    allocation = Allocation(grants=grants(other)[:1], claims=(own, other, third))
+    assert usd_elsewhere(allocation, on, "own", "t") == 3.0
+    assert usd_elsewhere(allocation, on, "other", "t") == 6.0
 
 
 def test_static_machines_count_in_a_teams_limit() -> None:
