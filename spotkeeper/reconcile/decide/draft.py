@@ -223,6 +223,10 @@ class Draft:
         self.set(stop=True, stop_since=self.now, stop_deadline=deadline, roll=None)
         self.log(Event.STOP, f"g{record.gen}", cause=cause)
 
+    def recall(self, why: str) -> None:
+        """Have the job go on hold for the queue, once its members have saved and stopped."""
+        self.set(pause=f"waiting in the queue: {why}; it goes on by itself", recalled=True)
+
     def halted(self) -> bool:
         """Whether every member has saved and stopped, or the deadline of the stop has passed."""
         record = self.record

@@ -7,6 +7,8 @@ node with a blank disk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import SlotState
@@ -49,7 +51,7 @@ def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
     """Return the ``count`` nodes whose loss costs least, but never all nodes with the newest checkpoint."""
     order = sorted(draft.filled(), key=lambda index: _loss(draft, index))
     gone, stays = order[:count], order[count:]
-    holders = {i for i, slot in draft.members() if location.has_newest(draft, i, slot)}
+    holders = {index for index, slot in draft.members() if location.has_newest(draft, index, slot)}
     if holders and not holders & set(stays):
         gone[-1 if gone[-1] in holders else next(at for at, i in enumerate(gone) if i in holders)] = stays[0]
     return tuple(gone)
@@ -91,11 +93,10 @@ def step(draft: Draft) -> None:
     if training and not draft.record.stop:
         draft.halt(draft.now + draft.save_s() + draft.times.stop_s, "resize")
     if training and draft.halted() and not _kept(draft):
-        parked = tuple(index for index in above if index not in training)
-        size = len(draft.nodes) - len(parked)
-        draft.set(asked=size, size=size, parked=parked)
-        why = "the resize is given up, because no node that stays has the newest checkpoint"
-        draft.log(Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail=why)
+        if have := holders(draft):
+            _exchange(draft, above, min(have))
+        else:
+            _give_up(draft, tuple(index for index in above if index not in training))
         return
     for index in above:
         node = draft.nodes[index]
@@ -107,13 +108,34 @@ def step(draft: Draft) -> None:
 
 def _kept(draft: Draft) -> bool:
     """Whether a node that stays has the newest commit, or no commit exists, so that a resize loses no step."""
-    if location.newest(draft) is None:
-        return True
-    staying = [(index, slot) for index, slot in draft.members() if not draft.parked(index)]
-    return any(
-        draft.queries.attached(index, draft.nodes[index].disk, slot) and location.has_newest(draft, index, slot)
-        for index, slot in staying
-    )
+    return location.newest(draft) is None or any(not draft.parked(index) for index in holders(draft))
+
+
+def holders(draft: Draft) -> set[int]:
+    """Return the members that have the newest commit on a disk that is attached."""
+    return {
+        index
+        for index, slot in draft.members()
+        if draft.queries.attached(index, draft.nodes[index].disk, slot) and location.has_newest(draft, index, slot)
+    }
+
+
+def _exchange(draft: Draft, above: Sequence[int], holder: int) -> None:
+    """Let this node stay in place of another one; all have stopped, so it costs nothing more."""
+    other = min(draft.filled(), key=lambda index: _loss(draft, index))
+    draft.set(parked=tuple(sorted({*above, other} - {holder})))
+
+
+def _give_up(draft: Draft, parked: tuple[int, ...]) -> None:
+    """Keep all nodes that train. If the queue takes machines, the whole job stops, so that it keeps all disks."""
+    size, record = len(draft.nodes) - len(parked), draft.record
+    taken = record.asked != record.size
+    draft.set(asked=record.asked if taken else size, size=size, parked=parked)
+    claim = draft.snapshot.allocation.claim(record.job)
+    if taken and claim is not None and claim.reserved < size:
+        draft.recall(f"its machines go to {f'job {claim.whom}' if claim.whom else 'other jobs'}")
+    why = "the resize is given up, because no node has the newest checkpoint"
+    draft.log(Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail=why)
 
 
 def _park(draft: Draft, index: int) -> None:

@@ -299,13 +299,13 @@ def _pause(draft: Draft, written: Claim) -> None:
     """Have the job save, stop and go on hold; a job without machines only waits."""
     if draft.record.pause or not any(node.cur is not None for node in draft.nodes):
         return
-    why = f"its machines go to job {written.whom}" if written.whom else "its team is at a limit"
-    draft.set(pause=f"waiting in the queue: {why}; it goes on by itself", recalled=True)
+    draft.recall(f"its machines go to job {written.whom}" if written.whom else "its team is at a limit")
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "queue")
 
 
 def resume(draft: Draft) -> None:
     """End a hold of the queue, once machines are reserved for the job again."""
     record, written = draft.record, draft.snapshot.allocation.claim(draft.record.job)
-    if record.phase is Phase.HOLD and record.hold is Hold.QUEUE and written is not None and written.reserved:
+    waits = record.phase is Phase.HOLD and record.hold is Hold.QUEUE
+    if waits and written is not None and written.reserved and reserved(draft):
         draft.release("queue")

@@ -119,7 +119,7 @@ def test_a_parked_nodes_static_machine_is_released() -> None:
 
 
 def test_the_only_node_with_the_newest_checkpoint_is_not_parked() -> None:
-    """The disk of the node that stays fails at the last save: the resize is given up, and says so."""
+    """The disk of the node that was to stay fails at the last save: the other one stays."""
     world = trained(World(nodes=Nodes(1, 2)))
     for drive in world.drives.values():
         drive.broken = drive.disk.node == 0
@@ -130,8 +130,8 @@ def test_the_only_node_with_the_newest_checkpoint_is_not_parked() -> None:
     agent.say(Kind.FULL, world.record().gen)
     world.run(120)
     assert world.training()
-    assert world.record().members == (0, 1)
-    assert refused(world) == "the resize is given up, because no node that stays has the newest checkpoint"
+    assert world.record().members == (1,)
+    assert [entry.again for entry in world.events(Event.GENERATION) if entry.again] == [], "no step is trained twice"
 
 
 # -- whom a smaller job gives up
@@ -320,17 +320,21 @@ def test_all_save_and_stop_before_a_member_is_parked_and_another_node_is_parked_
         assert [(entry.id, entry.cause) for entry in draft.entries] == [("stop.g3", "resize")]
 
 
-def test_a_resize_that_is_given_up_parks_only_who_does_not_train() -> None:
+@pytest.mark.parametrize(("asked", "after"), [(2, 3), (None, None), (4, 4)], ids=["a user's", "the queue's", "both"])
+def test_a_resize_that_is_given_up_parks_only_who_does_not_train(asked: int | None, after: int | None) -> None:
     stopped = {"stop": True, "stop_since": NOW - 9, "stop_deadline": NOW}
     case = on_snapshot(progress=Progress(3, 100, NOW, commit_gen=2, commit_step=90))(*to_two(**stopped))
     for index in (0, 1):
         case = on_cur(index, has_newest=False)(*case)
     draft = Draft(*case)
     resize.step(draft)
-    assert (draft.record.size, draft.record.parked) == (3, (3,))
+    assert (draft.record.size, draft.record.parked, draft.entries) == (2, (1, 3), []), "node 2 stays instead"
+    draft = Draft(*on_record(asked=asked)(*on_cur(2, has_newest=False)(*case)))
+    resize.step(draft)
+    assert (draft.record.size, draft.record.asked, draft.record.parked) == (3, after, (3,))
     (entry,) = draft.entries
     assert (entry.id, entry.event, entry.cause) == ("request.resize.v41", Event.REQUEST, "resize")
-    assert entry.detail == "the resize is given up, because no node that stays has the newest checkpoint"
+    assert entry.detail == "the resize is given up, because no node has the newest checkpoint"
 
 
 @pytest.mark.parametrize(

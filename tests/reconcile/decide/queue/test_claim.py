@@ -7,6 +7,7 @@ from dataclasses import replace as changed
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.job import JobRequest, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
@@ -92,6 +93,27 @@ def test_a_user_may_keep_a_job_at_the_size_to_which_it_shrank() -> None:
     world.until(lambda: world.record(SECOND).phase is Phase.DONE, 3600)
     world.run(3600)
     assert (len(world.record().members), world.training()) == (2, True)
+
+
+def test_a_job_that_cannot_shrink_stops_as_a_whole_and_is_not_asked_again() -> None:
+    """At the last save all of its disks fail, so that no node may stay alone."""
+    world = world_of(3, nodes=Nodes(1, 3))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 3)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal", nodes=1)
+    world.until(lambda: world.record().stop, 60)
+    for agent in world.agents():
+        agent.say(Kind.FULL, world.record().gen)
+    world.until(lambda: world.training(SECOND), 10 * MINUTE)
+    assert (world.record().hold, world.record().parked) == (Hold.QUEUE, ())
+    asked = [entry.detail for entry in world.events(Event.REQUEST)]
+    assert asked == [
+        f"2 nodes: machines went to job {SECOND}",
+        "the resize is given up, because no node has the newest checkpoint",
+    ]
+    world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
+    world.until(lambda: world.training() and len(world.record().members) == 3, 3600)
 
 
 def test_a_stopped_elastic_job_comes_back_with_all_its_disks() -> None:
