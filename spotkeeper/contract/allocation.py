@@ -130,6 +130,8 @@ class TeamUse(Struct, frozen=True, omit_defaults=True, gc=False):
     at: Past = 0.0  # to which time ``usd`` has been decayed
     month: str = ""  # "2026-11", UTC
     month_usd: Usd = 0.0  # within that month, not decayed
+    last_month: str = ""  # the month before; it is the present one again if a clock was ahead
+    last_usd: Usd = 0.0
 
 
 class Allocation(Struct, frozen=True, omit_defaults=True):

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from math import exp, log
 
+from msgspec.structs import replace
+
 from spotkeeper.contract.allocation import Allocation, Grant, TeamUse, list_price
 from spotkeeper.contract.stack import DEFAULT_TEAM, StackState
+from spotkeeper.reconcile.store.clock_skew import SKEW_S
 
 HALF_LIFE_S = 86_400.0
 HOUR_S = 3600.0
@@ -39,33 +42,28 @@ def folded(allocation: Allocation, dropped: Iterable[Grant], stack: StackState, 
     return tuple(use[team] for team in sorted(use))
 
 
-def decayed(allocation: Allocation, stack: StackState, now: float) -> dict[str, float]:
-    """Return each team's decayed use, USD, grants that are not released included."""
-    return {one.team: one.usd for one in current(allocation, stack, now)}
-
-
-def of_month(allocation: Allocation, stack: StackState, now: float) -> dict[str, float]:
-    """Return what each team has spent in this calendar month, USD."""
-    return {one.team: one.month_usd for one in current(allocation, stack, now)}
-
-
 def current(allocation: Allocation, stack: StackState, now: float) -> list[TeamUse]:
     """Return the teams' use as if all grants were released now."""
     return [_until(one, now) for one in folded(allocation, allocation.grants, stack, now)]
 
 
 def _until(use: TeamUse, now: float) -> TeamUse:
-    at = max(now, use.at)  # clocks of two rounds may differ
+    """Return this use at ``now``. One that is far ahead of it was written by a wrong clock, and counts from now."""
+    at = use.at if 0.0 <= use.at - now <= SKEW_S else now  # correct clocks differ as well
     month = f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m}"
-    usd = use.usd * exp(-_RATE * (at - use.at))
-    return TeamUse(use.team, usd, at, month, use.month_usd if use.month == month else 0.0)
+    use = replace(use, usd=use.usd * exp(-_RATE * max(0.0, at - use.at)), at=at)
+    if month == use.month:
+        return use
+    if month == use.last_month:
+        return replace(use, month=month, month_usd=use.last_usd, last_month="", last_usd=0.0)
+    return replace(use, month=month, month_usd=0.0, last_month=use.month, last_usd=use.month_usd)
 
 
 def _with(use: TeamUse, usd_s: float, since: float, month_begins: float, now: float) -> TeamUse:
     ran = max(0.0, now - since)
     in_month = max(0.0, min(ran, now - month_begins))
     cost = usd_s * (1.0 - exp(-_RATE * ran)) / _RATE  # the integral of what is left of each second's cost
-    return TeamUse(use.team, use.usd + cost, use.at, use.month, use.month_usd + usd_s * in_month)
+    return replace(use, usd=use.usd + cost, month_usd=use.month_usd + usd_s * in_month)
 
 
 def _month_start(now: float) -> float:

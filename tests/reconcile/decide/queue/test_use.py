@@ -6,9 +6,10 @@ import math
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Grant, TeamUse
-from spotkeeper.contract.stack import PoolState, Price, TeamState
+from spotkeeper.contract.stack import PoolState, Price, StackState, TeamState
 from spotkeeper.reconcile.decide.queue import use
 from tests.reconcile.decide.queue.situation import (
     DAY_S,
@@ -26,17 +27,25 @@ def month(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
+def decayed(allocation: Allocation, on: StackState, now: float) -> dict[str, float]:
+    return {one.team: one.usd for one in use.current(allocation, on, now)}
+
+
+def of_month(allocation: Allocation, on: StackState, now: float) -> dict[str, float]:
+    return {one.team: one.month_usd for one in use.current(allocation, on, now)}
+
+
 def test_use_halves_in_a_day() -> None:
     allocation = Allocation(use=(TeamUse("t", 10.0, NOW - DAY_S),))
-    assert use.decayed(allocation, stack(), NOW) == {"t": pytest.approx(5.0)}
-    assert use.decayed(allocation, stack(), NOW - DAY_S) == {"t": 10.0}
+    assert decayed(allocation, stack(), NOW) == {"t": pytest.approx(5.0)}
+    assert decayed(allocation, stack(), NOW - DAY_S) == {"t": 10.0}
 
 
 def test_a_clock_that_is_behind_changes_nothing() -> None:
     end = month("2026-12-01T00:00:00")
     allocation = Allocation(use=(TeamUse("t", 10.0, end, "2026-12", 3.0),))
-    assert use.decayed(allocation, stack(), end - 5) == {"t": 10.0}
-    assert use.of_month(allocation, stack(), end - 5) == {"t": 3.0}
+    assert decayed(allocation, stack(), end - 5) == {"t": 10.0}
+    assert of_month(allocation, stack(), end - 5) == {"t": 3.0}
 
 
 def test_a_grant_costs_its_list_price_since_its_start_decayed() -> None:
@@ -44,7 +53,7 @@ def test_a_grant_costs_its_list_price_since_its_start_decayed() -> None:
     claim = runs("r", 2, "t", ago_s=ran_h * HOUR_S)
     allocation = Allocation(grants=grants(claim), claims=(claim,))
     each_hour = sum(2 * 3.0 * 0.5 ** ((hour + 0.5) / 24) for hour in range(ran_h))
-    assert use.decayed(allocation, stack(pool(usd=3.0)), NOW) == {"t": pytest.approx(each_hour, rel=1e-4)}
+    assert decayed(allocation, stack(pool(usd=3.0)), NOW) == {"t": pytest.approx(each_hour, rel=1e-4)}
 
 
 def test_folding_a_grant_changes_no_sum() -> None:
@@ -56,9 +65,9 @@ def test_folding_a_grant_changes_no_sum() -> None:
     for later_s in (0.0, 5 * HOUR_S):
         then = NOW + later_s
         # The released grant's cost stops, and decays.
-        expected = use.decayed(before, stack(), then)["t"] - _cost(then - before.grants[0].since)
+        expected = decayed(before, stack(), then)["t"] - _cost(then - before.grants[0].since)
         expected += _cost(NOW - before.grants[0].since) * 0.5 ** (later_s / DAY_S)
-        assert use.decayed(after, stack(), then)["t"] == pytest.approx(expected)
+        assert decayed(after, stack(), then)["t"] == pytest.approx(expected)
 
 
 def _cost(ran_s: float) -> float:
@@ -77,9 +86,33 @@ def test_a_month_is_a_calendar_month_in_utc_and_does_not_decay() -> None:
     allocation = Allocation(
         grants=grants(claim), claims=(claim,), use=(TeamUse("t", 5.0, end - DAY_S, "2026-11", 5.0),)
     )
-    assert use.of_month(allocation, stack(), end - 1) == {"t": pytest.approx(15.0, abs=0.01)}
-    assert use.of_month(allocation, stack(), end) == {"t": 0.0}
-    assert use.of_month(allocation, stack(), end + 2 * HOUR_S) == {"t": pytest.approx(2.0)}
+    assert of_month(allocation, stack(), end - 1) == {"t": pytest.approx(15.0, abs=0.01)}
+    assert of_month(allocation, stack(), end) == {"t": 0.0}
+    assert of_month(allocation, stack(), end + 2 * HOUR_S) == {"t": pytest.approx(2.0)}
+
+
+@pytest.mark.parametrize("ahead_s", [3 * DAY_S, 400 * DAY_S], ids=["the next month", "another year"])
+def test_a_clock_that_jumps_past_the_end_of_the_month_and_back_resets_nothing(ahead_s: float) -> None:
+    at = month("2026-11-29T00:00:00")
+    allocation = Allocation(use=(TeamUse("t", 10.0, at, "2026-11", 900.0),))
+    grant = Grant("r", 0, 1, "slot:p", at)
+    claims = (runs("r", 1, "t"),)
+    jumped = replace(allocation, use=use.folded(replace(allocation, claims=claims), [grant], stack(), at + ahead_s))
+    assert of_month(jumped, stack(), at + ahead_s)["t"] < 100.0
+    assert of_month(jumped, stack(), at + HOUR_S) == {"t": 900.0}
+    back = replace(jumped, use=use.folded(replace(jumped, claims=claims), [grant], stack(), at + HOUR_S))
+    assert of_month(back, stack(), at + HOUR_S) == {"t": pytest.approx(901.0)}
+    assert of_month(back, stack(), month("2026-12-01T00:00:00")) == {"t": 0.0}
+
+
+@pytest.mark.parametrize("at", [NOW + 61, NOW + DAY_S, 1e18, float("inf"), float("nan"), -1e18, float("-inf")])
+def test_an_absurd_time_counts_as_now(at: float) -> None:
+    (one,) = use.current(Allocation(use=(TeamUse("t", 8.0, at, "2027-01", 3.0),)), stack(), NOW)
+    assert (one.at, one.usd) == (NOW, 0.0 if at < 0 else 8.0)
+    assert one.month_usd == 3.0
+    grant = Grant("r", 0, 1, "slot:p", at)
+    (one,) = use.folded(Allocation(), [grant], stack(), NOW)
+    assert 0.0 <= one.usd < 24 * 1.5
 
 
 @pytest.mark.parametrize(
