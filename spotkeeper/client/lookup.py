@@ -18,7 +18,16 @@ from spotkeeper.client.target import Target, silence
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.facts import HANG
 from spotkeeper.contract.generation import Progress
-from spotkeeper.contract.job import START_S, JobRequest, JobSpec, RequestKind, deadline_at, spec_json, start_s
+from spotkeeper.contract.job import (
+    START_S,
+    JobRequest,
+    JobSpec,
+    RequestKind,
+    deadline_at,
+    spec_json,
+    start_s,
+    ungranted,
+)
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_ID, JOB_NAME
@@ -223,6 +232,12 @@ def deadline_of(store: Store, record: Record) -> float | None:
     with contextlib.suppress(ValueError):  # submit refuses a malformed one
         return deadline_at(spec.deadline, record.created)
     return None
+
+
+def ungranted_of(store: Store, stack: StackState | None, record: Record) -> tuple[str, ...]:
+    """Return what an unfinished job does not get of its ``team`` and ``priority``, one line each."""
+    spec = store.read_spec(record.job, record.spec_key()) if stack is not None and not record.over else None
+    return ungranted(spec, stack, record.owner) if spec is not None and stack is not None else ()
 
 
 def job_yaml(store: Store, record: Record) -> str:

@@ -39,7 +39,8 @@ PORT_END = 32_768  # where Linux' ephemeral ports begin
 class Submitted(Struct, frozen=True):
     """A submitted job. ``new``: False if the same job already existed. ``on_hold``: why it is on hold, if it is.
 
-    ``queue``: its place in the queue, if it waits there after the function was notified.
+    ``queue``: its place in the queue, if it waits there after the function was notified. ``ungranted``: what it does
+    not get of its ``team`` and ``priority``.
     """
 
     job: str
@@ -47,6 +48,7 @@ class Submitted(Struct, frozen=True):
     new: bool
     on_hold: str | None = None
     queue: WaitingView | None = None
+    ungranted: tuple[str, ...] = ()
 
 
 def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None) -> tuple[Submitted, bool]:

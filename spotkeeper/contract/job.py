@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from spotkeeper.contract.notification import NotifyEvent
-from spotkeeper.contract.stack import PoolState, StackState
+from spotkeeper.contract.stack import PoolState, StackState, TeamState
 from spotkeeper.contract.sweep import Params, Trial
 
 HOLD_DAYS = 14.0
@@ -264,6 +264,25 @@ def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
     """Return the pools from which a job may take machines."""
     wanted = [pool for pool in stack.pools if not spec.pools or pool.name in spec.pools]
     return tuple(pool for pool in wanted if pool.kind == "spot" or spec.static == "use")
+
+
+def allowed(spec: JobSpec, stack: StackState, owner: str) -> tuple[TeamState, str]:
+    """Return the team and the priority with which a job of this owner waits; ``owner`` "": unknown."""
+    team = stack.team_of(owner, spec.team)
+    may = owner and (team.high is None or owner in team.high)
+    return team, spec.priority if may or spec.priority != "high" else "normal"
+
+
+def ungranted(spec: JobSpec, stack: StackState, owner: str) -> tuple[str, ...]:
+    """Return what the job does not get of its ``team`` and ``priority``, one line each."""
+    team, priority = allowed(spec, stack, owner)
+    other, lower = spec.team not in ("", team.name), priority != spec.priority
+    if not owner and (other or lower):
+        unknown = "the function does not know yet whose job it is"
+        return (f"{unknown}: it counts for team {team.name}, with priority {priority}",)
+    told = [f"team: {spec.team}: {owner} is no member, so the job counts for team {team.name}"] if other else []
+    told += [f"priority: high: team {team.name} does not allow it to {owner}, so the job has normal"] if lower else []
+    return tuple(told)
 
 
 class RequestKind(str, Enum):

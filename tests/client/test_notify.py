@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -25,6 +25,7 @@ class Function(HTTPServer):
 
     status = 200
     hangs = False
+    round: Callable[[str], None] | None = None  # what it does with a job before it answers
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -44,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.hangs:
             self.server.given_up.wait()
             return
+        if self.server.round is not None:
+            self.server.round(self.path.rpartition("/")[2])
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(b"{}")
@@ -165,3 +168,45 @@ def test_on_the_one_machine_cloud_a_token_names_the_user_whom_a_team_lists(
     monkeypatch.setattr(target, "attach", lambda _: SimpleNamespace(identity_token=lambda who, url: f"{who} for {url}"))
     here = find_target(stack.stack)
     assert target.local_token(replace(here, local=tmp_path), "https://f") == f"{named} for https://f"
+
+
+@pytest.mark.parametrize(
+    ("user", "asked", "told"),
+    [
+        ("ann", "team: vision\npriority: high\n", []),
+        ("bo", "priority: high\n", ["priority: high: team audio does not allow it to bo, so the job has normal"]),
+        (
+            "ann",
+            "team: audio\npriority: high\n",
+            ["team: audio: ann is no member, so the job counts for team vision"],
+        ),
+        (
+            "",
+            "team: vision\npriority: high\n",
+            ["the function does not know yet whose job it is: it counts for team default, with priority normal"],
+        ),
+        ("", "priority: low\n", []),
+    ],
+)
+def test_submit_and_status_say_what_the_job_does_not_get(
+    cli: Cli, store: Store, function: Function, folder: Path, user: str, asked: str, told: list[str]
+) -> None:
+    teams = TeamState("audio", ("bo",), high=("di",)), TeamState("vision", ("ann",))
+    stack = msgspec.structs.replace(STACK, teams=teams, function_url=function.url)
+    store.put("stack/pools.json", msgspec.json.encode(stack))
+
+    def hears(job: str) -> None:
+        read = store.read_record(job)
+        assert read is not None
+        assert store.cas_record(msgspec.structs.replace(read.value, owner=user, ver=1, nonce="n"), read.token)
+
+    function.round = hears
+    with (folder / "job.yaml").open("a") as file:
+        file.write(asked)
+    done = cli("submit", folder / "job.yaml")
+    lines = done.out.splitlines()
+    assert lines[1 : len(told) + 1] == told
+    assert [line for line in lines if "counts for team" in line or "does not allow" in line] == told
+    shown = " ".join(cli("status", "first").out.split())
+    assert all(line in shown for line in told)
+    assert ("does not allow" in shown or "counts for team" in shown) is bool(told)

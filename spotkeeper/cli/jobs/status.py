@@ -65,7 +65,9 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool, wo
         view = lookup.view_of(
             store, record, state, now, site, lookup.deadline_of(store, record), queue=_queue(store, state, now, record)
         )
-        view = replace(view, output=summary(store, record), metrics=Sparklines(store, record.job).read())
+        warnings = (*view.warnings, *lookup.ungranted_of(store, state, record))
+        metrics = Sparklines(store, record.job).read()
+        view = replace(view, output=summary(store, record), metrics=metrics, warnings=warnings)
         emit(view, as_json, render.status(view))
         return
     listed = _listed(target, store, state, finished=finished, words=words)

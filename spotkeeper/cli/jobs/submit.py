@@ -45,7 +45,7 @@ def run(
         lines = [_valid(*one) for one in zip(files, specs, sources, strict=True)]
         emit(specs if len(specs) > 1 else specs[0], as_json, "\n".join(lines))
         return
-    sent = [_submitted(target, *one) for one in zip(files, specs, sources, strict=True)]
+    sent = [_submitted(target, store, state, *one) for one in zip(files, specs, sources, strict=True)]
     done = _in_queue(target, store, state, sent)
     if watch:
         from spotkeeper.cli.jobs.status import watch_job
@@ -83,8 +83,13 @@ def _valid(file: Path, spec: JobSpec, source: Source | None) -> str:
     return f"{file}: job file is valid ({spec.name}{files})"
 
 
-def _submitted(target: Target, file: Path, spec: JobSpec, source: Source | None) -> Submitted:
+def _submitted(
+    target: Target, store: Store, state: StackState, file: Path, spec: JobSpec, source: Source | None
+) -> Submitted:
     done, notified = submit_file(target, file, spec, source)
+    if spec.team or spec.priority == "high":  # the function knows by now who submitted it, if it answered
+        record = lookup.find_job(store, done.job)
+        done = replace(done, ungranted=lookup.ungranted_of(store, state, record))
     note_upkeep(target.local)
     if not notified:
         note(unheard(target, "starts the job"))
@@ -100,7 +105,7 @@ def _in_queue(target: Target, store: Store, state: StackState, done: list[Submit
 
 def _text(done: Submitted) -> str:
     word = "submitted" if done.new else "runs already" if done.on_hold is None else f"on hold ({done.on_hold})"
-    text = f"{done.name}: {word}, job {done.job}"
+    text = "\n".join((f"{done.name}: {word}, job {done.job}", *done.ungranted))
     if done.queue is None:
         return text
     return f"{text}\nqueued ({place(done.queue.position)}): {done.queue.reason}\n{waiting_line(done.queue)}"

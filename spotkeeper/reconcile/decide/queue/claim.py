@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Short, Stop, list_price, resource
 from spotkeeper.contract.cloud import Offer
-from spotkeeper.contract.job import PRIORITIES, pools_of, start_s
+from spotkeeper.contract.job import PRIORITIES, allowed, pools_of, start_s
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Phase
 from spotkeeper.contract.stack import Model
@@ -23,7 +23,6 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import order, use
-from spotkeeper.reconcile.decide.queue.order import HIGH
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.reconcile.decide.snapshot import admitted
 
@@ -127,8 +126,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
     size, asked = spec.size(), draft.record.asked
     most = size.max if asked is None else max(size.min, min(asked, size.max))
     stack = draft.snapshot.stack
-    team = stack.team_of(draft.record.owner, spec.team)
-    may = draft.record.owner and (team.high is None or draft.record.owner in team.high)
+    team, priority = allowed(spec, stack, draft.record.owner)
     usable, every = {pool.name for pool in pools_of(spec, stack)}, {pool.name for pool in stack.pools}
     new = Claim(
         job=draft.record.job,
@@ -136,7 +134,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         max=most,
         since=draft.record.created,
         team=team.name,
-        priority=min(PRIORITIES.index(spec.priority), HIGH if may else HIGH - 1),
+        priority=PRIORITIES.index(priority),
         pools=() if usable == every else tuple(sorted(usable)),
         on_demand=spec.policy == "on-demand",
     )
