@@ -16,6 +16,7 @@ import hashlib
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,16 @@ def private_memory(size: int) -> memoryview:
     """Return zeroed memory of this process. (What ``mmap.mmap(-1, size)`` returns is a file, for forks to share.)"""
     memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return memoryview(memory)[:size]
+
+
+def freed_after(memory: memoryview, at: int, count: int) -> memoryview:
+    """Return ``count`` bytes of a ``private_memory``, whose pages are freed once nothing uses the returned object."""
+    piece = memory[at : at + count]
+    first, end = round_up(at), (at + count) // PAGE * PAGE
+    if first < end and isinstance(memory.obj, mmap.mmap):
+        free = memory.obj.madvise
+        weakref.finalize(piece, free, mmap.MADV_DONTNEED, first, end - first).atexit = False
+    return piece
 
 
 @dataclass(frozen=True)

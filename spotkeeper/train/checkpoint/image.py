@@ -13,13 +13,14 @@ state each rank has an image (``core/shards.py`` names the files): its parts of 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
-from spotkeeper.train.checkpoint.durable import PAGE, round_up
+from spotkeeper.train.checkpoint.durable import PAGE, freed_after, round_up
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest
 from spotkeeper.train.core import pickling, shards
@@ -27,6 +28,7 @@ from spotkeeper.train.core.shards import Meshes, TensorShard, describe, is_share
 
 _NONE: Mapping[Any, str] = {}
 _ALIGN = 64  # bytes: a cache line, and more than any dtype needs
+_LARGE = 1 << 16  # bytes: tensors from this size on have whole pages, which can be freed
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ class RunState:
     """The state of a run, as it is saved: model, other common state, and the local state of each rank."""
 
     model: object  # parameters; a load copies them into the module's existing tensors
-    rest: object  # other common state; after a load the optimizers and other parts keep the loaded tensors
+    rest: object  # other common state; after a load, parts may keep its tensors
     local: tuple[bytes, ...]  # one packed state per rank
+    optimizers: object = None  # state of replicated optimizers; after a load they keep its tensors
 
 
 class Image:
@@ -93,6 +96,7 @@ class Image:
         self._state = state  # keeps its tensors alive, so that ids stay valid
         self._end = 0
         parts = {"model": self._pickle(state.model), "rest": self._pickle(state.rest), "local": state.local}
+        parts["optimizers"] = self._pickle(state.optimizers)
         table: dict[str, object] = {"slots": self._slots}
         if self._sharded:
             table |= {"shards": self._shards, "plain": sorted(self._plain)}
@@ -196,6 +200,7 @@ class Skeleton:
     model: bytes
     rest: bytes
     local: tuple[bytes, ...]
+    optimizers: bytes
     where: str = SKELETON
 
     @classmethod
@@ -203,22 +208,27 @@ class Skeleton:
         """Read a skeleton after its hash was checked. ``where``: its origin, for messages."""
         content = pickling.loads(data, where)
         tables = content.get("shards", []), content.get("plain", [])
-        return cls(content["slots"], *tables, content["model"], content["rest"], content["local"], where)
+        parts = content["model"], content["rest"], content["local"], content["optimizers"]
+        return cls(content["slots"], *tables, *parts, where)
 
     def join(
         self,
         plain: Callable[[int], torch.Tensor],
         meshes: Meshes | None = None,
         part: Callable[[TensorShard], torch.Tensor] | None = None,
+        keep: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
     ) -> RunState:
         """Rebuild the state. ``plain`` returns a slot's tensor, ``part`` returns this rank's part of a sharded tensor.
 
-        The model gets these tensors. All other state gets copies, because optimizers keep the tensors that they load,
-        and set_rng_state fails on views.
+        The model gets these tensors. All other state gets copies, because parts keep the tensors that they load, and
+        set_rng_state fails on views. ``keep`` returns what optimizers get: they write into it, and never resize it. It
+        is called for a slot that nothing else has; a slot's further uses are copies.
         """
+        seen: set[int] = set()
 
         def load(pid: Any, last: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
             if isinstance(pid, int):
+                seen.add(pid)
                 return last(plain(pid))
             assert meshes is not None and part is not None
             shard = self.shards[pid[0]]
@@ -226,19 +236,39 @@ class Skeleton:
 
         model = pickling.loads(self.model, self.where, lambda pid: load(pid, lambda tensor: tensor))
         rest = pickling.loads(self.rest, self.where, lambda pid: load(pid, torch.clone))
-        return RunState(model, rest, self.local)
+        kept = pickling.loads(self.optimizers, self.where, lambda pid: load(pid, torch.clone if pid in seen else keep))
+        return RunState(model, rest, self.local, kept)
 
 
-def thaw(memory: memoryview, stretches: tuple[Stretch, ...], where: str = "") -> RunState:
+def thaw(memory: memoryview, stretches: tuple[Stretch, ...], where: str = "", *, ours: bool = False) -> RunState:
     """Rebuild the state from saved bytes whose hashes were checked. ``where``: the bytes' origin, for messages.
 
     Tensors of ``model`` are views of ``memory``, so ``memory`` must not change until the model has copied them. Other
     tensors are copies.
+
+    Args:
+        memory: the saved bytes.
+        stretches: the files in them.
+        where: the bytes' origin, for messages.
+        ours: whether ``memory`` is a ``private_memory`` that the caller uses no more. Then optimizers' large tensors
+            are views of it too, and each large tensor's pages are freed with the tensor.
     """
     data, part = stretches
     skeleton = Skeleton.read(memory[part.offset : part.offset + part.bytes], where or part.name)
     base = flat(memory, data.bytes)
-    return skeleton.join(lambda number: view(base, skeleton.slots[number]))
+
+    @functools.cache  # the pages must stay for another use of the slot
+    def plain(number: int) -> torch.Tensor:
+        slot = skeleton.slots[number]
+        if not ours or slot.bytes < _LARGE:
+            return view(base, slot)
+        piece = freed_after(memory, data.offset + slot.offset, slot.bytes)  # a storage of its own, as of any tensor
+        return view(flat(piece, slot.bytes), replace(slot, offset=0))
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if ours and tensor.numel() * tensor.element_size() >= _LARGE else tensor.clone()
+
+    return skeleton.join(plain, keep=keep)
 
 
 def flat(memory: memoryview, count: int) -> torch.Tensor:

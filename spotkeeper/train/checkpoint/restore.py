@@ -99,7 +99,7 @@ class _OfferedCopy:
 
     def __init__(self, offered: OfferedImage, seal: Seal) -> None:
         self._offered, self._seal = offered, seal
-        self.writing = offered.writing
+        self.writing, self.ours = offered.writing, offered.shared  # shared: ``load`` makes a copy
         self.manifest = replace(seal.manifest, files=tuple(FileSum(s.name, s.bytes, "") for s in seal.stretches))
 
     @classmethod
@@ -121,7 +121,10 @@ class _OfferedCopy:
 
 
 class _LocalCopies:
-    """This rank's copies of checkpoints (``candidates``, newest first), and memory for a loaded or received copy."""
+    """This rank's copies of checkpoints (``candidates``, newest first), and memory for a loaded or received copy.
+
+    ``ours``: whether the loaded or received copy is in memory that only this process has; otherwise it is the saver's.
+    """
 
     def __init__(
         self, folder: Path | None, client: Client | None, hello: SaverState | None, early: EarlyRead | None
@@ -133,7 +136,7 @@ class _LocalCopies:
         self._image = _OfferedCopy.of(hello.image) if hello and hello.image else None
         self.candidates: list[Commit] = [self._image.manifest.commit] if self._image else []
         self.skipped: list[SkippedCheckpoint] = []
-        self.source = "disk"
+        self.source, self.ours = "disk", True
         self.durable = True  # whether the loaded copy is a checkpoint on this node's disk
         self.lost: SaverError | None = None
         for commit in store.scan(folder) if folder else ():
@@ -156,7 +159,8 @@ class _LocalCopies:
         """Return the saver's allocated memory, or new memory if the saver is gone."""
         if self._client is not None:
             try:
-                return memoryview(self._client.stage(size))
+                memory, self.ours = memoryview(self._client.stage(size)), False
+                return memory
             except SaverError as error:
                 self._lose(error)
         return private_memory(size)
@@ -175,7 +179,7 @@ class _LocalCopies:
             except SaverError as error:
                 self._lose(error)
             else:
-                self.source = "memory"
+                self.source, self.ours = "memory", False
                 return self._staged, memory
         assert self._folder is not None
         try:
@@ -194,7 +198,7 @@ class _LocalCopies:
         except ValueError as error:
             self.skipped.append(SkippedCheckpoint(str(image.manifest.commit), f"image in memory: {error}"))
             return None
-        self.source, self.durable = "memory", not image.writing
+        self.source, self.ours, self.durable = "memory", image.ours, not image.writing
         return image.manifest, memory
 
     def _put_aside(self, commit: Commit) -> None:
@@ -239,12 +243,12 @@ def _restore(gang: Gang, local: _LocalCopies, folder: str) -> RestoredImage | No
         manifest = Manifest.from_bytes(proofs[source])
         stretches = lay_out_of(manifest)
         memory = _receive(gang, source, manifest, local.memory(extent(stretches)))
-        state = thaw(memory, stretches, f"checkpoint {manifest.commit}, from rank {source}")
+        state = thaw(memory, stretches, f"checkpoint {manifest.commit}, from rank {source}", ours=local.ours)
         return RestoredImage(state, manifest, stretches, f"rank {source}", local.lost)
     manifest, memory = mine
     _send(gang, [rank for holder, rank in pairs if holder == gang.rank], manifest, memory)
     stretches = lay_out_of(manifest)
-    state = thaw(memory, stretches, f"{folder}/{manifest.commit}/{SKELETON}")
+    state = thaw(memory, stretches, f"{folder}/{manifest.commit}/{SKELETON}", ours=local.ours)
     return RestoredImage(state, manifest, stretches, local.source, local.lost, local.durable)
 
 

@@ -7,7 +7,7 @@ With ``Replicated``, every node writes a full copy of the state that all ranks s
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,13 +151,14 @@ class Replicated:
             writer.copy(manifest, restored.stretches)
         if writer.writes and not received and restored.durable:
             writer.has(manifest)
-        return ResumePoint(state.model, state.rest, local, manifest, restored.source, same_world), skipped
+        rest: Any = state.rest
+        rest["optimizers"] = state.optimizers
+        return ResumePoint(state.model, rest, local, manifest, restored.source, same_world), skipped
 
     def warm(self, subject: StateSource) -> None:
         if self._writer.writes:
-            model, rest = subject.take_common()
             local = pack(subject.take_local())
-            size = Image(RunState(model, rest, (local,) * self._gang.world)).size
+            size = Image(_state(subject, [local] * self._gang.world)).size
             self._writer.warm(size, images=self._copier is not None)
 
     def save(self, subject: StateSource, commit: Commit) -> None:
@@ -165,9 +166,8 @@ class Replicated:
         local = self._gang.gather(pack(subject.take_local()))
         self._adopt_late_disk(commit)
         if self._writer.writes:
-            model, rest = subject.take_common()
-            state, manifest = RunState(model, rest, tuple(local)), new_manifest(commit, self._places, versions())
-            self._writer.save(state, manifest, self._copier, subject.optimizer_tensors())
+            manifest = new_manifest(commit, self._places, versions())
+            self._writer.save(_state(subject, local), manifest, self._copier, subject.optimizer_tensors())
 
     @property
     def images(self) -> bool:
@@ -180,10 +180,8 @@ class Replicated:
         self.copied()
         local = self._gang.gather(pack(subject.take_local()))
         if self._copier is not None and self.next_image() is not None:
-            model, rest = subject.take_common()
             manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
-            state = RunState(model, rest, tuple(local))
-            self._writer.image(state, manifest, self._copier, subject.optimizer_tensors())
+            self._writer.image(_state(subject, local), manifest, self._copier, subject.optimizer_tensors())
         return True
 
     def advance(self) -> bool:
@@ -210,6 +208,12 @@ class Replicated:
         if late is not None and not self._writer.writes and not self._gang.local_rank and self._control.disk_ready:
             self._writer.adopt(late)
             say(f"generation {commit.gen}: the disk is mounted and gets all checkpoints from step {commit.step} on")
+
+
+def _state(subject: StateSource, local: Sequence[bytes]) -> RunState:
+    model, rest = subject.take_common()
+    optimizers = rest.pop("optimizers", None)
+    return RunState(model, rest, tuple(local), optimizers)
 
 
 def versions() -> dict[str, str]:

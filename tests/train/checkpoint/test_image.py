@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.durable import PAGE, private_memory
 from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
 
 TENSORS = {
@@ -90,6 +90,42 @@ def test_only_the_models_tensors_are_views_of_the_image() -> None:
     memory[:] = bytes(len(memory))
     assert back.rest["m"].tolist() == [1.0] * 4
     assert back.model["a"].tolist() == [0.0] * 4, "the model's are copied by load_state_dict"
+
+
+def test_optimizers_keep_memory_that_is_only_ours_without_a_copy() -> None:
+    shared, moment, count = torch.randn(40_000), torch.randn(40_000), torch.tensor(3.0)
+    image = Image(RunState({"a": shared, "b": -shared}, {"e": shared}, (), [moment, shared, moment, count]))
+    memory = private_memory(image.size)
+    image.copy_to(memory)
+    back: Any = thaw(memory, image.stretches, ours=True)
+    first, copied, again, small = back.optimizers
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    inside = [0 <= each.data_ptr() - start < image.size for each in (first, copied, again, small, back.rest["e"])]
+    assert inside == [True, False, False, False, False], "a copy of what something else has, and of small ones"
+    assert (first.storage_offset(), first.untyped_storage().nbytes()) == (0, 160_000), "torch.save writes no more"
+    assert torch.equal(back.model["a"], shared) and torch.equal(back.model["b"], -shared)
+    back.model.clear()
+    for found, tensor in ((copied, shared), (first, moment), (again, moment), (back.rest["e"], shared), (small, count)):
+        assert torch.equal(found, tensor)
+    assert not any(memory[PAGE : 160_000 // PAGE * PAGE]), "the model's pages are free"
+    optimizer = torch.optim.SGD([torch.zeros(40_000, requires_grad=True)], momentum=0.9)
+    state = optimizer.state_dict() | {"state": {0: {"momentum_buffer": first}}}
+    at, only = first.data_ptr(), first.clone()
+    optimizer.load_state_dict(state)
+    del back, first, state, found, tensor
+    assert optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"].data_ptr() == at
+    assert torch.equal(torch.frombuffer(memory, dtype=torch.float32, offset=at - start, count=40_000), only)
+    optimizer.state.clear()
+    assert not any(memory[at - start + PAGE : at - start + 150_000]), "so are an optimizer's, once it is gone"
+
+
+def test_optimizers_get_copies_of_a_savers_memory() -> None:
+    image = Image(RunState(None, {}, (), [torch.ones(40_000)]))
+    memory = memoryview(bytearray(image.size))
+    image.copy_to(memory)
+    back: Any = thaw(memory, image.stretches)
+    memory[:] = bytes(len(memory))
+    assert torch.equal(back.optimizers[0], torch.ones(40_000))
 
 
 def test_a_model_loads_another_models_state() -> None:

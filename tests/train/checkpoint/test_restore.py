@@ -26,7 +26,7 @@ from spotkeeper.train.core.pickling import StateTypeError
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.savers import start_saver
 
-SENT = RunState({"weight": torch.arange(5000.0)}, {"lr": 0.1}, (b"one", b"two"))
+SENT = RunState({"weight": torch.arange(5000.0)}, {"lr": 0.1}, (b"one", b"two"), [torch.arange(40_000.0)])
 
 
 class Peer:
@@ -119,6 +119,20 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert each.why == str(why.value)
 
 
+def test_an_optimizer_keeps_none_of_the_savers_memory(begun: tuple[Path, RunSettings]) -> None:
+    """The next save is staged there."""
+    folder, settings = begun
+    assert settings.saver is not None
+    trainer = client.Client.connect(settings.saver)
+    restored, _ = restore(Peer(), folder / "other", trainer, trainer.hello(folder / "other", 2, 2))
+    assert restored is not None and (restored.source, restored.lost) == ("rank 1", None)
+    staging = trainer.stage(extent(restored.stretches))
+    assert bytes(staging[4:8]) == torch.ones(1).numpy().tobytes(), "the second weight arrived there"
+    staging[:] = bytes(len(staging))
+    assert torch.equal(restored.state.optimizers[0], SENT.optimizers[0])  # type: ignore[index]
+    trainer.close()
+
+
 def refused(*_: object) -> None:
     raise PermissionError("the disk is mounted read-only")
 
@@ -192,6 +206,8 @@ def test_the_disk_is_read_while_the_process_group_is_built(
     restored, skipped = restore(SoloGang(), folder, trainer, trainer.hello(folder, 2, 2), early)
     assert restored is not None and (restored.source, restored.manifest.commit) == ("disk", Commit(1, 5))
     assert torch.equal(restored.state.model["weight"], SENT.model["weight"]) and not skipped  # type: ignore[index]
+    memory, moment = early.read.result()[1], restored.state.optimizers[0]  # type: ignore[index]
+    assert 0 < moment.data_ptr() - torch.frombuffer(memory, dtype=torch.uint8).data_ptr() < len(memory), "not copied"
     trainer.close()
 
 

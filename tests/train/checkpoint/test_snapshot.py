@@ -312,7 +312,7 @@ def on_disk(folder: Path, commit: Commit) -> list[Any]:
     for part in stretches:
         store.read_into(folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
     state: RunState = thaw(memory, stretches)
-    return bits(state.model, state.rest["optimizers"], state.rest["parts"], unpack(state.local[0])["buffers"])
+    return bits(state.model, state.optimizers, state.rest["parts"], unpack(state.local[0])["buffers"])
 
 
 def train(training: Training, folder: Path, after: Callable[[Run, int], object] = lambda *_: None) -> dict[int, Any]:
