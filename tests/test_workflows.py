@@ -56,7 +56,7 @@ def test_every_night_runs_what_the_tests_of_a_change_leave_out() -> None:
     (job,) = read("nightly")["jobs"].values()
     targets = {row["target"] for row in job["strategy"]["matrix"]["include"]}
     simulated = {"model", "soak", "ec2", "stories", "burst"}
-    assert targets == simulated | {"crash", "security", "recovery", "lifecycle", "engine"}
+    assert targets == simulated | {"crash", "features", "security", "recovery", "lifecycle", "engine"}
     makefile = (ROOT / "Makefile").read_text()
     assert targets <= set(re.findall(r"^([a-z0-9]+):", makefile, re.MULTILINE))
     whole = [line for line in makefile.splitlines() if "SPOTKEEPER_TESTS_WHOLE=1" in line]
