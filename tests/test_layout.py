@@ -53,6 +53,9 @@ ALLOWED = {
         *("spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile", "spotkeeper.report"),
         "spotkeeper.version",
     },
+    "spotkeeper.integrations": {
+        *("spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store", "spotkeeper.report"),
+    },
     "infra": {"spotkeeper.clock", "spotkeeper.client", "spotkeeper.contract", "spotkeeper.reconcile.store"},
     "spotkeeper.local": {"spotkeeper", "spotkeeper.clock", "spotkeeper.contract", "spotkeeper.reconcile"},
     "spotkeeper.local.deploy": {"spotkeeper.contract", "spotkeeper.local", "infra"},

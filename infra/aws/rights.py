@@ -40,11 +40,11 @@ DECLARED: tuple[str, ...] = ("stack/*",)  # read-only; Pulumi and the drain writ
 # A job's id has eight characters. IAM's `*` matches slashes: `jobs/*/logs/*` would match `jobs/<job>/facts/x/logs/y`.
 MACHINE_READS: tuple[str, ...] = ("boot/*", "bundles/*", "jobs/????????/source/*")
 MACHINE_WRITES: tuple[str, ...] = ("jobs/????????/ckpt/*", "jobs/????????/logs/*", "jobs/????????/out/*")
-# Objects that a submitter may create: a job's documents and requests; no facts, ledger entries or ``stack/`` objects.
+# Objects that a submitter may create: a job's documents and requests, studies; no facts, ledger entries or ``stack/``.
 _SPEC_SHA = "?" * 64
 SUBMITTED: tuple[str, ...] = (
     *("active/????????", "names/*", "jobs/????????/rec", "jobs/????????/spec.json"),
-    *(f"jobs/????????/spec-{_SPEC_SHA}.json", "jobs/????????/requests/*"),
+    *(f"jobs/????????/spec-{_SPEC_SHA}.json", "jobs/????????/requests/*", "studies/*"),
 )
 # Rights on a customer key that EC2 uses for the caller of a launch and for the account's role for spot machines.
 KEY_USES: tuple[str, ...] = (
@@ -321,7 +321,7 @@ def _calling(arns: Arns) -> tuple[Statement, ...]:
 
 
 def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
-    """Return a submitter's rights: read the bucket, create jobs' documents and requests, call the function.
+    """Return a submitter's rights: read the bucket, create jobs' documents, requests and studies, call the function.
 
     Submitters can overwrite a source: it is uploaded in parts, and a right to upload parts cannot have the condition
     that the object is new. So agents verify a source by its hash. Submitters can delete names, so that a new job can

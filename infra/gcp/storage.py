@@ -59,7 +59,7 @@ def function_access(bucket: str) -> tuple[BucketAccess, ...]:
 
 
 def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
-    """Return a submitter's rights: read everything, create jobs' documents and requests, delete names.
+    """Return a submitter's rights: read everything, create jobs' documents, requests and studies, delete names.
 
     Submitters cannot change records: an overwrite needs the right to delete, which the role ``objectCreator`` lacks.
     The wildcard ``{job}`` of a condition (:func:`_below`) also matches text with slashes: ``jobs/{job}/rec`` matches
@@ -73,6 +73,7 @@ def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
         BucketAccess("jobs", "roles/storage.objectCreator", f"({made}) && {others}"),
         BucketAccess("active", "roles/storage.objectCreator", f'resource.name.startsWith("{objects}/active/")'),
         BucketAccess("names", "roles/storage.objectUser", f'resource.name.startsWith("{objects}/names/")'),
+        BucketAccess("studies", "roles/storage.objectCreator", f'resource.name.startsWith("{objects}/studies/")'),
     )
 
 

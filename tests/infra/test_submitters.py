@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from infra.aws.rights import document, submitter_rights
-from infra.gcp.storage import submitter_access
+from infra.aws.rights import Statement, document, machine_rights, submitter_rights
+from infra.gcp.storage import BucketAccess, machine_access, submitter_access
+from infra.settings.model import Settings
 from infra.settings.read import from_config
 from spotkeeper.cli.jobs import verbs
 from spotkeeper.client import lookup
@@ -21,6 +22,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.integrations.journal import SEGMENT, Journal
 from spotkeeper.local.access.iam import holds
 from spotkeeper.reconcile.controller import tick as sweep
 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
@@ -41,8 +43,8 @@ GCP_VERBS = {
 }
 
 
-def gcp_rights() -> Rights:
-    held = submitter_access("b")
+def gcp_rights(access: Callable[[str], tuple[BucketAccess, ...]] = submitter_access) -> Rights:
+    held = access("b")
 
     def may(verb: str, key: str) -> bool:
         name = f"projects/_/buckets/b/objects/{key}"
@@ -53,9 +55,9 @@ def gcp_rights() -> Rights:
     return may
 
 
-def aws_rights() -> Rights:
+def aws_rights(granted: Callable[[Settings], tuple[Statement, ...]] = submitter_rights) -> Rights:
     settings = from_config(config(AWS, []), "demo")
-    policy, bucket = document(submitter_rights(settings)), f"arn:aws:s3:::{settings.bucket_name()}"
+    policy, bucket = document(granted(settings)), f"arn:aws:s3:::{settings.bucket_name()}"
 
     def may(verb: str, key: str) -> bool:
         context = {"s3:if-none-match": "*"} if verb == "create" else {}
@@ -203,6 +205,19 @@ def test_submitters_may_send_every_request_and_new_files(theirs: Store, ours: St
     assert sorted(request.kind.value for request in ours.list_requests(job)) == [
         "cancel", "move", "pause", "resize", "resume", "resume", "swap",
     ]  # fmt: skip
+
+
+def test_submitters_may_write_a_study_and_change_nothing_of_it(theirs: Store, ours: Store, rights: Rights) -> None:
+    writers = [Journal(theirs, "lr-search"), Journal(theirs, "lr-search")]
+    for number in range(SEGMENT):
+        writers[number % 2].append([{"n": number}])
+    assert [log["n"] for log in Journal(ours, "lr-search").read(0)] == list(range(SEGMENT))
+    assert theirs.get(paths.segment("lr-search", 0)) is not None
+    for key in (paths.batch("lr-search", 0), paths.segment("lr-search", 0)):
+        assert not rights("overwrite", key) and not rights("delete", key)
+    for machine_may in (gcp_rights(machine_access), aws_rights(machine_rights)):
+        key = paths.batch("lr-search", SEGMENT)
+        assert not any(machine_may(verb, key) for verb in ("create", "overwrite", "delete"))
 
 
 def test_submitters_cannot_change_the_functions_documents(theirs: Store, ours: Store, rights: Rights) -> None:

@@ -271,6 +271,9 @@ class MemoryStore:
         data = self.get(path)
         return None if data is None else data[start : start + size]
 
+    def create(self, path: str, data: bytes) -> bool:
+        return bool(self.things.setdefault(path, data) == data)
+
     def put(self, path: str, data: bytes) -> None:
         self.things[path] = data
 

@@ -117,6 +117,21 @@ def notification(notification_id: str) -> str:
     return NOTIFICATIONS + _NOT_PLAIN.sub("-", notification_id)[:200]
 
 
+def study(journal: str) -> str:
+    """Return the folder of a journal (``spotkeeper.integrations.journal``), which only submitters' programs write."""
+    return f"studies/{_word(journal)}/"
+
+
+def batch(journal: str, number: int) -> str:
+    """Return the path of a batch of a journal's logs; zero-padded, so that names sort by number."""
+    return study(journal) + f"batches/{number:08d}"
+
+
+def segment(journal: str, number: int) -> str:
+    """Return the path of a copy of many batches, one after the other."""
+    return study(journal) + f"segments/{number:08d}"
+
+
 def log(job: str, node: int, gen: int) -> str:
     return folder(job) + f"logs/{node}/{gen}.log"
 

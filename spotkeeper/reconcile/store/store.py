@@ -464,6 +464,10 @@ class Store:
         """Read up to ``size`` bytes of a large object from ``start``; None if it is missing."""
         return self._objects.part(path, start, size)
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Create an object; return False if it exists with other bytes. No other writer may write these bytes."""
+        return self._create(path, data, own=True) is not None
+
     def put(self, path: str, data: bytes) -> None:
         self._objects.put(path, data)
 

@@ -190,13 +190,16 @@ def test_only_the_machines_role_may_be_passed_and_only_to_ec2(function: str) -> 
     assert not may(function, "iam:PassRole", f"{role}-fn", {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
+OTHERS = ("batch", "bundle", "copy_of", "segment", "study")  # Pulumi's, submitters', and no path of an object
+
+
 def written() -> dict[str, str]:
     """A path of every kind that the function knows of (``reconcile/paths``), by the name of what makes it."""
     values = {"sha256": "a" * 64, "what": Fact("uid", "boot", 0, 1, 1, Kind.HELLO)}
     by_type = {"str": "abcd2345", "int": 1, "float": 1.0}
     out = {"ALLOCATION": paths.ALLOCATION}
     for name, make in inspect.getmembers(paths, inspect.isfunction):
-        if make.__module__ == paths.__name__ and not name.startswith("_") and name not in ("bundle", "copy_of"):
+        if make.__module__ == paths.__name__ and not name.startswith("_") and name not in OTHERS:
             asked = inspect.signature(make).parameters.values()
             given = {each.name: values.get(each.name, by_type.get(str(each.annotation))) for each in asked}
             out[name] = make(**given)
@@ -218,6 +221,8 @@ def test_the_function_cannot_write_programs_or_declared_documents(function: str)
     sha = "a" * 64
     for key in (paths.bundle(sha), f"boot/{sha}.sh", f"function/{sha}.zip"):
         assert not may(function, "s3:PutObject", f"{BUCKET}/{key}"), "it would be root on every machine"
+    for key in (paths.batch("lr", 0), paths.segment("lr", 0)):
+        assert not may(function, "s3:PutObject", f"{BUCKET}/{key}"), "submitters' programs alone write a study"
     for key in (paths.STACK, paths.DRAIN):
         assert may(function, "s3:GetObject", f"{BUCKET}/{key}") and not may(function, "s3:PutObject", f"{BUCKET}/{key}")
 
@@ -239,6 +244,8 @@ def test_a_machine_may_read_its_programs_and_write_its_jobs_results(node: str) -
         paths.spec(job),
         paths.progress(job),
         paths.facts(job) + "x",
+        paths.batch("lr", 0),
+        paths.segment("lr", 0),
     ):
         assert not may(node, "s3:PutObject", f"{BUCKET}/{key}") and not may(node, "s3:GetObject", f"{BUCKET}/{key}")
 
@@ -309,6 +316,8 @@ def test_a_submitter_cannot_write_programs_or_declared_documents(settings: Setti
         paths.record(job),
         paths.request(job, "1"),
         paths.active(job),
+        paths.batch("lr", 0),
+        paths.segment("lr", 0),
         name,
         source,
     )

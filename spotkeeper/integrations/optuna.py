@@ -1,0 +1,212 @@
+"""An Optuna study whose trials are jobs: an objective for ``study.optimize``, and a storage in the stack's bucket.
+
+    journal = BucketJournal("lr-search")
+    study = optuna.create_study(study_name="lr-search", storage=JournalStorage(journal), load_if_exists=True)
+    objective = SpotkeeperObjective("job.yaml", lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)})
+    objective.resume(study)
+    study.optimize(objective, n_trials=20, n_jobs=4)
+
+Optuna decides on this machine: it starts no trial and prunes none while the program does not run. Jobs run on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from spotkeeper.client.target import Target
+from spotkeeper.contract.record import Phase
+from spotkeeper.integrations.journal import Journal
+from spotkeeper.integrations.trial_job import JobFailedError, TrialJob, Value, ended, job_name, resolve
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.store import Store, open_store
+
+__all__ = ["BucketJournal", "JobFailedError", "SpotkeeperObjective"]
+
+JOB = "spotkeeper_job"  # the trial's user attribute with its job's id
+POLL_S = 20.0  # virtual; machines upload metrics once a minute
+
+_log = optuna.logging.get_logger("optuna.spotkeeper")
+
+
+class BucketJournal(BaseJournalBackend):
+    """A backend of ``optuna.storages.JournalStorage``: the journal ``name`` in the stack's bucket.
+
+    Any number of programs may use it at once, on any machine that may submit jobs. Several studies can be in one
+    journal, but each read then reads all of them.
+
+    Args:
+        name: 1 to 64 characters of a-z, 0-9 and -.
+        target: a stack's name (``--stack``) or ``Target``; None: the environment names it, as for the command. Or the
+            bucket: a ``Store``, ``"gs://bucket"`` or ``"s3://bucket"``.
+
+    Raises:
+        CliError: no such stack.
+    """
+
+    def __init__(self, name: str, target: Store | Target | str | None = None) -> None:
+        self._journal = Journal(_store(target), name)
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        return self._journal.read(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self._journal.append(logs)
+
+
+def _store(target: Store | Target | str | None) -> Store:
+    if isinstance(target, Store):
+        return target
+    if isinstance(target, str) and "://" in target:
+        return open_store(target)
+    return resolve(target).store()
+
+
+class SpotkeeperObjective:
+    """An objective that trains each trial as a job, and reports a metric of the job to the pruner.
+
+    The trial fails with ``JobFailedError`` if its job fails, is cancelled, has spent its ``max_usd``, or never reports
+    the metric; a trial that ends without a value leaves no job: its job is cancelled.
+
+    Args:
+        job: the job file. The job's name is the study's with the trial's number, whatever ``name`` the file has.
+        params: returns a trial's values, which the script gets as further arguments, ``--name value``.
+        metric: what the script reports (``run.report(loss=...)``); its last value is the trial's.
+        target: a stack's name (``--stack``) or ``Target``; None: the environment names it, as for the command.
+        every: only steps that this number divides are reported to the pruner; each report writes to the bucket.
+        poll_s: seconds between two looks at a job.
+
+    Raises:
+        CliError: no such stack.
+    """
+
+    def __init__(
+        self,
+        job: str | Path,
+        params: Callable[[Trial], Mapping[str, Value]],
+        metric: str = "loss",
+        target: Target | str | None = None,
+        every: int = 1,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._file, self._params, self._metric = Path(job), params, metric
+        self._every, self._poll_s = every, poll_s
+        self._target = resolve(target)
+        self._store = self._target.store()
+
+    def __call__(self, trial: Trial) -> float:
+        """Train the trial's job to its end and return the metric's last value.
+
+        Raises:
+            TrialPruned: the pruner ended it.
+            JobFailedError: see the class.
+            CliError, SpecError, StoreError: the job could not be submitted.
+        """
+        return self._train(trial, Event())
+
+    def resume(self, study: optuna.Study) -> list[FrozenTrial]:
+        """Follow the trials that an earlier program left running to their ends, all at once, and return them.
+
+        Their jobs are found again, not submitted again. Only one program may follow a trial: the earlier one must have
+        ended.
+        """
+        left, stop = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)), Event()
+        with ThreadPoolExecutor(max(1, len(left))) as pool:
+            try:
+                return list(pool.map(lambda frozen: self._resumed(study, frozen, stop), left))
+            finally:
+                stop.set()
+
+    def _resumed(self, study: optuna.Study, frozen: FrozenTrial, stop: Event) -> FrozenTrial:
+        trial = Trial(study, frozen._trial_id)
+        try:
+            result: dict[str, Any] = {"values": self._train(trial, stop)}
+        except optuna.TrialPruned:
+            result = {"state": TrialState.PRUNED}
+        except Exception as error:
+            _log.warning("Trial %d failed: %s", trial.number, error)
+            result = {"state": TrialState.FAIL}
+        try:
+            return study.tell(trial, **result, skip_if_finished=True)
+        except UpdateFinishedTrialError:  # another program was quicker
+            return study.get_trials(deepcopy=False)[trial.number]
+
+    def _train(self, trial: Trial, stop: Event) -> float:
+        job = None
+        try:
+            known = trial.user_attrs.get(JOB)
+            job = TrialJob(self._target, self._store, str(known)) if known is not None else self._submitted(trial)
+            return self._follow(trial, job, stop)
+        except Exception:
+            if job is not None:
+                self._cancel(job)
+            raise
+        except KeyboardInterrupt:
+            # Optuna would take it for the trial's failure, and nobody would follow the job any more
+            sys.exit(_later(trial))
+
+    def _submitted(self, trial: Trial) -> TrialJob:
+        name = job_name(trial.study.study_name, trial.number)
+        job = TrialJob.submit(self._target, self._store, self._file, name, self._params(trial))
+        try:
+            trial.set_user_attr(JOB, job.job)
+        except Exception:
+            self._cancel(job)
+            raise
+        _log.info("Trial %d is job %s (%s).", trial.number, name, job.job)
+        return job
+
+    def _cancel(self, job: TrialJob) -> None:
+        try:
+            job.cancel()
+        except StoreError as error:
+            _log.warning("Job %s may still run (%s): spotkeeper cancel %s", job.job, error, job.job)
+
+    def _follow(self, trial: Trial, job: TrialJob, stop: Event) -> float:
+        """Report the job's points until it has ended; return the metric's last value.
+
+        Raises:
+            TrialPruned, JobFailedError
+        """
+        told = ""
+        while True:
+            try:
+                record = job.read()
+                over = ended(record)  # asked before the points are read, so that none can follow
+                self._report(trial, job)
+                if over:
+                    return job.last(self._metric)
+                why = record.reason if record.phase is Phase.HOLD else ""
+            except CorruptError:
+                raise
+            except StoreError as error:  # this machine may be offline for a while, and the job trains on
+                why = str(error)
+            if why and why != told:
+                _log.warning("Trial %d, job %s, waits: %s", trial.number, job.job, why)
+            told = why
+            if self._target.clock.wait(stop, self._poll_s):
+                sys.exit(_later(trial))
+
+    def _report(self, trial: Trial, job: TrialJob) -> None:
+        """Report the points that are new, in order. Raises TrialPruned if the pruner says so at one of them."""
+        known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        for step, value in job.points(self._metric, max(known, default=-1)):
+            if step % self._every:
+                continue
+            trial.report(value, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned(f"job {job.job} at step {step}")
+
+
+def _later(trial: Trial) -> str:
+    return f"trial {trial.number} is left running, and so is its job: resume(study) follows it again"
