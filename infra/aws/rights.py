@@ -34,18 +34,21 @@ READ_RIGHTS: tuple[str, ...] = (
 # The function's documents (spotkeeper.reconcile.store.paths). Programs that machines run as root are not among them.
 STATE: tuple[str, ...] = (
     *("active/*", "jobs/*", "market/*", "names/*", "notifications/*", "quarantine/*"),
-    *("stack/allocation", "stack/tick", "static/*", "tomb/*"),
+    *("stack/allocation", "stack/tick", "static/*", "sweeps/*", "tomb/*"),
 )
 DECLARED: tuple[str, ...] = ("stack/*",)  # read-only; Pulumi and the drain write it
 # A job's id has eight characters. IAM's `*` matches slashes: `jobs/*/logs/*` would match `jobs/<job>/facts/x/logs/y`.
 MACHINE_READS: tuple[str, ...] = ("boot/*", "bundles/*", "jobs/????????/source/*")
 MACHINE_WRITES: tuple[str, ...] = ("jobs/????????/ckpt/*", "jobs/????????/logs/*", "jobs/????????/out/*")
-# Objects that a submitter may create: a job's documents and requests, studies; no facts, ledger entries or ``stack/``.
+# Objects that a submitter may create: a job's documents and requests, a search's, but not its state; studies; no
+# facts, ledger entries or ``stack/`` objects.
 _SPEC_SHA = "?" * 64
 SUBMITTED: tuple[str, ...] = (
     *("active/????????", "names/*", "jobs/????????/rec", "jobs/????????/spec.json"),
-    *(f"jobs/????????/spec-{_SPEC_SHA}.json", "jobs/????????/requests/*", "studies/*"),
+    *(f"jobs/????????/spec-{_SPEC_SHA}.json", "jobs/????????/requests/*"),
+    *("sweeps/*/cohorts/*", "sweeps/*/spec.json", "sweeps/*/trials/*", "studies/*"),
 )
+SOURCES: tuple[str, ...] = ("jobs/????????/source/*", "sweeps/*/source/*")
 # Rights on a customer key that EC2 uses for the caller of a launch and for the account's role for spot machines.
 KEY_USES: tuple[str, ...] = (
     *("Decrypt", "DescribeKey", "Encrypt", "GenerateDataKey", "GenerateDataKeyWithoutPlaintext"),
@@ -333,7 +336,7 @@ def submitter_rights(settings: Settings) -> tuple[Statement, ...]:
         Statement("ListJobs", ("s3:ListBucket",), (arns.bucket(),)),
         Statement("ReadJobs", ("s3:GetObject",), arns.objects("*")),
         Statement("CreateJobs", ("s3:PutObject",), arns.objects(*SUBMITTED), NEW_OBJECT),
-        Statement("SendSources", ("s3:AbortMultipartUpload", "s3:PutObject"), arns.objects("jobs/????????/source/*")),
+        Statement("SendSources", ("s3:AbortMultipartUpload", "s3:PutObject"), arns.objects(*SOURCES)),
         Statement("FreeNames", ("s3:DeleteObject",), arns.objects("names/*")),
     )
 

@@ -71,10 +71,17 @@ def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
     return (
         BucketAccess("reads", "roles/storage.objectViewer"),
         BucketAccess("jobs", "roles/storage.objectCreator", f"({made}) && {others}"),
+        BucketAccess("sweeps", "roles/storage.objectCreator", _of_sweeps(objects)),
         BucketAccess("active", "roles/storage.objectCreator", f'resource.name.startsWith("{objects}/active/")'),
         BucketAccess("names", "roles/storage.objectUser", f'resource.name.startsWith("{objects}/names/")'),
         BucketAccess("studies", "roles/storage.objectCreator", f'resource.name.startsWith("{objects}/studies/")'),
     )
+
+
+def _of_sweeps(objects: str) -> str:
+    """Return a condition that is true for a search's documents but its state, which only the function writes."""
+    names = ("cohorts/", "source/", "spec.json", "trials/")
+    return " || ".join(f'resource.name.extract("{objects}/sweeps/{{sweep}}/{name}") != ""' for name in names)
 
 
 def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:

@@ -594,10 +594,10 @@ def resume(
 
 @app.command(rich_help_panel=JOBS)
 def schema(
-    document: Annotated[str, Argument(metavar="job|stack|state", help="Which document to describe.")],
+    document: Annotated[str, Argument(metavar="job|sweep|stack|state", help="Which document to describe.")],
     as_json: Json = False,
 ) -> None:
-    """Print the JSON Schema of a job file or of a stack file (`Pulumi.NAME.yaml`), for editors.
+    """Print the JSON Schema of a job file, a search's file or a stack file (`Pulumi.NAME.yaml`), for editors.
 
     `state` is the schema of `stack/pools.json` in the bucket, which only `pulumi up` writes.
 

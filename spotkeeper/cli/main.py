@@ -16,6 +16,7 @@ from typer.main import get_command
 
 from spotkeeper.cli import for_jobs, for_stacks  # the imports add their commands
 from spotkeeper.cli.app import JOBS, STACKS, app
+from spotkeeper.cli.for_sweeps import app as sweep_app
 from spotkeeper.cli.local.commands import app as local_app
 from spotkeeper.cli.output import note
 from spotkeeper.client.errors import CliError, Exit
@@ -30,6 +31,7 @@ NOT_BUGS = {
 REMEDY = "name another file or folder, or mend this one's rights or disk"
 SHOWN = 200  # characters of a file's name
 
+app.add_typer(sweep_app, name="sweep", rich_help_panel=JOBS)
 app.add_typer(local_app, name="local", rich_help_panel="Without a cloud")
 
 

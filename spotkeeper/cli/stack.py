@@ -66,18 +66,24 @@ def checked(
     Raises:
         SpecError: all problems of the file.
     """
-    from spotkeeper.cli.jobs.foresee import warnings
-    from spotkeeper.contract.parse.check import cautions
     from spotkeeper.contract.parse.jobfile import read_job
 
     now = target.clock.now()
     starts = lookup.starts_of(store, state, now, target.clock.scale)
     spec = read_job(file, state, now if since is None else since, starts, overrides)
+    note_cautions(store, state, file, spec, now)
+    return spec
+
+
+def note_cautions(store: Store, state: StackState, file: Path, spec: JobSpec, now: float) -> None:
+    """Print what is allowed in a job but can surprise."""
+    from spotkeeper.cli.jobs.foresee import warnings
+    from spotkeeper.contract.parse.check import cautions
+
     for line in cautions(spec, state, lookup.prices_of(store, state), now):
         note(f"note: {line}")
     for line in warnings(file, spec, state):
         note(f"warning: {line}")
-    return spec
 
 
 def unheard(target: Target, what: str) -> str:

@@ -66,8 +66,21 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
     return done, not done.new or notify(target, store, done.job)
 
 
-def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: str = "") -> Submitted:
-    """Put a checked job into the bucket; the next round starts it. ``by``: the submitter, for the ledger.
+def submit(
+    store: Store,
+    spec: JobSpec,
+    source: Source | None,
+    now: float,
+    by: str = "",
+    job: str | None = None,
+    ports: int | None = None,
+) -> Submitted:
+    """Put a checked job into the bucket; the next round starts it.
+
+    Args:
+        by: the submitter, for the ledger.
+        job: the new job's id; None: a random one.
+        ports: its block of ports, from :func:`free_port_block`; None: one that no unfinished job uses.
 
     Raises:
         CliError: an unfinished job of this name has other content, or the job was cancelled meanwhile.
@@ -82,7 +95,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
             held = record.phase is Phase.HOLD and record.hold is not Hold.QUEUE
             return Submitted(job, spec.name, new=False, on_hold=record.reason if held else None)
     else:
-        job = new_job_id()
+        job = job or new_job_id()
         store.set_active(job, now)
         store.put_spec(job, full)
     if source is not None:
@@ -94,7 +107,7 @@ def submit(store: Store, spec: JobSpec, source: Source | None, now: float, by: s
         why = f"{spec.name}: another submission of this name came first"
         raise CliError(why, Exit.REFUSED, "submit again to see which job has the name")
     store.set_active(job, now)  # the ``active`` object of an interrupted submission may be gone
-    if not store.create_record(_record(store, job, full, digest, now, by)):
+    if not store.create_record(_record(store, job, full, digest, now, by, ports)):
         theirs = store.read_record(job)
         if theirs is None or theirs.value.phase is not Phase.DONE:  # the same submission, by another shell
             return Submitted(job, spec.name, new=False)
@@ -161,7 +174,7 @@ def differences(theirs: JobSpec | None, ours: JobSpec) -> list[str]:
     return ["source" if field == "source_sha256" else field for field in found]
 
 
-def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: str) -> Record:
+def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: str, ports: int | None) -> Record:
     """Return a new job's record. Its outbox has the first ledger entry, which a round then writes to the ledger."""
     return Record(
         job=job,
@@ -171,13 +184,14 @@ def _record(store: Store, job: str, spec: JobSpec, digest: str, now: float, by: 
         created=now,
         nonce=secrets.token_hex(8),
         nodes=tuple(Node() for _ in range(spec.size().max)),
-        port_base=free_port_block(_ports_in_use(store, job)),
+        port_base=free_port_block(ports_in_use(store, job)) if ports is None else ports,
         keep_disks=spec.keep_disks,
         outbox=(Entry(at=now, id="submitted.job", event=Event.SUBMITTED, by=by),),
     )
 
 
-def _ports_in_use(store: Store, job: str) -> Iterable[int]:
+def ports_in_use(store: Store, job: str = "") -> Iterable[int]:
+    """Yield the port blocks of the unfinished jobs but ``job``."""
     for other in store.active_jobs():
         with contextlib.suppress(CorruptError):  # an unreadable job's block may be drawn again: see free_port_block
             read = store.read_record(other) if other != job else None

@@ -37,8 +37,10 @@ class Owned(NamedTuple):
     number: int
 
 
-def new_job_id() -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(8))
+def new_job_id(number: int | None = None) -> str:
+    """Return a job id: of a large number, or a random one."""
+    number = secrets.randbits(64) if number is None else number
+    return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(8))
 
 
 def vm_name(stack: str, job: str, node: int, attempt: int) -> str:

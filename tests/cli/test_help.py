@@ -11,6 +11,7 @@ from importlib.metadata import version
 import pytest
 from typer.models import CommandInfo
 
+from spotkeeper.cli.for_sweeps import app as sweep_app
 from spotkeeper.cli.local.commands import app as local_app
 from spotkeeper.cli.main import JOBS, STACKS, app, run
 from spotkeeper.reconcile.store.store import Store
@@ -19,7 +20,7 @@ from tests.cli.records import a_job
 
 
 def commands() -> Iterator[tuple[str, CommandInfo]]:
-    for prefix, one in (("", app), ("local ", local_app)):
+    for prefix, one in (("", app), ("local ", local_app), ("sweep ", sweep_app)):
         for command in one.registered_commands:
             assert command.callback is not None
             yield prefix + (command.name or command.callback.__name__), command

@@ -17,6 +17,7 @@ from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState
+from spotkeeper.contract.sweepfile import Cohort, SweepSpec
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import StaticHello, Versioned
@@ -32,6 +33,9 @@ class MemoryStore:
         self.facts: dict[str, dict[str, Fact]] = {}
         self.allocation: tuple[Allocation, int] = (Allocation(), 0)
         self.sweeps: dict[str, tuple[SweepState, int]] = {}
+        self.sweep_specs: dict[str, SweepSpec] = {}
+        self.cohorts: dict[str, dict[int, Cohort]] = {}
+        self.trials: dict[str, dict[int, str]] = {}
         self.requests: dict[str, dict[str, JobRequest]] = {}
         self.active: set[str] = set()
         self.since: dict[str, float | None] = {}
@@ -117,6 +121,30 @@ class MemoryStore:
             return None
         self.sweeps[state.sweep] = (state, version + 1)
         return str(version + 1)
+
+    def read_sweep_spec(self, name: str) -> SweepSpec | None:
+        return self.sweep_specs.get(name)
+
+    def create_sweep_spec(self, spec: SweepSpec) -> bool:
+        return self.sweep_specs.setdefault(spec.file.name, spec) == spec
+
+    def list_cohorts(self, name: str) -> tuple[Cohort, ...]:
+        return tuple(cohort for _, cohort in sorted(self.cohorts.get(name, {}).items()))
+
+    def create_cohort(self, name: str, cohort: Cohort) -> bool:
+        return self.cohorts.setdefault(name, {}).setdefault(cohort.first, cohort) == cohort
+
+    def list_trials(self, name: str) -> dict[int, str]:
+        return dict(self.trials.get(name, {}))
+
+    def create_trial(self, name: str, number: int, job: str) -> bool:
+        return self.trials.setdefault(name, {}).setdefault(number, job) == job
+
+    def list_sweeps(self) -> tuple[str, ...]:
+        return tuple(sorted(self.sweep_specs))
+
+    def put_sweep_source(self, name: str, sha256: str, tar: bytes) -> None:
+        self.put(paths.sweep_source(name, sha256), tar)
 
     def list_requests(self, job: str) -> tuple[JobRequest, ...]:
         return tuple(sorted(self.requests.get(job, {}).values(), key=lambda request: (request.at, request.id)))

@@ -120,7 +120,7 @@ def _lines(path: Path) -> dict[str, int]:
 
 
 def schema_of(document: str) -> str:
-    """Return the JSON Schema of ``job``, ``stack`` or ``state`` (``stack/pools.json``, which Pulumi writes).
+    """Return the JSON Schema of ``job``, ``sweep``, ``stack`` or ``state`` (``stack/pools.json``, which Pulumi writes).
 
     ``# yaml-language-server: $schema=job.schema.json`` at the top of a job file makes an editor complete and check it.
     The schema has types and ranges; only ``spotkeeper submit`` checks combinations of fields.
@@ -128,19 +128,38 @@ def schema_of(document: str) -> str:
     Raises:
         CliError: no such document, or (``stack``) the package ``infra`` is missing.
     """
-    known = ["job", STACK, "state"]
+    known = ["job", "sweep", STACK, "state"]
     if document not in known:
         near = nearest(document, known)
         hint = f" (did you mean {near}?)" if near else ""
         raise CliError(f"{document}: must be {', '.join(known[:-1])} or {known[-1]}{hint}", Exit.USAGE)
-    made = {"job": job_schema, STACK: stack_schema, "state": state_schema}[document]()
+    made = {"job": job_schema, "sweep": sweep_schema, STACK: stack_schema, "state": state_schema}[document]()
     return json.dumps(made, indent=2, ensure_ascii=False)
 
 
 def job_schema() -> dict[str, Any]:
+    return {"$schema": DRAFT, "title": "Spotkeeper job", **_job_types()}
+
+
+def _job_types() -> dict[str, Any]:
+    """Return the schema of a job without what only `sweep` fills in."""
     from spotkeeper.contract.job import JobSpec
 
-    return {"$schema": DRAFT, "title": "Spotkeeper job", **_by_hand(_described(JobSpec))}
+    made = _by_hand(_described(JobSpec))
+    del made["$defs"]["JobSpec"]["properties"]["trial"], made["$defs"]["Trial"]
+    return made
+
+
+def sweep_schema() -> dict[str, Any]:
+    """Return the schema of a search's file. Its `job` is a path or a job, whose `name` may be missing."""
+    from spotkeeper.contract.sweepfile import SweepFile
+
+    made = _by_hand(_described(SweepFile))
+    made["$defs"] |= _job_types()["$defs"]
+    made["$defs"]["JobSpec"]["required"].remove("name")
+    about = made["$defs"]["SweepFile"]["properties"]["job"]
+    about["anyOf"] = [{"type": "string"}, {"$ref": "#/$defs/JobSpec"}]
+    return {"$schema": DRAFT, "title": "Spotkeeper search", **made}
 
 
 def state_schema() -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all
 validators. They read the job file and the source folder, never a cloud. ``check_run.py`` has the rules on the command,
-variables and secrets, ``check_team.py`` those on team and priority. A caution is about a value that is allowed but can
-surprise: ``submit`` prints the caution and continues. Prices are list prices. A rule that needs an unknown value is
-skipped.
+variables and secrets, ``check_params.py`` those on parameters, ``check_team.py`` those on team and priority. A caution
+is about a value that is allowed but can surprise: ``submit`` prints the caution and continues. Prices are list prices.
+A rule that needs an unknown value is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from spotkeeper.contract.job import START_S, JobSpec, UnknownError, deadline_at, span_s
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_NAME
-from spotkeeper.contract.parse import check_run, check_team
+from spotkeeper.contract.parse import check_params, check_run, check_team
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 from spotkeeper.contract.stack import Model, PoolState, StackState
@@ -349,6 +349,7 @@ JOB_VALIDATORS = (
     check_run.env_values,
     check_run.secrets_by_reference,
     check_run.secrets_have_a_reader,
+    check_params.params,
     deadline,
     spans,
     money_and_time,

@@ -6,6 +6,7 @@ spelling, ``check.py`` checks the meaning.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,23 +14,29 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
-from spotkeeper.contract.job import START_S, JobSpec, PartialJob
+from spotkeeper.contract.job import START_S, JobSpec, PartialJob, UnknownError
 from spotkeeper.contract.parse.check import job_problems
+from spotkeeper.contract.parse.check_params import placeholder_problems
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, SpecError, join, located
 from spotkeeper.contract.parse.typed import convert, problems_of, read_text
 from spotkeeper.contract.parse.yamltext import read
 from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.sweep import Params
+from spotkeeper.contract.sweepfile import filled
 
+_NO_JOB = JobSpec("-", ("-",))
 _STAND_IN = {"name": "-", "command": ["-"]}  # values for invalid required fields; never shown
-_OF_NAMES = ("env", "secrets")  # mappings whose entries are independent: valid ones are checked beside invalid ones
+# Mappings whose entries are independent: valid ones are checked beside invalid ones.
+_OF_NAMES = ("env", "params", "secrets")
 
 
 class Overrides(Struct, frozen=True):
-    """Values from the command line: a name that replaces the job file's, and further arguments of the command."""
+    """What replaces values of the job file: a name and further arguments (command line), values of a search's trial."""
 
     name: str | None = None
     arguments: tuple[str, ...] = ()
+    params: Params = {}
 
 
 def read_job(
@@ -49,24 +56,43 @@ def read_job(
         SpecError: with every problem and its line in the file.
     """
     document, lines = read(read_text(file), file.name, texts="command")
+    try:
+        return filled(checked_job(document, JobContext(_NO_JOB, stack, file.resolve().parent, now, starts), overrides))
+    except SpecError as error:
+        raise located(error, file.name, lines) from None
+
+
+def checked_job(document: object, context: JobContext, overrides: Overrides | None = None) -> JobSpec:
+    """Return the job that a job file's values describe; placeholders in its command are not filled in.
+
+    Args:
+        context: what is known of the stack, the folder and the time; its job is not read.
+
+    Raises:
+        SpecError: with every problem.
+    """
     document = document if overrides is None else _overridden(document, overrides)
     problems = problems_of(document, JobSpec, by_hand=True)
     spec = _partial(document, problems) if problems else convert(document, JobSpec)
-    problems += job_problems(JobContext(spec, stack, file.resolve().parent, now, starts))
+    with contextlib.suppress(UnknownError):
+        problems += placeholder_problems(spec)
+        spec = spec if problems else filled(spec)  # so that `train_{model}.py` is the script that is looked for
+    problems += job_problems(replace(context, spec=spec))
     if overrides is not None and overrides.name is not None:
         problems = [replace(one, path="--name") if one.path == "name" else one for one in problems]
     if problems:
-        raise located(SpecError(problems), file.name, lines)
-    return spec
+        raise SpecError(problems)
+    return convert(document, JobSpec)
 
 
 def _overridden(document: object, overrides: Overrides) -> object:
     if not isinstance(document, dict):
         return document
     named = {} if overrides.name is None else {"name": overrides.name}
-    command = document.get("command")
+    command, params = document.get("command"), document.get("params", {})
     longer = {"command": [*command, *overrides.arguments]} if isinstance(command, list) else {}
-    return {**document, **named, **longer}
+    drawn = {"params": {**params, **overrides.params}} if overrides.params and isinstance(params, dict) else {}
+    return {**document, **named, **longer, **drawn}
 
 
 def _partial(document: object, problems: Iterable[Problem]) -> JobSpec:

@@ -44,7 +44,7 @@ def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[
     """Return the single document of ``text``, and the line (from 1) of every path in it.
 
     Args:
-        texts: a top-level key with a list; values in this list, such as ``3e-4``, stay texts.
+        texts: the path of a list (``command``, ``job.command``); its values, such as ``3e-4``, stay texts.
 
     Raises:
         SpecError: no YAML, several documents, a tag, an alias, a duplicate key.
@@ -64,10 +64,13 @@ def read(text: str, source: str = "", *, texts: str = "") -> tuple[object, dict[
 
 
 def _quote(node: yaml.Node | None, key: str) -> None:
-    """Mark each nonempty value in the list of the top-level ``key`` as quoted, so that the value stays a text."""
+    """Mark each nonempty value in the list at the path ``key`` as quoted, so that the value stays a text."""
+    first, _, rest = key.partition(".")
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        if isinstance(name, yaml.ScalarNode) and name.value == key:
-            for item in value.value if isinstance(value, yaml.SequenceNode) else ():
+        if isinstance(name, yaml.ScalarNode) and name.value == first:
+            if rest:
+                _quote(value, rest)
+            for item in value.value if isinstance(value, yaml.SequenceNode) and not rest else ():
                 if isinstance(item, yaml.ScalarNode) and item.value:
                     item.style = item.style or '"'
 

@@ -17,6 +17,7 @@ ALLOCATION = "stack/allocation"
 DRAIN = "stack/drain"
 ACTIVE = "active/"
 STATIC = "static/"
+SWEEPS = "sweeps/"
 MARKET = "market/"
 NOTIFICATIONS = "notifications/"
 QUARANTINE = "quarantine/"
@@ -193,7 +194,7 @@ def market_hour(pool: str, hour: int) -> str:
 
 def sweep(name: str) -> str:
     """Return the folder of a search."""
-    return "sweeps/" + _checked(name, JOB_NAME, "is not a search's name ([a-z][-a-z0-9]*)") + "/"
+    return SWEEPS + _checked(name, JOB_NAME, "is not a search's name ([a-z][-a-z0-9]*)") + "/"
 
 
 def sweep_state(name: str) -> str:
@@ -204,9 +205,17 @@ def sweep_spec(name: str) -> str:
     return sweep(name) + "spec.json"
 
 
+def sweep_cohorts(name: str) -> str:
+    return sweep(name) + "cohorts/"
+
+
 def sweep_cohort(name: str, first: int) -> str:
     """Return the path of the values of a cohort's trials; ``first``: its lowest number."""
-    return sweep(name) + f"cohorts/{first:06d}.json"
+    return sweep_cohorts(name) + f"{first:06d}.json"
+
+
+def sweep_source(name: str, sha256: str) -> str:
+    return sweep(name) + f"source/{_sha(sha256)}"
 
 
 def sweep_trials(name: str) -> str:

@@ -28,6 +28,7 @@ from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState
+from spotkeeper.contract.sweepfile import Cohort, SweepSpec
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import (
@@ -179,6 +180,43 @@ class Store:
         path = paths.sweep_state(state.sweep)
         return self._replace_versioned(path, state, token) if token else self._create_versioned(path, state)
 
+    def read_sweep_spec(self, name: str) -> SweepSpec | None:
+        return self._value(paths.sweep_spec(name), SweepSpec)
+
+    def create_sweep_spec(self, spec: SweepSpec) -> bool:
+        """Store what a search is, create-only."""
+        return self._create(paths.sweep_spec(spec.file.name), msgspec.json.encode(spec), own=True) is not None
+
+    def list_cohorts(self, name: str) -> tuple[Cohort, ...]:
+        """Return a search's cohorts, the oldest first."""
+        return tuple(sorted(self._read_all(paths.sweep_cohorts(name), Cohort), key=lambda cohort: cohort.first))
+
+    def create_cohort(self, name: str, cohort: Cohort) -> bool:
+        """Store a cohort, create-only. True also if the same one is there."""
+        path = paths.sweep_cohort(name, cohort.first)
+        return self._create(path, msgspec.json.encode(cohort), own=True) is not None
+
+    def list_trials(self, name: str) -> dict[int, str]:
+        """Return the ids of the jobs of a search's submitted trials, by number."""
+        folder = paths.sweep_trials(name)
+        keys = [path for path in self._objects.list(folder) if path.removeprefix(folder).isdecimal()]
+        blobs = zip(keys, self._objects.get_many(keys), strict=True)
+        found = {int(path.removeprefix(folder)): blob.data.decode("ascii", "replace") for path, blob in blobs if blob}
+        return {number: job for number, job in found.items() if JOB_ID.match(job)}
+
+    def create_trial(self, name: str, number: int, job: str) -> bool:
+        """Note that a trial is submitted, and as which job, create-only."""
+        return self._create(paths.sweep_trial(name, number), job.encode(), own=True) is not None
+
+    def list_sweeps(self) -> tuple[str, ...]:
+        """Return the names of all searches."""
+        found = {path.removeprefix(paths.SWEEPS).partition("/")[0] for path in self._objects.list(paths.SWEEPS)}
+        return tuple(sorted(found))
+
+    def put_sweep_source(self, name: str, sha256: str, tar: bytes) -> None:
+        """Store the source of a search's trials; that of a job goes when the job ends."""
+        self._put_large(paths.sweep_source(name, sha256), tar)
+
     # -- requests: jobs/<job>/requests/<id>
 
     def list_requests(self, job: str) -> tuple[JobRequest, ...]:
@@ -327,9 +365,12 @@ class Store:
 
     def put_source(self, job: str, sha256: str, tar: bytes) -> None:
         """Store a source tar, unless an object with this hash exists. Agents verify the hash of what they download."""
-        path = paths.source(job, sha256)
+        self._put_large(paths.source(job, sha256), tar)
+
+    def _put_large(self, path: str, data: bytes) -> None:
+        """Store an object under its hash. It is uploaded in parts, which a conditional write cannot be."""
         if path not in self.list(path):
-            self._objects.put(path, tar)
+            self._objects.put(path, data)
 
     def read_progress(self, job: str) -> Progress | None:
         return self._value(paths.progress(job), Progress)

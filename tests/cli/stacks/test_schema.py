@@ -93,6 +93,15 @@ def test_an_empty_value_of_a_job_file_violates_the_schema(job: jsonschema.Draft2
     assert not job.is_valid({**fields, "checkpoint": {"mirror": None}})
 
 
+def test_a_search_may_have_its_job_inline_without_a_name() -> None:
+    sweep = jsonschema.Draft202012Validator(stackfile.sweep_schema())
+    fields = {"name": "lr", "space": {"lr": {"int": [1, 2]}}, "metric": "loss", "goal": "min", "trials": 3}
+    assert sweep.is_valid({**fields, "job": "job.yaml"}) and sweep.is_valid({**fields, "job": {"command": ["a.py"]}})
+    assert not sweep.is_valid({**fields, "job": {"comand": ["a.py"]}})
+    assert not sweep.is_valid({**fields, "job": "job.yaml", "space": {"lr": {"integer": [1, 2]}}})
+    assert not sweep.is_valid({**fields, "job": "job.yaml", "max_usd": None})
+
+
 def test_each_cloud_requires_its_account(stack: jsonschema.Draft202012Validator) -> None:
     for cloud, key in (("gcp", "gcp:project"), ("aws", "spotkeeper:account")):
         document = written(stackfiles.plain(cloud))
@@ -100,7 +109,11 @@ def test_each_cloud_requires_its_account(stack: jsonschema.Draft202012Validator)
         assert key in next(stack.iter_errors(document)).message
 
 
-@pytest.mark.parametrize("made", [stackfile.stack_schema(), stackfile.job_schema()], ids=["stack", "job"])
+@pytest.mark.parametrize(
+    "made",
+    [stackfile.stack_schema(), stackfile.job_schema(), stackfile.sweep_schema()],
+    ids=["stack", "job", "sweep"],
+)
 def test_every_field_has_a_description(made: dict[str, Any]) -> None:
     parts = [made, made.get("properties", {}).get("config", {}), *made["$defs"].values()]
     silent = [
@@ -119,7 +132,7 @@ def test_an_editor_can_complete_regions_machines_and_values() -> None:
     assert (disk["enum"], disk["default"]) == (["delete", "protect", "retain"], "delete")
 
 
-@pytest.mark.parametrize("document", ["job", "stack", "state"])
+@pytest.mark.parametrize("document", ["job", "sweep", "stack", "state"])
 def test_schema_prints_a_schema(cli: Cli, document: str) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(cli("schema", document).out))
 

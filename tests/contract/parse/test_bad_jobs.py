@@ -450,6 +450,30 @@ JOB_CASES = [
         'job.yaml:3: policy: "on-demand": the job needs at least 4 machines, of which 2 may be on-demand or static'
         " (max_on_demand)",
     ),
+    # --- parameters
+    (
+        GOOD + "params: {lr-0: 1}\n",
+        "job.yaml:3: params.lr-0: want a name of letters, digits and _, at most 64, no digit first",
+    ),
+    (GOOD + "params: {lr: .inf}\n", "job.yaml:3: params.lr: inf: want a finite number"),
+    (
+        GOOD + "params: {lr: [1]}\n",
+        "job.yaml:3: params.lr: [1]: want true or false or a whole number or a number or a text",
+    ),
+    (GOOD + 'params: {lr: "a\\0b"}\n', "job.yaml:3: params.lr: contains a NUL character"),
+    (
+        GOOD + f"params: {{lr: {'a' * 5000}}}\n",
+        "job.yaml:3: params.lr: has 5000 bytes, more than 4096: put it into a file of `source`",
+    ),
+    (
+        GOOD + "params:\n" + "".join(f"  p{at}: {'a' * 4000}\n" for at in range(9)),
+        "job.yaml:3: params: have 36018 bytes, more than 32768: put them into a file of `source`",
+    ),
+    (
+        "name: first\ncommand: [/opt/train.py, '--lr={rl}']\nparams: {lr: 1}\n",
+        'job.yaml:2: command[1]: "--lr={rl}": no parameter has the name rl: add it to `params`, or write {{rl}} for '
+        "the text {rl}",
+    ),
     # --- against the stack's teams
     (
         GOOD + "priority: hihg\n",

@@ -1,0 +1,347 @@
+"""Submitting a search: interrupted after any write and repeated, each trial is submitted once, with the same values."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.contract.sweep import Params
+from spotkeeper.contract.sweepfile import Cohort
+from spotkeeper.reconcile.controller import cleanup
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.objects import StoreError
+from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
+from spotkeeper.reconcile.store.store import Store, open_store
+from tests.cli.conftest import Cli
+
+FILE = """
+name: lr
+job: job.yaml
+space:
+  lr: {loguniform: [1e-5, 1e-1]}
+  o: {choice: [adam, sgd]}
+trials: 3
+metric: loss
+goal: min
+stop: {halving: {min: 10, max: 90}}
+"""
+
+
+@pytest.fixture
+def sweep_yaml(folder: Path) -> Path:
+    (folder / "job.yaml").write_text("name: first\ncommand: [train.py, '{lr}']\nsource: code\nnodes: 2\n")
+    (folder / "sweep.yaml").write_text(FILE)
+    return folder / "sweep.yaml"
+
+
+def values(store: Store) -> dict[int, Params]:
+    """The parameters of every job in the bucket, by trial; fails if two jobs are the same trial."""
+    found = {}
+    for job in store.active_jobs():
+        spec = store.read_spec(job)
+        assert spec is not None and spec.trial is not None and spec.trial.number not in found
+        assert store.read_record(job) is not None and spec.command[1] == str(spec.params["lr"])
+        found[spec.trial.number] = spec.params
+    return found
+
+
+def end(store: Store, job: str) -> None:
+    """A round ends the job and cleans up after it."""
+    read = store.read_record(job)
+    assert read is not None
+    over = msgspec.structs.replace(read.value, phase=Phase.DONE, outcome=Outcome.SUCCEEDED, ver=1, nonce="n")
+    assert store.cas_record(over, read.token)
+    cleanup.bury(store, over, 0.0)
+
+
+def test_a_search_submits_a_job_for_each_trial(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    done = cli("sweep", sweep_yaml, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["sweep"], told["trials"]) == ("lr", 3)
+    assert told["new"] == {str(number): job for number, job in store.list_trials("lr").items()}
+    assert set(values(store)) == {0, 1, 2}
+    (cohort,) = store.list_cohorts("lr")
+    assert dict(enumerate(cohort.values)) == values(store)
+    spec = store.read_spec(told["new"]["2"])
+    assert spec is not None and spec.trial is not None and spec.source_sha256 is not None
+    assert spec.name == "lr-0002" and spec.trial.rungs == (10, 30) and spec.trial.count == 3
+    assert store.get(paths.source(told["new"]["2"], spec.source_sha256)) is not None
+    first = {store.read_record(job).value.port_base for job in told["new"].values()}  # type: ignore[union-attr]
+    assert len(first) == 3, "each trial has ports of its own"
+
+
+def test_repeating_a_search_changes_nothing(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    assert cli("sweep", sweep_yaml).code == 0
+    before = store.list("")
+    done = cli("sweep", sweep_yaml)
+    assert done.code == 0 and "all 3 trials are submitted already" in done.out
+    assert store.list("") == before
+
+
+def test_another_search_of_this_name_is_refused(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    assert cli("sweep", sweep_yaml).code == 0
+    before = store.list("")
+    sweep_yaml.write_text(FILE.replace("trials: 3", "trials: 4").replace("1e-1", "1"))
+    (sweep_yaml.parent / "code" / "train.py").write_text("print(2)\n")
+    done = cli("sweep", sweep_yaml)
+    assert (done.code, done.err.splitlines()) == (
+        4,
+        [
+            "error: lr: a search of this name exists already, with other content: space, trials, job.source",
+            "  try: give this search another `name`; more trials of that one: spotkeeper sweep extend lr --trials +20",
+        ],
+    )
+    assert store.list("") == before
+
+
+WRITES = ("create", "put", "replace")
+
+
+@contextmanager
+def dying_after(writes: int) -> Iterator[None]:
+    """The process dies after so many writes to the bucket: later ones fail."""
+    left = itertools.count(writes, -1)
+
+    def dying(name: str):  # type: ignore[no-untyped-def]
+        real = getattr(SqliteObjects, name)
+
+        def call(self: SqliteObjects, *args: object) -> object:
+            if next(left) <= 0:
+                raise StoreError("cut off")
+            return real(self, *args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as cut:
+        for name in WRITES:
+            cut.setattr(SqliteObjects, name, dying(name))
+        yield
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["", "submitted-trials-end-meanwhile"])
+def test_a_search_cut_off_after_any_write_goes_on(cli: Cli, store: Store, sweep_yaml: Path, ends: bool) -> None:
+    """Each attempt dies one write later than the one before; what the earlier ones have written is there."""
+    seen: dict[int, Params] = {}
+    tries, writes = 0, 1
+    while True:
+        with dying_after(writes):
+            done = cli("sweep", sweep_yaml)
+        for job in store.active_jobs():
+            if store.read_record(job) is not None:
+                spec = store.read_spec(job)
+                assert spec is not None and spec.trial is not None
+                assert spec.trial.number not in seen or not ends, "a trial that has ended runs again"
+                seen[spec.trial.number] = spec.params
+                if ends:
+                    end(store, job)
+        if done.code == 0:
+            break
+        assert done.err.endswith("error: the bucket: cut off\n")
+        tries, writes = tries + 1, writes % 7 + 1
+    assert tries >= 3
+    assert len(store.list_trials("lr")) == len(set(store.list_trials("lr").values())) == 3
+    (cohort,) = store.list_cohorts("lr")
+    assert seen == dict(enumerate(cohort.values))
+    records = [path for path in store.list("jobs/") if path.endswith("/rec")]
+    assert len(records) == 3, "no trial has two jobs"
+
+
+def test_a_search_cut_off_once_at_every_write(
+    cli: Cli, tmp_path: Path, store: Store, sweep_yaml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in itertools.count(1):
+        url = f"sqlite://{tmp_path}/other-{at}.sqlite"
+        monkeypatch.setenv("SPOTKEEPER_BUCKET", url)
+        other = open_store(url)
+        other.put(paths.STACK, store.get(paths.STACK) or b"")
+        with dying_after(at):
+            if cli("sweep", sweep_yaml).code == 0:
+                break
+        done = cli("sweep", sweep_yaml)
+        assert done.code == 0, (at, done.err)
+        (cohort,) = other.list_cohorts("lr")
+        assert values(other) == dict(enumerate(cohort.values)), at
+        assert set(other.list_trials("lr").values()) == set(other.active_jobs()), at
+    assert at > 3 + 3 * 6, "source, file, cohort; for each trial what submit writes, and its note"
+
+
+def test_a_trial_whose_submission_was_given_up_gets_another_job(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    """A day after an interrupted submission a tick ends it; the trial can still be submitted."""
+    with pytest.MonkeyPatch.context() as cut:
+        cut.setattr(Store, "create_record", lambda *_: (_ for _ in ()).throw(StoreError("cut off")))
+        assert cli("sweep", sweep_yaml).code == 1
+    left = store.active_jobs()
+    assert left and not store.list_trials("lr")
+    for job in left:
+        spec = store.read_spec(job)
+        assert spec is not None
+        gone = cleanup.withdraw(store, job, spec.name, 0.0, "its submission was never completed")
+        assert gone is not None
+        cleanup.bury(store, gone, 0.0)
+    assert cli("sweep", sweep_yaml).code == 0
+    assert set(values(store)) == {0, 1, 2}
+    assert not set(left) & set(store.list_trials("lr").values())
+
+
+def test_two_shells_submit_each_trial_once(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    """Between the second trial's job and its note, another shell submits all trials."""
+    real, todo = Store.create_trial, [lambda: cli("sweep", sweep_yaml)]
+
+    def late(self: Store, name: str, number: int, job: str) -> bool:
+        if number == 1 and todo:
+            assert todo.pop()().code == 0
+        return real(self, name, number, job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "create_trial", late)
+        assert cli("sweep", sweep_yaml).code == 0
+    assert set(values(store)) == {0, 1, 2} and set(store.list_trials("lr").values()) == set(store.active_jobs())
+
+
+# -- extend
+
+
+def test_extend_continues_the_sequence(cli: Cli, store: Store, sweep_yaml: Path, tmp_path: Path) -> None:
+    assert cli("sweep", sweep_yaml).code == 0
+    (sweep_yaml.parent / "code" / "train.py").write_text("print('newer, and not sent')\n")
+    for job in store.active_jobs():
+        end(store, job)
+    assert cli("sweep", "extend", "lr", "--trials", "+4", "--max-usd", "5").code == 0
+    assert set(values(store)) == {3, 4, 5, 6}
+    one, two = store.list_cohorts("lr")
+    whole = _drawn(7)
+    assert one.values + two.values == whole and (two.first, two.drawn, two.max_usd) == (3, 3, 5.0)
+    assert cli("sweep", "extend", "lr", "--trials", "2", "--seed", "9").code == 0
+    third = store.list_cohorts("lr")[2]
+    assert (third.first, third.seed, third.drawn, third.max_usd) == (7, 9, 0, 5.0)
+    specs = [store.read_spec(job) for job in store.list_trials("lr").values()]
+    assert len({spec.source_sha256 for spec in specs if spec}) == 1
+    trial = specs[-1] and specs[-1].trial
+    assert trial is not None and (trial.first, trial.count, trial.number) == (7, 2, 8)
+
+
+def _drawn(count: int) -> tuple[Params, ...]:
+    from spotkeeper.client.space import values_of
+    from spotkeeper.contract.parse.typed import load_yaml
+    from spotkeeper.contract.sweepfile import SweepFile
+
+    return values_of(load_yaml(FILE, SweepFile), 0, 0, count)
+
+
+def test_extend_completes_an_interrupted_cohort_first(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    assert cli("sweep", sweep_yaml).code == 0
+    with dying_after(6):
+        assert cli("sweep", "extend", "lr", "--trials", "+4").code == 1
+    done = cli("sweep", "extend", "lr", "--trials", "+4")
+    assert done.code == 0 and "an earlier submission lacks" in done.err
+    assert Counter(len(cohort.values) for cohort in store.list_cohorts("lr")) == {3: 1, 4: 1}
+    assert set(values(store)) == set(range(7))
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("lr", "--trials", "many"), 2, "--trials many: want a number of trials to add, such as +20"),
+        (("lr", "--trials", "+0"), 2, "--trials +0: want a number"),
+        (("lr", "--trials", "+9998"), 2, "a search has at most 10,000 trials, this one 3"),
+        (("rl", "--trials", "+1"), 3, "rl: no such search"),
+        (("LR", "--trials", "+1"), 3, "LR: no such search (did you mean lr?)"),
+    ],
+)
+def test_wrong_extensions(
+    cli: Cli, store: Store, sweep_yaml: Path, argv: tuple[str, ...], code: int, message: str
+) -> None:
+    assert cli("sweep", sweep_yaml).code == 0
+    before = store.list("")
+    done = cli("sweep", "extend", *argv)
+    assert done.code == code and message in done.err
+    assert store.list("") == before
+
+
+def test_a_grid_cannot_be_extended(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    grid = FILE.replace("trials: 3\n", "sampler: grid\n").replace("1e-1]", "1e-1], points: 2")
+    sweep_yaml.write_text(grid)
+    assert cli("sweep", sweep_yaml).code == 0
+    assert set(values(store)) == {0, 1, 2, 3}
+    done = cli("sweep", "extend", "lr", "--trials", "+4")
+    assert done.code == 4 and "a grid has every combination already" in done.err
+
+
+def test_of_two_extensions_at_once_one_is_refused(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    assert cli("sweep", sweep_yaml).code == 0
+    real, todo = Store.create_cohort, [Cohort(3, ({"lr": 1.0},), 5)]
+
+    def late(self: Store, name: str, cohort: Cohort) -> bool:
+        if todo:
+            assert real(self, name, todo.pop())
+        return real(self, name, cohort)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "create_cohort", late)
+        done = cli("sweep", "extend", "lr", "--trials", "+4")
+    assert done.code == 4 and "another `extend` came first" in done.err
+    assert [len(cohort.values) for cohort in store.list_cohorts("lr")] == [3, 1]
+
+
+# -- the plan
+
+
+def test_a_dry_run_shows_values_and_cost_and_writes_nothing(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    (sweep_yaml.parent / "job.yaml").write_text("name: a\ncommand: [train.py, '{lr}']\nsource: code\nwork: 3h\n")
+    sweep_yaml.write_text(FILE.replace("trials: 3", "trials: 27\nmax_usd: 50"))
+    before = store.list("")
+    done = cli("sweep", sweep_yaml, "--dry-run", "--json")
+    assert done.code == 0 and store.list("") == before
+    told = json.loads(done.out)
+    assert told["values"] == list(_drawn(27))
+    assert [(rung["step"], rung["trials"], rung["continuing"]) for rung in told["rungs"]] == [(10, 27, 9), (30, 9, 3)]
+    steps = 27 * 10 + 9 * 20 + 3 * 60
+    assert told["steps_share"] == pytest.approx(steps / (27 * 90))
+    assert told["whole_usd"] == pytest.approx(27 * 3 * 3.0), "trials * hours * the dearest machine"
+    assert told["at_most_usd"] == pytest.approx(27 * 3 * 3.0 * steps / (27 * 90))
+    lines = cli("sweep", sweep_yaml, "--dry-run").out.splitlines()
+    assert lines[0].split() == ["trial", "lr", "o"] and len(lines) == 1 + 20 + 1 + 1 + 5
+    assert lines[-5:] == [
+        "lr: 27 trials (random, seed 0), at most 6 at a time, for the smallest loss",
+        "step 10: 9 of 27 continue",
+        "step 30: 3 of 9 continue",
+        "26 % of the steps that all trials to their ends would take",
+        "cost: at most $63.00 at the highest on-demand price, and $243.00 for all trials to their ends; it stops at "
+        "$50.00 (`max_usd`)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("work", "limit", "line"),
+    [
+        ("", "", "cost: unknown, since the job file has no `work` (such as 2h)"),
+        ("", "max_usd: 5\n", "cost: at most $5.00 (`max_usd`)"),
+        ("work: 1h\n", "", "cost: at most $9.00 at the highest on-demand price"),
+    ],
+)
+def test_the_bound_of_the_cost(cli: Cli, store: Store, sweep_yaml: Path, work: str, limit: str, line: str) -> None:
+    (sweep_yaml.parent / "job.yaml").write_text(f"name: a\ncommand: [train.py, '{{lr}}']\nsource: code\n{work}")
+    sweep_yaml.write_text(FILE.partition("stop:")[0] + limit)
+    assert cli("sweep", sweep_yaml, "--dry-run").out.splitlines()[-1] == line
+
+
+def test_problems_of_the_file_are_printed(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    sweep_yaml.write_text(FILE.replace("trials: 3\n", ""))
+    done = cli("sweep", sweep_yaml)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: sweep.yaml:2: trials: missing, want a whole number: `sampler: random` has no end\n"
+
+
+def test_a_stack_that_is_destroyed_takes_no_search(cli: Cli, store: Store, sweep_yaml: Path) -> None:
+    store.put(paths.DRAIN, b"{}")
+    done = cli("sweep", sweep_yaml)
+    assert done.code == 4 and "is being destroyed" in done.err and not store.list("sweeps/")
