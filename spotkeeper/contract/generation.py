@@ -146,6 +146,13 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     image_steps: Count | None = None  # steps between images of the state
     image_share: Amount | None = None  # share of the training time that images cost
 
+    @property
+    def left_s(self) -> float | None:
+        """The time for the remaining steps, real seconds; None if their number or time is unknown."""
+        if not self.total_steps or self.step_s is None:
+            return None
+        return max(0, self.total_steps - self.step) * self.step_s
+
 
 class Sync(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """An agent's request. ``ver``: the newest document version that the agent has; 0: none.

@@ -17,8 +17,9 @@ import msgspec
 
 from spotkeeper.contract.generation import Sync, SyncReply
 from spotkeeper.contract.notification import ChannelState, Notification
+from spotkeeper.reconcile.controller.bursts import GATHER_S
 from spotkeeper.reconcile.controller.document import Speaker
-from spotkeeper.reconcile.controller.reconcile_job import GATHER_S, RoundOptions
+from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 from spotkeeper.reconcile.service.auth import Caller
 from spotkeeper.reconcile.service.http import HttpApp
 from spotkeeper.reconcile.service.runtime import FunctionSettings, Runtime

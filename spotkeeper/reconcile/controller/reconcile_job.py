@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from enum import Enum
+from functools import partial
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -21,11 +22,10 @@ from spotkeeper.clock import Now
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Action, Cloud, InsertVm, Listing, Result, ResultKind
 from spotkeeper.contract.facts import Fact, Kind
-from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
-from spotkeeper.contract.record import Phase, Record, SlotState
+from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.controller import alarm, cleanup
+from spotkeeper.reconcile.controller import alarm, bursts, cleanup
 from spotkeeper.reconcile.controller.lease import Every, Lease
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.controller.steps import READS, Pass, ReadStep, Todo
@@ -34,16 +34,13 @@ from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import clock_skew
 from spotkeeper.reconcile.store.documents import CorruptError, OfferHistory, Versioned
-from spotkeeper.reconcile.store.objects import AGAIN_S, NEVER, Deadline, StoreError
-from spotkeeper.reconcile.store.store import Store
+from spotkeeper.reconcile.store.objects import AGAIN_S, NEVER, Deadline
+from spotkeeper.reconcile.store.store import Store, swap_allocation
 
 log = logging.getLogger("spotkeeper.reconcile")
 
 PASSES = 8
 AGAIN = 4  # how often a round without passes left, or with new facts, starts over under one lease
-BURST = 8  # this many new facts during a round are a burst: more will follow; small gangs never wait
-BURST_WAITS = 4
-GATHER_S = 2.0  # real; pause between two rounds while BURST machines or more are still to report
 PARALLEL = 16
 CALL_DEADLINE_S = 20.0  # real seconds for one call
 # Replaces an unreadable allocation; the snapshot is then marked ``blind``.
@@ -158,7 +155,7 @@ def _leased(
         if result.writes and not result.published:  # a generation that was just published must not wait
             options.sleep(options.settle_s)
         if options.deadline.left() < AGAIN_S or rounds > PASSES:
-            hand_on(store, job, clock, options, result.facts)
+            bursts.hand_on(store, job, clock, options.every, result.facts)
             return result
         if set(store.list_facts(job)) <= result.facts:
             return result
@@ -174,23 +171,6 @@ def _took(lease: Lease, store: Store, job: str, options: RoundOptions) -> bool:
             break
         options.sleep(OWNER_WAIT_S)
     return False
-
-
-def hand_on(store: Store, job: str, clock: Now, options: RoundOptions, covered: frozenset[Fact]) -> None:
-    """Make the next round due immediately, if reports arrived too late for this one.
-
-    If another round has the lease, that round checks for new reports when it releases the lease. ``store`` has the
-    deadline of the request; ``covered``: the facts that this round has read.
-    """
-    try:
-        if set(store.list_facts(job)) <= covered:
-            return
-        lease = Lease(store, job, clock, options.every)
-        if lease.take():
-            with lease.renewed():
-                lease.due = clock.now()
-    except StoreError as error:  # the finished work stays valid
-        log.warning("reports of job %s may wait for the next tick: %s", job, error)
 
 
 def _covered(
@@ -214,7 +194,7 @@ def _covered(
             continue
         if result.ended is not Ended.QUIET:
             break
-        to_come = _to_come(result.record)
+        to_come = bursts.to_come(result.record)
         if not to_come and not result.writes:
             break  # it took no time: the list after the lease's release finds what arrived
         if to_come:  # a large gang reports machine by machine: without a pause each report would cost a round
@@ -223,34 +203,12 @@ def _covered(
         if known <= result.facts or options.deadline.left() < AGAIN_S:
             break
         new = len(known - result.facts)
-        if new < BURST and to_come >= BURST:
-            options.sleep(GATHER_S)  # a burst ends by itself; a trickle would cost a round for each machine
+        if new < bursts.BURST and to_come >= bursts.BURST:
+            options.sleep(bursts.GATHER_S)  # a burst ends by itself; a trickle would cost a round for each machine
         else:
-            _let_in(store, job, len(known), new, options)
+            settle = partial(options.sleep, options.settle_s)
+            bursts.let_in(store, job, len(known), new, settle, options.deadline)
     return total
-
-
-def _to_come(record: Record | None) -> int:
-    """Count the nodes of a large gang that have no admitted machine yet; 0 if the gang trains or is small.
-
-    The gang cannot train before every node has a machine. So until then a round waits for more machines' reports.
-    """
-    if record is None or record.phase is not Phase.RUN or (record.gen and not record.stop):
-        return 0
-    if len(record.filled()) < BURST:
-        return 0
-    slots = (record.nodes[index].cur for index in record.filled() if index < len(record.nodes))
-    return sum(slot is None or slot.state is SlotState.INTENT for slot in slots)
-
-
-def _let_in(store: Store, job: str, known: int, new: int, options: RoundOptions) -> None:
-    """Wait for the end of a burst of reports; otherwise every few hundred reports would cost a round."""
-    for _ in range(BURST_WAITS):
-        if new < BURST or options.deadline.left() < AGAIN_S:
-            return
-        options.sleep(options.settle_s)
-        now = len(store.list_facts(job))
-        new, known = now - known, now
 
 
 class Round:
@@ -319,7 +277,7 @@ class Round:
             progress=progress,
             save_s=None if progress is None or progress.save_s is None else progress.save_s * self.clock.scale,
             step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
-            left_s=_left_s(progress, self.clock.scale),
+            left_s=None if progress is None or progress.left_s is None else progress.left_s * self.clock.scale,
             begin_s=None if progress is None else progress.begin_s,
             user=self.options.user,
             draining=self.store.draining(),
@@ -392,13 +350,12 @@ class Round:
             # (``bury``).
             self.store.set_active(self.job)
         self.options.writer.write(self.store, self.job, decision.noted)
-        wanted = replace(decision.grants, nonce=uuid4().hex)
-        token = self.store.cas_allocation(wanted, allocation.token)
-        if token is None:
+        written = swap_allocation(self.store, decision.grants, allocation.token)
+        if written is None:
             return None  # another job's write was first: read and decide again
         self.writes += 1
-        self.woken |= claim.woken(allocation.value, wanted) - {self.job}
-        return Versioned(wanted, token)
+        self.woken |= claim.woken(allocation.value, written.value) - {self.job}
+        return written
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
         if any(isinstance(action, InsertVm) for action in todo) and self.store.draining():
@@ -435,10 +392,3 @@ class Round:
         facts = frozenset(at.snapshot.facts)
         done = self.passes, self.writes, self.calls
         return RoundResult(ended, at.record, 1, *done, due, facts, self.published, self.woken)
-
-
-def _left_s(progress: Progress | None, scale: float) -> float | None:
-    """Return the time for the job's remaining steps, virtual seconds; None if their number or time is unknown."""
-    if progress is None or not progress.total_steps or progress.step_s is None:
-        return None
-    return max(0, progress.total_steps - progress.step) * progress.step_s * scale

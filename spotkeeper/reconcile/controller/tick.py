@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from typing import TypeVar
-from uuid import NAMESPACE_OID, uuid4, uuid5
+from uuid import NAMESPACE_OID, uuid5
 from zlib import crc32
 
 from msgspec import Struct
@@ -34,7 +34,7 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import believed_claims
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import BEGIN_S, StoreError
-from spotkeeper.reconcile.store.store import Store
+from spotkeeper.reconcile.store.store import Store, swap_allocation
 
 T = TypeVar("T")
 TICK_EVERY_S = 60.0
@@ -118,9 +118,7 @@ def _scheduled(
 
 def _swap(store: Store, read: Versioned[Allocation], new: Allocation) -> Versioned[Allocation]:
     """Write the allocation, unless another writer was first: then return what that one wrote."""
-    new = replace(new, ver=read.value.ver + 1, nonce=uuid4().hex)
-    token = store.cas_allocation(new, read.token)
-    return Versioned(new, token) if token is not None else store.read_allocation()
+    return swap_allocation(store, new.changed((), ()), read.token) or store.read_allocation()
 
 
 def _claimed(allocation: Versioned[Allocation] | None) -> set[str]:

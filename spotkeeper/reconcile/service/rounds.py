@@ -177,7 +177,7 @@ class Rounds:
         return done
 
     def _run_round(self, stack: StackState, job: str, visit: Visit, user: str) -> RoundResult | None:
-        from spotkeeper.reconcile.controller import reconcile_job
+        from spotkeeper.reconcile.controller import bursts, reconcile_job
 
         runtime, store, deadline = self.runtime, self.store(visit), visit.deadline
         cloud = Deadlined(runtime.cloud(stack), runtime.clock, deadline)
@@ -201,7 +201,7 @@ class Rounds:
             self.records.forget(job)
             self.dues.forget(job)
         if tired and done is not None:
-            reconcile_job.hand_on(store, job, runtime.clock, options, done.facts)
+            bursts.hand_on(store, job, runtime.clock, options.every, done.facts)
         visit.note["job"] = job
         visit.note["ended"] = done.ended.value if done is not None else "busy"
         if done is not None:

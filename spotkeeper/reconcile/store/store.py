@@ -13,9 +13,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.facts import Fact
@@ -634,3 +636,10 @@ def _checked(document: Nonced, path: str) -> Nonced:
     if not document.nonce:
         raise StoreError(f"{path}: a document written by compare-and-swap needs a fresh nonce")
     return document
+
+
+def swap_allocation(store: Store, new: Allocation, token: str) -> Versioned[Allocation] | None:
+    """Replace the allocation, with a nonce of this write; None if another writer was first."""
+    new = replace(new, nonce=uuid4().hex)
+    written = store.cas_allocation(new, token)
+    return Versioned(new, written) if written is not None else None

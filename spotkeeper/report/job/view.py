@@ -172,6 +172,7 @@ def job_view(
     trains = record.phase is Phase.RUN and record.gen > 0 and not record.stop
     current = trains and progress is not None and progress.gen == record.gen
     lasting = tuple(describe(entry) for entry in entries if entry.event is Event.UNLOOPED)  # true after the end as well
+    left_s = progress.left_s if progress is not None else None
     reason = _reason(record)
     if reason and ended is None and site.no_tick:
         reason += " (as of the last tick that succeeded)"
@@ -206,7 +207,7 @@ def job_view(
         warnings=lasting if ended is not None else tuple(_warnings(record, entries, now, site)),
         disks_kept=next((entry.detail.removeprefix("but ") for entry in entries if entry.event is Event.DONE), ""),
         site=site,
-        left_s=None if ended is not None else _left_to_train(progress, site),
+        left_s=None if ended is not None or left_s is None else left_s * site.scale,
     )
 
 
@@ -214,12 +215,6 @@ def _reason(record: Record) -> str:
     """Return the record's reason, unless a node waited for that reason and every node has a machine by now."""
     waits = any(record.nodes[index].cur is None for index in record.filled())
     return "" if record.phase is Phase.RUN and record.fetch is None and not waits else record.reason
-
-
-def _left_to_train(progress: Progress | None, site: Site) -> float | None:
-    if progress is None or not progress.total_steps or progress.step_s is None:
-        return None
-    return max(0, progress.total_steps - progress.step) * progress.step_s * site.scale
 
 
 def _no_new_step(record: Record, progress: Progress | None, now: float, site: Site) -> float | None:

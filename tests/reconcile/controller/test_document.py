@@ -13,10 +13,9 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Budget, Mirrored, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.controller import reconcile_job
+from spotkeeper.reconcile.controller.bursts import BURST, to_come
 from spotkeeper.reconcile.controller.document import Speaker, at_rest, generation, job_run, reply
 from spotkeeper.reconcile.controller.intake import MAX_FACTS, WHY, Accepted, accept, ended
-from spotkeeper.reconcile.controller.reconcile_job import BURST
 from spotkeeper.reconcile.store.documents import CorruptError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import job_view
@@ -553,5 +552,5 @@ def test_a_large_gang_waits_for_its_vacant_nodes_and_intents(more: dict[str, obj
     nodes = [Node(cur=slot(index)) for index in range(BURST - 3)]
     nodes += [Node(), Node(cur=slot(BURST - 2, state=SlotState.INTENT)), Node(cur=None)]
     many = replace(record(), gen=0, nodes=tuple(nodes), members=())
-    assert reconcile_job._to_come(replace(many, **more)) == waits_for
-    assert reconcile_job._to_come(None) == 0
+    assert to_come(replace(many, **more)) == waits_for
+    assert to_come(None) == 0

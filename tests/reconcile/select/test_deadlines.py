@@ -15,7 +15,6 @@ from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import Guess, Watch
 from spotkeeper.contract.stack import Model, Price
-from spotkeeper.reconcile.controller.reconcile_job import _left_s
 from spotkeeper.reconcile.select.offers import MoveCost, Need, Runs, select, time_of_day
 from spotkeeper.reconcile.select.rule import RULE, Work
 from spotkeeper.reconcile.store.documents import OfferHistory
@@ -226,10 +225,10 @@ def test_probes_dated_in_the_future_or_long_ago_are_ignored() -> None:
 
 def test_the_work_left_follows_from_steps_and_their_time() -> None:
     progress = Progress(gen=1, step=40, at=0.0, step_s=2.0, total_steps=100)
-    assert _left_s(progress, 3.0) == 360.0
-    assert _left_s(replace(progress, total_steps=None), 1.0) is None
-    assert _left_s(replace(progress, step=200), 1.0) == 0.0
-    assert _left_s(None, 1.0) is None
+    assert progress.left_s == 120.0
+    assert replace(progress, total_steps=None).left_s is None
+    assert replace(progress, step_s=None).left_s is None
+    assert replace(progress, step=200).left_s == 0.0
 
 
 def test_times_of_day_are_utc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,13 @@ def costs_nothing(draft: Draft) -> bool:
     runs what follows its training loop (an evaluation, an export). A stop would start that part from its beginning
     again, so with repeated stops it might never end.
     """
-    if newest(draft) is None:
-        return False
+    return newest(draft) is not None and not past_loop(draft)
+
+
+def past_loop(draft: Draft) -> bool:
+    """Whether the script has made the last step of its loop."""
     progress = draft.snapshot.progress
-    return progress is None or not progress.total_steps or progress.step < progress.total_steps - 1
+    return bool(progress and progress.total_steps and progress.step >= progress.total_steps - 1)
 
 
 def machines(draft: Draft, ready: Iterable[int]) -> list[tuple[int, Slot]]:

@@ -247,7 +247,7 @@ def least_usd(draft: Draft) -> float:
 
 def _stop(draft: Draft) -> Stop:
     spec = draft.snapshot.spec
-    if (spec is not None and spec.stop == "signal") or draft.snapshot.left_s == 0.0:
+    if (spec is not None and spec.stop == "signal") or location.past_loop(draft):
         return Stop.NEVER
     return Stop.EARLY if location.newest(draft) is None else Stop.SAVED
 
