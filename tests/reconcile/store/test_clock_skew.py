@@ -91,7 +91,7 @@ NO_STAMP = {
 
 NO_STAMP_OF_CLAIMS = {
     *("Grant.since", "Claim.since"),  # nothing waits for them
-    *("Claim.waited_s", "Claim.cost_s", "TeamUse.usd", "TeamUse.month_usd"),
+    *("Claim.waited_s", "Claim.cost_s", "Claim.usd", "TeamUse.usd", "TeamUse.month_usd", "TeamUse.last_usd"),
 }
 
 
