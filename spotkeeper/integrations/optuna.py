@@ -19,7 +19,6 @@ from threading import Event
 from typing import Any
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -80,7 +79,7 @@ class SpotkeeperObjective:
 
     Args:
         job: the job file. The job's name is the study's with the trial's number, whatever ``name`` the file has.
-        params: returns a trial's values, which the script gets as further arguments, ``--name value``.
+        params: returns a trial's values, which replace those of the job file's ``params``.
         metric: what the script reports (``run.report(loss=...)``); its last value is the trial's.
         target: a stack's name (``--stack``) or ``Target``; None: the environment names it, as for the command.
         every: only steps that this number divides are reported to the pruner; each report writes to the bucket.
@@ -138,7 +137,7 @@ class SpotkeeperObjective:
             result = {"state": TrialState.FAIL}
         try:
             return study.tell(trial, **result, skip_if_finished=True)
-        except UpdateFinishedTrialError:  # another program was quicker
+        except RuntimeError:  # another program ended it at the same moment
             return study.get_trials(deepcopy=False)[trial.number]
 
     def _train(self, trial: Trial, stop: Event) -> float:

@@ -58,11 +58,6 @@ def job_name(study: str, trial: int) -> str:
     return start[: NAME - len(end)].strip("-") + end
 
 
-def arguments(values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Return the script's arguments: ``--name value`` for each value; numbers as Python writes them."""
-    return tuple(word for name, value in values.items() for word in (f"--{name}", str(value)))
-
-
 class TrialJob:
     """A job that was submitted for a trial."""
 
@@ -74,7 +69,7 @@ class TrialJob:
 
     @classmethod
     def submit(cls, target: Target, store: Store, file: Path, name: str, values: Mapping[str, Value]) -> TrialJob:
-        """Submit a job file under this name, with these values as arguments of its script.
+        """Submit a job file under this name, with these values as its ``params``.
 
         An unfinished job with this name and the same content is returned instead: a submission may be repeated.
 
@@ -83,7 +78,7 @@ class TrialJob:
         """
         state, now = target.state(store), target.clock.now()
         starts = lookup.starts_of(store, state, now, target.clock.scale)
-        spec = read_job(file, state, now, starts, Overrides(name=name, arguments=arguments(values)))
+        spec = read_job(file, state, now, starts, Overrides(name=name, params=dict(values)))
         done, _ = submit_file(target, file, spec, pack_source(file, spec))
         return cls(target, store, done.job)
 

@@ -107,7 +107,9 @@ pytestmark = pytest.mark.filterwarnings("error:The reported value is ignored")  
 
 @pytest.fixture
 def world(store: Store, folder: Path, tmp_path: Path) -> World:
-    return World(store, f"sqlite://{tmp_path}/bucket.sqlite", folder / "job.yaml")
+    file = folder / "job.yaml"
+    file.write_text('name: x\ncommand: [train.py, "--lr={lr}"]\nsource: code\nparams: {lr: 1.0, width: 8}\n')
+    return World(store, f"sqlite://{tmp_path}/bucket.sqlite", file)
 
 
 def test_a_trial_is_a_job_whose_metric_is_its_value(world: World) -> None:
@@ -124,7 +126,8 @@ def test_a_trial_is_a_job_whose_metric_is_its_value(world: World) -> None:
     assert trial.intermediate_values == {0: 3.0, 10: 2.0, 20: 1.5, 25: 1.0}
     assert trial.user_attrs == {JOB: world.job()}
     spec = world.store.read_spec(world.job())
-    assert spec is not None and spec.command == ("train.py", "--lr", str(trial.params["lr"]))
+    lr = trial.params["lr"]
+    assert spec is not None and spec.command == ("train.py", f"--lr={lr}") and spec.params == {"lr": lr, "width": 8}
     assert spec.source_sha256 is not None and world.requests() == []
 
 
