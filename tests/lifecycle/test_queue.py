@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.client.pack import Source, pack
-from spotkeeper.client.target import whoami
+from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome
-from spotkeeper.contract.stack import StackState, TeamState
+from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue.reclaim import ENDING_S, PROTECTED_S
 from spotkeeper.reconcile.store import paths
 from tests.lifecycle.stage import GPT, SCALE, Run, Stage, script, tiny
@@ -43,14 +43,14 @@ def unhurried(folder: Path) -> Source:
 
 @contextmanager
 def cap_of_one(stage: Stage) -> Iterator[None]:
-    """One dynamic machine for all jobs; this machine's user may submit jobs of high priority."""
+    """One dynamic machine for all jobs."""
 
     def write(state: StackState) -> None:
         stage.store.put(paths.STACK, msgspec.json.encode(state))
 
     state = stage.store.read_stack()
     assert state is not None
-    write(replace(state, max_machines=1, teams=(TeamState("default", high=(whoami(),)),)))
+    write(replace(state, max_machines=1))
     yield
     write(state)
 
@@ -62,6 +62,8 @@ def test_a_low_job_saves_stops_waits_and_comes_back_for_a_high_one(stage: Stage,
     with cap_of_one(stage), Run(stage, spec, unhurried(tmp_path)) as low:
         low.steady("alone")
         with Run(stage, replace(urgent, priority="high"), files) as high:
+            claim = high.until("it to wait", lambda: stage.store.read_allocation().value.claim(high.job))
+            assert (claim.waiting, claim.priority) == (True, PRIORITIES.index("high"))
             record = low.until("the low job to wait", lambda: (r := low.record()).hold is Hold.QUEUE and r)
             assert record.reason == f"waiting in the queue: its machines go to job {high.job}; it goes on by itself"
             assert low.view().reason, low.view()
