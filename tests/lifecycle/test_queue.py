@@ -17,7 +17,7 @@ from spotkeeper.contract.record import Hold, Outcome
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue.reclaim import ENDING_S, PROTECTED_S
 from spotkeeper.reconcile.store import paths
-from tests.lifecycle.stage import GPT, SCALE, Run, Stage, script, tiny
+from tests.lifecycle.stage import GPT, PATIENCE_S, SCALE, Run, Stage, script, tiny
 
 pytestmark = pytest.mark.lifecycle
 
@@ -64,12 +64,14 @@ def test_a_low_job_saves_stops_waits_and_comes_back_for_a_high_one(stage: Stage,
         with Run(stage, replace(urgent, priority="high"), files) as high:
             claim = high.until("it to wait", lambda: stage.store.read_allocation().value.claim(high.job))
             assert (claim.waiting, claim.priority) == (True, PRIORITIES.index("high"))
-            record = low.until("the low job to wait", lambda: (r := low.record()).hold is Hold.QUEUE and r)
+            record = low.until(
+                "the low job to wait", lambda: (r := low.record()).hold is Hold.QUEUE and r, 2 * PATIENCE_S
+            )
             assert record.reason == f"waiting in the queue: its machines go to job {high.job}; it goes on by itself"
             assert low.view().reason, low.view()
-            high.until("the high job to end", lambda: high.record().over)
+            high.until("the high job to end", lambda: high.record().over, 2 * PATIENCE_S)
             assert high.record().outcome is Outcome.SUCCEEDED, high.story()
-        record = low.over()
+        record = low.over(2 * PATIENCE_S)
         weights = low.weights()
         assert record.outcome is Outcome.SUCCEEDED, low.story()
         assert [entry.cause for entry in low.ledger(Event.GENERATION)] == ["start", "queue"], low.story()

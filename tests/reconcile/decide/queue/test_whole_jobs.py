@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from spotkeeper.contract.job import JobSpec, Nodes
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Outcome, Phase
-from tests.reconcile.world import World, stack
+from spotkeeper.contract.stack import Model
+from tests.reconcile.world import ZONES, World, stack
 from tests.sizes import size
 
 MACHINES = 4
@@ -33,6 +34,9 @@ def test_all_jobs_end_and_only_losses_repeat_steps(seed: int) -> None:
     world = Crowd(the_stack=stack(max_machines=MACHINES), seed=seed, steps=dice.randint(500, 4000))
     jobs = [f"job{seed % 10}{letter}{letter}22"[:8].replace("0", "z").replace("1", "y") for letter in "abcdef"]
     losses = seed % 2
+    if seed % 3 == 1:  # the market is shorter than the limit
+        world.spec = replace(world.spec, policy="spot")
+        world.capacity |= {(zone, Model.SPOT): int(zone == "z-a") * 3 for zone in ZONES}
     world.crash_rate = 0.01 * (seed % 3 == 2)
     for job in jobs:
         world.spec = world.spec_of(dice)
