@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,13 +64,13 @@ def main() -> int:
         everything = [mutant for file in files for mutant in mutants(file, (tree / file).read_text("utf-8"))]
         samples = {seed: drawn(everything, seed, options.sample) for seed in options.seed}
         print(f"{len(everything)} mutants in {len(files)} files", flush=True)
-        records = Reach(tree, RECORDS)
+        records = Reach(tree, RECORDS, options.area)
         record(workers, records, until)
         if left := records.outdated():
             print(f"time is up: the next run records the other {len(left)} files of tests first")
             return 0
         records.load()
-        known = Verdicts(tree)
+        known = Verdicts(tree, options.area)
         try:
             run(workers, records, known, [one for sample in samples.values() for one in sample], until)
         finally:
@@ -163,13 +163,13 @@ class Verdicts:
     survival while no test has changed. Comments and docstrings may change.
     """
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, names: Sequence[str] = ()) -> None:
         self._tree = tree
         try:
             self.known: dict[str, Json] = json.loads(OUT.read_text())["verdicts"]
         except (OSError, ValueError, KeyError):
             self.known = {}
-        self._tests = digest(tree, areas.tests(tree), code)
+        self._tests = digest(tree, areas.tests(tree, names), code)
         rows = tomllib.loads(EQUIVALENT.read_text("utf-8")).get("equivalent", ())
         self.equivalent = {(row["file"], row["function"], row["diff"].strip()): row["reason"] for row in rows}
 

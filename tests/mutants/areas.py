@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 RECONCILE, AGENT, TRAIN = "spotkeeper/reconcile", "agent/spotkeeper_agent", "spotkeeper/train"
-AREAS: dict[str, tuple[str, ...]] = {  # folders and files
+AREAS: dict[str, tuple[str, ...]] = {  # folders and files; the last area that has a file counts
     "decide": (f"{RECONCILE}/decide",),
+    "queue": (f"{RECONCILE}/decide/queue", "spotkeeper/contract/allocation.py"),
     "select": (f"{RECONCILE}/select",),
     "rounds": (f"{RECONCILE}/controller", f"{RECONCILE}/service/rounds.py"),
     "stores": (f"{RECONCILE}/store",),
@@ -52,12 +54,23 @@ TESTS = (
     "tests/agent/systemd/test_systemd.py",
     "tests/cli/stacks/test_check.py",
     "tests/cli/stacks/test_schema.py",
+    "tests/cli/jobs/test_queue.py",
     "tests/client",
+    "tests/report/test_queue.py",
     "tests/security/test_lambda.py",
     "tests/security/test_table.py",
     "tests/sim/test_ledger.py",
     "tests/sim/test_polls.py",
 )
+
+# An area whose mutants meet these tests alone while no other area is asked for: recording all takes long.
+NEAR = {
+    "queue": (
+        *("tests/reconcile/decide/queue", "tests/reconcile/store/test_allocation.py"),
+        *("tests/reconcile/controller/test_queue_rounds.py", "tests/cli/jobs/test_queue.py"),
+        "tests/report/test_queue.py",
+    ),
+}
 
 
 def sources(root: Path, names: list[str]) -> dict[str, str]:
@@ -71,10 +84,13 @@ def sources(root: Path, names: list[str]) -> dict[str, str]:
     return found
 
 
-def tests(root: Path) -> list[str]:
-    """The files of tests that are recorded."""
+def tests(root: Path, names: Sequence[str] = ()) -> list[str]:
+    """The files of tests that the mutants of these areas meet; ``names`` empty: of all."""
+    places = TESTS
+    if names and all(area in NEAR for area in names):
+        places = tuple(place for area in names for place in NEAR[area])
     found = (str(path.relative_to(root)) for path in sorted((root / "tests").rglob("test_*.py")))
-    return [name for name in found if any(name == entry or name.startswith(entry + "/") for entry in TESTS)]
+    return [name for name in found if any(name == entry or name.startswith(entry + "/") for entry in places)]
 
 
 def by_hand(file: str) -> list[str]:

@@ -11,7 +11,7 @@ import ast
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ Json = dict[str, Any]
 
 
 class Reach:
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, root: Path, folder: Path, names: Sequence[str] = ()) -> None:
+        """``names``: the areas whose tests count; empty: all."""
         self._root, self._folder = root, folder
+        self._tests = areas.tests(root, names)
         self._lines: dict[tuple[str, int], list[str]] = {}
         self._files: dict[str, list[str]] = {}
         self.seconds: dict[str, float] = {}
@@ -32,7 +34,7 @@ class Reach:
         folder.mkdir(parents=True, exist_ok=True)
 
     def outdated(self) -> list[str]:
-        return [test for test in areas.tests(self._root) if self._known(test) is None]
+        return [test for test in self._tests if self._known(test) is None]
 
     def keep(self, test: str, record: Json, copy: Path) -> None:
         """``copy``: the tree in which it was recorded."""
@@ -59,7 +61,7 @@ class Reach:
         for file, found in imported.items():
             moved = self._moved(file, found["hash"])
             self._imported[file] = {new for line in found["lines"] for new in moved(int(line))}
-        for test in areas.tests(self._root):
+        for test in self._tests:
             record = self._known(test)
             if record is None:
                 continue

@@ -140,7 +140,8 @@ def test_tests_of_the_same_folder_are_near() -> None:
 def test_every_area_and_every_list_names_files() -> None:
     for area in areas.AREAS:
         assert areas.sources(ROOT, [area])
-    for entry in (*areas.PROCESSES, *areas.TESTS, *(test for tests in areas.PROCESSES.values() for test in tests)):
+    lists = (*areas.PROCESSES.values(), *areas.NEAR.values())
+    for entry in (*areas.PROCESSES, *areas.TESTS, *(test for tests in lists for test in tests)):
         assert (ROOT / entry).exists(), entry
 
 
