@@ -34,7 +34,7 @@ ids = [scenario.name for scenario in SCENARIOS]
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=ids)
 LEAST = 15  # effects of the shortest story
 LEAST_OF_ALL = 400
-EVERY = {"on-demand and back": 24, "resize": 8, "zone move": 8}  # points of the longest stories; 4 of the others
+EVERY = {"recall": 24, "on-demand and back": 24, "resize": 8, "zone move": 8}  # points of long stories; 4 of the others
 FAST_POLL_S = 2.0  # of an agent that waits, and its turn
 
 
