@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.security.tally import TALLY
+from tests.sizes import size
 
 # Torch imports it once. On models this small its threads mostly wait for each other, which costs three times as much.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,8 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `SPOTKEEPER_TESTS_RECORD=1 make test` records them anew.
 RECORDED = Path(__file__).parent / "durations.json"
 LEAST_S = 3.0  # of a file that is recorded
-WAITING = "lifecycle"  # whole runs, which wait more than they compute: one of these among so many others
-AMONG = 3
+WAITING = "lifecycle"  # whole runs, which wait more than they compute
+LANES = size(2, 4)  # processes that have these files: each starts a cloud of its own, which computes until the end
+# Other files that share a process: each process that imports both providers' SDKs takes seconds to do so.
+TOGETHER = {"pulumi": ("infra/", "local/deploy/", "cli/stacks/test_plan.py")}
 QUIET = {"sim", "properties", "scale"}  # a function that fails thousands of times: formatting tracebacks takes 15 %
 HERE = Path(__file__).parent
 
@@ -50,15 +53,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    seconds = json.loads(RECORDED.read_text())
-    longest = sorted(files, key=lambda path: -seconds.get(_name(path), 0.0))
-    waiting = [path for path in longest if _folder(path) == WAITING]
-    others = [path for path in longest if _folder(path) != WAITING]
-    order: list[Path] = []
-    for at, path in enumerate(waiting):
-        order += [path, *others[at * AMONG : (at + 1) * AMONG]]
-    order += others[len(waiting) * AMONG :]
-    items[:] = [item for path in order for item in files[path]]
+    seconds = _recorded()
+    taken: defaultdict[str, float] = defaultdict(float)
+    for path in files:
+        taken[_lane(_name(path))] += seconds.get(_name(path), 0.0)
+
+    def key(path: Path) -> tuple[bool, float, float]:
+        return _folder(path) != WAITING, -taken[_lane(_name(path))], -seconds.get(_name(path), 0.0)
+
+    longest = sorted(files, key=key)
+    items[:] = [item for path in longest for item in files[path]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadfile``, but the files of whole runs share :data:`LANES` processes, and ``TOGETHER`` one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    lanes = _lanes()
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid)).removeprefix("tests/")
+            return lanes.get(file) or _lane(file)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def _lanes() -> dict[str, str]:
+    """The files of whole runs -> their lane; the lanes take about as long as each other."""
+    seconds, lanes, taken = _recorded(), {}, [0.0] * LANES
+    files = {_name(path): seconds.get(_name(path), 0.0) for path in sorted((HERE / WAITING).glob("test_*.py"))}
+    for file in sorted(files, key=lambda file: -files[file]):
+        lane = taken.index(min(taken))
+        taken[lane] += files[file] or LEAST_S
+        lanes[file] = f"{WAITING}-{lane}"
+    return lanes
+
+
+def _lane(file: str) -> str:
+    """What shares a process with this file, other than whole runs; the file itself if nothing does."""
+    return next((lane for lane, places in TOGETHER.items() if file.startswith(places)), file)
+
+
+def _recorded() -> dict[str, float]:
+    found: dict[str, float] = json.loads(RECORDED.read_text())
+    return found
 
 
 def _folder(path: Path) -> str:

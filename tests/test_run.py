@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import run
+from tests import conftest, run
 
 ROOT = Path(run.__file__).parents[1]
 LEAVES = """
@@ -24,6 +24,16 @@ def test_it():
         open("ready", "w").close()
         signal.pause()
 """
+
+
+def test_files_that_start_the_same_share_processes() -> None:
+    """Each process with a whole run starts a cloud of its own, which computes until the process ends."""
+    lanes = conftest._lanes()
+    assert set(lanes) == {f"lifecycle/{path.name}" for path in (ROOT / "tests/lifecycle").glob("test_*.py")}
+    assert len(set(lanes.values())) == conftest.LANES
+    for place in (place for places in conftest.TOGETHER.values() for place in places):
+        assert (ROOT / "tests" / place).exists(), place
+    assert conftest._lane("infra/aws/test_efa.py") == conftest._lane("local/deploy/test_deploy.py") == "pulumi"
 
 
 @pytest.mark.parametrize("cut", [None, signal.SIGTERM, signal.SIGINT])

@@ -24,7 +24,7 @@ from spotkeeper.local.lifecycle.cloud import LocalCloud
 from spotkeeper.local.lifecycle.folder import LocalCloudError
 from spotkeeper.train.agent_link.control import Control, ControlError
 from spotkeeper_agent.job.launcher_client import saver_pid
-from tests.lifecycle.stage import Run, Stage, tiny
+from tests.lifecycle.stage import STEPS, Run, Stage, tiny
 
 pytestmark = pytest.mark.lifecycle
 
@@ -114,7 +114,7 @@ def kill_one(run: Run, victims: Victims, what: str, rng: random.Random) -> None:
     run.steady(f"before {what} is killed")
     node = rng.randrange(2)
     pid = run.until(f"node {node}'s {what} to run", lambda: victims.find(what, node))
-    gen, step = run.record().gen, run.watcher.step() + rng.randrange(30)
+    gen, step = run.record().gen, run.watcher.step() + rng.randrange(15)
     run.until(f"step {step}", lambda: run.watcher.step() >= step)
     os.kill(pid, signal.SIGKILL)
     if what == "keeper":
@@ -129,7 +129,7 @@ def test_a_run_with_kills_ends_with_the_weights_of_an_undisturbed_run(stage: Sta
     rng = random.Random(SEED)  # noqa: S311
     order = [*HARMLESS, *CRASHES]
     rng.shuffle(order)
-    spec = tiny("chaos", 600, nodes=2, retry=Retry(crashes=len(CRASHES)), checkpoint=Checkpoint(interval_s=1.0))
+    spec = tiny("chaos", STEPS, 0.07, nodes=2, retry=Retry(crashes=len(CRASHES)), checkpoint=Checkpoint(interval_s=1.0))
     with Run(stage, spec) as run:
         victims = Victims(run)
         for what in order:

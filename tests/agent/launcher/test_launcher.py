@@ -434,7 +434,8 @@ def test_warm_modules_are_imported_before_the_start(bench: Callable[[str], Bench
     script = (
         "import sys\nprint('there:', 'heavy' in sys.modules, 'threads' in sys.modules)\nimport heavy\nprint(heavy.BY)\n"
     )
-    run = replace(one.run(script, PYTHONPATH=str(modules)), warm=("threads", "missing", "heavy"))
+    path = os.pathsep.join([str(modules), *NO_DYNAMO.values()])
+    run = replace(one.run(script, PYTHONPATH=path), warm=("threads", "missing", "heavy"))
     folder = one.start(run)
     zygote = one.launcher.pid
     assert one.wait_end().code == 0
