@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from spotkeeper.cli.app import Json, Sections, Stack
+from spotkeeper.cli.app import Json, Sections, Stack, Yes
 
 START = "start"
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the search.")]
@@ -78,3 +78,59 @@ def extend(
     from spotkeeper.cli.sweeps import submit
 
     submit.extend(name, trials, max_usd, seed, stack, as_json=as_json)
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, Argument(metavar="NAME", help="Name of the search. Default: list all.")] = None,
+    every: Annotated[bool, Option("--all", "-a", help="Every trial, not only the best 20.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="One line per trial, the best first.")] = False,
+    live: Annotated[bool, Option("--watch", "-w", help="Show the search until Ctrl-C.")] = False,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Show a search: its best trials with values, states, curves and money.
+
+    Trials that got further come first, then those with the better value. `on-demand`: the same machine-hours at
+    on-demand prices. What halving saves is an estimate: what the stopped trials would still have cost, at their own
+    cost per step, up to `halving.max`.
+
+    Examples: `spotkeeper sweep status lr`, `spotkeeper sweep status lr --csv > lr.csv`,
+    `spotkeeper sweep status lr --json | jq '.rows[0].params'`
+    """
+    from spotkeeper.cli.sweeps import status as viewing
+
+    viewing.run(name, stack, viewing.Shown(every, as_csv, live, as_json))
+
+
+@app.command()
+def stop(name: Name, yes: Yes = False, stack: Stack = None, as_json: Json = False) -> None:
+    """End a search: cancel all its unfinished trials, and delete their machines, disks and checkpoints.
+
+    It asks for confirmation; without a terminal it refuses unless you pass `--yes`.
+
+    Example: `spotkeeper sweep stop lr`
+    """
+    from spotkeeper.cli.sweeps import stop as stopping
+
+    stopping.run(name, stack, yes=yes, as_json=as_json)
+
+
+@app.command()
+def rerun(
+    name: Name,
+    seed: Annotated[int, Option("--seed", metavar="N", min=0, max=2**32 - 1, help="The job's `seed`.")],
+    trial: Annotated[int | None, Option(metavar="N", min=0, help="Number of the trial. Default: the best.")] = None,
+    job_name: Annotated[
+        str | None, Option("--name", metavar="JOB", help="Name of the new job. Default: the trial's, -s and the seed.")
+    ] = None,
+    stack: Stack = None,
+    as_json: Json = False,
+) -> None:
+    """Train with the values of the best trial again, as an ordinary job to its end, with another seed.
+
+    Examples: `spotkeeper sweep rerun lr --seed 1`, `spotkeeper sweep rerun lr --trial 7 --seed 1 --name final`
+    """
+    from spotkeeper.cli.sweeps import rerun as rerunning
+
+    rerunning.run(name, seed, trial, job_name, stack, as_json=as_json)

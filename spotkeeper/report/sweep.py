@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.stack import Model, PoolState
-from spotkeeper.contract.sweep import Params
-from spotkeeper.contract.sweepfile import Cohort, SweepFile
+from spotkeeper.contract.sweep import Params, SweepState, order
+from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, trial_name
+from spotkeeper.report.job.lines import phase_word
+from spotkeeper.report.job.metrics import MetricColumns
+from spotkeeper.report.job.view import JobView
+from spotkeeper.report.text.words import sparkline
+
+NOT_SUBMITTED = "not submitted"
+CURVE_WIDTH = 24  # characters
 
 
 class RungPlan(Struct, frozen=True):
@@ -90,3 +100,162 @@ def steps_share(file: SweepFile, trials: int, rungs: Sequence[RungPlan]) -> floa
         steps, at = steps + rung.trials * (rung.step - at), rung.step
     whole = file.stop.halving.max
     return (steps + rungs[-1].continuing * (whole - at)) / (trials * whole)
+
+
+# -- trials
+
+
+class TrialView(Struct, frozen=True):
+    """A trial. Money is USD.
+
+    Attributes:
+        place: by what has been reported, 1 is best: trials that got further come first. None: no value yet.
+        state: `training`, `queued (3rd)`, `waits at step 100`, `succeeded`, `stopped` and the like.
+        rungs: comparisons that it has reached. ``rung``: step of the last one.
+        step: newest step that is known.
+        value: the metric at its end, else at its last rung, else the newest.
+        on_demand_only: the same machine-hours at on-demand prices.
+        curve: the metric over the steps, as block characters; "" if it was not read.
+    """
+
+    number: int
+    name: str
+    job: str
+    params: Params
+    state: str
+    place: int | None = None
+    rungs: int = 0
+    rung: int | None = None
+    step: int | None = None
+    value: float | None = None
+    spent: float = 0.0
+    on_demand_only: float = 0.0
+    curve: str = ""
+
+
+class RungView(Struct, frozen=True):
+    """A comparison: ``reached`` of the ``trials`` that are to reach it have reported; ``best``: the best value."""
+
+    step: int
+    trials: int
+    reached: int
+    best: float | None
+
+
+class SweepView(Struct, frozen=True):
+    """A search. Money is USD.
+
+    Attributes:
+        states: number of trials by state.
+        best: number of the best trial; None: no value yet.
+        whole_saved: what the trials that halving ended would still have cost, at their own cost per step to
+            `halving.max`; an estimate. None: the search does not halve.
+        missing: number of trials that are not submitted.
+        rows: the trials, the best first.
+    """
+
+    name: str
+    metric: str
+    goal: str
+    sampler: str
+    trials: int
+    states: dict[str, int]
+    rungs: tuple[RungView, ...]
+    best: int | None
+    spent: float
+    on_demand_only: float
+    whole_saved: float | None
+    max_usd: float | None
+    missing: int
+    rows: tuple[TrialView, ...]
+
+
+class TrialFacts(Struct, frozen=True):
+    """What is known of a trial's job beside its report: its view, and the metric's curve if it was read."""
+
+    view: JobView
+    curve: MetricColumns | None = None
+
+
+def sweep_view(
+    spec: SweepSpec, cohorts: Sequence[Cohort], state: SweepState, found: Mapping[int, TrialFacts]
+) -> SweepView:
+    """Return the view of a search. ``found``: of the submitted trials, by number."""
+    file = spec.file
+    rows = [_trial(spec, cohort, number, state, found.get(number)) for cohort in cohorts for number in cohort.numbers()]
+    ordered = sorted(rows, key=lambda row: (row.value is None, -row.rungs, order(row.value, file.goal), row.number))
+    placed = [
+        msgspec.structs.replace(row, place=None if row.value is None else place) for place, row in enumerate(ordered, 1)
+    ]
+    return SweepView(
+        name=file.name,
+        metric=file.metric,
+        goal=file.goal,
+        sampler=file.sampler,
+        trials=len(rows),
+        states=dict(Counter(_kind(row.state) for row in placed)),
+        rungs=_rungs(file, cohorts, state),
+        best=next((row.number for row in placed if row.place is not None), None),
+        spent=sum(row.spent for row in rows),
+        on_demand_only=sum(row.on_demand_only for row in rows),
+        whole_saved=_whole_saved(file, rows),
+        max_usd=cohorts[-1].max_usd if cohorts else None,
+        missing=sum(not row.job for row in rows),
+        rows=tuple(placed),
+    )
+
+
+def _trial(spec: SweepSpec, cohort: Cohort, number: int, state: SweepState, found: TrialFacts | None) -> TrialView:
+    file, report = spec.file, state.trial(number)
+    name, params = trial_name(file.name, number), cohort.values[number - cohort.first]
+    if found is None:
+        return TrialView(number, name, "", params, NOT_SUBMITTED)
+    view, curve, rungs = found.view, found.curve, len(report.values)
+    newest = None if curve is None or not curve.values else _finite(curve.values[-1])
+    reported = report.final if report.final is not None else report.values[-1] if rungs else newest
+    steps = [step for step in (view.step, curve.steps[-1] if curve and curve.steps else None) if step is not None]
+    return TrialView(
+        number=number,
+        name=name,
+        job=view.job,
+        params=params,
+        state=_state(file, view, rungs),
+        rungs=rungs + (report.final is not None),
+        rung=file.rungs()[rungs - 1] if 0 < rungs <= len(file.rungs()) else None,
+        step=max(steps, default=None),
+        value=None if reported is None else _finite(reported),
+        spent=view.money.spent,
+        on_demand_only=view.money.on_demand_only,
+        curve="" if curve is None else sparkline(curve.steps, curve.values, CURVE_WIDTH),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _state(file: SweepFile, view: JobView, rungs: int) -> str:
+    waits = view.hold is not None and view.hold.kind.value == "rung" and 0 < rungs <= len(file.rungs())
+    return f"waits at step {file.rungs()[rungs - 1]}" if waits else phase_word(view)
+
+
+def _kind(state: str) -> str:
+    """Return a state without its place in the queue or its step."""
+    return state.partition(" (")[0].partition(" at step")[0]
+
+
+def _rungs(file: SweepFile, cohorts: Iterable[Cohort], state: SweepState) -> tuple[RungView, ...]:
+    plans = [rung_plans(file, len(cohort.values)) for cohort in cohorts]
+    found = []
+    for at, step in enumerate(file.rungs()):
+        values = [report.values[at] for report in state.trials if len(report.values) > at]
+        known = sorted((value for value in values if value is not None), key=lambda value: order(value, file.goal))
+        found.append(RungView(step, sum(rungs[at].trials for rungs in plans), len(values), known[0] if known else None))
+    return tuple(found)
+
+
+def _whole_saved(file: SweepFile, rows: Iterable[TrialView]) -> float | None:
+    if file.stop is None:
+        return None
+    whole = file.stop.halving.max
+    return sum(row.spent * (whole / row.rung - 1.0) for row in rows if row.state == "stopped" and row.rung)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
@@ -9,9 +11,9 @@ from rich.text import Text
 
 from spotkeeper.contract.sweep import Params
 from spotkeeper.contract.sweepfile import Value, text
-from spotkeeper.report.sweep import PlanView
+from spotkeeper.report.sweep import PlanView, SweepView, TrialView
 from spotkeeper.report.text.render import fitting
-from spotkeeper.report.text.words import count, percent, usd
+from spotkeeper.report.text.words import count, percent, usd, value_word
 
 SHOWN = 20  # trials of a plan, unless JSON is wanted
 
@@ -62,3 +64,84 @@ def cost_line(view: PlanView) -> str:
         return f"{bound} at most {usd(view.max_usd)} (`max_usd`)" if view.max_usd is not None else bound
     all_of_them = "" if not view.rungs else f", and {usd(view.whole_usd or 0.0)} for all trials to their ends"
     return f"cost: at most {usd(view.at_most_usd)} at the highest on-demand price{all_of_them}{limit}"
+
+
+# -- trials
+
+COLUMNS = ("place", "trial", "job", "state", "rung", "step", "value", "spent", "on_demand_only", "curve")
+NUMBERS = frozenset({"place", "step", "value", "spent"})
+
+
+def column(name: str) -> str:
+    """Return the title of a parameter's column, which differs from those of the others."""
+    return f"{name} (param)" if name in COLUMNS else name
+
+
+def trial_row(view: TrialView, names: Iterable[str]) -> dict[str, str]:
+    """Return a trial's cells by title; ``names``: of the parameters."""
+    return {
+        "place": "-" if view.place is None else str(view.place),
+        "trial": view.name,
+        **{column(name): param_word(view.params.get(name)) for name in names},
+        "state": view.state,
+        "step": "-" if view.step is None else str(view.step),
+        "value": "-" if view.value is None else value_word(view.value),
+        "spent": usd(view.spent),
+    }
+
+
+def param_names(view: SweepView) -> list[str]:
+    """Return the names of all parameters that a trial has, in the order of the search's file as far as it is known."""
+    return list(dict.fromkeys(name for row in sorted(view.rows, key=lambda row: row.number) for name in row.params))
+
+
+def status(view: SweepView, most: int | None = SHOWN) -> RenderableType:
+    """The totals of a search, and its best trials; ``most``: how many, None: all."""
+    names = param_names(view)
+    rows = [{**trial_row(row, names), "curve": row.curve} for row in view.rows[:most]]
+    titles = [column(name) for name in names]
+    spare = ("curve", "step", "spent", *titles[2:])
+    parts: list[RenderableType] = [Text(line, style="bold" if not at else "") for at, line in enumerate(lines(view))]
+    parts += [Text(), fitting(rows, spare, NUMBERS | set(titles), f"spotkeeper sweep status {view.name} --csv")]
+    if (more := view.trials - len(rows)) > 0:
+        parts.append(Text(f"and {count(more, 'more trial')}: spotkeeper sweep status {view.name} --all", style="dim"))
+    return Group(*parts)
+
+
+def lines(view: SweepView) -> list[str]:
+    """The search in a few lines: states, comparisons, the best trial, money."""
+    states = ", ".join(f"{number} {state}" for state, number in sorted(view.states.items()))
+    found = [f"{view.name}: {count(view.trials, 'trial')}: {states}"]
+    for rung in view.rungs:
+        best = "" if rung.best is None else f", best {view.metric} {value_word(rung.best)}"
+        found.append(f"step {rung.step}: {rung.reached} of {rung.trials} have reported{best}")
+    best_row = next((row for row in view.rows if row.number == view.best), None)
+    if best_row is not None and best_row.value is not None:
+        values = ", ".join(f"{name} {param_word(value)}" for name, value in best_row.params.items())
+        found.append(f"best: {best_row.name} ({view.metric} {value_word(best_row.value)}): {values}")
+    found.append(money_line(view))
+    if view.missing:
+        found.append(f"{count(view.missing, 'trial')} not submitted: repeat the command that starts or extends it")
+    return found
+
+
+def money_line(view: SweepView) -> str:
+    limit = "" if view.max_usd is None else f" of {usd(view.max_usd)}"
+    text = f"spent: {usd(view.spent)}{limit}, on-demand the same machines would cost {usd(view.on_demand_only)}"
+    if view.whole_saved is None:
+        return text
+    return f"{text}; by halving it saves about {usd(view.whole_saved)} (the stopped trials to their ends)"
+
+
+def trials_csv(view: SweepView) -> str:
+    """All trials as CSV, the best first."""
+    out, names = io.StringIO(), param_names(view)
+    writer = csv.writer(out, lineterminator="\n")
+    columns = COLUMNS[:-1]
+    writer.writerow((*columns[:3], *map(column, names), *columns[3:]))
+    for row in view.rows:
+        cells: dict[str, object] = {name: getattr(row, name) for name in columns if name != "trial"}
+        cells |= {"trial": row.name, "spent": round(row.spent, 4), "on_demand_only": round(row.on_demand_only, 4)}
+        values = [text(row.params[name]) if name in row.params else "" for name in names]
+        writer.writerow((*(cells[name] for name in columns[:3]), *values, *(cells[name] for name in columns[3:])))
+    return out.getvalue().rstrip("\n")

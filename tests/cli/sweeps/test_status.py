@@ -1,0 +1,182 @@
+"""`sweep status`, `stop` and `rerun` on searches in several states."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spotkeeper.contract.job import RequestKind
+from spotkeeper.contract.record import Outcome
+from spotkeeper.contract.sweep import TrialReport
+from spotkeeper.reconcile.store.store import Store
+from tests.cli.conftest import Cli
+
+Over = Callable[..., None]
+Tell = Callable[[dict[int, TrialReport]], None]
+
+
+def view(cli: Cli, *more: str) -> Any:
+    done = cli("sweep", "status", "lr", "--json", *more)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.fixture
+def halved(store: Store, jobs: dict[int, str], over: Over, tell: Tell) -> dict[int, str]:
+    """Nine trials: six stopped at step 10, two at step 30, and one has ended."""
+    values = [0.9, 0.1, 0.8, None, 0.2, 0.7, 0.3, 0.6, 0.5]
+    reports = {number: TrialReport(number, (value,), over=True) for number, value in enumerate(values)}
+    reports[1] = TrialReport(1, (0.1, 0.4), over=True)
+    reports[4] = TrialReport(4, (0.2, 0.05), final=0.04, over=True)
+    reports[6] = TrialReport(6, (0.3, 0.3), over=True)
+    for number, job in jobs.items():
+        hours = {1: 3.0, 4: 9.0, 6: 3.0}.get(number, 1.0)
+        over(job, Outcome.SUCCEEDED if number == 4 else Outcome("stopped"), hours)
+    tell(reports)
+    return jobs
+
+
+stopped = pytest.mark.skipif("stopped" not in {one.value for one in Outcome}, reason="no trial stops yet")
+
+
+@stopped
+def test_trials_that_got_further_come_first(cli: Cli, halved: dict[int, str]) -> None:
+    told = view(cli)
+    assert [row["number"] for row in told["rows"]] == [4, 6, 1, 8, 7, 5, 2, 0, 3]
+    assert [row["place"] for row in told["rows"]] == [1, 2, 3, 4, 5, 6, 7, 8, None]
+    assert told["best"] == 4 and told["states"] == {"succeeded": 1, "stopped": 8}
+    assert [(rung["step"], rung["trials"], rung["reached"], rung["best"]) for rung in told["rungs"]] == [
+        (10, 9, 9, 0.1),
+        (30, 3, 3, 0.05),
+    ]
+    first, second = told["rows"][:2]
+    assert (first["value"], first["rungs"], first["rung"]) == (0.04, 3, 30)
+    assert (second["value"], second["rungs"], second["job"]) == (0.3, 2, halved[6])
+
+
+@stopped
+def test_money_is_compared_with_on_demand_and_with_all_trials_to_their_ends(cli: Cli, halved: dict[int, str]) -> None:
+    told = view(cli)
+    hours = 6 * 1.0 + 2 * 3.0 + 9.0
+    assert told["spent"] == pytest.approx(hours * 1.0)
+    assert told["on_demand_only"] == pytest.approx(hours * 3.0)
+    assert told["whole_saved"] == pytest.approx(6 * 1.0 * (90 / 10 - 1) + 2 * 3.0 * (90 / 30 - 1))
+    lines = cli("sweep", "status", "lr").out.splitlines()
+    assert lines[0] == "lr: 9 trials: 8 stopped, 1 succeeded"
+    assert lines[1:3] == [
+        "step 10: 9 of 9 have reported, best loss 0.1000",
+        "step 30: 3 of 3 have reported, best loss 0.05",
+    ]
+    assert lines[3].startswith("best: lr-0004 (loss 0.04): lr 0.")
+    assert lines[4] == (
+        "spent: $21.00 of $50.00, on-demand the same machines would cost $63.00; by halving it saves about $60.00 (the "
+        "stopped trials to their ends)"
+    )
+
+
+@stopped
+def test_rerun_trains_with_the_best_values_again(cli: Cli, store: Store, halved: dict[int, str]) -> None:
+    done = cli("sweep", "rerun", "lr", "--seed", "7", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    best, spec = store.read_spec(halved[4]), store.read_spec(told["job"])
+    assert best is not None and spec is not None
+    assert (spec.name, spec.seed, spec.trial) == ("lr-0004-s7", 7, None)
+    assert spec.params == best.params and spec.command == best.command
+    again = cli("sweep", "rerun", "lr", "--seed", "7")
+    assert again.code == 0 and f"lr-0004-s7: runs already, job {told['job']}" in again.out
+    other = cli("sweep", "rerun", "lr", "--seed", "7", "--trial", "2", "--name", "final")
+    assert other.code == 0 and other.out.startswith("final: submitted, job ")
+
+
+def test_a_new_search_has_no_best_trial(cli: Cli, jobs: dict[int, str]) -> None:
+    told = view(cli)
+    assert told["best"] is None and told["states"] == {"starting": 9} and told["spent"] == 0.0
+    assert [row["number"] for row in told["rows"]] == list(range(9))
+    assert {row["place"] for row in told["rows"]} == {None}
+    done = cli("sweep", "rerun", "lr", "--seed", "7")
+    assert done.code == 4 and "no trial has reported loss yet" in done.err
+
+
+def test_wrong_trials_and_names_of_a_rerun(cli: Cli, store: Store, jobs: dict[int, str]) -> None:
+    before = store.list("")
+    done = cli("sweep", "rerun", "lr", "--seed", "1", "--trial", "9")
+    assert done.code == 3 and "--trial 9: no such trial" in done.err and "lr has 0 to 8" in done.err
+    done = cli("sweep", "rerun", "lr", "--seed", "1", "--trial", "1", "--name", "No")
+    assert done.code == 2 and "No: no name of a job" in done.err
+    assert store.list("") == before
+
+
+def test_reports_in_any_state_are_shown(cli: Cli, store: Store, jobs: dict[int, str], over: Over, tell: Tell) -> None:
+    """A trial without a number, one that failed, one with another goal's better value, one that was never submitted."""
+    tell({0: TrialReport(0, (None,)), 1: TrialReport(1, (0.5,)), 2: TrialReport(2, (float("nan"),))})
+    over(jobs[3], Outcome.FAILED)
+    over(jobs[5], Outcome.CANCELLED)
+    store.delete("sweeps/lr/trials/000008")
+    told = view(cli)
+    assert told["missing"] == 1 and told["best"] == 1
+    states = {row["number"]: row["state"] for row in told["rows"]}
+    assert (states[3], states[5], states[8]) == ("failed", "cancelled", "not submitted")
+    assert told["states"] == {"starting": 6, "failed": 1, "cancelled": 1, "not submitted": 1}
+    assert "1 trial not submitted" in cli("sweep", "status", "lr").out
+
+
+def test_csv_has_a_line_for_each_trial(cli: Cli, store: Store, jobs: dict[int, str]) -> None:
+    done = cli("sweep", "status", "lr", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert len(rows) == 9 and [row["trial"] for row in rows] == [f"lr-000{number}" for number in range(9)]
+    (cohort,) = store.list_cohorts("lr")
+    for row, values in zip(rows, cohort.values, strict=True):
+        assert float(row["lr"]) == values["lr"] and row["state (param)"] == values["state"]
+        assert row["state"] == "starting" and row["place"] == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("rl",), 3, "rl: no such search"),
+        (("lr", "--csv", "--json"), 2, "--csv, --json and --watch exclude each other"),
+        (("lr", "--watch"), 2, "--watch needs a terminal"),
+    ],
+)
+def test_wrong_options(cli: Cli, jobs: dict[int, str], argv: tuple[str, ...], code: int, message: str) -> None:
+    done = cli("sweep", "status", *argv)
+    assert (done.code, done.out) == (code, "") and message in done.err
+
+
+def test_without_a_name_all_searches_are_listed(cli: Cli, store: Store) -> None:
+    assert cli("sweep", "status").out == "the stack prod has no searches\n"
+    assert json.loads(cli("sweep", "status", "--json").out) == []
+
+
+def test_the_names_of_searches(cli: Cli, jobs: dict[int, str]) -> None:
+    assert cli("sweep", "status").out == "lr\n"
+
+
+# -- stop
+
+
+def test_stop_cancels_the_unfinished_trials(cli: Cli, store: Store, jobs: dict[int, str], over: Over) -> None:
+    over(jobs[0], Outcome.SUCCEEDED)
+    refused = cli("sweep", "stop", "lr")
+    assert refused.code == 4 and "lr: this ends 8 trials" in refused.err and "sweep stop lr --yes" in refused.err
+    assert not any(store.list_requests(job) for job in jobs.values())
+    done = cli("sweep", "stop", "lr", "--yes", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["cancelled"] == {str(at): job for at, job in jobs.items() if at}
+    asked = {at: [request.kind for request in store.list_requests(job)] for at, job in jobs.items()}
+    assert asked == {at: [RequestKind.CANCEL] if at else [] for at in jobs}
+
+
+def test_a_search_without_unfinished_trials_has_nothing_to_stop(
+    cli: Cli, store: Store, jobs: dict[int, str], over: Over
+) -> None:
+    for job in jobs.values():
+        over(job, Outcome.FAILED)
+    done = cli("sweep", "stop", "lr")
+    assert (done.code, done.out) == (0, "lr: no trial is unfinished\n")
