@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 from spotkeeper.client import lookup
 from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.client.sweep import Sweep
-from spotkeeper.contract.record import Record
+from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import TrialReport
 from spotkeeper.reconcile.store.documents import CorruptError
@@ -42,10 +43,21 @@ def read_view(
 
 
 def read_facts(
-    store: Store, sweep: Sweep, stack: StackState | None, now: float, site: Site = CLOUD, curves: bool = True
+    store: Store,
+    sweep: Sweep,
+    stack: StackState | None,
+    now: float,
+    site: Site = CLOUD,
+    curves: bool = True,
+    known: Mapping[int, TrialFacts] = MappingProxyType({}),
 ) -> dict[int, TrialFacts]:
-    """Return what is known of each submitted trial's job; a job whose record cannot be read is left out."""
-    records = trial_records(store, sweep, sweep.jobs)
+    """Return what is known of each submitted trial's job; a job whose record cannot be read is left out.
+
+    Args:
+        known: the result of an earlier call; what has ended is not read again.
+    """
+    settled = {number: one for number, one in known.items() if one.view.phase is Phase.DONE}
+    records = trial_records(store, sweep, sweep.jobs.keys() - settled.keys())
     waiting = {record.job: record.name for record in records.values() if lookup.may_wait(record)}
     queue, prices = lookup.queue_of(store, stack, now, waiting), lookup.prices_of(store, stack)
     state = store.read_sweep(sweep.name).value
@@ -56,7 +68,7 @@ def read_facts(
         return TrialFacts(view, read_curve(store, view.job, sweep.spec.file.metric) if wanted else None)
 
     with ThreadPoolExecutor(lookup.READS) as pool:
-        return dict(zip(records, pool.map(facts, records), strict=True))
+        return settled | dict(zip(records, pool.map(facts, records), strict=True))
 
 
 def trial_records(store: Store, sweep: Sweep, numbers: Iterable[int]) -> dict[int, Record]:

@@ -94,6 +94,7 @@ class JobFeed:
         self.allocation = Allocation()
         self.queue: Queue | None = None  # None: nothing was read yet
         self.prices: dict[str, Prices] = {}
+        self.sweeps: tuple[str, ...] = ()  # names of all searches
         self.site: Site = CLOUD
         self.observed: dict[str, tuple[Observation, ...]] = {}  # by pool, of 90 days
         self.trouble = ""  # why the last round failed
@@ -188,6 +189,7 @@ class JobFeed:
         self.prices = lookup.prices_of(self.store, self.stack)
         self.allocation = self.store.read_allocation().value
         self.queue = self._read_queue(self.stack)
+        self.sweeps = self.store.list_sweeps()
 
     def _read_queue(self, stack: StackState) -> Queue:
         queue = Queue(self.allocation, stack, self.now())

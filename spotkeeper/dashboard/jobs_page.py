@@ -12,6 +12,7 @@ from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.report.html import jobs as rows
 from spotkeeper.report.html.markup import el, fact, join
+from spotkeeper.report.html.sweep import links
 from spotkeeper.report.job.lines import matches, phase_word
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.text.words import count, saved, usd
@@ -50,6 +51,7 @@ class JobsPage(Page):
             html(el("h1", "Jobs"), classes="q-mb-md")
             with card():
                 self._sums = html(classes="facts")
+                self._sweeps = html(classes="small")
             with card():
                 with ui.row().classes("items-center w-full q-mb-sm"):
                     ui.input("Search", placeholder="name, owner, zone, model", on_change=self._search).props(
@@ -130,6 +132,7 @@ class JobsPage(Page):
         self._before.set_enabled(self._at > 0)
         self._after.set_enabled(first + PER_PAGE < len(found))
         put(self._sums, self._totals(found))
+        put(self._sweeps, links(self.feed.sweeps) or "")
         lost = [
             el("div", f"{job}: unreadable, so not reconciled: {why}", class_="note bad") for job, why in self._lost()
         ]

@@ -9,6 +9,7 @@ from spotkeeper.dashboard.feed import JobFeed
 from spotkeeper.dashboard.job_page import JobPage
 from spotkeeper.dashboard.jobs_page import JobsPage
 from spotkeeper.dashboard.stack_page import StackPage
+from spotkeeper.dashboard.sweep_page import SweepPage
 
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#2f6fed"/>'
@@ -27,6 +28,11 @@ def register(feed: JobFeed, commands: Commands) -> None:
     @ui.page("/jobs/{word}", title="Job - Spotkeeper")
     async def job(client: Client, word: str) -> None:
         page = JobPage(feed, client, commands, word[:64])
+        await page.ready()
+
+    @ui.page("/sweeps/{name}", title="Search - Spotkeeper")
+    async def sweep(client: Client, name: str) -> None:
+        page = SweepPage(feed, client, name[:64])
         await page.ready()
 
     @ui.page("/stack", title="Stack - Spotkeeper")
