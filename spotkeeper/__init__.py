@@ -18,7 +18,19 @@ from spotkeeper.version import __version__
 if TYPE_CHECKING:
     from spotkeeper.train import Run, attach
 
-__all__ = ["Run", "__version__", "attach"]
+__all__ = ["Run", "__version__", "attach", "params"]
+
+
+def params() -> dict[str, bool | int | float | str]:
+    """Return the values that the job file (``params``) or a search gives the script; {} outside a job.
+
+    A script that trains alone, too, gives its own defaults::
+
+        lr = spotkeeper.params().get("lr", 1e-3)
+    """
+    from spotkeeper.train.core import settings
+
+    return settings.params()
 
 
 def __getattr__(name: str) -> Any:

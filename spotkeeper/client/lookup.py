@@ -266,7 +266,7 @@ def _crash_log(store: Store, record: Record, ledger: Sequence[Entry]) -> tuple[t
     During the next generation the cause is returned. Later both are empty, because the job has recovered.
     """
     crash = last_crash(ledger)
-    if crash is None or record.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) or record.gen > crash.gen + 1:
+    if crash is None or record.outcome not in (None, Outcome.FAILED) or record.gen > crash.gen + 1:
         return (), ()
     hung = any(entry.event is Event.CRASH and (entry.gen, entry.cause) == (crash.gen, HANG) for entry in ledger)
     if hung or record.gen > crash.gen:

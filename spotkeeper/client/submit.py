@@ -92,7 +92,7 @@ def submit(
     if earlier is not None:
         job, record = earlier
         if record is not None:
-            held = record.phase is Phase.HOLD and record.hold is not Hold.QUEUE
+            held = record.hold is not None and not record.hold.passes
             return Submitted(job, spec.name, new=False, on_hold=record.reason if held else None)
     else:
         job = job or new_job_id()

@@ -115,6 +115,8 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     recalls: tuple[Past, ...] = ()  # when machines were taken from it within the last day, oldest first
     barred: tuple[str, ...] = ()  # jobs of the same class that took its machines: it takes none from them
     gap: str = ""  # the waiting job in front of which this one runs; that job may take the room back
+    sweep: str = ""  # the search of which it is a trial
+    parallel: Annotated[int, Meta(ge=0)] = 0  # most trials of that search that have machines
     whom: str = ""  # the job for which its machines were taken
 
     @property

@@ -6,7 +6,9 @@ A fact is a create-only object; its key is its whole content:
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from enum import Enum
 
 from msgspec import Struct
@@ -20,6 +22,7 @@ class Kind(str, Enum):
     REPRIEVE = "reprieve"  # value: the withdrawn notice's deadline
     RELEASED = "released"  # value: newest committed step. The job's processes of `gen` stopped after a save-and-stop
     FREED = "freed"  # value: disk number or "0". The disk is unmounted; the agent will not use it again
+    RUNG = "rung"  # value: :class:`Rung`. A trial of a search has saved at its rung's step, or ended well
     EXIT = "exit"  # value: exit code. The job's processes of `gen` ended by themselves (0: done)
     FAILED = "failed"  # value: :class:`Failure`. When the machine's first worker failed, and whether because of a peer
     HERE = "here"  # value: the document version of the roll call that this answers
@@ -88,7 +91,31 @@ class Fact(Struct, frozen=True, gc=False):
 
 # -- values of facts
 
+
+class Rung(Struct, frozen=True):
+    """The value of a RUNG fact: how far a trial has come, and its metric there; None: it reported no number.
+
+    Only the machine of rank 0 knows the metric.
+    """
+
+    step: int
+    value: float | None
+
+    def __str__(self) -> str:
+        return f"{self.step}-{'none' if self.value is None else struct.pack('>d', self.value).hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Rung | None:
+        """Return what the text encodes; None if it is invalid."""
+        found = _RUNG.match(text)
+        if found is None:
+            return None
+        number = None if found[2] == "none" else struct.unpack(">d", bytes.fromhex(found[2]))[0]
+        return cls(int(found[1]), number if number is not None and math.isfinite(number) else None)
+
+
 HANG = "hang"  # cause of a roll call, and of the crash that may follow
+_RUNG = re.compile(r"(\d{1,13})-([0-9a-f]{16}|none)\Z")
 _HUNG = re.compile(r"(\d{1,15})-(\d{1,12})\Z")
 _ANSWER = re.compile(r"(\d{1,12})-([a-z]+)-(\d{1,4})\Z")
 _FAILURE = re.compile(r"(own|peer)-(\d{1,15})-(\d{1,4})\Z")

@@ -113,6 +113,8 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     mirror: MirrorRun | None = None  # None: no copies
     secrets: dict[str, str] = {}  # variable -> reference; the machine reads the value with the job's identity
     hang: HangRun | None = None  # None: the job never counts as hung
+    until: int | None = None  # step after which a trial of a search saves and stops; None: never
+    metric: str = ""  # by which a search compares its trials; "": the job is no trial
     log_bytes: int | None = None  # that a node's log may take in the bucket; None: from an older function, no limit
 
 

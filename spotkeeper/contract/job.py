@@ -16,6 +16,7 @@ from spotkeeper.contract.stack import PoolState, StackState, TeamState
 from spotkeeper.contract.sweep import Params, Trial
 
 HOLD_DAYS = 14.0
+PARAMS = "SPOTKEEPER_PARAMS"  # variable of a job's processes with the job file's ``params``, as JSON
 PRIORITIES = ("low", "normal", "high")  # a claim has the index
 # Assumed duration of a start until one is measured: the machine's boot, its data disk, Python and torch, the first
 # batch. No boot times by cloud or machine type are published. Starts of training jobs on new machines are reported as

@@ -42,6 +42,7 @@ class Event(str, Enum):
     LAG = "lag"  # a node's machine slows the others down: its own step time is far above the median node's
     KEEPS_UP = "keepsup"  # the machine no longer lags
     LIMIT = "limit"  # a limit on spending or launches is reached: no machine is requested for now
+    RUNG = "rung"  # a trial of a search has reached the step at which the search compares its trials
     HOLD = "hold"
     RESUME = "resume"
     SHELL = "shell"  # a person opened a shell on a machine

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.stack import Model
+from spotkeeper.contract.sweep import Trial
 
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
 PROBE = "probe"  # the cause of an attempt: a machine beside one that trains, to learn whether an offer has capacity
@@ -48,6 +49,7 @@ class Outcome(str, Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    STOPPED = "stopped"  # a trial of a search that others have beaten, or whose search has spent its money
 
 
 class Hold(str, Enum):
@@ -65,6 +67,7 @@ class Hold(str, Enum):
     SPEND    the job has spent its ``max_usd``              resume, which allows the same amount again;
                                                             the job ends after ``hold_days``
     QUEUE    its machines went to another job               a reservation, by the queue
+    RUNG     a trial of a search waits for the others       the last report of the rung
     ======== ============================================== ===================================
 
     Each resume can bring other files: a corrected script, another ``max_usd``.
@@ -76,6 +79,12 @@ class Hold(str, Enum):
     FAILURE = "failure"
     SPEND = "spend"
     QUEUE = "queue"
+    RUNG = "rung"
+
+    @property
+    def passes(self) -> bool:
+        """Whether the hold ends once other jobs have done something: no person needs to resume the job."""
+        return self in (Hold.QUEUE, Hold.RUNG)
 
 
 class SlotState(str, Enum):
@@ -213,6 +222,25 @@ class Fetch(Struct, frozen=True):
     nodes: tuple[int, ...]
 
 
+class TrialProgress(Struct, frozen=True, omit_defaults=True):
+    """How far a trial of a search has come (``decide/gang/rungs.py``)."""
+
+    of: Trial
+    rung: int = 0  # rungs after which it has continued
+    values: tuple[float | None, ...] = ()  # its metric at each rung that it has reached
+    reached_at: Past = 0.0  # when it reached the last of them
+    final: float | None = None  # its metric when it had trained to its end
+
+    @property
+    def until(self) -> int | None:
+        """The step at which it stops and waits; None: it trains to its end."""
+        return self.of.rungs[self.rung] if self.rung < len(self.of.rungs) else None
+
+    @property
+    def reached(self) -> bool:
+        return len(self.values) > self.rung
+
+
 class Record(Struct, frozen=True, omit_defaults=True):
     """A job's record, ``jobs/<job>/rec``."""
 
@@ -266,6 +294,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     asked: int | None = None  # number of nodes that a user wants since the last resize; None: all
     size: int | None = None  # number of nodes since the last resize, by a user or by the queue; None: all
     parked: tuple[int, ...] = ()  # nodes without a machine after a resize; (): the highest-numbered ones
+    trial: TrialProgress | None = None  # None: the job is no trial of a search
     outbox: tuple[Entry, ...] = ()  # ledger entries of this version's change, written before the next change
 
     @property

@@ -39,6 +39,7 @@ class TrialReport(Struct, frozen=True, omit_defaults=True):
     final: float | None = None  # the metric's last value, of a trial that is over
     over: bool = False  # it has ended, and reports nothing more
     spent: float = 0.0  # USD, estimated
+    job: str = ""
 
 
 class SweepState(Struct, frozen=True, omit_defaults=True):

@@ -76,7 +76,8 @@ def _stack(reading: StackReading) -> Iterator[Metric]:
     reasons = Counter(one.record.hold for one in reading.jobs if state_of(one) == "hold")
     held = _gauge(
         "jobs_on_hold",
-        "Jobs on hold by reason. Those held for cloud or capacity are retried, the others wait for a resume.",
+        "Jobs on hold by reason. Those held for cloud or capacity are retried, trials at a rung wait for the others of "
+        "their search, and the rest wait for a resume.",
         ["reason"],
     )
     for why in Hold:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import random
 import uuid
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -32,7 +34,7 @@ from spotkeeper.contract.cloud import (
     Vm,
     VmStatus,
 )
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import Kind, Rung
 from spotkeeper.contract.generation import DocState, FactIn, FetchOrder, Generation, JobRun, Progress, Role, Sync
 from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
@@ -140,13 +142,14 @@ class World:
         self.made: list[tuple[float, Action, Result]] = []
         self.started: list[tuple[int, Commit | None]] = []  # what each generation was restored from
         self.newests: dict[str, Commit] = {}
-        self.bucket: list[Commit] = []  # copies of checkpoints that are complete
+        self.buckets: dict[str, list[Commit]] = defaultdict(list)  # copies of checkpoints that are complete, by job
         self.copies = True  # False: no upload comes through
         self.rotten: set[Commit] = set()  # of them, those of which no fetch succeeds
         self.fetch_s = 5.0
         self.step_s: float | None = None  # as agents report it
         self.saves = True  # False: a script that never saves
         self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
+        self.value: Callable[[str, int], float | None] = lambda job, step: None  # of a trial's metric
         self.crashing = 0  # the next generations whose node 0 exits with 1
         self.signs: dict[int, str] = {}  # of broken hardware, by node, that a crash leaves
         self.next_tick = self.t
@@ -164,18 +167,19 @@ class World:
         """By the clock of whichever function runs; agents and the cloud have ``t``."""
         return self.t + self.ahead
 
-    def submit(self, job: str = JOB) -> None:
+    def submit(self, job: str = JOB, spec: JobSpec | None = None) -> None:
+        spec = spec or self.spec
         record = Record(
             job=job,
             uid=str(uuid.UUID(int=zlib_int(job))),
             name=f"job-{job}",
             spec_sha256="",
             created=self.t,
-            nodes=(Node(),) * self.spec.size().max,
-            keep_disks=self.spec.keep_disks,
+            nodes=(Node(),) * spec.size().max,
+            keep_disks=spec.keep_disks,
             nonce="submitted",
         )
-        self.store.put_spec(job, self.spec)
+        self.store.put_spec(job, spec)
         self.store.set_active(job)
         assert self.store.create_record(record)
         self.round(job)
@@ -188,7 +192,7 @@ class World:
     def until(self, condition: object, limit_s: float = 1200.0) -> None:
         end = self.t + limit_s
         while not condition():  # type: ignore[operator]
-            assert self.t < end, f"not within {limit_s:.0f} s: {self.record()}"
+            assert self.t < end, f"not within {limit_s:.0f} s: {[*map(self.record, self.store.active_jobs())]}"
             self.step()
 
     def step(self) -> None:
@@ -213,6 +217,10 @@ class World:
     @property
     def newest(self) -> Commit | None:
         return self.newests.get(JOB)
+
+    @property
+    def bucket(self) -> list[Commit]:
+        return self.buckets[JOB]
 
     def record(self, job: str = JOB) -> Record:
         held = self.store.read_record(job)
@@ -539,6 +547,7 @@ class Agent:
             self.notice = self.reprieved = None
         self._mount()
         self._fetch()
+        self._copy_at_rung()
         steady = self.role is Role.MEMBER and self.alive and not self.outbox and self.notice is None
         if world.t - self.polled >= (5.0 if steady and self.doc and self.doc.state is DocState.RUN else 1.0):
             self.sync()
@@ -663,7 +672,7 @@ class Agent:
         if self.fetches is None or self.mounted is None or self.world.t < self.fetches[1]:
             return
         commit, text = self.fetches[0], "{}-{}".format(*self.fetches[0])
-        if commit in self.world.rotten or commit not in self.world.bucket:
+        if commit in self.world.rotten or commit not in self.world.buckets[self.job or ""]:
             self.say(Kind.UNMIRRORED, 0, text)
             return
         held = self.mounted.held.setdefault(self.job or "", [])
@@ -679,8 +688,8 @@ class Agent:
         if every is None or lowest is not self or self.commit is None or not self.world.copies:
             return
         if self.mirrored_at is None or self.world.t // every > self.mirrored_at // every:
-            if self.commit not in self.world.bucket:
-                self.world.bucket.append(self.commit)
+            bucket = self.world.buckets[self.job or ""]
+            bucket += [] if self.commit in bucket else [self.commit]
             self.say(Kind.MIRRORED, self.gen, "{}-{}".format(*self.commit))
 
     def gang_step(self, agents: list[Agent]) -> None:
@@ -706,6 +715,10 @@ class Agent:
             return
         if self.step_no == world.loop_steps:
             return
+        until = self.run.until if self.run is not None else None
+        if until is not None and self.step_no >= until:
+            self._reach(agents)
+            return
         for agent in agents:
             agent.step_no += 1
         if world.saves and (self.step_no % 10 == 0 or self.step_no == world.loop_steps):
@@ -713,7 +726,38 @@ class Agent:
         if self.step_no >= world.steps:
             for agent in agents:
                 agent.alive = False
+                agent._say_rung(agents)
                 agent.say(Kind.EXIT, agent.gen, "0")
+
+    def _reach(self, agents: list[Agent]) -> None:
+        """A trial's step at which its search compares: save, report, stop, and copy the checkpoint."""
+        if self.commit != (self.gen, self.step_no) and self.step_no not in {s for _, s in self._held()}:
+            self._commit(agents)
+        for agent in agents:
+            agent.alive = False
+            agent._say_held(agent.gen)
+            agent._say_rung(agents)
+            agent.say(Kind.RELEASED, agent.gen, str(agent.step_no))
+
+    def _say_rung(self, agents: list[Agent]) -> None:
+        if self.run is not None and self.run.metric:
+            lowest = self is min(agents, key=lambda agent: agent.node)
+            value = self.world.value(self.job or "", self.step_no) if lowest else None
+            self.say(Kind.RUNG, self.gen, str(Rung(self.step_no, value)))
+
+    def _held(self) -> list[Commit]:
+        return [] if self.mounted is None else self.mounted.held.get(self.job or "", [])
+
+    def _copy_at_rung(self) -> None:
+        """Once its processes have ended at a rung, the lowest node copies the newest checkpoint at once."""
+        doc, run = self.doc, self.run
+        waits = doc is not None and doc.state in (DocState.RUN, DocState.ROLL_CALL) and doc.gen == self.gen
+        if not waits or self.alive or run is None or run.until is None or run.mirror is None or not self._held():
+            return
+        if doc is not None and self.machine.vm.uid == doc.members[0].uid and self.world.copies:
+            newest, bucket = max(self._held()), self.world.buckets[self.job or ""]
+            bucket += [] if newest in bucket else [newest]
+            self.say(Kind.MIRRORED, self.gen, "{}-{}".format(*newest))
 
     def _restore(self, agents: list[Agent]) -> None:
         """The newest commit on a disk that a member writes to; the promise is that there is no newer one."""

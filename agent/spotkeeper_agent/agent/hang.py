@@ -37,7 +37,7 @@ BUSY_SHARE = 0.01  # of a core; a process that uses less merely polls
 SAMPLES = 20  # samples of processor time within the idle limit
 STACKS_S = 20.0  # real, for all stack traces of a machine
 STALE_S = 120.0  # real; older stack traces are no answer to a roll call
-_OVER = (RunPhase.STOPPING, RunPhase.STOPPED)  # the run is ending, and a stop has its own deadline
+_OVER = (RunPhase.STOPPING, RunPhase.STOPPED, RunPhase.REACHED)  # the run is ending, and a stop has its own deadline
 
 
 @dataclass

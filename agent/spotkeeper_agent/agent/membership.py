@@ -286,6 +286,9 @@ class Membership:
         self._reported = ending.gen
         if ending.commit is not None:
             self._components.mounting.wrote(ending.commit, ending.gen)
+        run, rung = self._machine.saved.run, ending.rung
+        if run is not None and run.metric and rung is not None:
+            self._machine.say(Kind.RUNG, str(rung), gen=ending.gen)
         if ending.stopped:
             self._machine.say(Kind.RELEASED, self._step(ending.commit), gen=ending.gen)
         else:

@@ -124,6 +124,10 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
         ours |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": str(run.overhead_percent)}
     if run.peers_mb_s is not None:
         ours["SPOTKEEPER_PEERS_MB_S"] = str(run.peers_mb_s)
+    if run.metric:
+        ours["SPOTKEEPER_METRIC"] = run.metric
+    if run.until is not None:
+        ours["SPOTKEEPER_UNTIL"] = str(run.until)
     if run.max_world is not None:
         ours["SPOTKEEPER_MAX_WORLD"] = str(run.max_world)
     if doc.mean_life_s is not None:

@@ -78,24 +78,32 @@ class Mirroring:
         full = child is not None and child.control.fault is Fault.DISK_FULL
         if want is None or doc is None or full or mounting.number is None or not _copies(doc, machine.node):
             self._give_up()
-        elif child is None or child.saving or not _calm(machine, doc):
+        elif not (_rests(machine, doc, child) or (child is not None and not child.saving and _calm(machine, doc))):
             if self._upload is not None:
                 self._upload.stop.set()  # parts in the bucket stay, and a later try continues there
         elif self._upload is None:
-            self._begin(machine, child, want, doc)
+            commit = mounting.newest if child is None else child.control.commit
+            self._begin(machine, commit, want, doc, at_once=child is None)
         elif not self.helper.busy(UP) and time.monotonic() >= self._trouble[1]:
             self._upload.stop.clear()
             self._send(self._upload)
 
-    def _begin(self, machine: MachineState, child: Child, want: MirrorRun, doc: Generation) -> None:
-        """Begin to copy the newest checkpoint, once per interval.
+    def _begin(
+        self, machine: MachineState, commit: Commit | None, want: MirrorRun, doc: Generation, *, at_once: bool
+    ) -> None:
+        """Begin to copy the newest checkpoint: once per interval, and at once if the job waits for that.
 
         Intervals begin at the same time on all nodes, so that all nodes choose the same checkpoint.
         """
-        commit, now = child.control.commit, self._clock.now()
+        now = self._clock.now()
         turn, (known, known_at) = int(now // want.every_s), self._known
         early = turn == self._turn or (known_at is not None and turn <= int(known_at // want.every_s))
-        if commit is None or early or commit == self._tried or (known is not None and commit <= known):
+        if (
+            commit is None
+            or (early and not at_once)
+            or commit == self._tried
+            or (known is not None and commit <= known)
+        ):
             return
         if machine.job is None:
             return
@@ -221,6 +229,13 @@ def _copies(doc: Generation, node: int) -> bool:
     """Whether this node uploads copies: with sharded state every node with a disk, otherwise the lowest such node."""
     writers = [member.node for member in doc.members if member.disk]
     return node in writers and (not doc.replicated or node == min(writers))
+
+
+def _rests(machine: MachineState, doc: Generation, child: Child | None) -> bool:
+    """Whether a trial of a search has ended its generation here: once its checkpoint is copied, its machines go."""
+    run = machine.saved.run
+    trial = run is not None and run.until is not None and doc.state in (DocState.RUN, DocState.ROLL_CALL)
+    return trial and child is None and machine.saved.ended == doc.gen and machine.saved.notice is None
 
 
 def _calm(machine: MachineState, doc: Generation) -> bool:

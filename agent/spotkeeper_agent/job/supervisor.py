@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from spotkeeper.contract.facts import Failure
+from spotkeeper.contract.facts import Failure, Rung
 from spotkeeper.contract.generation import Generation, JobRun
 from spotkeeper.train.agent_link.control import (
     NAME,
@@ -24,6 +24,7 @@ from spotkeeper.train.agent_link.control import (
     AgentRequest,
     Commit,
     Control,
+    Outcome,
     RunPhase,
     RunResult,
     read_result,
@@ -44,6 +45,8 @@ NEED_MOST_S = 3600.0  # real; upper limit of the save time that the job reports,
 UNATTACHED_S = 15.0  # real; imports take seconds
 SWEEP_S = 2.0  # real; time for SIGKILL to take effect
 KEPT_RUNS = 3  # number of generations with kept folders, for their logs
+
+_OUTCOMES: dict[RunPhase, Outcome] = {RunPhase.STOPPED: "stopped", RunPhase.REACHED: "reached"}
 
 
 class Stop(Enum):
@@ -109,8 +112,16 @@ class Ending:
         if self.code == NO_RESTART:
             return False
         if self.result is not None:
-            return self.result.outcome == "stopped"
+            return self.result.outcome != "done"
         return self.asked
+
+    @property
+    def rung(self) -> Rung | None:
+        """How far a trial of a search has come, if it has saved at its rung's step or ended well."""
+        result = self.result
+        if result is None or not (self.well or (self.stopped and result.outcome == "reached")):
+            return None
+        return Rung(result.step, result.value)
 
 
 class Supervisor:
@@ -263,8 +274,8 @@ class Supervisor:
         result = read_result(child.folder)
         if result is not None and result.gen != child.gen:
             result = None
-        if result is None and child.control.state is RunPhase.STOPPED:  # /run is full: only the control file has it
-            result = RunResult("stopped", child.gen, child.control.step, child.control.commit)
+        if result is None and (outcome := _OUTCOMES.get(child.control.state)):  # /run is full: the control file has it
+            result = RunResult(outcome, child.gen, child.control.step, child.control.commit)
         codes = exit_codes(child.folder)
         if NO_RESTART in codes:
             code = NO_RESTART
@@ -318,7 +329,7 @@ class Supervisor:
             return False
         child.workers_done = child.workers_done or now
         result = read_result(child.folder)
-        stopped = child.saving or (result is not None and result.outcome == "stopped")
+        stopped = child.saving or (result is not None and result.outcome != "done")
         return now - child.workers_done > (LINGER_S if stopped else DONE_LINGER_S)
 
     def _forget_old(self, folder: Path) -> None:

@@ -120,7 +120,7 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
             "Resume",
             "The job requests machines and continues from its newest checkpoint.",
             plain(RequestKind.RESUME),
-            offered=lambda record: record.phase is Phase.HOLD and record.hold is not Hold.QUEUE,
+            offered=lambda record: record.hold is not None and not record.hold.passes,
         ),
         "resize": Action(
             "Resize",

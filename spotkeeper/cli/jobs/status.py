@@ -224,6 +224,8 @@ def _failed(store: Store, record: Record, code: Exit) -> CliError:
         return CliError(f"{who} failed and is on hold", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
     if held is not None and held.value.outcome is Outcome.CANCELLED:
         return CliError(f"{who} was cancelled", code)
+    if held is not None and held.value.outcome is Outcome.STOPPED:
+        return CliError(f"{who} was stopped by its search: {held.value.reason}", code)
     return CliError(f"{who} did not succeed", code, f"spotkeeper logs {record.job}")
 
 

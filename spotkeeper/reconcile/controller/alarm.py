@@ -15,6 +15,7 @@ from spotkeeper.contract import codec
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.redact import redact
 from spotkeeper.contract.stack import TICK_PATH, TickNote, tick_note
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store.documents import CorruptError, NewerError, Versioned
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -38,6 +39,15 @@ def readable_allocation(store: Store) -> Versioned[Allocation] | None:
     """Return the allocation. If it is unreadable, log an alarm and return None: which grants exist is then unknown."""
     try:
         return store.read_allocation()
+    except CorruptError as error:
+        unreadable(store, error)
+        return None
+
+
+def readable_sweep(store: Store, name: str) -> Versioned[SweepState] | None:
+    """Return a search's state. If it is unreadable, log an alarm and return None: its trials then wait as they are."""
+    try:
+        return store.read_sweep(name)
     except CorruptError as error:
         unreadable(store, error)
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Concatenate, ParamSpec, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from spotkeeper.contract import names
@@ -27,8 +28,8 @@ from spotkeeper.contract.generation import (
     Sync,
     SyncReply,
 )
-from spotkeeper.contract.job import JobSpec
-from spotkeeper.contract.record import Phase, Record, Slot, SlotState
+from spotkeeper.contract.job import PARAMS, JobSpec
+from spotkeeper.contract.record import Phase, Record, Slot, SlotState, TrialProgress
 from spotkeeper.contract.stack import StackState
 
 PORT_BLOCK = 64  # ports of a job from its `port_base`, one per generation: processes of older ones cannot connect
@@ -185,14 +186,15 @@ def nproc(spec: JobSpec | None, stack: StackState, pool_name: str) -> int:
     return pool.nproc if pool is not None else 1
 
 
-def job_run(spec: JobSpec, count: int) -> JobRun:
-    """Return what a node needs to run the job, with ``count`` processes on it."""
+def job_run(spec: JobSpec, count: int, trial: TrialProgress | None = None) -> JobRun:
+    """Return what a node needs to run the job, with ``count`` processes on it. ``trial``: its part in a search."""
     size, mirror = spec.size(), spec.checkpoint.mirror
+    params = {PARAMS: msgspec.json.encode(spec.params).decode()} if spec.params else {}
     return JobRun(
         name=spec.name,
         command=spec.command,
         source_sha256=spec.source_sha256,
-        env=dict(spec.env),
+        env=spec.env | params,
         secrets=dict(spec.secrets),
         python=spec.python,
         requirements=spec.requirements or "",
@@ -209,6 +211,8 @@ def job_run(spec: JobSpec, count: int) -> JobRun:
         seed=spec.seed,
         max_world=size.max * count if size.min < size.max else None,
         hang=_hang(spec),
+        until=trial.until if trial is not None else None,
+        metric=trial.of.metric if trial is not None else "",
         log_bytes=(spec.logs.keep_mb << 20) // size.max,
         mirror=MirrorRun(60.0 * mirror.every_min, 1e6 * mirror.mb_s) if mirror is not None else None,
     )
@@ -251,7 +255,7 @@ def reply(
         attempt=where.attempt,
         disk=_disk(record, where) if what is not Role.SUPERSEDED else None,
         doc=generation(record, spec, stack) if fresh else None,
-        run=job_run(spec, nproc(spec, stack, slot.pool)) if wants_run and spec and slot else None,
+        run=job_run(spec, nproc(spec, stack, slot.pool), record.trial) if wants_run and spec and slot else None,
         lease_minutes=stack.lease_minutes,
         bundle=stack.bundle_sha256,
         over=over,

@@ -37,6 +37,7 @@ SHAPES: dict[Kind, str] = {  # what the values of these facts look like; other v
     **dict.fromkeys(COMMITS, r"\d+-\d+"),
     Kind.NO_DISK: r"\d{1,12}-[a-z]+",
     Kind.LAGS: r"\d{1,3}-[1-9]\d{2,5}",  # which time, and its percentage of the median (above 100)
+    Kind.RUNG: r"\d{1,13}-([0-9a-f]{16}|none)",
     Kind.EXIT: r"-?\d{1,5}|\d{6}",
     Kind.HARDWARE_FAULT: "|".join(sign.value for sign in Sign),
     Kind.PREFLIGHT_FAILED: "|".join(PREFLIGHT_CHECKS),

@@ -25,7 +25,7 @@ from spotkeeper.reconcile.store.store import Store
 log = logging.getLogger("spotkeeper.reconcile")
 # Events that are logged: the stack's alarms look for ``event`` and ``reason`` in the log (``infra/*/alerts.py``).
 _TOLD = (Event.HOLD, Event.LIMIT)
-_BY_ITSELF = (Hold.CAPACITY.value, Hold.QUEUE.value)  # holds that end without a person
+_BY_ITSELF = [hold.value for hold in Hold if hold.passes or hold is Hold.CAPACITY]  # no person must do anything
 _OWED = 256  # most entries of a job kept for ``market/`` after a failed write; the market is advisory
 _REMEMBERED = 4096  # most (job, time, id) of written entries kept, to save repeated writes
 

@@ -23,13 +23,15 @@ from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Action, Cloud, InsertVm, Listing, Result, ResultKind
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import JobRequest, JobSpec
-from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.record import Phase, Record, TrialProgress
 from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.controller import alarm, bursts, cleanup
 from spotkeeper.reconcile.controller.lease import Every, Lease
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.controller.steps import READS, Pass, ReadStep, Todo
 from spotkeeper.reconcile.decide import Decision, Snapshot, Times
+from spotkeeper.reconcile.decide.gang import rungs
 from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.select import market
 from spotkeeper.reconcile.store import clock_skew
@@ -223,6 +225,7 @@ class Round:
         self.record: Versioned[Record] | None = None
         self.facts: tuple[Fact, ...] = ()
         self.allocation: Versioned[Allocation] = UNKNOWN
+        self.sweep: Versioned[SweepState] | None = None
         self.snapshot: Snapshot | None = None
 
     def run(self, prefetched: Prefetched | None = None) -> RoundResult:
@@ -262,10 +265,13 @@ class Round:
         self, stack: StackState, facts: tuple[Fact, ...], allocation: Versioned[Allocation] | None, record: Record
     ) -> Snapshot:
         progress = self.store.read_progress(self.job)
+        spec = self.store.read_spec(self.job, record.spec_key()) if not record.over else None
+        trial = record.trial.of if record.trial is not None else spec.trial if spec is not None else None
+        self.sweep = None if trial is None else alarm.readable_sweep(self.store, trial.sweep)
         requests = self.store.list_requests(self.job) if not record.over else ()
         return Snapshot(
             stack=stack,
-            spec=self.store.read_spec(self.job, record.spec_key()) if not record.over else None,
+            spec=spec,
             listing=Listing((), ()),
             now=self.clock.now(),
             facts=facts,
@@ -275,6 +281,7 @@ class Round:
             blind=allocation is None,
             hellos=self.store.list_static_hellos() if any(pool.machines for pool in stack.pools) else (),
             progress=progress,
+            sweep=None if self.sweep is None else self.sweep.value,
             save_s=None if progress is None or progress.save_s is None else progress.save_s * self.clock.scale,
             step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
             left_s=None if progress is None or progress.left_s is None else progress.left_s * self.clock.scale,
@@ -314,6 +321,9 @@ class Round:
                     return self._result(Ended.LOST, at, self.clock.now() + self.times.soon_s)
                 read = token
                 at = at.wrote(read.value)
+            elif at.todo is Todo.REPORT and at.record.trial is not None:
+                self.sweep = self._report(at.record.trial, at.decision)
+                at = at.reported(self.sweep.value)
             elif at.todo is Todo.GRANT:
                 swapped = self._grants(allocation, at.decision)
                 allocation = swapped or self.store.read_allocation()
@@ -356,6 +366,18 @@ class Round:
         self.writes += 1
         self.woken |= claim.woken(allocation.value, written.value) - {self.job}
         return written
+
+    def _report(self, trial: TrialProgress, decision: Decision) -> Versioned[SweepState]:
+        """Write the trial's report, unless another trial's was first; return the search's state as it is now."""
+        assert self.sweep is not None
+        assert decision.sweep is not None
+        wanted = replace(decision.sweep, nonce=uuid4().hex)
+        token = self.store.cas_sweep(wanted, self.sweep.token)
+        if token is None:
+            return self.store.read_sweep(trial.of.sweep)
+        self.writes += 1
+        self.woken |= rungs.woken(wanted, trial) - {self.job}
+        return Versioned(wanted, token)
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:
         if any(isinstance(action, InsertVm) for action in todo) and self.store.draining():

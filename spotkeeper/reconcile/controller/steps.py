@@ -22,6 +22,7 @@ from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Action, Result
 from spotkeeper.contract.job import JobRequest
 from spotkeeper.contract.record import Phase, Record
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.decide import Decision, Snapshot, decide
 from spotkeeper.reconcile.store.documents import OfferHistory
 
@@ -45,6 +46,7 @@ class Todo(str, Enum):
     """What a pass does: exactly one of these."""
 
     WRITE = "write"
+    REPORT = "report"
     GRANT = "grant"
     CALL = "call"
     REST = "rest"
@@ -71,6 +73,8 @@ class Pass:
     def todo(self) -> Todo:
         if self.decision.record is not None:
             return Todo.WRITE
+        if self.decision.sweep is not None:
+            return Todo.REPORT
         if self.decision.grants is not None:
             return Todo.GRANT
         return Todo.CALL if self.calls else Todo.REST
@@ -86,6 +90,10 @@ class Pass:
         ``won``: whether this round wrote it. If another round did, the next pass writes the record without new grants.
         """
         return Pass(self.record, replace(self.snapshot, allocation=allocation, grants_first=won))
+
+    def reported(self, state: SweepState) -> Pass:
+        """Return the next pass, which reads this ``state`` of the job's search."""
+        return Pass(self.record, replace(self.snapshot, sweep=state))
 
     def called(self, results: tuple[Result, ...], market: tuple[OfferHistory, ...]) -> Pass:
         return Pass(self.record, replace(self.snapshot, results=(*self.snapshot.results, *results), market=market))

@@ -21,12 +21,13 @@ from msgspec.structs import replace
 from spotkeeper.clock import Now
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Cloud, Listing, disks_kept
-from spotkeeper.contract.record import Node, Outcome, Phase, Record
+from spotkeeper.contract.record import Hold, Node, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller import alarm
 from spotkeeper.reconcile.controller.cleanup import bury, withdraw
 from spotkeeper.reconcile.controller.lease import Lease
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
+from spotkeeper.reconcile.decide.gang import rungs
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select import market
@@ -80,6 +81,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     labelled = sorted(_labelled(listing) - set(known) - resting)
     orphans = tuple(_orphans(store, clock, listing, [job for job in [*known, *labelled] if job not in failed], failed))
     late: list[str] = []
+    at_rungs = _at_rungs(store, before, set(labelled) | _labelled(listing) | granted, clock.now())
 
     def one(job: str) -> RoundResult | None:
         if options.deadline.left() < BEGIN_S:
@@ -93,7 +95,9 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     blank = {job for job in known if before[job] is None} - set(orphans)  # running or abandoned submissions
     _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
     _drop_claims(store, blank - set(active) - granted - set(failed))
-    jobs = _turns([job for job in [*known, *labelled] if job not in blank and job not in failed], clock.now())
+    jobs = _turns(
+        [job for job in [*known, *labelled] if job not in blank | at_rungs and job not in failed], clock.now()
+    )
     found = dict(zip(jobs, _at_once(one, jobs, options), strict=True))
     results = [result for result in found.values() if result is not None]
     if again := _await_others(store, found, clock, options):
@@ -132,6 +136,22 @@ def _resting(allocation: Versioned[Allocation] | None, granted: set[str], now: f
     turn = int(now // TICK_EVERY_S) % RESTS
     waiting = {claim.job for claim in allocation.value.claims if claim.waiting} - granted
     return {job for job in waiting if crc32(job.encode()) % RESTS != turn}
+
+
+def _at_rungs(store: Store, before: Mapping[str, Versioned[Record] | None], busy: set[str], now: float) -> set[str]:
+    """Return the trials that wait for others of their search: they need a round in one of ``RESTS`` ticks only.
+
+    ``busy``: jobs that still have machines, disks or grants.
+    """
+    turn, found = int(now // TICK_EVERY_S) % RESTS, set[str]()
+    for job, read in before.items():
+        trial = read.value.trial if read is not None and read.value.hold is Hold.RUNG else None
+        if trial is None or job in busy or crc32(job.encode()) % RESTS == turn:
+            continue
+        state = alarm.readable_sweep(store, trial.of.sweep)
+        if state is not None and rungs.waits(state.value, trial):
+            found.add(job)
+    return found
 
 
 def _drop_claims(store: Store, gone: set[str]) -> None:

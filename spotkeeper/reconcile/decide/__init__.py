@@ -19,7 +19,7 @@ from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.decide import calls
 from spotkeeper.reconcile.decide.checkpoint import mirrors
 from spotkeeper.reconcile.decide.draft import Decision, Draft
-from spotkeeper.reconcile.decide.gang import exits, generation, requests, resize, zone_move, zone_probe
+from spotkeeper.reconcile.decide.gang import exits, generation, requests, resize, rungs, zone_move, zone_probe
 from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import pending, replacement, reservations, slots
 from spotkeeper.reconcile.decide.queue import claim
@@ -27,6 +27,7 @@ from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot, Times
 
 # In the order of the protocol. A step that leaves the phase RUN ends the pass.
 RUNNING = (
+    rungs.step,
     exits.step,
     slots.step,
     limits.step,
@@ -59,6 +60,8 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
     changed = draft.changed
     if changed and not (draft.wanted and snapshot.grants_first):
         return _write(draft)
+    if not changed and (told := rungs.report(draft)) is not None:  # of what the record says already
+        return Decision(sweep=told)
     allocation, gone = reservations.plan(draft)
     if allocation is not None:
         return Decision(grants=allocation, noted=gone)
@@ -67,9 +70,11 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
 
 
 def _decide(draft: Draft) -> None:
+    rungs.begin(draft)
     requests.step(draft)
     requests.expire_hold(draft)
     claim.resume(draft)
+    rungs.resume(draft)
     if not draft.record.over:
         mirrors.step(draft)
     if draft.record.phase is Phase.RUN:

@@ -28,7 +28,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.record import Node, Phase, Slot, SlotState
 from spotkeeper.reconcile.decide.checkpoint import mirrors
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.gang import resize
+from spotkeeper.reconcile.decide.gang import resize, rungs
 from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import replacement, reservations
 from spotkeeper.reconcile.decide.snapshot import admitted
@@ -182,7 +182,9 @@ def _disk_over(draft: Draft, index: int, number: int, disk: Disk) -> bool:
     if number in (node.disk, node.copy):
         stray = number == node.disk and node.cur is not None and node.cur.machine is None and disk.zone != node.cur.zone
         return stray and _settled(draft, node)
-    return number <= node.disk_top and (_settled(draft, node) or resize.left(draft, index))
+    return number <= node.disk_top and (
+        _settled(draft, node) or resize.left(draft, index) or rungs.gives_up_disks(draft)
+    )
 
 
 def _settled(draft: Draft, node: Node) -> bool:

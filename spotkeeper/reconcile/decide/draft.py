@@ -21,6 +21,7 @@ from spotkeeper.contract.job import HOLD_DAYS
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import NO_SPOT_YET, Hold, Node, Outcome, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model, TeamState
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.decide.queue.room import reserved_elsewhere, usd_elsewhere
 from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot
 from spotkeeper.reconcile.select.offers import Runs, Selection, time_of_day
@@ -33,7 +34,7 @@ KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of one pass: at most one of a new allocation, a new record, or calls.
+    """The result of one pass: at most one of a new allocation, a new record, a report to a search, or calls.
 
     ``noted``: ledger entries on released grants. They are written before the allocation, since the machines are gone
     even if writing the allocation fails. A new record has its ledger entries in its ``outbox``. ``stale``: facts that
@@ -42,6 +43,7 @@ class Decision:
 
     record: Record | None = None
     grants: Allocation | None = None
+    sweep: SweepState | None = None  # with this trial's report
     actions: tuple[Action, ...] = ()
     noted: tuple[Entry, ...] = ()
     stale: tuple[Fact, ...] = ()
@@ -49,7 +51,7 @@ class Decision:
 
     @property
     def quiet(self) -> bool:
-        return self.record is None and self.grants is None and not self.actions
+        return self.record is None and self.grants is None and self.sweep is None and not self.actions
 
 
 class Draft:
@@ -269,10 +271,10 @@ class Draft:
         self.log(Event.END, "job", node=node, cause=outcome.value, detail=reason)
 
     def fail(self, reason: str, node: int | None = None) -> None:
-        """Hold a job because its own code failed; if the job file says ``hold_days: 0``, end the job."""
+        """Hold a job because its own code failed; end a trial, and a job whose file says ``hold_days: 0``."""
         spec = self.snapshot.spec
         days = spec.hold_days if spec is not None else HOLD_DAYS
-        if days:
+        if days and self.record.trial is None:  # the other trials of its search wait for its end
             self.hold(Hold.FAILURE, reason, ends=self.now + days * DAY_S, node=node)
         else:
             self.end(Outcome.FAILED, reason, node)
@@ -307,7 +309,7 @@ class Draft:
             hold_until=until,
             hold_ends=ends,
             hold_late=None,
-            hold_count=self.record.hold_count + (why is not Hold.QUEUE),  # such a hold is no failed try
+            hold_count=self.record.hold_count + (why not in (Hold.QUEUE, Hold.RUNG)),  # these are no failed tries
         )
         if self.record.gen:
             self.set(stop=True, stop_deadline=self.now)

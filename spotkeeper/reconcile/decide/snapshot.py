@@ -34,6 +34,7 @@ from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Record, Slot, SlotState
 from spotkeeper.contract.stack import Fallback, Model, StackState
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class Snapshot:
     begin_s: float | None = None  # measured time from a generation's start to its first step, virtual seconds
     user: str = ""  # who asked for this round, as the function verified; "": nobody
     draining: bool = False
+    sweep: SweepState | None = None  # what the trials of the job's search have reported; None: no trial, or unreadable
     blind: bool = False  # the allocation is unreadable (`allocation` is empty): nothing is granted or released
     grants_first: bool = True  # False after a lost write race for the allocation: decisions do not wait for new grants
     times: Times = field(default_factory=Times)

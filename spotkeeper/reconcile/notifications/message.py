@@ -20,6 +20,7 @@ LONGEST = 600  # characters of a text
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+"
 )
+_PASSES = [hold.value for hold in Hold if hold.passes]
 _RETRIES = (Hold.CLOUD.value, Hold.CAPACITY.value)
 _TWICE = 2
 
@@ -80,7 +81,7 @@ def _notification(entry: Entry, record: Record, stack: StackState) -> Notificati
             text = f"buys on-demand machines for a limited time{why}: {_sentence(entry.detail)}"
             todo = f"No action is needed. To pause the job instead: spotkeeper pause {record.name}"
             return _of(entry, record, stack, (NotifyEvent.ON_DEMAND,), text, todo)
-        case Event.HOLD if entry.cause != Hold.QUEUE.value:  # it goes on by itself
+        case Event.HOLD if entry.cause not in _PASSES:
             return _hold(entry, record, stack)
         case Event.END:
             return _end(entry, record, stack)
@@ -128,7 +129,9 @@ def _end(entry: Entry, record: Record, stack: StackState) -> Notification:
     if entry.cause == Outcome.FAILED.value:
         text, todo = f"failed: {_sentence(why)}", f"See spotkeeper report {record.name} and its logs."
         return _of(entry, record, stack, (NotifyEvent.FAILED,), text + _disks(record), todo)
-    if entry.cause == Outcome.CANCELLED.value:
+    if entry.cause == Outcome.STOPPED.value:
+        text, todo = f"was stopped by its search: {_sentence(why)}", ""
+    elif entry.cause == Outcome.CANCELLED.value:
         text, todo = _sentence(f"was {why}" if why.startswith("cancelled") else f"was cancelled: {why}"), ""
     else:
         text, todo = "succeeded.", f"To fetch its output: spotkeeper download {record.name}"

@@ -44,13 +44,13 @@ def state_badge(view: JobView) -> Markup:
     word = phase_word(view)
     if view.outcome is Outcome.SUCCEEDED or word == "training":
         kind = "good"
-    elif view.queued():
+    elif view.queued() or (view.hold is not None and view.hold.kind.passes):
         kind = "warn"
     elif view.outcome is not None or view.phase is Phase.HOLD:
         kind = "bad"
     else:
         kind = "warn"
-    return badge(word, kind if view.outcome is not Outcome.CANCELLED else "plain")
+    return badge(word, "plain" if view.outcome in (Outcome.CANCELLED, Outcome.STOPPED) else kind)
 
 
 def progress_bar(view: JobView) -> Markup | None:
@@ -118,7 +118,7 @@ def row(view: JobView, samples: Samples = ()) -> Markup:
     )
     losses = [loss for _, loss, _ in samples if loss is not None]
     speeds = [speed for _, _, speed in samples if speed is not None]
-    reason = view.reason if not view.over() or view.outcome is Outcome.FAILED else ""
+    reason = view.reason if not view.over() or view.outcome in (Outcome.FAILED, Outcome.STOPPED) else ""
     cells = (
         ("lead", join([el("a", view.name, href=f"/jobs/{view.job}", id=f"job-{view.job}"), _owner(view)])),
         ("", join([state_badge(view), el("div", reason, class_="small dim") if reason else None])),

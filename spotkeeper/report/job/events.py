@@ -59,6 +59,7 @@ _TEXTS: dict[Event, str] = {
     Event.LAG: "{who}: its machine is slow and delays the others",
     Event.KEEPS_UP: "{who}: its machine keeps up again",
     Event.LIMIT: "a limit on spending or launches is reached",
+    Event.RUNG: "the search compares its trials",
     Event.HOLD: "the job goes on hold",
     Event.RESUME: "the job resumes",
     Event.SHELL: "{who}: a shell was opened",

@@ -197,6 +197,8 @@ def hold_lines(view: JobView) -> list[str]:
     disks = "its disks stay (keep_disks)" if hold.keep_disks else "its disks and their checkpoints are deleted"
     if hold.ends_in_s is not None:
         lines.append(f"unless resumed, it ends in {duration(hold.ends_in_s)}: {disks}")
+    if hold.kind is Hold.RUNG:
+        return [*lines, f"it goes on or ends by itself; end it ({disks}):  {hold.cancel}"]
     if hold.kind is Hold.QUEUE:
         lines.append(f"it goes on by itself; keep it from that:  spotkeeper pause {view.name}")
         return [*lines, f"end it ({disks}):  {hold.cancel}"]

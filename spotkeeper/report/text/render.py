@@ -58,7 +58,8 @@ def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableTy
             f"{duration(view.elapsed_s)} since submission" + on_its_clock(view),
         )
     )
-    style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if view.outcome or view.stands() else "blue"
+    bad = view.stands() and view.outcome is not Outcome.STOPPED
+    style = "green" if view.outcome is Outcome.SUCCEEDED else "red" if bad else "blue"
     short = f"{view.name} ({view.job})  {phase_word(view)}"  # a panel cuts a title that is too long
     body: list[RenderableType] = [
         *([Text(view.reason, style="bold yellow")] if state_word(view) != phase_word(view) else []),

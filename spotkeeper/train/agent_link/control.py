@@ -59,7 +59,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from spotkeeper.train.agent_link.control_io import (
     EnumWord,
@@ -104,6 +104,7 @@ class RunPhase(IntEnum):
     TRAINING  FINISHING                the loop ended, or the script left it by `break`
     STOPPING  STOPPED                  final save durable, or failed (``fault``)
     FINISHING DONE                     final save durable, or failed (``fault``)
+    STOPPING  REACHED                  a trial of a search has saved after its rung's step
     ========= ======================== ===========================================
     """
 
@@ -114,6 +115,7 @@ class RunPhase(IntEnum):
     STOPPED = 4
     FINISHING = 5
     DONE = 6
+    REACHED = 7
 
 
 class Fault(IntEnum):
@@ -346,14 +348,18 @@ class Control:
         self.floats[16] = math.nan if value is None else value
 
 
+Outcome = Literal["stopped", "done", "reached"]  # "reached": a trial has trained up to its rung (``RunPhase.REACHED``)
+
+
 @dataclass(frozen=True)
 class RunResult:
     """The content of ``result.json``: a generation's outcome on this node. Local rank 0 writes it before it exits."""
 
-    outcome: Literal["stopped", "done"]
+    outcome: Outcome
     gen: int
     step: int
     commit: Commit | None  # newest durable checkpoint of this node
+    value: float | None = None  # a trial's metric, on the node of rank 0; None: no number was reported
 
 
 def write_result(run: Path | str, result: RunResult) -> None:
@@ -370,8 +376,10 @@ def read_result(run: Path | str) -> RunResult | None:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         raw = json.loads(beneath.read(run, RESULT, _RESULT_BYTES))
         commit = None if raw["commit"] is None else Commit(*map(_count, raw["commit"]))
-        if raw["outcome"] in ("stopped", "done"):
-            return RunResult(raw["outcome"], _count(raw["gen"]), _count(raw["step"]), commit)
+        value = raw.get("value")
+        if raw["outcome"] in get_args(Outcome):
+            number = float(value) if type(value) in (int, float) and math.isfinite(value) else None
+            return RunResult(raw["outcome"], _count(raw["gen"]), _count(raw["step"]), commit, number)
     return None
 
 

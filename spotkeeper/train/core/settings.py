@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shlex
 import sys
@@ -44,6 +45,8 @@ class RunSettings:
     # per second; None: no copies
     replicated: bool  # the job file says `checkpoint: {replicated: true}`
     max_world: int | None  # ranks at the job's largest size, if it may change its size
+    until: int | None  # step after which a trial of a search saves and stops; None: it trains to its end
+    metric: str  # the metric by which the search compares its trials; "": the job is no trial
 
     def alone(self) -> None:
         """Refuse a second run of this generation in this process: both would save into the same folder.
@@ -111,7 +114,25 @@ class RunSettings:
             peers_mb_s=_number(env, "SPOTKEEPER_PEERS_MB_S", above=0.0),
             replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
             max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
+            until=_whole(env, "SPOTKEEPER_UNTIL"),
+            metric=env.get("SPOTKEEPER_METRIC", ""),
         )
+
+
+def params(env: Mapping[str, str] = os.environ) -> dict[str, bool | int | float | str]:
+    """Return the values that the job file gives the script (``params``); {} outside a job. See ``spotkeeper.params``.
+
+    Raises:
+        ValueError: ``SPOTKEEPER_PARAMS`` has no JSON object of numbers, texts and booleans.
+    """
+    text = env.get("SPOTKEEPER_PARAMS") or "{}"
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, bool | int | float | str) for value in found.values()):
+        raise ValueError(f"SPOTKEEPER_PARAMS={text[:200]!r}: want a JSON object of numbers, texts and booleans")
+    return found
 
 
 def _script() -> str:

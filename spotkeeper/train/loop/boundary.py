@@ -16,9 +16,8 @@ import os
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Literal
 
-from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, RunPhase
+from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, Outcome, RunPhase
 from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.sharded import find_strategy
@@ -211,6 +210,8 @@ class Boundary:
         action = self._agreement.after_step(self._view, self._pace.step_s)
         if action is StepAction.STOP:
             self._stop()
+        elif self.reached and (left is None or left.batches):  # else the code after the loop comes first
+            self.reach()
         elif action is StepAction.SAVE:
             self.save(overlap=True)
             self.last_end = time.monotonic()  # the time of a save belongs to no step
@@ -284,9 +285,24 @@ class Boundary:
         self.save()
         self.leave()
 
-    def leave(self) -> None:
+    @property
+    def reached(self) -> bool:
+        """Whether the run is a trial of a search that has done the steps up to its rung."""
+        return self._settings.until is not None and self._position.step >= self._settings.until
+
+    def reach(self) -> None:
+        """Save, unless the state is saved already, and end the process: the search compares its trials. Collective."""
+        self._lag.drain()
+        self._agreement.drain()
+        self._reporter.phase(RunPhase.STOPPING)
+        self.settle(self._reporter.time_left_s())
+        if self._saved != self._position.step or self._gang.highest(int(self.writer.failed))():
+            self.save()
+        self.leave("reached")
+
+    def leave(self, outcome: Outcome = "stopped") -> None:
         """End the process after a stop, by ``SystemExit(0)``."""
-        self.end("stopped")
+        self.end(outcome)
         self.writer.close()
         signals.end_workers()
         raise SystemExit(0)
@@ -303,7 +319,7 @@ class Boundary:
         if self._parts.sharded:
             self.settle()
 
-    def end(self, outcome: Literal["stopped", "done"]) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Wait for the last save and write this generation's ``result.json``."""
         self.settle(self._reporter.time_left_s())
         self._reporter.end(outcome, self._info.gen, self._position.step, self.writer.commit)

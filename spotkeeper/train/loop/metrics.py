@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import base64
 import json
+import math
 import operator
 import os
 import re
@@ -88,12 +89,15 @@ class MetricHistory:
 
     Args:
         folder: the run folder; None (ranks other than 0, runs without an agent): keep no history, only the last loss.
+        compared: the metric by which a search compares its trials; "": none.
     """
 
-    def __init__(self, control: Control, folder: Path | None, gen: int) -> None:
+    def __init__(self, control: Control, folder: Path | None, gen: int, compared: str = "") -> None:
         self._control = control
         self._path = None if folder is None else folder / METRICS
         self._gen = gen
+        self._compared = compared
+        self._last: tuple[int, float] | None = None  # step and value of ``compared``, the newest
         self._began = time.time()
         self._epoch = self._began - time.monotonic()
         self._reports: list[_Report] = []
@@ -181,11 +185,24 @@ class MetricHistory:
             self._control.loss = losses[-1]
         if self._path is None:
             return
+        if self._compared:
+            self._note(steps, values)
         if columns and all(map(operator.lt, steps, steps[1:])):
             for name, column in columns.items():
                 self._fresh[name].add(steps, times, column)
         else:
             _add(self._fresh, steps, times, values)
+
+    def _note(self, steps: Sequence[int], values: Sequence[dict[str, Any]]) -> None:
+        """Remember the newest value of the metric that a search compares."""
+        for step, found in zip(steps, values, strict=True):
+            if self._compared in found and (self._last is None or step >= self._last[0]):
+                self._last = step, found[self._compared]
+
+    def value(self) -> float | None:
+        """Return the newest value of the metric that a search compares; None if it is no finite number."""
+        self._sort(wait=True)
+        return self._last[1] if self._last is not None and math.isfinite(self._last[1]) else None
 
     def _ready(self, wait: bool) -> int:
         """Read the values that a device has computed. ``wait``: wait until it has computed all of them.
@@ -255,7 +272,7 @@ class MetricHistory:
         for curves in (*(curves for _, curves in self._unstored), self._fresh):
             carried.join(curves)
         points = {name: (curve.steps, curve.times, curve.values) for name, curve in carried.items()}
-        return {"ancestors": self._ancestors, "points": points}
+        return {"ancestors": self._ancestors, "points": points} | ({"last": self._last} if self._last else {})
 
     def restore(self, state: Mapping[str, Any], commit: Commit) -> None:
         """Begin with the points that the checkpoint ``commit`` carries."""
@@ -263,6 +280,7 @@ class MetricHistory:
             return
         known = [(int(gen), int(step)) for gen, step in state.get("ancestors", ())]
         self._ancestors = [*known, (commit.gen, commit.step)][-ANCESTORS:]
+        self._last = state.get("last")
         for name, columns in state.get("points", {}).items():
             curve = Curve()
             curve.add(*columns)

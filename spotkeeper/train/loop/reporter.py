@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from spotkeeper.train.agent_link.control import (
     NAME,
@@ -15,6 +15,7 @@ from spotkeeper.train.agent_link.control import (
     AgentRequest,
     Commit,
     Control,
+    Outcome,
     RunPhase,
     RunResult,
     write_result,
@@ -66,6 +67,14 @@ class StepEstimate:
         if self._began is not None:
             end = max(end, self._began + self._steps)
         return end + self._epochs * self._steps
+
+
+_PHASES: dict[Outcome, RunPhase] = {
+    "stopped": RunPhase.STOPPED,
+    "done": RunPhase.DONE,
+    "reached": RunPhase.REACHED,
+}
+_WORDS = {"stopped": "stopped after", "reached": "the search compares its trials after"}
 
 
 class RunReporter:
@@ -154,18 +163,18 @@ class RunReporter:
         if self._tells:
             self._metrics.report(step, values)
 
-    def end(self, outcome: Literal["stopped", "done"], gen: int, step: int, commit: Commit | None) -> None:
+    def end(self, outcome: Outcome, gen: int, step: int, commit: Commit | None) -> None:
         if not self._tells:
             return
         self._metrics.write(wait=True)
         if self._run is not None:
             try:
-                write_result(self._run, RunResult(outcome, gen, step, commit))
+                write_result(self._run, RunResult(outcome, gen, step, commit, self._metrics.value()))
             except OSError as error:  # a full /run must not turn a stop into a crash; the control file has the outcome
                 say(f"result.json: {error}")
-        self._control.state = RunPhase.STOPPED if outcome == "stopped" else RunPhase.DONE
-        if outcome == "stopped":
-            say(f"generation {gen}: stopped after step {step}, newest checkpoint {commit}")
+        self._control.state = _PHASES[outcome]
+        if outcome != "done":
+            say(f"generation {gen}: {_WORDS[outcome]} step {step}, newest checkpoint {commit}")
 
     def time_left_s(self) -> float | None:
         """Return the seconds to the agent's deadline, at least 1; None without a deadline."""

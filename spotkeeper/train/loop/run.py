@@ -36,7 +36,7 @@ from spotkeeper.train.core.errors import CallError, say
 from spotkeeper.train.core.gang import find_gang
 from spotkeeper.train.core.microbatch import Clip, Update, find_plan
 from spotkeeper.train.core.parts import Attached
-from spotkeeper.train.core.settings import ARGV, RunSettings, make_output
+from spotkeeper.train.core.settings import ARGV, RunSettings, make_output, params
 from spotkeeper.train.core.signals import StopSignals
 from spotkeeper.train.data.feed import DataPosition, Feed, open_feed
 from spotkeeper.train.loop import diagnostics
@@ -125,7 +125,8 @@ class Run:
         self._control.state = RunPhase.RESTORING
         self._signals = StopSignals(self._control, gang.world, managed=settings.managed)
         pace = SavePace(settings.mean_life_s, settings.interval_s, settings.overhead, since=time.monotonic())
-        metrics = MetricHistory(self._control, None if gang.rank else settings.run, settings.gen or 0)
+        folder = None if gang.rank else settings.run
+        metrics = MetricHistory(self._control, folder, settings.gen or 0, settings.metric)
         self._position = RunPosition(parts, gang, pace, self._seed, metrics)
         self._loops = 0  # calls of steps()
         self._calls = 0  # calls of epochs()
@@ -174,6 +175,11 @@ class Run:
     def generation(self) -> int:
         """Number of this generation; each restart of the job's processes begins a new one."""
         return self._info.gen
+
+    @property
+    def params(self) -> dict[str, bool | int | float | str]:
+        """The values that the job file or a search gives the script; {} outside a job."""
+        return params()
 
     @property
     def output(self) -> Path:
@@ -374,6 +380,8 @@ class Run:
     def _loop(self, feed: Feed, epochs: int | None, steps: int | None) -> Iterator[Any]:
         position = self._position
         if steps is None or position.step < steps:
+            if self._boundary.reached:
+                self._boundary.reach()
             for batch in feed.batches(epochs):
                 self._begin_batch(feed)
                 self._idle = False

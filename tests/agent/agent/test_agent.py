@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import Kind, Rung
 from spotkeeper.contract.generation import DocState, JobRun, Role, SyncReply
 from spotkeeper.train.agent_link.control import Control, ControlError
 from tests.agent.chunks import complete_log
@@ -103,6 +104,39 @@ def test_a_new_generation_starts_warm_and_reports_the_disks_checkpoints(fake: Fa
     step = fake.wait_fact(vm.uid, Kind.RELEASED, 2).value
     assert ("checkpoint", 2, f"2-{step}") in fake.kinds(vm.uid)
     fake.wait(lambda: any(told.gen == 2 and told.commit_step == int(step) for told in fake.progress))
+
+
+REACHES = OBEDIENT.replace(
+    "    if control.requested is AgentRequest.SAVE and leader:",
+    """    if step == int(os.environ.get("SPOTKEEPER_UNTIL", "0")):
+        control.committed(Commit(gen, step))
+        value = 0.25 if os.environ["SPOTKEEPER_METRIC"] == "loss" else None
+        write_result(run, RunResult("reached", gen, step, Commit(gen, step), value))
+        raise SystemExit(0)
+    if control.requested is AgentRequest.SAVE and leader:""",
+)
+
+
+def test_a_trial_reports_its_metric_at_its_rung_and_at_its_end(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    run = changed(obedient(vm, "30"), source_sha256=source(fake, {"train.py": REACHES}), until=12, metric="loss")
+    begin(fake, vm, run)
+    released = fake.wait_fact(vm.uid, Kind.RELEASED, 1)
+    assert released.value == "12"
+    rung = next(value for kind, gen, value in fake.kinds(vm.uid) if (kind, gen) == ("rung", 1))
+    assert Rung.parse(rung) == Rung(12, 0.25)
+    assert not [fact for fact in fake.kinds(vm.uid) if fact[0] == "exit"], "the job is not done"
+    vm.serve(document(2, 2, (vm.member(),)), changed(run, until=None))
+    assert fake.wait_fact(vm.uid, Kind.EXIT, 2).value == "0"
+    last = next(value for kind, gen, value in fake.kinds(vm.uid) if (kind, gen) == ("rung", 2))
+    assert Rung.parse(last) == Rung(30, None)
+
+
+def test_a_job_that_is_no_trial_reports_no_rung(fake: Fake, machine: Make) -> None:
+    vm = machine()
+    begin(fake, vm, obedient(vm, "30"))
+    fake.wait_fact(vm.uid, Kind.EXIT, 1)
+    assert not [fact for fact in fake.kinds(vm.uid) if fact[0] == "rung"]
 
 
 def test_job_that_ends_by_itself_and_one_that_fails(fake: Fake, machine: Make) -> None:

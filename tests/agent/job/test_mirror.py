@@ -509,11 +509,13 @@ class Loop:
         self.mirroring = Mirroring(cast(Bucket, Shelf()), self.helper, Still(), log)
         self.child: Any = SimpleNamespace(control=SimpleNamespace(fault=Fault.NONE, commit=COMMIT), saving=False)
         self.mounting: Any = SimpleNamespace(
-            number=0, wrote=lambda commit, gen: self.said.append((Kind.CHECKPOINT, f"{commit} of {gen}"))
+            number=0, newest=COMMIT, wrote=lambda commit, gen: self.said.append((Kind.CHECKPOINT, f"{commit} of {gen}"))
         )
         members = (Member(node, 1, str(node), "boot", "", 1, disk) for node, disk in enumerate((False, True, True)))
         self.machine: Any = SimpleNamespace(
-            saved=SimpleNamespace(run=SimpleNamespace(mirror=MirrorRun(EVERY_S, FAST)), notice=None),
+            saved=SimpleNamespace(
+                run=SimpleNamespace(mirror=MirrorRun(EVERY_S, FAST), until=None), notice=None, started=4, ended=3
+            ),
             doc=document(4, 4, tuple(members), port=1, replicated=replicated),
             gen=4,
             node=node,
@@ -579,6 +581,34 @@ def test_a_copied_checkpoint_is_logged_and_the_next_copy_begins_in_the_next_inte
     assert loop.turn() == []
     Still.at += 1
     assert loop.turn() == [{"event": "mirror.begin", "commit": "3-50"}]
+
+
+def test_a_trial_that_has_reached_its_rung_is_copied_at_once(loops: Callable[..., Loop]) -> None:
+    """Its machines stay only for that, so no interval counts; a second copy of the same checkpoint is none."""
+    loop = loops()
+    loop.mirroring.told(SyncReply(Role.MEMBER, mirrored=str(Commit(2, 30)), mirrored_at=Still.at))
+    assert loop.turn() == [], "the interval has its copy"
+    loop.child, loop.machine.saved.ended = None, 4
+    assert loop.turn() == [], "an ordinary job's copy waits for its next generation"
+    loop.machine.saved.run.until = COMMIT.step
+    assert loop.turn() == [{"event": "mirror.begin", "commit": str(COMMIT)}]
+    loop.ended(UP, MirrorThere(COMMIT, complete=True))
+    assert (Kind.MIRRORED, str(COMMIT)) in loop.said
+    assert loop.turn() == []
+
+
+@pytest.mark.parametrize("what", ["notice", "no end", "stop", "other generation"])
+def test_a_trials_last_copy_waits_while_something_else_matters_more(loops: Callable[..., Loop], what: str) -> None:
+    loop = loops()
+    loop.child, loop.machine.saved.ended, loop.machine.saved.run.until = None, 4, COMMIT.step
+    if what == "notice":
+        loop.machine.saved.notice = 1.0
+    elif what == "no end":
+        loop.machine.saved.ended = 3
+    else:
+        change = {"state": DocState.SAVE_STOP} if what == "stop" else {"gen": 5}
+        loop.machine.doc = msgspec.structs.replace(loop.machine.doc, **change)
+    assert loop.turn() == []
 
 
 def test_a_damaged_checkpoint_is_logged_and_the_next_one_copied_at_once(loops: Callable[..., Loop], ckpt: Path) -> None:

@@ -17,5 +17,5 @@ def test_holds_that_end_without_a_person_raise_no_alarm(why: Hold, caplog: pytes
     with caplog.at_level(logging.WARNING):
         LedgerWriter().write(MemoryStore(), "abcdefgh", (Entry(1.0, "hold.v1", Event.HOLD, cause=why.value),))
     assert [record.getMessage() for record in caplog.records if "hold of job" in record.getMessage()] == (
-        [] if why in (Hold.CAPACITY, Hold.QUEUE) else [f"hold of job abcdefgh: {why.value}"]
+        [] if why in (Hold.CAPACITY, Hold.QUEUE, Hold.RUNG) else [f"hold of job abcdefgh: {why.value}"]
     )

@@ -14,6 +14,7 @@ from spotkeeper.contract.facts import HANG, Failure, Hung, Kind, StacksAnswer, W
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Outcome, Phase, Roll, Slot
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import rungs
 from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import machine_health, slots
 
@@ -32,6 +33,7 @@ def step(draft: Draft) -> None:
         return
     members = draft.members()
     if members and len(members) == len(record.members) and all(codes.get(index) == 0 for index, _ in members):
+        rungs.succeeded(draft)
         draft.end(Outcome.SUCCEEDED, "all processes exited with 0")
         return
     if record.stop:

@@ -17,7 +17,7 @@ from spotkeeper.contract.record import Hold, Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
-from spotkeeper.reconcile.decide.gang import resize, zone_move
+from spotkeeper.reconcile.decide.gang import resize, rungs, zone_move
 from spotkeeper.reconcile.decide.job import limits
 
 KEPT = 64  # number of handled request ids that the record remembers
@@ -72,6 +72,8 @@ def _pause(draft: Draft, request: JobRequest) -> str:
 
 def _resume(draft: Draft, request: JobRequest) -> str:
     changed = ""
+    if draft.record.hold is Hold.RUNG:
+        return "the job waits for the other trials of its search, and goes on or ends by itself"
     if request.spec_sha256 is not None and request.spec_sha256 != draft.record.spec_sha256:
         refused, changed = _adopt(draft, request.spec_sha256)
         if refused:
@@ -158,7 +160,7 @@ def finish(draft: Draft) -> None:
         return
     slots = [grant for grant in queries.own_grants() if grant.machine is None]
     disks = () if record.keep_disks else queries.disks
-    if queries.vms or disks or queries.snapshots or slots or _claims(draft):
+    if queries.vms or disks or queries.snapshots or slots or _claims(draft) or rungs.unreported(draft):
         return
     draft.set(phase=Phase.DONE)
     kept = disks_kept(disk.name for same in queries.disks.values() for disk in same)
@@ -214,6 +216,8 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
         yield "stop: cannot change, since the job's checkpoints were written in the format that the old value needs"
     if not old.checkpoint.replicated and new.nproc != old.nproc:
         yield "nproc: cannot change, since a sharded checkpoint fits only as many processes as wrote it"
+    if new.trial != old.trial:
+        yield "trial: cannot change, since the other trials of the search count on it"
     if new.seed != old.seed:
         yield "seed: cannot change, since a checkpoint counts the samples in the order of the old seed"
     if stack is not None and _kinds(new, stack) != _kinds(old, stack):

@@ -40,7 +40,8 @@ def planned(draft: Draft) -> Allocation:
     if draft.snapshot.blind:
         return read
     old, new = read.claim(draft.record.job), claim(draft)
-    if old == new or (old is None and new is not None and new.reserved == new.max and not read.claims):
+    alone = not read.claims and new is not None and not new.sweep
+    if old == new or (old is None and new is not None and new.reserved == new.max and alone):
         return read  # nobody has to know of a job without a claim that has its machines: its grants say so
     if draft.planned is None or draft.planned[0] != new:
         draft.planned = new, _with(draft, old, new)
@@ -137,6 +138,8 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         priority=PRIORITIES.index(priority),
         pools=() if usable == every else tuple(sorted(usable)),
         on_demand=spec.policy == "on-demand",
+        sweep=spec.trial.sweep if spec.trial is not None else "",
+        parallel=spec.trial.parallel if spec.trial is not None else 0,
     )
     return _known(draft, new, old)
 

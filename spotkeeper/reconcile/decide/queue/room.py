@@ -35,11 +35,12 @@ class Room:
         self._machines: Counter[str] = Counter()  # dynamic machines in all, and all machines by team
         self._usd: dict[str, float] = defaultdict(float)
         self._placed: dict[str, tuple[Claim, Spread]] = {}
+        self._trials: Counter[str] = Counter()  # trials with machines, by search
 
     def copy(self) -> Room:
         new = object.__new__(Room)
         new.__dict__.update(self.__dict__)
-        for name in ("_left", "_on_demand", "_machines", "_usd", "_placed"):
+        for name in ("_left", "_on_demand", "_machines", "_usd", "_placed", "_trials"):
             setattr(new, name, getattr(self, name).copy())
         return new
 
@@ -52,7 +53,9 @@ class Room:
         return next((count for count in range(most, least, -1) if self.fits(claim, count)), least)
 
     def limit(self, claim: Claim, count: int) -> str:
-        """Return which limit of its own team keeps this claim from ``count`` more machines; "" if none does."""
+        """Return which limit of its team or search keeps this claim from ``count`` more machines; "" if none does."""
+        if claim.sweep and not self.placed(claim.job) and self._trials[claim.sweep] >= claim.parallel:
+            return f"search {claim.sweep} has {claim.parallel} trials at work, as many as its `parallel` allows"
         if why := self._over.get(claim.team):
             return why
         team = self._teams.get(claim.team)
@@ -154,9 +157,11 @@ class Room:
                 self._machines[key] += number
                 self._usd[key] += number * self._prices[pool.name, dear]
         _, spread = self._placed.get(claim.job, (claim, ()))
+        self._trials[claim.sweep] -= bool(spread)
         counts = Counter(dict(spread))
         counts[name] += number
         self._placed[claim.job] = claim, tuple((each, left) for each, left in counts.items() if left)
+        self._trials[claim.sweep] += bool(self._placed[claim.job][1])
 
 
 def _pool(name: str) -> str:

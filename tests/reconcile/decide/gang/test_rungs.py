@@ -1,0 +1,291 @@
+"""Trials of a search as whole jobs: they stop at rungs, wait without disks, and the best go on at the same step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from spotkeeper.contract.facts import Rung
+from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Mirror, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.contract.stack import Model
+from spotkeeper.contract.sweep import SweepState, Trial, ranking
+from spotkeeper.reconcile.decide.gang import rungs
+from tests.reconcile.world import World, stack
+
+RUNGS = (20, 60)
+END = 100
+
+
+@dataclass
+class Search:
+    """``count`` trials in one world. The trial with number n reports n at every step, unless ``values`` says else."""
+
+    count: int = 4
+    parallel: int = 4
+    eta: int = 2
+    rungs: tuple[int, ...] = RUNGS
+    max_usd: float | None = None
+    nodes: int = 1
+    world: World = field(init=False)
+    values: dict[tuple[int, int], float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.nodes, the_stack=stack(max_machines=20), steps=END)
+        self.world.value = lambda job, step: self.values.get((int(job[-2:]), step), float(int(job[-2:])))
+
+    def spec(self, number: int) -> JobSpec:
+        trial = Trial("lr", number, "loss", "min", 0, self.count, self.rungs, self.eta, self.parallel, self.max_usd)
+        checkpoint = Checkpoint(mirror=Mirror(every_min=1000.0))
+        return JobSpec(f"lr-{number:04d}", ("train.py",), self.nodes, checkpoint=checkpoint, trial=trial)
+
+    def submit(self, *numbers: int) -> None:
+        for number in numbers or range(self.count):
+            self.world.submit(job(number), self.spec(number))
+
+    def record(self, number: int) -> object:
+        return self.world.record(job(number))
+
+    def outcomes(self) -> list[Outcome | None]:
+        return [self.world.record(job(number)).outcome for number in range(self.count)]
+
+    def over(self) -> bool:
+        return all(self.world.record(job(number)).phase is Phase.DONE for number in range(self.count))
+
+    def holds(self, number: int) -> bool:
+        record = self.world.record(job(number))
+        return record.phase is Phase.HOLD and record.hold is Hold.RUNG
+
+    def state(self) -> SweepState:
+        return self.world.store.read_sweep("lr").value
+
+    def last_steps(self, number: int) -> list[int]:
+        return [entry.gen for entry in self.world.events(Event.GENERATION, job=job(number))]
+
+
+def job(number: int) -> str:
+    return f"sweepj{number:02d}"
+
+
+def test_the_best_half_continues_at_each_rung() -> None:
+    search = Search()
+    search.submit()
+    search.world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, *[Outcome.STOPPED] * 3]
+    assert [trial.values for trial in search.state().trials] == [(0.0, 0.0), (1.0, 1.0), (2.0,), (3.0,)]
+    assert [trial.over for trial in search.state().trials] == [True] * 4
+    assert search.state().trial(0).final == 0.0
+    reasons = [search.world.record(job(number)).reason for number in (1, 3)]
+    assert reasons == [
+        "number 2 of 2 at step 60, and the best 1 continue",
+        "number 4 of 4 at step 20, and the best 2 continue",
+    ]
+    restored = [commit for _, commit in search.world.started if commit is not None]
+    assert sorted(step for _, step in restored) == [20, 20, 60], "each went on at the step of its rung"
+
+
+def test_a_waiting_trial_has_a_copy_in_the_bucket_and_neither_machine_nor_disk() -> None:
+    search = Search(count=2)
+    search.submit(0)
+    search.world.until(lambda: search.holds(0))
+    search.world.run(120)
+    assert search.holds(0), "the other trial has not reported"
+    world = search.world
+    assert [drive.disk.job for drive in world.drives.values()] == []
+    assert [machine.vm.job for machine in world.machines.values()] == []
+    assert max(world.buckets[job(0)])[1] == 20
+    assert "until its other trials are there" in world.record(job(0)).reason
+    search.submit(1)
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
+
+
+def test_without_a_copy_the_disk_stays_and_training_goes_on_from_it() -> None:
+    search = Search(count=2)
+    search.world.copies = False
+    search.submit(0)
+    search.world.until(lambda: search.holds(0), rungs.COPY_S + 300)
+    assert [drive.disk.job for drive in search.world.drives.values()] == [job(0)]
+    assert [entry.detail for entry in search.world.events(Event.RUNG, job=job(0))] == ["step 20: loss 0"]
+    search.submit(1)
+    search.world.until(search.over, 6000)
+    assert search.outcomes()[0] is Outcome.SUCCEEDED
+
+
+def test_machines_wait_for_the_copy_until_its_time_is_over() -> None:
+    search = Search(count=2)
+    search.world.copies = False
+    search.submit(0)
+    search.world.until(lambda: bool(search.world.events(Event.RUNG, job=job(0))))
+    reached = search.world.t
+    assert "copying the checkpoint" in search.world.record(job(0)).reason or search.world.run(3) is None
+    search.world.run(rungs.COPY_S - 60)
+    assert not search.holds(0)
+    search.world.until(lambda: search.holds(0), 180)
+    assert search.world.t - reached >= rungs.COPY_S - 1
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_machine_lost_while_the_checkpoint_is_copied_changes_nothing(nodes: int) -> None:
+    search = Search(count=2, nodes=nodes)
+    search.world.copies = False
+    search.submit()
+    search.world.until(lambda: all(search.world.events(Event.RUNG, job=job(n)) for n in range(2)))
+    doomed = next(m for m in search.world.machines.values() if m.vm.job == job(0))
+    search.world._remove(doomed)
+    search.world.run(60)
+    search.world.copies = True
+    search.world.until(search.over, 6000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
+    assert search.state().trial(0).values == (0.0, 0.0)
+    assert len(search.world.events(Event.RUNG, job=job(0))) == 2, "each rung is reached once"
+
+
+def test_a_trial_that_fails_holds_nobody_up() -> None:
+    search = Search(count=3, eta=3)
+    search.submit(0, 2)
+    search.world.until(lambda: search.holds(0) and search.holds(2))
+    search.world.crashing = 100
+    search.submit(1)
+    search.world.until(lambda: search.world.record(job(1)).over, 3000)
+    assert search.world.record(job(1)).outcome is Outcome.FAILED, "it does not go on hold for two weeks"
+    search.world.crashing = 0
+    search.world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.FAILED, Outcome.STOPPED]
+
+
+def test_a_cancelled_trial_reports_that_it_is_over() -> None:
+    search = Search(count=3, eta=3)
+    search.submit()
+    search.world.run(5)
+    search.world.store.put_request(job(0), JobRequest("r1", RequestKind.CANCEL, search.world.t, "ann"))
+    search.world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.CANCELLED, Outcome.SUCCEEDED, Outcome.STOPPED]
+
+
+def test_at_most_parallel_trials_have_machines() -> None:
+    search = Search(count=6, parallel=2, eta=3)
+    search.submit()
+    most = 0
+
+    def over() -> bool:
+        nonlocal most
+        jobs = {grant.job for grant in search.world.store.read_allocation().value.grants}
+        most = max(most, len(jobs))
+        return search.over()
+
+    waits = search.world.record(job(5))
+    assert "search lr has 2 trials at work" in waits.reason
+    search.world.until(over, 9000)
+    assert most == 2
+    assert search.outcomes() == [Outcome.SUCCEEDED, *[Outcome.STOPPED] * 5]
+
+
+def test_a_search_that_has_spent_its_money_ends_every_trial() -> None:
+    search = Search(count=4, parallel=2, max_usd=0.03)
+    search.submit()
+    search.world.until(search.over, 9000)
+    assert Outcome.SUCCEEDED not in search.outcomes()
+    assert all(outcome is Outcome.STOPPED for outcome in search.outcomes())
+    spent = search.state().spent()
+    assert 0.03 <= spent < 0.032, spent
+    said = {search.world.record(job(n)).reason for n in range(4)}
+    assert any(reason.startswith("search lr has spent $0.03 of its $0.03") for reason in said)
+
+
+def test_no_number_ends_a_trial_and_no_number_at_all_ends_the_search() -> None:
+    search = Search(count=3, eta=3)
+    search.values |= {(n, 20): None for n in range(3)}
+    search.submit()
+    search.world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.STOPPED] * 3
+    assert search.world.record(job(0)).reason == "no trial reported loss at step 20"
+
+
+def test_without_rungs_trials_run_to_their_end_and_report_it() -> None:
+    search = Search(count=2, rungs=())
+    search.submit()
+    search.world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED] * 2
+    assert [(trial.values, trial.final, trial.over) for trial in search.state().trials] == [
+        ((), 0.0, True),
+        ((), 1.0, True),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_and_killed_functions_change_no_decision(seed: int) -> None:
+    search, chance = Search(count=5, parallel=3, eta=2), random.Random(seed)  # noqa: S311  seeded
+    search.world.random = random.Random(seed)  # noqa: S311
+    search.values |= {(n, step): float((n * 7 + step) % 5) for n in range(5) for step in (20, 60, 100)}
+    search.submit()
+    search.world.crash_rate = 0.02
+
+    def over() -> bool:
+        if chance.random() < 0.02:
+            there = [m for m in search.world.machines.values() if m.vm.job and m.vm.model is Model.SPOT]
+            if there:
+                search.world._remove(chance.choice(there))
+        return search.over()
+
+    search.world.until(over, 20_000)
+    calm = Search(count=5, parallel=3, eta=2)
+    calm.values = search.values
+    calm.submit()
+    calm.world.until(calm.over, 9000)
+    assert search.outcomes() == calm.outcomes()
+    trial = search.spec(0).trial
+    assert trial is not None
+    for rung in range(2):
+        assert ranking(search.state(), trial, rung) == ranking(calm.state(), trial, rung)
+
+
+def test_a_state_that_was_deleted_is_reported_again() -> None:
+    search = Search(count=3, eta=3)
+    search.submit(0, 1)
+    search.world.until(lambda: search.holds(0) and search.holds(1))
+    search.world.memory.sweeps.clear()
+    search.submit(2)
+    search.world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED, Outcome.STOPPED]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "7-", "-7-none", "7-nan", "7-7ff8", "7-NONE", "7-3ff000000000000G", "7-none\n"]
+)
+def test_a_rungs_text_is_checked(text: str) -> None:
+    assert Rung.parse(text) is None
+
+
+@pytest.mark.parametrize("value", [0.1, -1e308, 5e-324, None])
+def test_a_rungs_text_keeps_the_value(value: float | None) -> None:
+    assert Rung.parse(str(Rung(12, value))) == Rung(12, value)
+
+
+def test_infinity_is_no_value() -> None:
+    assert Rung.parse(str(Rung(3, float("inf")))) == Rung(3, None)
+    assert Rung.parse(str(Rung(3, float("nan")))) == Rung(3, None)
+
+
+def test_ticks_leave_trials_that_wait_alone_until_something_follows() -> None:
+    search = Search(count=3, eta=3)
+    search.submit(0, 1)
+    world = search.world
+    world.until(lambda: search.holds(0) and search.holds(1))
+    world.run(120)  # their disks are deleted
+    rounds: list[str] = []
+    take = world.memory.take_lease
+
+    def counted(job: str, *more: object) -> bool:
+        rounds.append(job)
+        return take(job, *more)  # type: ignore[arg-type]
+
+    world.memory.take_lease = counted  # type: ignore[method-assign]
+    world.run(1200)
+    assert rounds and len(rounds) <= 2 * 2, "20 ticks, of which at most one visits each"
+    search.submit(2)
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED, Outcome.STOPPED]
