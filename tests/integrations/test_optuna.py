@@ -271,6 +271,25 @@ def test_a_trial_that_another_program_ended_stays_as_it_is(world: World) -> None
     assert done.state is TrialState.COMPLETE and done.value == 7.0
 
 
+def test_a_trial_that_another_program_ends_at_the_same_moment_stays_as_that_says(world: World, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        world.study().optimize(world.objective(interrupted), n_trials=1)
+    bucket, other = Flaky(SqliteObjects(tmp_path / "bucket.sqlite")), world.study()
+
+    def ends() -> None:
+        bucket.between = lambda: None
+        other.tell(0, 7.0)
+
+    def ended() -> None:
+        world.becomes(**DONE)()
+        bucket.between = ends
+
+    (done,) = world.objective(world.reports({0: 1.0}), ended).resume(
+        optuna.load_study(study_name="lr", storage=opened(bucket))
+    )
+    assert bucket.between is not ends and done.state is TrialState.COMPLETE and done.value == 7.0
+
+
 def test_a_bad_job_file_fails_before_anything_is_submitted(world: World) -> None:
     world.file.write_text("name: x\ncommand: [train.py]\nsource: code\nnods: 2\n")
     with pytest.raises(SpecError, match="nods"):
