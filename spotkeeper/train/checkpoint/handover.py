@@ -4,8 +4,9 @@
 
 1. Once a trainer's connection has ended, or a trainer of a newer generation says hello, its newest sealed image is
    *kept*, unless the disk has a newer checkpoint. A thread writes the image; writes follow each other.
-2. A hello never waits for such a write: the next trainer may restore the image from memory at once. But the image is a
-   checkpoint only once its COMMIT is on disk, and it is then offered only as long as the disk still has it.
+2. A hello never waits for such a write: the next trainer may restore the image from memory at once. (It does wait for
+   a save that the older trainer requested, see ``saver.py``.) But the image is a checkpoint only once its COMMIT is on
+   disk, and it is then offered only as long as the disk still has it.
 3. If an older trainer is still connected, it may write into its memory at any time. So the next trainer gets other
    memories, and copies a kept image before it trusts the seal (``LeftImage.shared``).
 4. A memory whose image is being written is given to no trainer before the write has ended.

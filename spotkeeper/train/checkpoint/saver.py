@@ -12,7 +12,10 @@ lost machine costs the survivors only the steps since their last image. There ar
 one to be allocated takes over the staging memory.
 
 Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
-``hello`` of a new generation after the save of an older generation is finished.
+``hello`` of a new generation after the save that an older generation requested is finished. It must for a save in
+staging memory, which counts only once it is on disk. A save of an image need not be waited for, since an image at least
+as new is offered; but the saver writes at most a quarter of the time (``pace.py``), so few restarts meet such a save,
+and they wait for the rest of one write.
 
 Messages are JSON over a unix socket of type SEQPACKET. ``hello`` announces a generation, ``keep`` is the number of
 checkpoints to keep, and ``stretches`` are the bytes of the memory file that become one file each:
