@@ -13,62 +13,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.pack import Source
 from spotkeeper.client.submit import differences, free_port_block, ports_in_use, submit, with_source
-from spotkeeper.contract.names import JOB_NAME
-from spotkeeper.contract.parse.problem import nearest
+from spotkeeper.client.sweep_status import Sweep, find_sweep
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.sweepfile import Cohort, SweepSpec, trial_job
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 
 AT_ONCE = 4  # trials submitted in parallel
-
-
-class Sweep(Struct, frozen=True):
-    """A search as the bucket has it. ``jobs``: the ids of the submitted trials' jobs, by number."""
-
-    spec: SweepSpec
-    cohorts: tuple[Cohort, ...]
-    jobs: dict[int, str]
-
-    @property
-    def name(self) -> str:
-        return self.spec.file.name
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the trials that are not submitted yet."""
-        return [number for cohort in self.cohorts for number in cohort.numbers() if number not in self.jobs]
-
-    def count(self) -> int:
-        """Return the number of trials of all cohorts; the next cohort begins with it."""
-        return sum(len(cohort.values) for cohort in self.cohorts)
-
-    def cohort(self, number: int) -> Cohort:
-        return next(cohort for cohort in self.cohorts if number in cohort.numbers())
-
-
-def find_sweep(store: Store, name: str) -> Sweep:
-    """Return the search of this name.
-
-    Raises:
-        CliError: no such search exists, or its submission stopped before it had trials.
-        StoreError: the bucket failed.
-    """
-    spec = store.read_sweep_spec(name) if JOB_NAME.match(name) else None
-    cohorts = store.list_cohorts(name) if spec is not None else ()
-    if spec is None or not cohorts:
-        names = store.list_sweeps()
-        if name in names:
-            raise CliError(f"{name}: its submission stopped at the start", Exit.MISSING, "submit its file again")
-        near = nearest(name, names)
-        hint = f" (did you mean {near}?)" if near else ""
-        raise CliError(f"{name}: no such search{hint}", Exit.MISSING, f"searches: {', '.join(names) or 'none'}")
-    return Sweep(spec, cohorts, store.list_trials(name))
 
 
 def begin(store: Store, spec: SweepSpec, source: Source | None, cohort: Cohort) -> Sweep:

@@ -1,26 +1,89 @@
-"""Reads what is known of a search's trials: their reports, jobs and curves."""
+"""Finds searches, and reads what is known of their trials: their reports, jobs and curves."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from spotkeeper.client import lookup
+from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.metrics import MetricsReader
-from spotkeeper.client.sweep import Sweep
+from spotkeeper.contract.names import JOB_NAME
+from spotkeeper.contract.parse.problem import nearest
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import TrialReport
+from spotkeeper.contract.sweepfile import Cohort, SweepSpec
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import MetricColumns, joined
 from spotkeeper.report.job.view import CLOUD, Site
+from spotkeeper.report.job.waiting import TrialPart, trial_part
 from spotkeeper.report.sweep import SweepView, TrialFacts, sweep_view
 
+ATTEMPTS = 8  # most submissions of a trial that :func:`trials_among` knows
 GENERATIONS = 16  # newest generations whose metrics are read
+_TRIAL = re.compile(r"(.+)-(\d{4})\Z")
+
+
+class Sweep(Struct, frozen=True):
+    """A search as the bucket has it. ``jobs``: the ids of the submitted trials' jobs, by number."""
+
+    spec: SweepSpec
+    cohorts: tuple[Cohort, ...]
+    jobs: dict[int, str]
+
+    @property
+    def name(self) -> str:
+        return self.spec.file.name
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the trials that are not submitted yet."""
+        return [number for cohort in self.cohorts for number in cohort.numbers() if number not in self.jobs]
+
+    def count(self) -> int:
+        """Return the number of trials of all cohorts; the next cohort begins with it."""
+        return sum(len(cohort.values) for cohort in self.cohorts)
+
+    def cohort(self, number: int) -> Cohort:
+        return next(cohort for cohort in self.cohorts if number in cohort.numbers())
+
+
+def find_sweep(store: Store, name: str) -> Sweep:
+    """Return the search of this name.
+
+    Raises:
+        CliError: no such search exists, or its submission stopped before it had trials.
+        StoreError: the bucket failed.
+    """
+    spec = store.read_sweep_spec(name) if JOB_NAME.match(name) else None
+    cohorts = store.list_cohorts(name) if spec is not None else ()
+    if spec is None or not cohorts:
+        names = store.list_sweeps()
+        if name in names:
+            raise CliError(f"{name}: its submission stopped at the start", Exit.MISSING, "submit its file again")
+        near = nearest(name, names)
+        hint = f" (did you mean {near}?)" if near else ""
+        raise CliError(f"{name}: no such search{hint}", Exit.MISSING, f"searches: {', '.join(names) or 'none'}")
+    return Sweep(spec, cohorts, store.list_trials(name))
+
+
+def trials_among(store: Store, records: Iterable[Record]) -> dict[str, str]:
+    """Return the jobs that are trials of searches, with the search of each. It reads a document of each search."""
+    named = [(found[1], int(found[2]), record) for record in records if (found := _TRIAL.match(record.name))]
+    specs = {name: store.read_sweep_spec(name) for name in {name for name, _, _ in named}}
+    return {
+        record.job: name
+        for name, number, record in named
+        if (spec := specs[name]) is not None
+        and record.job in {spec.job_id(number, attempt) for attempt in range(ATTEMPTS)}
+    }
 
 
 def read_view(
@@ -84,6 +147,14 @@ def trial_records(store: Store, sweep: Sweep, numbers: Iterable[int]) -> dict[in
     with ThreadPoolExecutor(lookup.READS) as pool:
         found = zip(wanted, pool.map(read, wanted), strict=True)
         return {number: record for number, record in found if record is not None}
+
+
+def trial_part_of(store: Store, record: Record) -> TrialPart | None:
+    """Return a job's part in a search; None if it is no trial, or its job file is gone."""
+    spec = store.read_spec(record.job, record.spec_key())
+    if spec is None or spec.trial is None:
+        return None
+    return trial_part(spec.trial, store.read_sweep(spec.trial.sweep).value)
 
 
 def read_curve(store: Store, job: str, metric: str) -> MetricColumns | None:

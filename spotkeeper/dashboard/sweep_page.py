@@ -7,8 +7,7 @@ import math
 from nicegui import Client, run, ui
 
 from spotkeeper.client.errors import CliError
-from spotkeeper.client.sweep import Sweep, find_sweep
-from spotkeeper.client.sweep_status import read_facts
+from spotkeeper.client.sweep_status import Sweep, find_sweep, read_facts
 from spotkeeper.dashboard import sweep_charts as charts
 from spotkeeper.dashboard.chart import Chart
 from spotkeeper.dashboard.curves import Points, thinned

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from spotkeeper.cli.output import emit, note, say
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.sweep_status import trial_part_of
 from spotkeeper.client.target import Target
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
@@ -40,15 +43,20 @@ def run(
     if html is not None:
         write(target, store, record, state, html)
         return
-    view, found = account_of(target, store, record, state)
+    view, found = account_of(target, store, record, state, search=True)
     from spotkeeper.report.money import account_text
 
     emit(found, as_json, account_text.attempts_csv(found) if as_csv else account_text.report(view, found))
 
 
-def account_of(target: Target, store: Store, record: Record, state: StackState | None) -> tuple[JobView, Account]:
+def account_of(
+    target: Target, store: Store, record: Record, state: StackState | None, *, search: bool = False
+) -> tuple[JobView, Account]:
+    """Return a job's view and account. ``search``: whether the view names the search of which the job is a trial."""
     now = target.clock.now()
     view = lookup.view_of(store, record, state, now, target.site(), lookup.deadline_of(store, record))
+    if search:
+        view = replace(view, search=trial_part_of(store, record))
     ledger = (*store.list_ledger(record.job), *record.outbox)
     return view, account(view, ledger, now, lookup.prices_of(store, state))
 

@@ -18,6 +18,7 @@ from spotkeeper.cli.stack import note_upkeep
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.metrics import MetricsReader
+from spotkeeper.client.sweep_status import trial_part_of, trials_among
 from spotkeeper.client.target import Target
 from spotkeeper.contract.record import Hold, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
@@ -29,7 +30,7 @@ from spotkeeper.report.job.metrics import SHOWN, MetricView, joined, metric_view
 from spotkeeper.report.job.view import JobView
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from spotkeeper.report.queue import Queue
 
@@ -66,8 +67,8 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool, wo
             store, record, state, now, site, lookup.deadline_of(store, record), queue=_queue(store, state, now, record)
         )
         warnings = (*view.warnings, *lookup.ungranted_of(store, state, record))
-        metrics = Sparklines(store, record.job).read()
-        view = replace(view, output=summary(store, record), metrics=metrics, warnings=warnings)
+        metrics, search = Sparklines(store, record.job).read(), trial_part_of(store, record)
+        view = replace(view, output=summary(store, record), metrics=metrics, warnings=warnings, search=search)
         emit(view, as_json, render.status(view))
         return
     listed = _listed(target, store, state, finished=finished, words=words)
@@ -76,8 +77,24 @@ def run(job: str | None, stack: str | None, *, finished: bool, as_json: bool, wo
     for one in listed.unreadable:
         note(f"{one.job}: unreadable, so not reconciled: {one.unreadable}\n  try: {one.remedy}")
     text = f"no job in {target.stack} matches {words}" if words else _nothing(target)
-    table = render.job_table(listed.views) if listed.views else "" if listed.unreadable else text
+    table = _table(listed) if listed.views else "" if listed.unreadable else text
     emit([*listed.views, *listed.unreadable], as_json, table)
+
+
+def _table(listed: _Listed) -> RenderableType:
+    """The list of jobs; the trials of a search are one line below it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from spotkeeper.report.text import render
+    from spotkeeper.report.text.sweep import search_line
+
+    jobs = [view for view in listed.views if view.job not in listed.searches]
+    lines = [
+        Text(search_line(name, (view for view in listed.views if listed.searches.get(view.job) == name)))
+        for name in sorted(set(listed.searches.values()))
+    ]
+    return Group(*([render.job_table(jobs)] if jobs else []), *lines)
 
 
 def _nothing(target: Target) -> str:
@@ -89,6 +106,7 @@ class _Listed:
     views: tuple[JobView, ...]
     unreadable: tuple[lookup.Unreadable, ...]
     no_tick: str
+    searches: dict[str, str]  # trials that are shown by their search alone: job -> search
 
 
 def _listed(target: Target, store: Store, state: StackState | None, *, finished: bool, words: str) -> _Listed:
@@ -100,7 +118,8 @@ def _listed(target: Target, store: Store, state: StackState | None, *, finished:
     with ThreadPoolExecutor(lookup.READS) as pool:  # each view takes several requests to the bucket
         read = partial(lookup.view_of, store, stack=state, now=now, site=site, queue=queue)
         views = tuple(view for view in pool.map(read, found.records) if matches(view, words))
-    return _Listed(views, found.unreadable, site.no_tick)
+    searches = {} if words else trials_among(store, found.records)
+    return _Listed(views, found.unreadable, site.no_tick, searches)
 
 
 def _queue(store: Store, state: StackState | None, now: float, *records: Record) -> Queue | None:
@@ -114,7 +133,6 @@ def watch_list(stack: str | None, *, finished: bool, words: str) -> None:
     from rich.text import Text
 
     from spotkeeper.client.reads import Meter, metered_store
-    from spotkeeper.report.text import render
 
     if not sys.stdout.isatty():
         raise CliError("--watch needs a terminal", Exit.USAGE, "spotkeeper status --json")
@@ -124,7 +142,7 @@ def watch_list(stack: str | None, *, finished: bool, words: str) -> None:
     with Live(console=result_console(), auto_refresh=False, screen=True) as screen:
         while True:
             listed = _listed(target, store, state, finished=finished, words=words)
-            table = render.job_table(listed.views) if listed.views else Text(_nothing(target))
+            table = _table(listed) if listed.views else Text(_nothing(target))
             screen.update(table, refresh=True)
             time.sleep(LIST_S)
 
@@ -184,7 +202,8 @@ def _followed(word: str, stack: str | None) -> tuple[Store, Record, Callable[[],
     def read() -> JobView:
         newest, now = lookup.record_of(store, record.job), target.clock.now()
         site = lookup.site_of(store, state, target)
-        return lookup.view_of(store, newest, state, now, site, deadline, queue=_queue(store, state, now, newest))
+        view = lookup.view_of(store, newest, state, now, site, deadline, queue=_queue(store, state, now, newest))
+        return replace(view, search=trial_part_of(store, newest))
 
     return store, record, read
 

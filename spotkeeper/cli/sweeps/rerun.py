@@ -8,8 +8,8 @@ from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.stack import note_upkeep, open_stack, unheard
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.submit import submit
-from spotkeeper.client.sweep import Sweep, find_sweep, source_of
-from spotkeeper.client.sweep_status import read_view
+from spotkeeper.client.sweep import source_of
+from spotkeeper.client.sweep_status import Sweep, find_sweep, read_view
 from spotkeeper.client.target import Target, notify, whoami
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.names import JOB_NAME

@@ -12,8 +12,7 @@ from spotkeeper.cli.output import emit, note, result_console
 from spotkeeper.cli.stack import note_upkeep
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.sweep import find_sweep
-from spotkeeper.client.sweep_status import read_view
+from spotkeeper.client.sweep_status import find_sweep, read_view
 from spotkeeper.client.target import Target, silence
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.documents import CorruptError

@@ -10,8 +10,7 @@ from msgspec import Struct
 from spotkeeper.cli.output import agree, emit, note, progress
 from spotkeeper.cli.stack import note_upkeep, open_stack, unheard
 from spotkeeper.client import lookup
-from spotkeeper.client.sweep import find_sweep
-from spotkeeper.client.sweep_status import trial_records
+from spotkeeper.client.sweep_status import find_sweep, trial_records
 from spotkeeper.client.target import notify, whoami
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Record

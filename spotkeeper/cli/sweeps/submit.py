@@ -12,8 +12,9 @@ from spotkeeper.cli.stack import note_cautions, note_upkeep, open_stack, unheard
 from spotkeeper.client import find_target, lookup, space
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.pack import Source, pack_source
-from spotkeeper.client.sweep import Sweep, begin, find_sweep, new_nonce, source_of, submit_missing
+from spotkeeper.client.sweep import begin, new_nonce, source_of, submit_missing
 from spotkeeper.client.sweep import extend as add_cohort
+from spotkeeper.client.sweep_status import Sweep, find_sweep
 from spotkeeper.client.target import Target, notify, whoami
 from spotkeeper.contract.job import JobSpec, pools_of
 from spotkeeper.contract.parse.sweepfile import SweepAndJob, read_sweep

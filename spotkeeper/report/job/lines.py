@@ -11,7 +11,7 @@ from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.report.job.events import EventLine
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.view import JobView, NodeView, OutputView
-from spotkeeper.report.job.waiting import place, waiting_line
+from spotkeeper.report.job.waiting import place, trial_lines, waiting_line
 from spotkeeper.report.money.money import SETTLED_S
 from spotkeeper.report.text.words import count, duration, percent, saved, usd, value_word
 
@@ -179,6 +179,11 @@ def preempted(view: JobView) -> str:
 def queue_lines(view: JobView) -> list[str]:
     """What a job in the queue waits for, for how long, and when it is expected to start; [] if it does not wait."""
     return [waiting_line(view.queue)] if view.queue is not None and not view.over() else []
+
+
+def search_lines(view: JobView) -> list[str]:
+    """The search of which the job is a trial, and what it waits for there; [] if it is no trial."""
+    return [] if view.search is None else trial_lines(view.search)
 
 
 def hold_lines(view: JobView) -> list[str]:

@@ -20,7 +20,7 @@ from spotkeeper.report.job.events import EventLine, describe, event_lines
 from spotkeeper.report.job.hold import HoldView, hold_view
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.recovery import Preemptions, Recovery, preemptions, recoveries
-from spotkeeper.report.job.waiting import WaitingView
+from spotkeeper.report.job.waiting import TrialPart, WaitingView
 from spotkeeper.report.money.money import NO_PRICES, Money, PricesByPool, first_of_each, money
 
 QUIET_S = 180.0  # virtual: steps are reported within a minute, and a generation's first step takes longer
@@ -108,6 +108,7 @@ class JobView(Struct, frozen=True):
     reason: str = ""
     hold: HoldView | None = None
     queue: WaitingView | None = None  # its place in the queue, if it waits there; ``reason`` is then this one's
+    search: TrialPart | None = None  # only for `status JOB`, `watch` and `report`: the search of which it is a trial
     stopping: bool = False
     step: int | None = None
     total_steps: int | None = None

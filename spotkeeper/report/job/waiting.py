@@ -1,11 +1,15 @@
-"""A job's place in the queue: the values that `queue`, `status` and the pages show, and their text."""
+"""A job's place in the queue, and its part in a search: the values that commands and pages show, and their text."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 from spotkeeper.contract.job import PRIORITIES
-from spotkeeper.report.text.words import duration
+from spotkeeper.contract.sweep import SweepState, Trial, continuing
+from spotkeeper.contract.sweepfile import trial_name
+from spotkeeper.report.text.words import count, duration
+
+NAMED = 5  # trials that a line names
 
 
 class WaitingView(Struct, frozen=True):
@@ -30,6 +34,45 @@ class WaitingView(Struct, frozen=True):
     waited_s: float
     reason: str
     starts_in_s: float | None = None
+
+
+class TrialPart(Struct, frozen=True):
+    """A job's part in a search.
+
+    Attributes:
+        step: at which it waits for other trials of its cohort; None: it does not wait.
+        waits_for: names of those that have not reported there yet. ``trials``: number of those that are to.
+    """
+
+    sweep: str
+    number: int
+    step: int | None = None
+    waits_for: tuple[str, ...] = ()
+    trials: int = 0
+
+
+def trial_part(trial: Trial, state: SweepState) -> TrialPart:
+    """Return a trial's part in its search, by what all trials have reported."""
+    mine = state.trial(trial.number)
+    rung = len(mine.values) - 1
+    if mine.over or not 0 <= rung < len(trial.rungs) or continuing(state, trial, rung) is not None:
+        return TrialPart(trial.sweep, trial.number)
+    there = continuing(state, trial, rung - 1) if rung else range(trial.first, trial.first + trial.count)
+    found = [state.trial(number) for number in sorted(there or ())]
+    late = [report.number for report in found if len(report.values) <= rung and not report.over]
+    names = tuple(trial_name(trial.sweep, number) for number in late)
+    return TrialPart(trial.sweep, trial.number, trial.rungs[rung], names, len(found))
+
+
+def trial_lines(part: TrialPart) -> list[str]:
+    """Name a trial's search, and what the trial waits for."""
+    lines = [f"trial {part.number} of a search:  spotkeeper sweep status {part.sweep}"]
+    if part.step is not None and part.waits_for:
+        more = len(part.waits_for) - NAMED
+        names = ", ".join(part.waits_for[:NAMED]) + (f" and {more} more" if more > 0 else "")
+        late = f"{len(part.waits_for)} of {count(part.trials, 'trial')}"
+        lines.append(f"waits at step {part.step} until {late} have reported: {names}")
+    return lines
 
 
 def place(position: int) -> str:

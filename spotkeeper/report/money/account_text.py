@@ -12,7 +12,15 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from spotkeeper.report.job.lines import deadline_lines, headline, kept_lines, money_line, shell_lines, undisturbed_line
+from spotkeeper.report.job.lines import (
+    deadline_lines,
+    headline,
+    kept_lines,
+    money_line,
+    search_lines,
+    shell_lines,
+    undisturbed_line,
+)
 from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account, AttemptLine, Total, Totals
@@ -30,7 +38,7 @@ _RECOVERIES_ELSEWHERE = "a wider terminal and --json show them"
 
 def report(view: JobView, found: Account) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold"), Text(money_line(view))]
-    parts += [Text(line) for line in deadline_lines(view)]
+    parts += [Text(line) for line in (*search_lines(view), *deadline_lines(view))]
     if view.money.saved_percent is not None:
         parts.append(Text(undisturbed_line(view), style="dim"))
     parts += [Text(goodput_line(found)), Text()]

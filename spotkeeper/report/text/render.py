@@ -36,6 +36,7 @@ from spotkeeper.report.job.lines import (
     preempted,
     queue_lines,
     reasons,
+    search_lines,
     share,
     state_word,
     step_word,
@@ -63,7 +64,7 @@ def live(view: JobView, rows: int = 8, *, verbose: bool = False) -> RenderableTy
     short = f"{view.name} ({view.job})  {phase_word(view)}"  # a panel cuts a title that is too long
     body: list[RenderableType] = [
         *([Text(view.reason, style="bold yellow")] if state_word(view) != phase_word(view) else []),
-        *(Text(line) for line in queue_lines(view)),
+        *(Text(line) for line in (*search_lines(view), *queue_lines(view))),
         Text(training_line(view), style="bold"),
         *_progress(view),
         Text(f"{money_line(view)}; {facts}", style="dim"),
@@ -102,7 +103,8 @@ def crash_log(view: JobView) -> RenderableType:
 
 
 def status(view: JobView) -> RenderableType:
-    parts: list[RenderableType] = [Text(headline(view), style="bold"), *map(Text, queue_lines(view))]
+    parts: list[RenderableType] = [Text(headline(view), style="bold")]
+    parts += [Text(line) for line in (*search_lines(view), *queue_lines(view))]
     parts += [*_progress(view), Text(money_line(view))]
     parts += [Text(line, style="red" if view.late() else "") for line in deadline_lines(view)]
     parts += [Text(line) for line in image_lines(view)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
@@ -11,6 +12,9 @@ from rich.text import Text
 
 from spotkeeper.contract.sweep import Params
 from spotkeeper.contract.sweepfile import Value, text
+from spotkeeper.report.job.lines import phase_word
+from spotkeeper.report.job.view import JobView
+from spotkeeper.report.money.account_text import safe_cell
 from spotkeeper.report.sweep import PlanView, SweepView, TrialView
 from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import count, percent, usd, value_word
@@ -125,6 +129,15 @@ def lines(view: SweepView) -> list[str]:
     return found
 
 
+def search_line(name: str, views: Iterable[JobView]) -> str:
+    """The trials of a search in the list of jobs: their number by state, and what they have cost."""
+    found = list(views)
+    states = Counter(phase_word(view).partition(" (")[0] for view in found)
+    words = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    spent = usd(sum(view.money.spent for view in found))
+    return f"search {name}: {count(len(found), 'trial')} ({words}), spent {spent}: spotkeeper sweep status {name}"
+
+
 def money_line(view: SweepView) -> str:
     limit = "" if view.max_usd is None else f" of {usd(view.max_usd)}"
     text = f"spent: {usd(view.spent)}{limit}, on-demand the same machines would cost {usd(view.on_demand_only)}"
@@ -138,10 +151,11 @@ def trials_csv(view: SweepView) -> str:
     out, names = io.StringIO(), param_names(view)
     writer = csv.writer(out, lineterminator="\n")
     columns = COLUMNS[:-1]
-    writer.writerow((*columns[:3], *map(column, names), *columns[3:]))
+    writer.writerow(map(safe_cell, (*columns[:3], *map(column, names), *columns[3:])))
     for row in view.rows:
         cells: dict[str, object] = {name: getattr(row, name) for name in columns if name != "trial"}
         cells |= {"trial": row.name, "spent": round(row.spent, 4), "on_demand_only": round(row.on_demand_only, 4)}
         values = [text(row.params[name]) if name in row.params else "" for name in names]
-        writer.writerow((*(cells[name] for name in columns[:3]), *values, *(cells[name] for name in columns[3:])))
+        line = (*(cells[name] for name in columns[:3]), *values, *(cells[name] for name in columns[3:]))
+        writer.writerow(map(safe_cell, line))
     return out.getvalue().rstrip("\n")

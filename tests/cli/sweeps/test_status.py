@@ -15,6 +15,7 @@ from spotkeeper.contract.record import Outcome
 from spotkeeper.contract.sweep import TrialReport
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
+from tests.cli.records import a_job
 
 Over = Callable[..., None]
 Tell = Callable[[dict[int, TrialReport]], None]
@@ -180,3 +181,40 @@ def test_a_search_without_unfinished_trials_has_nothing_to_stop(
         over(job, Outcome.FAILED)
     done = cli("sweep", "stop", "lr")
     assert (done.code, done.out) == (0, "lr: no trial is unfinished\n")
+
+
+# -- trials among the jobs
+
+
+def test_the_list_of_jobs_has_one_line_for_a_search(cli: Cli, store: Store, jobs: dict[int, str]) -> None:
+    a_job(store)
+    a_job(store, job="zzzzzzzz", name="lr-0042")  # a job with such a name that is no trial
+    lines = cli("status").out.splitlines()
+    assert [line.split()[1] for line in lines[1:3]] == ["first", "lr-0042"] and len(lines) == 4
+    assert lines[3] == "search lr: 9 trials (9 starting), spent $0.00: spotkeeper sweep status lr"
+    listed = cli("status", "--filter", "lr-000").out
+    assert sum(f"lr-000{number}" in listed for number in jobs) == 9, "whoever looks for trials gets them"
+    assert len(json.loads(cli("status", "--json").out)) == 11
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_trial_names_its_search_and_what_it_waits_for(
+    cli: Cli, jobs: dict[int, str], tell: Tell, command: str
+) -> None:
+    first = cli(command, "lr-0003").out.splitlines()
+    assert "trial 3 of a search:  spotkeeper sweep status lr" in first and "waits at" not in "".join(first)
+    tell({number: TrialReport(number, (0.1 * number,)) for number in (0, 3, 5)})
+    assert (
+        "waits at step 10 until 6 of 9 trials have reported: lr-0001, lr-0002, lr-0004, lr-0006, lr-0007 and 1 more"
+        in cli(command, "lr-0003").out.splitlines()
+    )
+    tell({number: TrialReport(number, (0.1 * number,)) for number in range(9)})
+    assert "waits at" not in cli(command, "lr-0003").out, "its own round continues or ends it"
+    second = {2: (0.2, 0.9), 1: (0.1, 0.8)}
+    tell({number: TrialReport(number, second.get(number, (0.1 * number,))) for number in range(9)})
+    assert "waits at step 30 until 1 of 3 trials have reported: lr-0000" in cli(command, "lr-0001").out
+
+
+def test_a_job_that_is_no_trial_names_no_search(cli: Cli, store: Store) -> None:
+    a_job(store)
+    assert "search" not in cli("status", "first").out and "search" not in cli("report", "first").out
