@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spotkeeper.cli.for_sweeps import app as sweep_app
 from spotkeeper.cli.main import app
 from spotkeeper.reconcile.store.objects import UnavailableError
 from spotkeeper.reconcile.store.store import Store
@@ -53,7 +54,18 @@ OF_FILES = {
 }  # they want a stack's file, and ask no bucket: own tests
 
 
+OF_SWEEPS = {  # of `sweep`
+    "start": ("{sweep}",),
+    "extend": ("lr", "--trials", "+1"),
+    "status": ("lr",),
+    "stop": ("lr", "--yes"),
+    "rerun": ("lr", "--seed", "1"),
+}
+SWEEP = "name: lr\njob: job.yaml\nspace: {a: {int: [1, 9]}}\ntrials: 2\nmetric: loss\ngoal: min\n"
+
+
 ALL = [(name, *words) for name, words in ARGUMENTS.items()]
+ALL += [("sweep", name, *words) for name, words in OF_SWEEPS.items()]
 
 
 ALL += [
@@ -72,7 +84,8 @@ OF_JOBS = [argv for argv in ALL if "first" in argv]
 
 
 def words(argv: tuple[str, ...], folder: Path) -> list[str]:
-    return [word.format(job=folder / "job.yaml") for word in argv]
+    (folder / "sweep.yaml").write_text(SWEEP)
+    return [word.format(job=folder / "job.yaml", sweep=folder / "sweep.yaml") for word in argv]
 
 
 @pytest.fixture
@@ -88,6 +101,9 @@ def test_every_command_with_a_stack_is_tested() -> None:
     callbacks = [command.callback for command in app.registered_commands]
     with_stack = {each.__name__ for each in callbacks if each and "stack" in inspect.signature(each).parameters}
     assert with_stack == set(ARGUMENTS) | OF_FILES
+    assert {command.callback.__name__ for command in sweep_app.registered_commands if command.callback} == set(
+        OF_SWEEPS
+    )
 
 
 @pytest.mark.parametrize("more", ["", "--json"])
@@ -133,6 +149,13 @@ def test_an_unknown_job_exits_with_missing(
     done = cli(*words(argv, folder), *more.split())
     assert (done.code, done.out) == (3, "")
     assert "first: no such job" in done.err
+
+
+@pytest.mark.parametrize("name", sorted(set(OF_SWEEPS) - {"start"}))
+def test_an_unknown_search_exits_with_missing(cli: Cli, store: Store, name: str) -> None:
+    done = cli("sweep", name, *OF_SWEEPS[name])
+    assert (done.code, done.out) == (3, "")
+    assert "lr: no such search" in done.err
 
 
 @pytest.mark.parametrize("argv", ALL, ids=" ".join)
@@ -185,7 +208,7 @@ def test_a_shell_without_a_login_is_reported(
         (["status", "nobody"], 3, "error: nobody: no such job"),
         (["status", "frist"], 3, "error: frist: no such job (did you mean first?)"),
         (["logs", "first", "--node", "9", "--follow"], 3, "error: node 9: first has nodes 0 to 1"),
-        (["schema", "jbo"], 2, "error: jbo: must be job, stack or state (did you mean job?)"),
+        (["schema", "jbo"], 2, "error: jbo: must be job, sweep, stack or state (did you mean job?)"),
         (["reconcile"], 2, "error: reconcile needs --once"),
         (["submit", "none.yaml"], 2, "error: none.yaml: no such file"),
         (["status", "--stack", "other"], 3, "error: {bucket} belongs to the stack prod, not to other"),

@@ -64,6 +64,11 @@ def test_the_shipped_job_files_fit_the_schema(job: jsonschema.Draft202012Validat
     job.validate(yaml.safe_load(file.read_text()))
 
 
+def test_the_shipped_search_fits_the_schema() -> None:
+    sweep = jsonschema.Draft202012Validator(stackfile.sweep_schema())
+    sweep.validate(yaml.safe_load((ROOT / "examples/search/sweep.yaml").read_text().replace("1e-", "1.0e-")))
+
+
 @pytest.mark.parametrize("cloud", ["gcp", "aws"])
 def test_unknown_keys_and_wrong_types_violate_the_schema(stack: jsonschema.Draft202012Validator, cloud: str) -> None:
     assert stack.is_valid(written(stackfiles.plain(cloud)))
