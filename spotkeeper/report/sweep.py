@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from spotkeeper.contract.job import JobSpec, span_s
+from spotkeeper.contract.record import Hold, Outcome
 from spotkeeper.contract.stack import Model, PoolState
 from spotkeeper.contract.sweep import Params, SweepState, order
 from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, trial_name
@@ -18,7 +19,7 @@ from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.text.words import sparkline
 
-NOT_SUBMITTED = "not submitted"
+NOT_SUBMITTED, WAITS = "not submitted", "waits"
 CURVE_WIDTH = 24  # characters
 
 
@@ -235,8 +236,9 @@ def _finite(value: float) -> float | None:
 
 
 def _state(file: SweepFile, view: JobView, rungs: int) -> str:
-    waits = view.hold is not None and view.hold.kind.value == "rung" and 0 < rungs <= len(file.rungs())
-    return f"waits at step {file.rungs()[rungs - 1]}" if waits else phase_word(view)
+    if view.hold is None or view.hold.kind is not Hold.RUNG:
+        return phase_word(view)
+    return f"{WAITS} at step {file.rungs()[rungs - 1]}" if 0 < rungs <= len(file.rungs()) else WAITS
 
 
 def _kind(state: str) -> str:
@@ -258,4 +260,4 @@ def _whole_saved(file: SweepFile, rows: Iterable[TrialView]) -> float | None:
     if file.stop is None:
         return None
     whole = file.stop.halving.max
-    return sum(row.spent * (whole / row.rung - 1.0) for row in rows if row.state == "stopped" and row.rung)
+    return sum(row.spent * (whole / row.rung - 1.0) for row in rows if row.state == Outcome.STOPPED.value and row.rung)

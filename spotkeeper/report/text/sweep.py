@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from spotkeeper.contract.record import Hold
 from spotkeeper.contract.sweep import Params
 from spotkeeper.contract.sweepfile import Value, text
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account_text import safe_cell
-from spotkeeper.report.sweep import PlanView, SweepView, TrialView
+from spotkeeper.report.sweep import WAITS, PlanView, SweepView, TrialView
 from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import count, percent, usd, value_word
 
@@ -132,10 +133,16 @@ def lines(view: SweepView) -> list[str]:
 def search_line(name: str, views: Iterable[JobView]) -> str:
     """The trials of a search in the list of jobs: their number by state, and what they have cost."""
     found = list(views)
-    states = Counter(phase_word(view).partition(" (")[0] for view in found)
+    states = Counter(_state(view) for view in found)
     words = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     spent = usd(sum(view.money.spent for view in found))
     return f"search {name}: {count(len(found), 'trial')} ({words}), spent {spent}: spotkeeper sweep status {name}"
+
+
+def _state(view: JobView) -> str:
+    if view.hold is not None and view.hold.kind is Hold.RUNG:
+        return WAITS
+    return phase_word(view).partition(" (")[0]
 
 
 def money_line(view: SweepView) -> str:

@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from spotkeeper.contract.job import RequestKind
-from spotkeeper.contract.record import Outcome
+from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.sweep import TrialReport
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
@@ -37,15 +38,11 @@ def halved(store: Store, jobs: dict[int, str], over: Over, tell: Tell) -> dict[i
     reports[6] = TrialReport(6, (0.3, 0.3), over=True)
     for number, job in jobs.items():
         hours = {1: 3.0, 4: 9.0, 6: 3.0}.get(number, 1.0)
-        over(job, Outcome.SUCCEEDED if number == 4 else Outcome("stopped"), hours)
+        over(job, Outcome.SUCCEEDED if number == 4 else Outcome.STOPPED, hours)
     tell(reports)
     return jobs
 
 
-stopped = pytest.mark.skipif("stopped" not in {one.value for one in Outcome}, reason="no trial stops yet")
-
-
-@stopped
 def test_trials_that_got_further_come_first(cli: Cli, halved: dict[int, str]) -> None:
     told = view(cli)
     assert [row["number"] for row in told["rows"]] == [4, 6, 1, 8, 7, 5, 2, 0, 3]
@@ -60,7 +57,6 @@ def test_trials_that_got_further_come_first(cli: Cli, halved: dict[int, str]) ->
     assert (second["value"], second["rungs"], second["job"]) == (0.3, 2, halved[6])
 
 
-@stopped
 def test_money_is_compared_with_on_demand_and_with_all_trials_to_their_ends(cli: Cli, halved: dict[int, str]) -> None:
     told = view(cli)
     hours = 6 * 1.0 + 2 * 3.0 + 9.0
@@ -80,7 +76,6 @@ def test_money_is_compared_with_on_demand_and_with_all_trials_to_their_ends(cli:
     )
 
 
-@stopped
 def test_rerun_trains_with_the_best_values_again(cli: Cli, store: Store, halved: dict[int, str]) -> None:
     done = cli("sweep", "rerun", "lr", "--seed", "7", "--json")
     assert done.code == 0, done.err
@@ -157,6 +152,17 @@ def test_without_a_name_all_searches_are_listed(cli: Cli, store: Store) -> None:
 
 def test_the_names_of_searches(cli: Cli, jobs: dict[int, str]) -> None:
     assert cli("sweep", "status").out == "lr\n"
+
+
+def test_a_trial_at_a_rung_waits(cli: Cli, store: Store, jobs: dict[int, str], tell: Tell) -> None:
+    read = store.read_record(jobs[2])
+    assert read is not None
+    held = msgspec.structs.replace(read.value, phase=Phase.HOLD, hold=Hold.RUNG, hold_ends=9e9, nonce="n")
+    assert store.cas_record(held, read.token)
+    tell({2: TrialReport(2, (0.5,))})
+    told = view(cli)
+    assert told["rows"][0]["state"] == "waits at step 10" and told["states"] == {"waits": 1, "starting": 8}
+    assert cli("status").out.startswith("search lr: 9 trials (8 starting, 1 waits), spent $0.00: ")
 
 
 # -- stop
