@@ -17,11 +17,14 @@ from spotkeeper.cli.jobs import verbs
 from spotkeeper.client import lookup
 from spotkeeper.client.pack import pack
 from spotkeeper.client.submit import submit
+from spotkeeper.client.sweep import begin, extend, source_of, submit_missing
 from spotkeeper.contract.cloud import Listing
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.contract.sweep import SweepState
+from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec
 from spotkeeper.integrations.journal import SEGMENT, Journal
 from spotkeeper.local.access.iam import holds
 from spotkeeper.reconcile.controller import tick as sweep
@@ -254,3 +257,30 @@ def test_an_unreadable_document_is_skipped_without_quarantine_rights(theirs: Sto
     ours.put(f"{paths.ledger(job)}0000000000000001.bad", b"{")
     assert theirs.list_ledger(job) == ()
     assert ours.list(paths.QUARANTINE) == ()
+
+
+def test_submitters_may_start_and_extend_a_search_but_not_report_for_it(
+    theirs: Store, ours: Store, rights: Rights, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)\n")
+    file = SweepFile("lr", "", {"lr": Dimension(uniform=(0.0, 1.0))}, "loss", "min", trials=2)
+    job = JobSpec(name="x", command=("train.py",))
+    source = pack(tmp_path / "code")
+    for nonce in ("a", "b"):  # the second submission finds the first
+        found = begin(theirs, SweepSpec(file, job, 1, nonce, T0), source, Cohort(0, ({"lr": 0.1}, {"lr": 0.2}), 0))
+        new = list(submit_missing(theirs, found, source, T0, "lee", lambda _: None))
+        assert len(new) == (2 if nonce == "a" else 0)
+    longer = extend(theirs, found, Cohort(2, ({"lr": 0.3},), 0))
+    assert [number for number, _ in submit_missing(theirs, longer, source_of(theirs, longer), T0, "lee", id)] == [2]
+    assert len(ours.active_jobs()) == 3
+    state = SweepState("lr", 1, "n")
+    with pytest.raises(BucketRefusedError):
+        theirs.cas_sweep(state, "")
+    assert ours.cas_sweep(state, "")
+    sha = "a" * 64
+    for key in (paths.sweep_spec("lr"), paths.sweep_cohort("lr", 0), paths.sweep_trial("lr", 0)):
+        assert rights("create", key) and not rights("overwrite", key) and not rights("delete", key), key
+    assert rights("create", paths.sweep_source("lr", sha)) and not rights("delete", paths.sweep_source("lr", sha))
+    for verb in ("create", "overwrite", "delete"):
+        assert not rights(verb, paths.sweep_state("lr"))

@@ -29,6 +29,7 @@ from spotkeeper.contract.market import Observation, PriceRun, Prices
 from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.sweep import SweepState, TrialReport
+from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec
 from spotkeeper.reconcile.store import documents, objects_obstore, objects_sqlite, paths
 from spotkeeper.reconcile.store import store as store_module
 from spotkeeper.reconcile.store.documents import StaticHello, encode_versioned
@@ -419,6 +420,29 @@ class TestStore:
         assert store.read_sweep("lr").value.trial(3).values == (0.5,)
         assert store.cas_sweep(SweepState("lr", 2, "c"), token)
         assert store.cas_sweep(SweepState("lr", 2, "d"), token) is None
+
+    def test_what_a_search_is_made_of_is_never_replaced(self, store: Store) -> None:
+        spec = SweepSpec(
+            SweepFile("lr", "", {}, "loss", "min"), JobSpec("x", ("a.py",), params={"on": True}), 2, "n", 1.0
+        )
+        assert store.read_sweep_spec("lr") is None and store.list_cohorts("lr") == () and store.list_trials("lr") == {}
+        assert store.create_sweep_spec(spec) and store.create_sweep_spec(spec), "the same bytes are this writer's"
+        assert not store.create_sweep_spec(msgspec.structs.replace(spec, nonce="m"))
+        assert store.read_sweep_spec("lr") == spec
+        later, first = Cohort(2, ({"lr": 1.0},), 5), Cohort(0, ({"lr": 0.1}, {"lr": "a"}), 5, max_usd=3.0)
+        assert store.create_cohort("lr", later) and store.create_cohort("lr", first)
+        assert not store.create_cohort("lr", msgspec.structs.replace(first, seed=6))
+        assert store.list_cohorts("lr") == (first, later)
+        assert store.create_trial("lr", 11, JOB) and store.create_trial("lr", 0, "abcdefgh")
+        assert not store.create_trial("lr", 0, JOB)
+        store.put(paths.sweep_trials("lr") + "x", b"abcdefgh")
+        store.put(paths.sweep_trial("lr", 5), b"no job")
+        assert store.list_trials("lr") == {0: "abcdefgh", 11: JOB}
+        store.put_sweep_source("lr", "a" * 64, b"tar")
+        store.put_sweep_source("lr", "a" * 64, b"again")
+        assert store.get(paths.sweep_source("lr", "a" * 64)) == b"tar"
+        assert store.cas_sweep(SweepState("wd", 1, "a"), "")
+        assert store.list_sweeps() == ("lr", "wd")
 
     def test_facts(self, store: Store) -> None:
         fact = Fact("123", "b-1", 3, 2, 1, Kind.HELLO)
