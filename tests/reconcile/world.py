@@ -148,6 +148,7 @@ class World:
         self.fetch_s = 5.0
         self.step_s: float | None = None  # as agents report it
         self.saves = True  # False: a script that never saves
+        self.may_fail = False  # whether the rounds of a tick may fail, as those of unreadable records do
         self.loop_steps: int | None = None  # where its loop ends; what comes after it goes on for ever
         self.value: Callable[[str, int], float | None] = lambda job, step: None  # of a trial's metric
         self.crashing = 0  # the next generations whose node 0 exits with 1
@@ -205,7 +206,8 @@ class World:
         if self.t >= self.next_tick:
             self.next_tick = self.t + 60.0
             with contextlib.suppress(CrashError):
-                tick(self.store, self, self, self.options)
+                done = tick(self.store, self, self, self.options)
+                assert self.may_fail or not done.failed, done.failed
         self.check()
 
     def round(self, job: str = JOB) -> None:

@@ -83,6 +83,7 @@ def test_an_unreadable_record_stops_its_job_untouched(
     bad = harm(good)  # type: ignore[operator]
     assert bad != good
     store.put(paths.record(JOB), bad)
+    world.may_fail = True
     vms, drives, grants = set(world.machines), set(world.drives), store.read_allocation().value.grants
     with caplog.at_level(logging.ERROR, logger="spotkeeper.reconcile"):
         result = tick(store, world, world, world.options)

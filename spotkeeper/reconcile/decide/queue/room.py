@@ -8,6 +8,7 @@ cloud's machines must keep at every moment are checked once more at each grant (
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -63,8 +64,8 @@ class Room:
             return ""
         if team.max_machines is not None and self._machines["/" + team.name] + count > team.max_machines:
             return f"team {team.name} is at its max_machines of {team.max_machines}"
-        most = float("inf") if team.max_usd_hour is None else team.max_usd_hour
-        if most < float("inf") and self._usd["/" + team.name] + self._cost(claim, count) > most + EPSILON:
+        most = math.inf if team.max_usd_hour is None else team.max_usd_hour
+        if most < math.inf and self._usd["/" + team.name] + self._cost(claim, count) > most + EPSILON:
             return f"team {team.name} is at its max_usd_per_hour of ${most:g}"
         return ""
 
@@ -133,13 +134,13 @@ class Room:
         left, found = count, []
         stack = self._stack
         dynamic = 10**9 if stack.max_machines is None else stack.max_machines - self._machines[""]
-        usd = float("inf") if stack.max_usd_hour is None else stack.max_usd_hour - self._usd[""] + EPSILON
+        usd = math.inf if stack.max_usd_hour is None else stack.max_usd_hour - self._usd[""] + EPSILON
         for pool in self._kind(claim)[0]:
             number = min(left, self._left[pool.name])
             if pool.kind != "static":
                 price = self._prices[pool.name, claim.on_demand]
                 number = min(number, dynamic, self._on_demand[pool.name] if claim.on_demand else number)
-                number = max(0, min(number, int(usd / price)) if price and usd < float("inf") else number)
+                number = max(0, min(number, int(usd / price)) if price and usd < math.inf else number)
                 dynamic, usd = dynamic - number, usd - number * price
             if number > 0:
                 found.append((pool.name, number))

@@ -6,6 +6,7 @@ cost is folded into ``TeamUse`` when the grant is released, and computed from it
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -98,7 +99,7 @@ def entitled(size: int, demand: Iterable[tuple[int, str, int]], stack: StackStat
 
 def _most(stack: StackState, team: str) -> float:
     most = stack.team(team).max_machines
-    return float("inf") if most is None else float(most)
+    return math.inf if most is None else float(most)
 
 
 def waterfill(size: float, demand: Mapping[str, float], stack: StackState) -> dict[str, float]:
