@@ -293,7 +293,7 @@ STEPS = (
     ),
     Mutant(
         "a job whose machines were taken never comes back",
-        in_("queue.claim", "and written is not None and written.reserved:\n", "and written is None:\n"),
+        in_("queue.claim", "    if waits and written is not None and written.reserved and", "    if False and"),
         RECALL_ENDS,
         "L5",
     ),
