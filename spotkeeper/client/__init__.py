@@ -1,6 +1,7 @@
 """Shared by the command and the Pulumi program: find a stack, submit and look up jobs, notify the function.
 
 ``target.py`` the stack, its bucket and function · ``pack.py`` a source folder as a tar · ``submit.py`` a new job ·
+``sweep.py`` a search's trials · ``space.py`` their values · ``sweep_status.py`` what is known of them ·
 ``lookup.py`` jobs and requests · ``reads.py`` repeated reads · ``logs.py`` stored logs · ``errors.py``
 
 :func:`find_target` looks for the stack in this order: ``--stack`` with ``SPOTKEEPER_BUCKET``; ``SPOTKEEPER_STACK`` with
