@@ -47,8 +47,7 @@ def begin(store: Store, spec: SweepSpec, source: Source | None, cohort: Cohort) 
             Exit.REFUSED,
             f"give this search another `name`; more trials of that one: spotkeeper sweep extend {name} --trials +20",
         )
-    if not store.list_cohorts(name):
-        store.create_cohort(name, cohort)
+    store.create_cohort(name, cohort)
     return find_sweep(store, name)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.client.sweep import AT_ONCE, begin, submit_missing
+from spotkeeper.client.sweep_status import Sweep, find_sweep
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.record import Outcome, Phase, Record
 from spotkeeper.contract.sweep import Params
-from spotkeeper.contract.sweepfile import Cohort
+from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec
 from spotkeeper.reconcile.controller import cleanup
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import StoreError
@@ -205,6 +211,54 @@ def test_two_shells_submit_each_trial_once(cli: Cli, store: Store, sweep_yaml: P
         patch.setattr(Store, "create_trial", late)
         assert cli("sweep", sweep_yaml).code == 0
     assert set(values(store)) == {0, 1, 2} and set(store.list_trials("lr").values()) == set(store.active_jobs())
+
+
+def a_search(store: Store, trials: int) -> Sweep:
+    file = SweepFile("lr", "", {"lr": Dimension(uniform=(0.0, 1.0))}, "loss", "min", trials=trials)
+    spec = SweepSpec(file, JobSpec("x", ("/opt/train.py",)), 4, "nonce", 0.0)
+    return begin(store, spec, None, Cohort(0, tuple({"lr": at / 99} for at in range(trials)), 0))
+
+
+def test_the_function_hears_of_each_trial_unless_it_is_over(store: Store) -> None:
+    sweep = a_search(store, 3)
+    told: list[str] = []
+    first = dict(submit_missing(store, sweep, None, 0.0, "ada", told.append))
+    assert sorted(told) == sorted(first.values())
+    end(store, first[0])
+    for number in (0, 1):  # the note was not written before the shell died
+        store.delete(paths.sweep_trial("lr", number))
+    told.clear()
+    again = dict(submit_missing(store, find_sweep(store, "lr"), None, 0.0, "ada", told.append))
+    assert again == {0: first[0], 1: first[1]} and told == [first[1]]
+
+
+def test_after_an_error_no_further_trial_begins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, shut, begun = a_search(store, 40), threading.Event(), list[str]()
+    real = ThreadPoolExecutor.shutdown
+
+    def shutdown(self: ThreadPoolExecutor, *args: Any, **named: Any) -> None:
+        if named.get("cancel_futures"):
+            real(self, wait=False, cancel_futures=True)
+        shut.set()
+        real(self, *args, **named)
+
+    def create(self: Store, record: Record) -> bool:
+        begun.append(record.name)
+        if record.name == "lr-0000":
+            raise StoreError("cut off")
+        return shut.wait(60)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+    monkeypatch.setattr(Store, "create_record", create)
+    with pytest.raises(StoreError, match="cut off"):
+        list(submit_missing(store, sweep, None, 0.0, "ada", lambda _: None))
+    assert len(begun) <= AT_ONCE + 1
+
+
+def test_trials_share_no_ports_while_there_are_enough(store: Store) -> None:
+    sweep = a_search(store, 60)
+    records = [store.read_record(job) for _, job in submit_missing(store, sweep, None, 0.0, "ada", lambda _: None)]
+    assert len({read.value.port_base for read in records if read}) == 60
 
 
 # -- extend

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from spotkeeper.client.sweep_status import find_sweep, read_facts
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.sweep import TrialReport
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import a_job
+from tests.contract.samples import STACK
 
 Over = Callable[..., None]
 Tell = Callable[[dict[int, TrialReport]], None]
@@ -33,7 +35,7 @@ def halved(store: Store, jobs: dict[int, str], over: Over, tell: Tell) -> dict[i
     """Nine trials: six stopped at step 10, two at step 30, and one has ended."""
     values = [0.9, 0.1, 0.8, None, 0.2, 0.7, 0.3, 0.6, 0.5]
     reports = {number: TrialReport(number, (value,), over=True) for number, value in enumerate(values)}
-    reports[1] = TrialReport(1, (0.1, 0.4), over=True)
+    reports[1] = TrialReport(1, (0.1, 0.95), over=True)
     reports[4] = TrialReport(4, (0.2, 0.05), final=0.04, over=True)
     reports[6] = TrialReport(6, (0.3, 0.3), over=True)
     for number, job in jobs.items():
@@ -130,6 +132,22 @@ def test_csv_has_a_line_for_each_trial(cli: Cli, store: Store, jobs: dict[int, s
     for row, values in zip(rows, cohort.values, strict=True):
         assert float(row["lr"]) == values["lr"] and row["state (param)"] == values["state"]
         assert row["state"] == "starting" and row["place"] == ""
+
+
+def test_a_trial_that_has_ended_is_not_read_again(
+    store: Store, jobs: dict[int, str], over: Over, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over(jobs[4], Outcome.SUCCEEDED)
+    sweep = find_sweep(store, "lr")
+    found = read_facts(store, sweep, STACK, 9e3)
+    over(jobs[5], Outcome.FAILED)
+    read: list[str] = []
+    real = Store.read_record
+    monkeypatch.setattr(Store, "read_record", lambda self, job: (read.append(job), real(self, job))[1])
+    again = read_facts(store, sweep, STACK, 9e3, known=found)
+    assert sorted(read) == sorted(job for number, job in jobs.items() if number != 4)
+    assert again[4] is found[4] and set(again) == set(jobs)
+    assert again[5].view.outcome is Outcome.FAILED, "what had not ended is read"
 
 
 @pytest.mark.parametrize(
