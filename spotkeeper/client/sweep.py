@@ -108,11 +108,8 @@ def submit_missing(
         store.create_trial(sweep.name, number, job)
         return number, job
 
-    pool = ThreadPoolExecutor(AT_ONCE)
-    try:
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # after an error or Ctrl-C, no further trial begins
         yield from pool.map(one, sweep.missing())
-    finally:  # an error or Ctrl-C: what has begun ends, what has not does not begin
-        pool.shutdown(cancel_futures=True)
 
 
 class _Blocks:

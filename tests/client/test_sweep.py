@@ -237,8 +237,6 @@ def test_after_an_error_no_further_trial_begins(store: Store, monkeypatch: pytes
     real = ThreadPoolExecutor.shutdown
 
     def shutdown(self: ThreadPoolExecutor, *args: Any, **named: Any) -> None:
-        if named.get("cancel_futures"):
-            real(self, wait=False, cancel_futures=True)
         shut.set()
         real(self, *args, **named)
 

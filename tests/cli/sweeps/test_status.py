@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +15,25 @@ import pytest
 
 from spotkeeper.client.sweep_status import find_sweep, read_facts
 from spotkeeper.contract.job import RequestKind
+from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.sweep import TrialReport
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import a_job
 from tests.contract.samples import STACK
+
+
+def put_metrics(store: Store, job: str, **curves: dict[int, float]) -> None:
+    def column(kind: Any, values: Any) -> str:
+        return base64.b64encode(array(kind, values).tobytes()).decode()
+
+    metrics = {
+        name: {"steps": column("q", curve), "seconds": column("f", curve), "values": column("d", curve.values())}
+        for name, curve in curves.items()
+    }
+    store.put(object_name(job, 1), json.dumps({"gen": 1, "ancestors": [], "began": 0.0, "metrics": metrics}).encode())
+
 
 Over = Callable[..., None]
 Tell = Callable[[dict[int, TrialReport]], None]
@@ -99,6 +114,21 @@ def test_a_new_search_has_no_best_trial(cli: Cli, jobs: dict[int, str]) -> None:
     assert {row["place"] for row in told["rows"]} == {None}
     done = cli("sweep", "rerun", "lr", "--seed", "7")
     assert done.code == 4 and "no trial has reported loss yet" in done.err
+
+
+def test_trials_without_a_report_are_compared_by_their_newest_point(
+    cli: Cli, store: Store, jobs: dict[int, str]
+) -> None:
+    for number, curve in ((2, {1: 3.0, 2: 0.7}), (5, {1: 0.1, 2: 0.6}), (7, {1: 0.5, 2: float("nan")})):
+        put_metrics(store, jobs[number], loss=curve)
+    told = view(cli)
+    assert [row["number"] for row in told["rows"][:2]] == [5, 2] and told["best"] == 5
+    first = told["rows"][0]
+    assert (first["value"], first["step"], first["rungs"], first["curve"]) == (0.6, 2, 0, "▁█")
+    values = {row["number"]: row["value"] for row in told["rows"]}
+    assert values[7] is None and values[0] is None
+    done = cli("sweep", "rerun", "lr", "--seed", "7")
+    assert done.code == 0 and done.out.startswith("lr-0005-s7: submitted")
 
 
 def test_wrong_trials_and_names_of_a_rerun(cli: Cli, store: Store, jobs: dict[int, str]) -> None:

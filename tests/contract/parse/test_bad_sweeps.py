@@ -206,6 +206,11 @@ def test_a_valid_search(folder: Path) -> None:
     assert found.file.trials == 9
 
 
+def test_without_halving_a_script_may_save_by_itself(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(GOOD.replace("train.py]}", "train.py], stop: signal, static: never}"))
+    assert read_sweep(folder / "sweep.yaml", STACK, NOW).job.stop == "signal"
+
+
 def test_words_of_a_command_stay_texts(folder: Path) -> None:
     text = GOOD.replace("/opt/train.py]", "/opt/train.py, --wd, 1e-4, on]")
     (folder / "sweep.yaml").write_text(text)
