@@ -101,6 +101,11 @@ def _submit(target: Target, store: Store, sweep: Sweep, source: Source | None, *
             new[str(number)] = job
             advance()
     note_upkeep(target.local)
+    every = sweep.spec.job
+    if new and (every.team or every.priority == "high"):  # the function knows by now who submitted them, if it answered
+        first = lookup.record_of(store, next(iter(new.values())))
+        for line in lookup.ungranted_of(store, store.read_stack(), first):
+            note(f"note: {line}")
     if new and not heard[0]:
         note(unheard(target, "starts the trials"))
     name = sweep.name
