@@ -6,16 +6,21 @@ import contextlib
 import functools
 import hashlib
 import random
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+_WORDS = "=625I"  # the words of a Mersenne twister, and its position
+
 
 def capture(*, devices: bool = True) -> dict[str, Any]:
     """Return the current state. ``devices=False`` leaves out GPUs, so the call does not wait for them."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    version, words, gauss = random.getstate()
+    python = version, struct.pack(_WORDS, *words), gauss  # bytes, because 625 numbers take longer to pickle
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": python}
     if numpy := sys.modules.get("numpy"):
         state["numpy"] = numpy.random.get_state(legacy=False)
     if devices and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -26,7 +31,8 @@ def capture(*, devices: bool = True) -> dict[str, Any]:
 def restore(state: dict[str, Any]) -> None:
     """Set the state that ``capture`` returned."""
     torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
+    version, words, gauss = state["python"]
+    random.setstate((version, struct.unpack(_WORDS, words), gauss))
     if "numpy" in state:
         import numpy
 
