@@ -97,7 +97,7 @@ class Image:
         self._end = 0
         parts = {"model": self._pickle(state.model), "rest": self._pickle(state.rest), "local": state.local}
         parts["optimizers"] = self._pickle(state.optimizers)
-        table: dict[str, object] = {"slots": self._slots}
+        table: dict[str, object] = {"slots": [(s.dtype, s.shape, s.offset, s.bytes) for s in self._slots]}
         if self._sharded:
             table |= {"shards": self._shards, "plain": sorted(self._plain)}
         self._skeleton = pickling.dumps(table | parts)
@@ -172,7 +172,9 @@ class Image:
     def _add(self, tensor: torch.Tensor) -> int:
         """Return a tensor's slot number; tied tensors share a slot."""
         _refuse(tensor)
-        tensor = tensor.detach().resolve_conj().resolve_neg()  # a conjugate or negative view differs only by a flag
+        tensor = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():  # a view that differs only by a flag
+            tensor = tensor.resolve_conj().resolve_neg()
         key = tensor_key(tensor)
         number = self._known.get(key) if tensor.numel() else None
         if number is None:
@@ -209,7 +211,7 @@ class Skeleton:
         content = pickling.loads(data, where)
         tables = content.get("shards", []), content.get("plain", [])
         parts = content["model"], content["rest"], content["local"], content["optimizers"]
-        return cls(content["slots"], *tables, *parts, where)
+        return cls([TensorSlot(*each) for each in content["slots"]], *tables, *parts, where)
 
     def join(
         self,

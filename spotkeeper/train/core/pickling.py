@@ -72,7 +72,7 @@ def dumps(value: object, tensor: Callable[[torch.Tensor], object] | None = None)
         StateTypeError: the value has a type that :func:`loads` would refuse.
     """
     out = io.BytesIO()
-    _Pickler(out, tensor).dump(value)
+    (_Pickler(out) if tensor is None else _TensorPickler(out, tensor)).dump(value)
     return out.getvalue()
 
 
@@ -91,13 +91,9 @@ def loads(data: bytes | memoryview, where: str, tensor: Callable[[Any], torch.Te
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, out: io.BytesIO, tensor: Callable[[torch.Tensor], object] | None) -> None:
+    def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
-        self._tensor = tensor
         self._plain: set[type] = set()  # types known to need no special treatment
-
-    def persistent_id(self, obj: Any) -> object:
-        return self._tensor(obj) if self._tensor is not None and isinstance(obj, torch.Tensor) else None
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce NumPy values with ``arrays.py``; refuse functions and classes that are not on the allowlist."""
@@ -116,6 +112,17 @@ class _Pickler(pickle.Pickler):
         elif not callable(obj):
             self._plain.add(kind)
         return NotImplemented
+
+
+class _TensorPickler(_Pickler):
+    """Only where tensors are: ``persistent_id`` is called for every number and every text, 0.2 us each."""
+
+    def __init__(self, out: io.BytesIO, tensor: Callable[[torch.Tensor], object]) -> None:
+        super().__init__(out)
+        self._tensor = tensor
+
+    def persistent_id(self, obj: Any) -> object:
+        return self._tensor(obj) if isinstance(obj, torch.Tensor) else None
 
 
 _PythonUnpickler: Any = pickle._Unpickler  # the type stubs lack its stack and methods
