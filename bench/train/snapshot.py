@@ -1,15 +1,17 @@
-"""What a save with ``checkpoint.snapshots`` costs the training loop, beside ``torch.save`` of the same state.
+"""What an image and a save with ``checkpoint.snapshots`` cost the training loop, beside ``torch.save`` of the state.
 
-*Stall* is the time at the boundary and the wait before the optimizer's step. *Slowdown* compares whole steps with and
-without a save. Forward and backward take at least twice as long as a plain copy of the state, on one core. The saver
-begins to write before the optimizer's step, so the slowdown contains that too. What a thread that only copies as many
-bytes costs the same step says what the machine itself allows. Steps with a save, steps without one and
-``torch.save`` take turns. Stalls are the least of the rounds, because other load only adds, steps are medians; the
-ranges are given too. CPU only.
+*Stall* is the time of a save at the boundary and its wait before the optimizer's step. *Slowdown* compares whole steps
+with an image and without one. Forward and backward take at least twice as long as a plain copy of the state, on one
+core. What a thread that only copies as many bytes costs such a step says what the machine itself allows: memory
+bandwidth, and a core for the copy. All kinds of steps take turns in every round, in another order each time, and a
+slowdown is the median of the rounds' ratios. The parts of a step show where it is, and the training thread's processor
+time whether that thread runs slower (memory) or waits (a busy core). The step in which the saver writes to disk is
+given beside it. Stalls are the least of the rounds, because other load only adds. CPU only.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -19,15 +21,24 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIZES_MB = tuple(int(size) for size in os.environ.get("SPOTKEEPER_BENCH_MB", "480 1920").split())
-ROUNDS = 5
+ROUNDS = int(os.environ.get("SPOTKEEPER_BENCH_ROUNDS", "12"))
+SAVES = 5  # rounds with a torch.save
 TENSORS = 24
 MEMORY = "/memfd:spotkeeper"
+KINDS = {
+    "image": "a step with an image",
+    "copy": "with a thread that only copies",
+    "save": "with a save",
+    "write": "while the saver writes it",
+}
+PARTS = ("boundary", "forward and backward", "optimizer")
 
 Times = dict[str, list[float]]  # seconds by what was measured
 
@@ -35,16 +46,17 @@ Times = dict[str, list[float]]  # seconds by what was measured
 def figures() -> list[dict[str, object]]:
     sizes = {size: of_a_size(size) for size in SIZES_MB}
     stall = max(min(times["stall"]) / min(times["torch.save"]) for times in sizes.values())
-    slower = max(100 * (median(times["with"]) / median(times["without"]) - 1) for times in sizes.values())
-    limit = max(100 * (median(times["with a plain copy"]) / median(times["plain"]) - 1) for times in sizes.values())
+    slower = max(_slower(times, "image") for times in sizes.values())
     states = max(times["states"][0] for times in sizes.values())
-    told = "; ".join(
-        f"{size} MB: {', '.join(_told(times, what) for what in ('stall', 'torch.save', 'with', 'without'))}"
+    saves = "; ".join(
+        f"{size} MB: " + ", ".join(f"{what} {min(each):.4f} to {max(each):.4f} s" for what, each in chosen.items())
         for size, times in sizes.items()
+        if (chosen := {what: times[what] for what in ("stall", "torch.save")})
     )
+    shown = "; ".join(f"{size} MB: {_breakdown(times)}" for size, times in sizes.items())
     return [
-        _figure("snapshot.stall_vs_torch_save", stall, "x", 0.01, told),
-        _figure("snapshot.slowdown_percent", slower, "%", 1.0, f"{told}; a thread that only copies: {limit:.1f} %"),
+        _figure("snapshot.stall_vs_torch_save", stall, "x", 0.01, saves),
+        _figure("snapshot.slowdown_percent", slower, "%", 1.0, shown),
         _figure("snapshot.peak_states_in_memory", states, "states", 3.0, "whole states in the saver's memory"),
     ]
 
@@ -54,8 +66,19 @@ def _figure(name: str, value: float, unit: str, goal: float, against: str) -> di
     return {**shown, "holds": value <= goal, "against": against}
 
 
-def _told(times: Times, what: str) -> str:
-    return f"{what} {min(times[what]):.4f} to {max(times[what]):.4f} s"
+def _slower(times: Times, kind: str, of: str = "whole") -> float:
+    """How much longer steps of a kind take than steps without an image, in percent."""
+    pairs = zip(times[f"{kind} {of}"], times[f"without {of}"], strict=True)
+    return 100 * (median(these / without for these, without in pairs) - 1)
+
+
+def _breakdown(times: Times) -> str:
+    kinds = ", ".join(f"{told} {_slower(times, kind):.1f} %" for kind, told in KINDS.items())
+    busy = ", ".join(f"{told} {_slower(times, kind, 'processor'):.1f} %" for kind, told in KINDS.items())
+    parts = ", ".join(
+        f"{part} {median(times[f'without {part}']):.4f} to {median(times[f'image {part}']):.4f} s" for part in PARTS
+    )
+    return f"{kinds}; of the training thread's processor time {busy}; with an image {parts}"
 
 
 def of_a_size(size_mb: int) -> Times:
@@ -85,51 +108,67 @@ def measure(folder: Path, size_mb: int) -> Times:
     work, pace, times = Work(), run._boundary._pace, Times()
     pair = torch.ones(2, size_mb * 1_000_000 // 4)
     copy_s = min(_seconds(lambda: pair[0].copy_(pair[1])) for _ in range(3))
-    batches = run.steps(range(2 + 2 * (CHECKED + ROUNDS)))
+    batches = iter(run.steps(range(1_000_000)))
     forward = max(1, math.ceil(2 * copy_s / work.steps_s()))
 
-    def step(*, due: bool) -> float:
-        pace.since = -math.inf if due else math.inf
-
-        def whole() -> None:
-            next(batches)
-            for _ in range(forward):
-                work.step()
-            optimizer.step()
-
-        return _seconds(whole)
-
-    def beside_a_copy() -> None:
-        copying = threading.Thread(target=lambda: pair[0].copy_(pair[1]))
+    def boundary(kind: str) -> threading.Thread:
+        """Begin a step, and its image or save; return the thread of a plain copy."""
+        pace.since = -math.inf if kind == "save" else math.inf
+        pace.image_since = -math.inf if kind == "image" else math.inf
+        next(batches)
+        copying = threading.Thread(target=lambda: pair[0].copy_(pair[1]) if kind == "copy" else None)
         copying.start()
+        return copying
+
+    def forward_and_backward() -> None:
         for _ in range(forward):
             work.step()
+
+    def end(copying: threading.Thread) -> None:
         copying.join()
         optimizer.step()
 
-    def alone() -> None:
-        for _ in range(forward):
-            work.step()
-        optimizer.step()
+    def step(kind: str) -> Times:
+        return _parts(kind, boundary, forward_and_backward, end)
 
-    step(due=False)
-    for number in range(CHECKED + ROUNDS):
-        os.sync()
-        without = step(due=False)
-        os.sync()
-        took = step(due=True)
-        run.wait()
-        if number < CHECKED:
+    order = ["without", *(kind for kind in KINDS if kind != "write")]
+    for number in range(-CHECKED, ROUNDS):
+        found = Times()
+        for kind in order[number % len(order) :] + order[: number % len(order)]:
+            step("between")  # an image needs a step without one before it
+            found |= step(kind)
+            if kind == "save":
+                found |= step("write")
+            run.wait()
+        if number < 0:
             continue
-        _add(times, {"with": took, "without": without, "stall": pace.stalls[-1]})
-        _add(times, {"with a plain copy": _seconds(beside_a_copy), "plain": _seconds(alone)})
-        state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        os.sync()
-        _add(times, {"torch.save": _seconds(lambda state=state: torch.save(state, folder / "plain.pt"))})
-    client = run._boundary.writer.client
-    assert client is not None
-    _add(times, {"states": sum(size // (size_mb * 1_000_000) for size in _memories(client.pid))})
+        _add(times, found | {"stall": [pace.stalls[-1]]})
+        if number < SAVES:
+            state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            os.sync()
+            _add(times, {"torch.save": [_seconds(lambda state=state: torch.save(state, folder / "plain.pt"))]})
+            os.sync()
+    writer = run._boundary.writer
+    assert writer.client is not None
+    _add(times, {"states": [sum(size // (size_mb * 1_000_000) for size in _memories(writer.client.pid))]})
+    writer.close()  # the saver writes the newest image before it ends
     return times
+
+
+def _parts(
+    kind: str, first: Callable[[str], threading.Thread], second: Callable[[], None], third: Callable[..., None]
+) -> Times:
+    """Take one step in three parts; return the seconds of each."""
+    busy, stamps = time.thread_time(), [time.monotonic()]
+    copying = first(kind)
+    stamps.append(time.monotonic())
+    second()
+    stamps.append(time.monotonic())
+    third(copying)
+    stamps.append(time.monotonic())
+    parts = dict(zip(PARTS, (b - a for a, b in itertools.pairwise(stamps)), strict=True))
+    found = parts | {"whole": stamps[-1] - stamps[0], "processor": time.thread_time() - busy}
+    return {f"{kind} {part}": [seconds] for part, seconds in found.items()}
 
 
 def _memories(pid: int) -> list[int]:
@@ -138,9 +177,9 @@ def _memories(pid: int) -> list[int]:
     return [link.stat().st_size for link in links if str(link.readlink()).startswith(MEMORY)]
 
 
-def _add(times: Times, values: dict[str, float]) -> None:
-    for what, value in values.items():
-        times.setdefault(what, []).append(value)
+def _add(times: Times, found: Times) -> None:
+    for what, each in found.items():
+        times.setdefault(what, []).extend(each)
 
 
 def _seconds(work: Any) -> float:
