@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.job import JobSpec, Mirror
 from spotkeeper.contract.names import new_job_id
 from spotkeeper.contract.sweep import Params, Trial
 
@@ -174,8 +174,11 @@ def trial_job(spec: SweepSpec, cohort: Cohort, number: int) -> JobSpec:
         parallel=spec.parallel,
         max_usd=cohort.max_usd,
     )
-    params = {**spec.job.params, **cohort.values[number - cohort.first]}
-    return filled(replace(spec.job, name=trial_name(file.name, number), params=params, trial=trial))
+    params, checkpoint = {**spec.job.params, **cohort.values[number - cohort.first]}, spec.job.checkpoint
+    if trial.rungs and checkpoint.mirror is None:  # a trial that waits keeps a copy in the bucket, and no disk
+        checkpoint = replace(checkpoint, mirror=Mirror())
+    name = trial_name(file.name, number)
+    return filled(replace(spec.job, name=name, params=params, checkpoint=checkpoint, trial=trial))
 
 
 # -- parameters in a command

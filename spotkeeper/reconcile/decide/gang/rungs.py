@@ -42,8 +42,9 @@ def step(draft: Draft) -> None:
         draft.log(Event.RUNG, f"r{trial.rung}", detail=f"step {trial.until}: {_worth(draft, found.value)}")
     if not trial.reached:
         return
-    covered = location.covered(draft)
-    if covered or draft.now >= trial.reached_at + COPY_S:
+    covered, spec = location.covered(draft), draft.snapshot.spec
+    copies = spec is not None and spec.checkpoint.mirror is not None
+    if covered or not copies or draft.now >= trial.reached_at + COPY_S:
         for index in range(len(draft.nodes)) if covered else ():
             draft.new_disk(index)
         draft.hold(Hold.RUNG, f"at step {trial.until} of search {trial.of.sweep}, until its other trials are there")

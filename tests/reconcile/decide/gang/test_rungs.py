@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Rung
 from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Mirror, RequestKind
@@ -113,6 +114,14 @@ def test_without_a_copy_the_disk_stays_and_training_goes_on_from_it() -> None:
     search.submit(1)
     search.world.until(search.over, 6000)
     assert search.outcomes()[0] is Outcome.SUCCEEDED
+
+
+def test_a_trial_whose_checkpoints_have_no_copies_keeps_its_disk_and_waits_for_none() -> None:
+    search = Search(count=2)
+    spec = replace(search.spec(0), checkpoint=Checkpoint())
+    search.world.submit(job(0), spec)
+    search.world.until(lambda: search.holds(0), rungs.COPY_S / 3)
+    assert [drive.disk.job for drive in search.world.drives.values()] == [job(0)]
 
 
 def test_machines_wait_for_the_copy_until_its_time_is_over() -> None:
