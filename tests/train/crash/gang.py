@@ -112,10 +112,13 @@ class Machines:
     def saver_pids(self) -> list[int]:
         return [process.pid for process in self._savers.values() if process.poll() is None]
 
-    def lose(self, node: int) -> None:
-        """A machine's saver and its disk; its trainers are dead."""
+    def end_saver(self, node: int) -> None:
         self._savers[node].kill()
         self._savers[node].wait()
+
+    def lose(self, node: int) -> None:
+        """A machine's saver and its disk; its trainers are dead."""
+        self.end_saver(node)
         shutil.rmtree(self.disks[node])
         self.disks[node].mkdir()
 

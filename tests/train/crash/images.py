@@ -96,6 +96,8 @@ def _second_life(gang: Machines, cell: Cell) -> list[str]:
     wrong = [] if newest.step >= least else [f"the newest is {newest}, want step {least} or later"]
     if cell.what != KILL and not cell.what.endswith("+"):  # on a disk that goes on failing, the next start clears up
         wrong += [f"{each} was left on a disk that failed" for found in before.values() for each in found if each.why]
+    if lost:  # after an error too: a saver that lives on still offers its image, and its disk may go on failing
+        gang.end_saver(0)
     gang.start_savers(-1)
     then = newest.step + 2
     codes = gang.run(2, (then,), {})
