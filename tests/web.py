@@ -29,11 +29,15 @@ class Handler(BaseHTTPRequestHandler):
         """No log: the stand-in records requests."""
 
 
+class Listener(ThreadingHTTPServer):
+    request_queue_size = 128  # by default 5: where a busy machine accepts late, some of many requests were reset
+
+
 class Server:
     """Serves from its creation until ``close``. ``address``: host and port; ``url``: with the scheme."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = Listener(("127.0.0.1", 0), handler)
         self.address = f"127.0.0.1:{self._server.server_port}"
         self.url = f"http://{self.address}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Claim, Stop
-from spotkeeper.contract.stack import TeamState
+from spotkeeper.contract.stack import Model, TeamState
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -82,3 +82,31 @@ def test_a_job_whose_team_is_not_known_yet_says_so() -> None:
     world.step()
     assert world.record().reason == "waiting to hear whose job it is"
     assert not world.memory.allocation[0].claims
+
+
+def test_a_job_that_waits_only_for_others_says_that_the_machines_are_taken() -> None:
+    world = World(the_stack=stack(max_machines=2), nodes=2)
+    world.submit(JOB)
+    world.until(world.training)
+    world.submit(SECOND)
+    world.run(2 * MINUTE)
+    assert world.record(SECOND).reason == (
+        "waiting in the queue: the machines that it may use are taken; spotkeeper queue shows its place"
+    )
+
+
+def test_a_claim_tells_which_machines_the_cloud_refuses_until_all_have_come() -> None:
+    world = World(the_stack=stack(max_machines=8), nodes=2)
+    for zone in world.stack.pools[0].zones:
+        for model in Model:
+            world.capacity[zone, model] = 0
+    world.submit(JOB)
+    world.run(5 * MINUTE)
+    found = claim_of(world)
+    assert found.short is not None and found.dry_since == found.short.since
+    assert found.short.count == 2
+    assert found.short.offers == tuple(f"pool/{zone}" for zone in world.stack.pools[0].zones)
+    world.capacity.clear()
+    world.until(world.training)
+    world.run(2 * MINUTE)
+    assert (claim_of(world).short, claim_of(world).dry_since) == (None, None)
