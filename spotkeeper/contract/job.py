@@ -131,7 +131,8 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         str | None, _about("40h, 90m, 2d: training time without interruptions; unset: estimated from the first steps")
     ] = None
     max_wait: Annotated[
-        str | None, _about("30m, 6h: longest wait for spot before buying on-demand; unset: the policy decides")
+        str | None,
+        _about("30m, 6h: longest wait for spot, then on-demand; with policy spot, a hold; unset: the policy decides"),
     ] = None
     max_price: Annotated[float, Meta(gt=0, description="highest spot price to pay, USD per machine-hour")] | None = None
     static: Annotated[Literal["use", "never"], _about("whether to take the stack's static machines")] = "use"

@@ -66,6 +66,8 @@ class Hold(str, Enum):
              budget is used up                              ends after ``hold_days``
     SPEND    the job has spent its ``max_usd``              resume, which allows the same amount again;
                                                             the job ends after ``hold_days``
+    MAX_WAIT `policy: spot`: the market has had no machines resume, which begins the wait again; the
+             for it for ``max_wait``                        job ends after ``hold_days``
     QUEUE    its machines went to another job               a reservation, by the queue
     RUNG     a trial of a search waits for the others       the last report of the rung
     ======== ============================================== ===================================
@@ -78,6 +80,7 @@ class Hold(str, Enum):
     CAPACITY = "capacity"
     FAILURE = "failure"
     SPEND = "spend"
+    MAX_WAIT = "max_wait"
     QUEUE = "queue"
     RUNG = "rung"
 
@@ -281,6 +284,8 @@ class Record(Struct, frozen=True, omit_defaults=True):
     roll_at: Past = 0.0  # when the last roll call ended
     busy_at: Past = 0.0  # when the last roll call for a hang found a node that is only slow
     dry_since: Past | None = None  # since when the gang's zone has no offer
+    market_since: Past | None = None  # since when it lacks a machine because the market has none; counts only ...
+    market_wait_s: float = 0.0  # ... for `max_wait` under `policy: spot`, after this earlier time of the same wait
     short_since: Past | None = None  # since when some of the gang's machines wait for the rest
     limits: Limits = Limits()
     spec_replaced: bool = False  # a resume brought another job file, stored under `spec_sha256`

@@ -22,7 +22,7 @@ from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import joined
 
 NAME = 40  # characters of a job's name, at most
-ENDED_HOLDS = frozenset({Hold.FAILURE, Hold.SPEND})  # nobody resumes a trial's job: its trial has failed
+ENDED_HOLDS = frozenset({Hold.FAILURE, Hold.SPEND, Hold.MAX_WAIT})  # nobody resumes a trial's job: its trial has failed
 
 Value = bool | int | float | str
 

@@ -67,7 +67,7 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
             STACK.pools,
             "`work` costs at least $8.00",
         ),
-        ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "has no effect: `policy: on-demand` buys"),
+        ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "has no effect: `policy: on-demand` does not wait"),
     ],
 )
 def test_surprising_values_cause_cautions(fields: dict[str, object], pools: tuple[PoolState, ...], words: str) -> None:

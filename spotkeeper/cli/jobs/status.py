@@ -239,6 +239,8 @@ def _failed(store: Store, record: Record, code: Exit) -> CliError:
     who, remedy = f"{record.name} ({record.job})", f"spotkeeper resume {record.name}"
     if why is Hold.SPEND:
         return CliError(f"{who} has spent its max_usd and is on hold", code, f"{remedy} (to spend max_usd once more)")
+    if why is Hold.MAX_WAIT:
+        return CliError(f"{who} got no spot machines within max_wait and is on hold", code, f"{remedy} (to wait again)")
     if why is not None:
         return CliError(f"{who} failed and is on hold", code, f"spotkeeper logs {record.job}, then {remedy} [JOB.YAML]")
     if held is not None and held.value.outcome is Outcome.CANCELLED:

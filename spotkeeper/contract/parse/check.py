@@ -281,8 +281,8 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
         yield f"{told}, so the job {'waits' if spec.policy == 'spot' else 'uses on-demand'} until a spot price falls"
     if spec.max_usd is not None and (usd := _least_usd(spec, offers, lowest)) > spec.max_usd:
         yield f"max_usd: ${spec.max_usd:g} will not last: `work` costs at least ${usd:,.2f}, so the job will go on hold"
-    if spec.max_wait is not None and spec.policy in ("spot", "on-demand"):
-        yield f"max_wait: {spec.max_wait} has no effect: `policy: {spec.policy}` buys only one kind of machine"
+    if spec.max_wait is not None and spec.policy == "on-demand":
+        yield f"max_wait: {spec.max_wait} has no effect: `policy: on-demand` does not wait for spot"
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:

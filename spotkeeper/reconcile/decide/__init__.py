@@ -39,6 +39,7 @@ RUNNING = (
     replacement.step,
     zone_probe.step,
     reservations.step,
+    pending.limit_wait,
     pending.give_back,
     generation.step,
 )

@@ -29,7 +29,7 @@ from spotkeeper.contract.record import Node, Phase, Slot, SlotState
 from spotkeeper.reconcile.decide.checkpoint import mirrors
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize, rungs
-from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.decide.provisioning import replacement, reservations
 from spotkeeper.reconcile.decide.snapshot import admitted
 
@@ -253,6 +253,8 @@ def _timers(draft: Draft) -> Iterator[float]:
         yield max(record.dry_since + times.dry_s, draft.now + times.soon_s)
     if record.fallback_until > draft.now:
         yield record.fallback_until
+    if (ends := progress.spot_wait_ends(draft)) is not None:
+        yield max(ends, draft.now + times.soon_s)
     yield from replacement.due(draft)
     for node in draft.nodes:
         if node.cur is None and node.refused_at:

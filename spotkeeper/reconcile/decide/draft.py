@@ -76,6 +76,7 @@ class Draft:
         self.tally = self._tally()  # existing grants plus those that this pass wants
         self.planned: tuple[Claim | None, Allocation] | None = None  # of ``queue.claim``
         self.lacking: int | None = None  # nodes without a machine and a grant, when the pass requests the first machine
+        self.sold_out = False  # whether the market has no machine for a node that requested one in this pass
         self.unreserved: str | None = None  # the result of ``queue.claim.bars``
         self._members: tuple[tuple[int, Slot], ...] | None = None
         self.offers: dict[OffersKey, Selection] = {}  # select()'s results in this pass
@@ -311,6 +312,8 @@ class Draft:
             hold_late=None,
             hold_count=self.record.hold_count + (why not in (Hold.QUEUE, Hold.RUNG)),  # these are no failed tries
         )
+        if why is not Hold.CAPACITY:  # between its tries the job lacks machines for the market too
+            self.stop_wait()
         if self.record.gen:
             self.set(stop=True, stop_deadline=self.now)
         self.log(Event.HOLD, f"v{self.record.ver + 1}", node=node, cause=why.value, detail=reason)
@@ -328,9 +331,18 @@ class Draft:
             budget=budget,
             **NO_HOLD,
         )
+        if cause == "resume":
+            self.set(market_since=None, market_wait_s=0.0)
         if self.record.gen:
             self.set(stop_since=self.now)  # timeouts for machines and disks start now
         self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause, detail=detail)
+
+    def stop_wait(self) -> None:
+        """Stop the clock of the wait for the market; it goes on when the market is the obstacle again."""
+        since = self.record.market_since
+        if since is not None:
+            waited_s = self.record.market_wait_s + max(0.0, self.now - since)
+            self.set(market_since=None, market_wait_s=waited_s)
 
     def count_loss(self, index: int, slot: Slot) -> None:
         """Count the preemption of a spot machine, and start an on-demand fallback after too many."""

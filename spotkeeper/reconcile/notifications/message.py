@@ -23,6 +23,10 @@ _UNSEEN = re.compile(
 _PASSES = [hold.value for hold in Hold if hold.passes]
 _RETRIES = (Hold.CLOUD.value, Hold.CAPACITY.value)
 _TWICE = 2
+_AGAIN = {
+    Hold.SPEND: " (it may then spend the same amount again)",
+    Hold.MAX_WAIT: " (it then waits that long again; a job file with `policy: balanced` lets it buy on-demand)",
+}
 
 
 def notifications(entries: Iterable[Entry], record: Record, stack: StackState) -> tuple[Notification, ...]:
@@ -120,7 +124,7 @@ def _remedy(record: Record) -> str:
         return f"{logs}. {cancel}"
     if record.go_back() in record.reason:
         return f"To continue without the newest checkpoint: {record.go_back()}. {cancel}"
-    same = " (it may then spend the same amount again)" if record.hold is Hold.SPEND else ""
+    same = _AGAIN.get(record.hold, "") if record.hold is not None else ""
     return f"To continue: spotkeeper resume {record.name}{same}. {cancel}"
 
 

@@ -19,6 +19,7 @@ from spotkeeper.report.text.words import count, duration, percent, saved, usd, v
 _RESUMES = {
     Hold.FAILURE: (", with a fresh crash budget", "a corrected script, or a corrected job file"),
     Hold.SPEND: (", with max_usd to spend again", "another max_usd, or other files"),
+    Hold.MAX_WAIT: (", with max_wait to wait again", "`policy: balanced`, another max_wait, or other pools"),
 }
 
 

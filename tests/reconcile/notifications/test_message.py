@@ -70,6 +70,12 @@ class TestEvents:
         assert found.events == (NotifyEvent.OVER_BUDGET, NotifyEvent.HOLD)
         assert "(it may then spend the same amount again)" in found.todo
 
+    def test_the_end_of_the_wait_for_spot_names_what_buys_other_machines(self) -> None:
+        held = record(phase=Phase.HOLD, hold=Hold.MAX_WAIT, hold_count=2)
+        found = one(Event.HOLD, held, cause="max_wait", detail="waiting for capacity in z-a")
+        assert found.events == (NotifyEvent.HOLD,)
+        assert "(it then waits that long again; a job file with `policy: balanced` lets it buy" in found.todo
+
     @pytest.mark.parametrize("why", [Hold.CLOUD, Hold.CAPACITY])
     def test_a_job_that_retries_by_itself_is_announced_once(self, why: Hold) -> None:
         held = record(phase=Phase.HOLD, hold=why, hold_count=1, hold_until=AT + 600)

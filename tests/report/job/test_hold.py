@@ -58,6 +58,14 @@ def test_a_job_held_by_max_usd_names_both_remedies() -> None:
     ]
 
 
+def test_a_job_held_by_max_wait_names_both_remedies() -> None:
+    record = held(Hold.MAX_WAIT, reason="waiting for capacity in z-a", hold_ends=HOUR * 25)
+    assert printed(status(job_view(record, None, (), STACK, now=HOUR))).splitlines()[-3:-1] == [
+        "resume from the newest checkpoint, with max_wait to wait again:  spotkeeper resume first",
+        "resume with `policy: balanced`, another max_wait, or other pools:  spotkeeper resume first JOB.YAML",
+    ]
+
+
 def test_an_unavailable_checkpoint_names_go_back_once() -> None:
     progress = Progress(gen=3, step=50, at=1.0, commit_gen=3, commit_step=48)
     remedy = "spotkeeper resume first --go-back"

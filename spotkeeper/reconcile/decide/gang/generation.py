@@ -196,6 +196,8 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         stop_deadline=None,
         roll=None,
         dry_since=None,
+        market_since=None,
+        market_wait_s=0.0,
         short_since=None,
         reason="",
         hold_count=0,

@@ -108,6 +108,17 @@ def waits_since(draft: Draft) -> float:
     return draft.record.stop_since if draft.record.gen else draft.record.created
 
 
+def spot_wait_ends(draft: Draft) -> float | None:
+    """Return when a job that buys only spot has lacked machines for ``max_wait``, if the market stays without.
+
+    None: its policy is another one, its file has no ``max_wait``, or the market is not the obstacle now.
+    """
+    spec, since, most_s = draft.snapshot.spec, draft.record.market_since, max_wait_s(draft)
+    if spec is None or spec.policy != "spot" or since is None or most_s is None:
+        return None
+    return since + max(0.0, most_s - draft.record.market_wait_s)
+
+
 # -- work lost by a stop
 
 

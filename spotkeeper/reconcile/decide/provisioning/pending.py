@@ -14,6 +14,8 @@ the market        some machines are paid for while      after ``gang_s`` all are
 So a try costs at most what all machines of the gang but one cost in the time ``gang_s``. The waits between tries are 1,
 2, 4 and then always 8 times ``gang_s``. Nothing is released if all machines are static, while ``max_wait`` still
 delays on-demand, or while the job takes over machines of others (``queue/takeover.py``).
+
+Under ``policy: spot`` no other machines follow, so ``max_wait`` ends the wait: the job goes on hold until a resume.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
-from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.draft import DAY_S, Draft
+from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import takeover
 from spotkeeper.reconcile.decide.snapshot import admitted
@@ -57,6 +60,7 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return True
     if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
+    draft.sold_out = True
     why = _no_quota(draft, node) or _above_max_price(draft) or _no_offers(draft, bool(capped))
     until = on_demand_from(draft, index)
     say(draft, index, why if until is None else f"{why}; on-demand from {time_of_day(until)} at the latest")
@@ -132,6 +136,43 @@ def _no_offers(draft: Draft, capped: bool) -> str:
     return f"waiting for spot capacity in {where}: the job's max_on_demand of {spec.max_on_demand} is reached"
 
 
+# -- the longest wait under ``policy: spot``
+
+
+def limit_wait(draft: Draft) -> None:
+    """Hold a job that buys only spot, once the market has had no machines for it for ``max_wait``.
+
+    The clock runs while the cloud refuses requests, also while a gang that never gets all machines has used up its
+    launches or moves to another zone. It stops while all machines are there, or queue or caps allow none.
+    """
+    record, spec = draft.record, draft.snapshot.spec
+    if spec is None or spec.policy != "spot" or spec.max_wait is None:
+        return
+    if (draft.sold_out or _launched_out(draft)) and not trains(draft):
+        if record.market_since is None:
+            draft.set(market_since=draft.now)
+        ends = progress.spot_wait_ends(draft)
+        if ends is not None and draft.now >= ends:
+            told = (
+                f"it did not get its spot machines within max_wait ({spec.max_wait}), and `policy: spot` buys no others"
+            )
+            draft.hold(Hold.MAX_WAIT, f"{record.reason}; {told}", ends=draft.now + spec.hold_days * DAY_S)
+    elif record.move is None and not draft.wanted and not _requested(draft):
+        draft.stop_wait()
+
+
+def _launched_out(draft: Draft) -> bool:
+    """Whether a job that the market refused a machine may request none now, since it had too many launches."""
+    vacant = (index for index in draft.filled() if draft.nodes[index].cur is None)
+    return draft.record.market_since is not None and any(limits.bars(draft, index) for index in vacant)
+
+
+def _requested(draft: Draft) -> bool:
+    """Whether the cloud has not yet made a machine that the job requested: it may still refuse it."""
+    slots = [draft.nodes[index].cur for index in draft.filled()]
+    return any(slot is not None and not admitted(slot) for slot in slots) and None not in slots
+
+
 # -- all or nothing
 
 
@@ -171,5 +212,7 @@ def give_back(draft: Draft) -> None:
         if draft.snapshot.spec is not None and draft.snapshot.spec.max_wait is not None:
             return
         until = min(until, at)
+    if (ends := progress.spot_wait_ends(draft)) is not None:
+        until = min(until, max(ends, draft.now))
     told = f"released {count} machine{'s' * (count > 1)} that waited for the other machines"
     draft.hold(Hold.CAPACITY, f"{record.reason or 'no capacity'}; {told}", until=until)
