@@ -64,6 +64,13 @@ class SweepState(Struct, frozen=True, omit_defaults=True):
         return replace(self, ver=self.ver + 1, trials=trials)
 
 
+def joined(old: TrialReport, new: TrialReport) -> TrialReport:
+    """Return what both reports of a trial say: a round that read an old record takes nothing back."""
+    if old.over and not new.over:
+        return old
+    return replace(new, values=max(old.values, new.values, key=len))
+
+
 def continuing(state: SweepState, trial: Trial, rung: int) -> frozenset[int] | None:
     """Return the trials of ``trial``'s cohort that continue after a rung; None while reports are missing.
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotkeeper.contract import codec
-from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, continuing, ranking, value_at
+from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, continuing, joined, ranking, value_at
 
 NAN = math.nan
 
@@ -92,3 +92,14 @@ def test_a_later_report_replaces_an_earlier_one() -> None:
     found = found.told(TrialReport(1, (1.0, 2.0), spent=3.0))
     assert (found.ver, found.spent()) == (7, 4.0)
     assert [(one.number, one.values) for one in found.trials] == [(0, ()), (1, (1.0, 2.0))]
+
+
+def test_an_older_report_of_a_trial_takes_nothing_back() -> None:
+    began, waits = TrialReport(0, spent=1.0), TrialReport(0, (0.5,), spent=2.0)
+    ended = TrialReport(0, (0.5,), 0.25, over=True, spent=3.0)
+    assert joined(began, waits) == waits
+    assert joined(waits, began) == TrialReport(0, (0.5,), spent=1.0)
+    assert joined(waits, ended) == ended
+    assert joined(ended, waits) == joined(ended, began) == ended
+    later = TrialReport(0, (0.5,), 0.25, over=True, spent=4.0)
+    assert joined(ended, later) == later, "its machines went after its end"

@@ -23,6 +23,7 @@ from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Cloud, Listing, disks_kept
 from spotkeeper.contract.record import Hold, Node, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.controller import alarm
 from spotkeeper.reconcile.controller.cleanup import bury, withdraw
 from spotkeeper.reconcile.controller.lease import Lease
@@ -144,14 +145,28 @@ def _at_rungs(store: Store, before: Mapping[str, Versioned[Record] | None], busy
     ``busy``: jobs that still have machines, disks or grants.
     """
     turn, found = int(now // TICK_EVERY_S) % RESTS, set[str]()
+    states: dict[str, SweepState | None] = {}
     for job, read in before.items():
         trial = read.value.trial if read is not None and read.value.hold is Hold.RUNG else None
         if trial is None or job in busy or crc32(job.encode()) % RESTS == turn:
             continue
-        state = alarm.readable_sweep(store, trial.of.sweep)
-        if state is not None and rungs.waits(state.value, trial):
+        name = trial.of.sweep
+        if name not in states:
+            states[name] = _state(store, name)
+        state = states[name]
+        if state is not None and rungs.waits(state, trial):
             found.add(job)
     return found
+
+
+def _state(store: Store, name: str) -> SweepState | None:
+    """Read a search's state; None if that fails, so that only its own trials' rounds fail."""
+    try:
+        read = alarm.readable_sweep(store, name)
+    except StoreError as error:
+        log.warning("state of search %s: %s", name, error)
+        return None
+    return None if read is None else read.value
 
 
 def _drop_claims(store: Store, gone: set[str]) -> None:

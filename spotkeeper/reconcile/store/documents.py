@@ -64,6 +64,7 @@ _JOB_REMEDIES = {
     "rec": "repair the object, or delete it: the next tick then ends the job, deletes its VMs and keeps its disks",
     "progress": "delete the object: the running job's next report writes it again within a minute",
     "spec.json": "repair the object, which is the job file as submitted, in JSON",
+    "state": "repair the object: without the reports of ended trials, the search's other trials wait for ever",
 }
 _REMEDIES = {
     "stack/allocation": "spotkeeper repair allocation (it rebuilds the object from ledgers, records and the cloud)",

@@ -40,7 +40,8 @@ def step(draft: Draft) -> None:
         trial = replace(trial, values=(*trial.values, found.value), reached_at=draft.now)
         draft.set(trial=trial)
         draft.log(Event.RUNG, f"r{trial.rung}", detail=f"step {trial.until}: {_worth(draft, found.value)}")
-    if not trial.reached:
+    asked = record.pause and not record.recalled and not limits.spent_up(draft)
+    if not trial.reached or asked:  # the rung does not undo a user's pause
         return
     covered, spec = location.covered(draft), draft.snapshot.spec
     copies = spec is not None and spec.checkpoint.mirror is not None
@@ -80,7 +81,7 @@ def succeeded(draft: Draft) -> None:
 
 def gives_up_disks(draft: Draft) -> bool:
     """Whether the trial waits, and its disks are not needed: their numbers were replaced, and the bucket has a copy."""
-    return draft.record.phase is Phase.HOLD and draft.record.hold is Hold.RUNG
+    return draft.record.phase is Phase.HOLD and draft.record.hold is Hold.RUNG and location.covered(draft)
 
 
 def resume(draft: Draft) -> None:
@@ -126,7 +127,7 @@ def report(draft: Draft) -> SweepState | None:
     if trial is None or state is None:
         return None
     old, record = state.trial(trial.of.number), draft.record
-    new = TrialReport(
+    found = TrialReport(
         number=trial.of.number,
         job=record.job,
         values=trial.values,
@@ -134,6 +135,7 @@ def report(draft: Draft) -> SweepState | None:
         over=record.over,
         spent=round(limits.spent(draft), 4),
     )
+    new = sweep.joined(old, found)
     same = replace(new, spent=old.spent) == old
     if same and new.spent - old.spent <= (NEWS * trial.of.max_usd / trial.of.parallel if trial.of.max_usd else 1e9):
         return None

@@ -14,7 +14,11 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.sweep import SweepState, Trial, ranking
+from spotkeeper.reconcile.controller.reconcile_job import Prefetched, run_round
+from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide.gang import rungs
+from spotkeeper.reconcile.store.documents import CorruptError
+from spotkeeper.reconcile.store.objects import StoreError
 from tests.reconcile.world import World, stack
 
 RUNGS = (20, 60)
@@ -298,3 +302,90 @@ def test_ticks_leave_trials_that_wait_alone_until_something_follows() -> None:
     search.submit(2)
     world.until(search.over, 3000)
     assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED, Outcome.STOPPED]
+
+
+def test_a_round_that_read_an_old_record_takes_no_report_back() -> None:
+    search = Search(count=2)
+    search.submit(0)
+    world = search.world
+    world.until(lambda: search.holds(0))
+    world.run(120)
+    old = world.store.read_record(job(0))
+    world.store.put_request(job(0), JobRequest("r1", RequestKind.CANCEL, world.t, "ann"))
+    world.until(lambda: world.record(job(0)).phase is Phase.DONE)
+    told = search.state().trial(0)
+    assert old is not None and told.over
+    run_round(world.store, world, job(0), world, world.options, Prefetched(old, world.list(world.stack.stack)))
+    assert search.state().trial(0) == told
+    search.submit(1)
+    world.until(search.over, 3000)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_users_pause_outlasts_the_rung(copies: bool) -> None:
+    search = Search(count=2)
+    world = search.world
+    world.copies = False
+    search.submit(0)
+    world.until(lambda: bool(world.events(Event.RUNG, job=job(0))))
+    world.store.put_request(job(0), JobRequest("r1", RequestKind.PAUSE, world.t, "ann"))
+    world.copies = copies
+    world.until(lambda: world.record(job(0)).phase is Phase.HOLD, rungs.COPY_S + 300)
+    assert world.record(job(0)).hold is Hold.PAUSE
+    search.submit(1)
+    world.until(lambda: world.record(job(1)).over, 3000)
+    assert world.record(job(0)).hold is Hold.PAUSE, "its value counts, but it does not go on by itself"
+    world.copies = True
+    world.store.put_request(job(0), JobRequest("r2", RequestKind.RESUME, world.t, "ann"))
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
+
+
+@pytest.mark.parametrize("error", [CorruptError("cut off", "sweeps/lr/state"), StoreError("503")])
+def test_a_state_that_cannot_be_read_keeps_only_its_search_waiting(error: Exception) -> None:
+    search = Search(count=3)
+    world = search.world
+    search.submit(0, 1)
+    world.until(lambda: search.holds(0) and search.holds(1))
+    world.run(120)
+    read, reads = world.memory.read_sweep, 0
+
+    def fails(name: str) -> None:
+        nonlocal reads
+        reads += 1
+        raise error
+
+    world.memory.read_sweep = fails  # type: ignore[method-assign, assignment]
+    world.may_fail = True
+    tick(world.store, world, world, world.options)
+    assert 1 <= reads <= 3, "once for the tick, once for each round"
+    world.submit(job(9), JobSpec("other", ("train.py",), 1))
+    world.until(lambda: world.record(job(9)).over, 3000)
+    assert search.holds(0) and search.holds(1)
+    world.memory.read_sweep = read  # type: ignore[method-assign]
+    search.submit(2)
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED, Outcome.STOPPED]
+
+
+def test_an_alarm_about_a_searchs_state_does_not_advise_to_delete_it() -> None:
+    remedy = CorruptError("cut off", "sweeps/lr/state").remedy
+    assert "repair the object" in remedy and "delete" not in remedy
+
+
+def test_a_tick_reads_a_searchs_state_once() -> None:
+    search = Search(count=6, parallel=5, eta=3)
+    world = search.world
+    search.submit(*range(5))
+    world.until(lambda: all(map(search.holds, range(5))))
+    world.run(120)
+    read, reads = world.memory.read_sweep, 0
+
+    def counted(name: str) -> object:
+        nonlocal reads
+        reads += 1
+        return read(name)
+
+    world.memory.read_sweep = counted  # type: ignore[method-assign, assignment]
+    done = tick(world.store, world, world, world.options)
+    assert reads == 1 + len(done.rounds) < 5

@@ -118,6 +118,23 @@ def test_limits_hold_gangs_are_whole_and_no_claim_is_lost(seed: int) -> None:
 
 
 @every
+@given(seeds, st.integers(1, 3))
+def test_a_search_never_has_more_trials_with_machines_than_its_parallel_allows(seed: int, parallel: int) -> None:
+    before, on = a_situation(seed)
+    draw, trials = Random(seed + 1), 0  # noqa: S311
+    claims: list[Claim] = []
+    for claim in before.claims:
+        belongs = draw.random() < 0.8 and (not claim.reserved or trials < parallel)
+        trials += bool(belongs and claim.reserved)
+        claims.append(replace(claim, sweep="s", parallel=parallel) if belongs else claim)
+    after = schedule(replace(before, claims=tuple(claims)), on, NOW)
+    found = sum(bool(claim.reserved) for claim in after.claims if claim.sweep)
+    event(f"{found} of {parallel}")
+    assert found <= parallel
+    assert schedule(after, on, NOW) is after
+
+
+@every
 @given(seeds)
 def test_a_schedule_changes_nothing_the_second_time(seed: int) -> None:
     before, on = a_situation(seed)
