@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from spotkeeper.contract.facts import Rung
 from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Mirror, RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.contract.record import Hold, Outcome, Phase, TrialProgress
 from spotkeeper.contract.stack import Model
-from spotkeeper.contract.sweep import SweepState, Trial, ranking
+from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, ranking
 from spotkeeper.reconcile.controller.reconcile_job import Prefetched, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide.gang import rungs
@@ -389,3 +389,10 @@ def test_a_tick_reads_a_searchs_state_once() -> None:
     world.memory.read_sweep = counted  # type: ignore[method-assign, assignment]
     done = tick(world.store, world, world, world.options)
     assert reads == 1 + len(done.rounds) < 5
+
+
+def test_a_trial_waits_only_once_it_has_reported_and_while_money_is_left() -> None:
+    trial = TrialProgress(Trial("lr", 0, "loss", count=2, rungs=(10,), max_usd=1.0), values=(0.5,))
+    assert rungs.waits(SweepState("lr", trials=(TrialReport(0, (0.5,)),)), trial)
+    assert not rungs.waits(SweepState("lr"), trial), "its own report is missing"
+    assert not rungs.waits(SweepState("lr", trials=(TrialReport(0, (0.5,), spent=1.0),)), trial), "it ends now"
