@@ -475,6 +475,9 @@ def pause(job: Job, wait: Wait = False, stack: Stack = None, as_json: Json = Fal
 def resize(
     job: Job,
     nodes: Annotated[int, Argument(metavar="NODES", min=1, help="Number of machines.")],
+    drop: Annotated[
+        list[int] | None, Option("--drop", metavar="NODE", min=0, help="Node that goes; repeat it for each.")
+    ] = None,
     wait: Wait = False,
     stack: Stack = None,
     as_json: Json = False,
@@ -485,11 +488,14 @@ def resize(
     gives up the nodes whose loss costs least, slow ones before fast ones, and their machines are deleted. The other
     nodes keep their numbers.
 
-    Example: `spotkeeper resize first 4`
+    `--drop` chooses the nodes that go, one for each machine less. A drop that would lose the newest checkpoint is
+    refused; should the node that stays fail to save, the dropped one stays in its place, and `events` says so.
+
+    Examples: `spotkeeper resize first 4`, `spotkeeper resize first 3 --drop 1`
     """
     from spotkeeper.cli.jobs import verbs
 
-    verbs.resize(job, nodes, verbs.Options(stack, as_json, wait))
+    verbs.resize(job, nodes, tuple(sorted(set(drop or ()))), verbs.Options(stack, as_json, wait))
 
 
 @app.command(rich_help_panel=JOBS)

@@ -325,6 +325,8 @@ def send_request(store: Store, record: Record, request: JobRequest) -> JobReques
 
 def _nothing_to_do(record: Record, request: JobRequest) -> str:
     """Return why the next round would refuse this request; "" if it would not."""
+    from spotkeeper.reconcile.decide.gang.resize import drop_refusal
+
     kind, nodes, on_hold = request.kind, request.nodes, record.phase is Phase.HOLD
     if record.recalled or record.hold is Hold.QUEUE:
         comes_back = kind is RequestKind.RESUME and not request.spec_sha256
@@ -333,8 +335,9 @@ def _nothing_to_do(record: Record, request: JobRequest) -> str:
         return f"is on hold already: {record.reason}" if on_hold else f"is about to go on hold: {record.pause}"
     if kind is RequestKind.RESUME and not on_hold and not record.pause:
         return "is not on hold: there is nothing to resume"
-    if kind is RequestKind.RESIZE and nodes == record.wanted() == (record.asked or len(record.nodes)):
-        return f"has {machines(nodes)} already"
+    if kind is RequestKind.RESIZE and nodes is not None:
+        same = nodes == record.wanted() == (record.asked or len(record.nodes))
+        return f"has {machines(nodes)} already" if same else drop_refusal(record.filled(), nodes, request.drop)
     if kind is RequestKind.MOVE and request.zone == record.zone and record.move is None:
         return f"is in {request.zone} already"
     return ""

@@ -304,6 +304,7 @@ class JobRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     at: float
     by: str = ""
     nodes: int | None = None
+    drop: tuple[int, ...] = ()  # of RESIZE: the nodes that lose their machines; (): those whose loss costs least
     zone: str | None = None
     node: int | None = None
     spec_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None  # of RESUME: the new job file

@@ -80,9 +80,9 @@ def pause(job: str, options: Options) -> None:
     _send(target, store, lookup.find_job(store, job), RequestKind.PAUSE, options)
 
 
-def resize(job: str, nodes: int, options: Options) -> None:
+def resize(job: str, nodes: int, drop: tuple[int, ...], options: Options) -> None:
     target, store = open_stack(options.stack)
-    _send(target, store, lookup.find_job(store, job), RequestKind.RESIZE, options, nodes=nodes)
+    _send(target, store, lookup.find_job(store, job), RequestKind.RESIZE, options, nodes=nodes, drop=drop)
 
 
 def move(job: str, zone: str, options: Options) -> None:
@@ -233,7 +233,12 @@ def _check_resume(store: Store, record: Record, spec: JobSpec, stack: StackState
 
 
 def _send(
-    target: Target, store: Store, record: Record, kind: RequestKind, options: Options, **fields: str | int | None
+    target: Target,
+    store: Store,
+    record: Record,
+    kind: RequestKind,
+    options: Options,
+    **fields: str | int | tuple[int, ...] | None,
 ) -> None:
     """Send a request and tell its result; ``fields``: as for :func:`~spotkeeper.client.lookup.new_request`."""
     request = lookup.new_request(kind, target.clock.now(), whoami(), **fields)
@@ -244,10 +249,14 @@ def _send(
 def words(request: JobRequest) -> str:
     """What a request asks for."""
     return {
-        RequestKind.RESIZE: f"resize to {lookup.machines(request.nodes or 0)}",
+        RequestKind.RESIZE: f"resize to {lookup.machines(request.nodes or 0)}{_without(request.drop)}",
         RequestKind.MOVE: f"move to {request.zone}",
         RequestKind.SWAP: f"replace the machine of node {request.node}",
     }.get(request.kind, request.kind.value)
+
+
+def _without(drop: tuple[int, ...]) -> str:
+    return f" without node{'s' * (len(drop) > 1)} {', '.join(map(str, drop))}" if drop else ""
 
 
 def tell(target: Target, store: Store, record: Record, asked: JobRequest) -> str:

@@ -246,7 +246,7 @@ _TAKERS: dict[RequestKind, Callable[[Draft, JobRequest], str]] = {
     RequestKind.CANCEL: _cancel,
     RequestKind.PAUSE: _pause,
     RequestKind.RESUME: _resume,
-    RequestKind.RESIZE: lambda draft, request: resize.take(draft, request.nodes),
+    RequestKind.RESIZE: lambda draft, request: resize.take(draft, request.nodes, request.drop),
     RequestKind.MOVE: lambda draft, request: zone_move.take(draft, request.zone),
     RequestKind.SWAP: _swap,
 }

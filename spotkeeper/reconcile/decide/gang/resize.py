@@ -1,4 +1,4 @@
-"""Resizes a job between two generations: adds nodes, or parks the nodes whose loss costs least.
+"""Resizes a job between two generations: adds nodes, or parks the nodes that a user names, or whose loss costs least.
 
 The record keeps all nodes that the job file allows, since a node's counters must never restart. A node is parked once
 its machine has saved and stopped: it then has no machine, no disk and no replacement reason. It returns as a vacant
@@ -19,8 +19,11 @@ from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import machine_health
 
 
-def take(draft: Draft, nodes: int | None) -> str:
-    """Accept a request for a new size. Returns "", or in one line why it is refused. ``nodes`` None is refused."""
+def take(draft: Draft, nodes: int | None, drop: tuple[int, ...] = ()) -> str:
+    """Accept a request for a new size. Returns "", or in one line why it is refused.
+
+    ``nodes`` None is refused. ``drop``: the nodes to park; (): those whose loss costs least.
+    """
     spec = draft.snapshot.spec
     if spec is None or nodes is None:
         return "no size was named"
@@ -29,21 +32,61 @@ def take(draft: Draft, nodes: int | None) -> str:
         why = f"the job is moving to {draft.record.move.zone}: resize it afterwards"
     if not why and nodes == draft.size() == (draft.record.asked or len(draft.nodes)):  # the queue may allow fewer
         why = f"the job has {nodes} already"
+    if not why and (wrong := drop_refusal(draft.filled(), nodes, drop)):
+        why = f"the job {wrong}"
+    why = why or _lost_with(draft, drop)
     if why:
         return why
     draft.set(asked=nodes)
     if nodes < draft.size():
-        fit(draft, nodes)
+        fit(draft, nodes, drop)
     return ""
 
 
-def fit(draft: Draft, nodes: int) -> None:
-    """Give the job this many nodes: park those whose loss costs least, or bring parked ones back."""
+def drop_refusal(filled: Sequence[int], nodes: int, drop: Sequence[int]) -> str:
+    """Return why a job with the nodes ``filled`` cannot shrink to ``nodes`` by parking ``drop``; or "".
+
+    The text goes on after the job's name. An empty ``drop`` is never refused.
+    """
+    if not drop:
+        return ""
+    if other := sorted(set(drop) - set(filled)):
+        return f"has no node {other[0]}: its nodes are {', '.join(map(str, filled))}"
+    fewer = len(filled) - nodes
+    if fewer <= 0:
+        return f"has {len(filled)}, so a size of {nodes} drops no node: only a smaller size does"
+    if fewer != len(set(drop)):
+        return f"has {len(filled)}, so a size of {nodes} drops {fewer}, but {len(set(drop))} were named"
+    return ""
+
+
+def _lost_with(draft: Draft, drop: Sequence[int]) -> str:
+    """Return why these nodes cannot be parked, if no other node has the newest checkpoint that they have; or ""."""
+    commit = location.newest(draft)
+    if commit is None or not drop:
+        return ""
+    members = dict(draft.members())
+    have = {
+        index
+        for index in draft.filled()
+        if (
+            location.has_newest(draft, index, members[index])
+            if index in members
+            else location.keeps(draft.nodes[index], commit)
+        )
+    }
+    if not have or have - set(drop):
+        return ""
+    return f"only node {', '.join(map(str, sorted(have)))} has the newest checkpoint: name another node to drop"
+
+
+def fit(draft: Draft, nodes: int, drop: tuple[int, ...] = ()) -> None:
+    """Give the job this many nodes: park ``drop`` or those whose loss costs least, or bring parked ones back."""
     filled = draft.filled()
     parked = [index for index in range(len(draft.nodes)) if index not in filled]
     for index in parked[: max(0, nodes - len(filled))]:
         draft.put(index, cause="resize")
-    gone = _cheapest(draft, len(filled) - nodes) if nodes < len(filled) else ()
+    gone = (drop or _cheapest(draft, len(filled) - nodes)) if nodes < len(filled) else ()
     draft.set(size=nodes, parked=tuple(sorted({*parked[max(0, nodes - len(filled)) :], *gone})))
 
 
@@ -124,6 +167,8 @@ def _exchange(draft: Draft, above: Sequence[int], holder: int) -> None:
     """Let this node stay in place of another one; all have stopped, so it costs nothing more."""
     other = min(draft.filled(), key=lambda index: _loss(draft, index))
     draft.set(parked=tuple(sorted({*above, other} - {holder})))
+    why = f"node {holder} stays in place of node {other}, because only it has the newest checkpoint"
+    draft.log(Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail=why)
 
 
 def _give_up(draft: Draft, parked: tuple[int, ...]) -> None:
