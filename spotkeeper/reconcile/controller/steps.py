@@ -73,11 +73,11 @@ class Pass:
     def todo(self) -> Todo:
         if self.decision.record is not None:
             return Todo.WRITE
-        if self.decision.sweep is not None:
-            return Todo.REPORT
         if self.decision.grants is not None:
             return Todo.GRANT
-        return Todo.CALL if self.calls else Todo.REST
+        if self.calls:
+            return Todo.CALL
+        return Todo.REST if self.decision.sweep is None else Todo.REPORT
 
     def wrote(self, record: Record) -> Pass:
         """Return the next pass, after the record was written."""

@@ -61,13 +61,12 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
     changed = draft.changed
     if changed and not (draft.wanted and snapshot.grants_first):
         return _write(draft)
-    if not changed and (told := rungs.report(draft)) is not None:  # of what the record says already
-        return Decision(sweep=told)
     allocation, gone = reservations.plan(draft)
     if allocation is not None:
         return Decision(grants=allocation, noted=gone)
     actions = calls.plan(draft)
-    return Decision(actions=actions, stale=calls.stale(draft), due=calls.due(draft, actions))
+    told = None if changed else rungs.report(draft)  # of what the record says already
+    return Decision(actions=actions, sweep=told, stale=calls.stale(draft), due=calls.due(draft, actions))
 
 
 def _decide(draft: Draft) -> None:

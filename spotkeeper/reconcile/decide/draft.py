@@ -34,7 +34,7 @@ KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of one pass: at most one of a new allocation, a new record, a report to a search, or calls.
+    """The result of one pass: at most one of a new allocation, a new record, or calls and then a report to a search.
 
     ``noted``: ledger entries on released grants. They are written before the allocation, since the machines are gone
     even if writing the allocation fails. A new record has its ledger entries in its ``outbox``. ``stale``: facts that

@@ -56,7 +56,7 @@ def step(draft: Draft) -> None:
 def _reported(draft: Draft) -> Rung | None:
     """Return what the newest generation's members reported, once they have all stopped by themselves."""
     record, members = draft.record, draft.members()
-    if record.stop or not members or len(members) < len(record.members):
+    if record.stop or not members:
         return None
     if not all(draft.queries.ended(index, slot, record.gen) for index, slot in members):
         return None

@@ -92,8 +92,9 @@ def test_the_best_half_continues_at_each_rung() -> None:
     assert sorted(step for _, step in restored) == [20, 20, 60], "each went on at the step of its rung"
 
 
-def test_a_waiting_trial_has_a_copy_in_the_bucket_and_neither_machine_nor_disk() -> None:
-    search = Search(count=2)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_waiting_trial_has_a_copy_in_the_bucket_and_neither_machine_nor_disk(nodes: int) -> None:
+    search = Search(count=2, nodes=nodes)
     search.submit(0)
     search.world.until(lambda: search.holds(0))
     search.world.run(120)
@@ -396,3 +397,55 @@ def test_a_trial_waits_only_once_it_has_reported_and_while_money_is_left() -> No
     assert rungs.waits(SweepState("lr", trials=(TrialReport(0, (0.5,)),)), trial)
     assert not rungs.waits(SweepState("lr"), trial), "its own report is missing"
     assert not rungs.waits(SweepState("lr", trials=(TrialReport(0, (0.5,), spent=1.0),)), trial), "it ends now"
+
+
+def just_reached(search: Search) -> None:
+    """Train until the processes of trial 0 have ended at the rung, and before the function knows."""
+    search.submit(0)
+    search.world.until(lambda: any(a.outbox and a.gen and not a.alive for a in search.world.agents(job(0))))
+    assert not search.world.events(Event.RUNG, job=job(0))
+
+
+def test_a_rung_counts_once_every_member_has_ended() -> None:
+    search = Search(count=2, nodes=2)
+    just_reached(search)
+    search.world.member(1, job(0)).agent.hung = True  # type: ignore[union-attr]
+    search.world.run(20)
+    assert not search.world.events(Event.RUNG, job=job(0)), "node 1 may still be saving"
+    search.world.member(1, job(0)).agent.hung = False  # type: ignore[union-attr]
+    search.world.until(lambda: search.holds(0))
+
+
+def test_without_the_machine_of_rank_0_nobody_tells_the_metric() -> None:
+    """The others have ended well, but know no value: the next generation reports it."""
+    search = Search(count=2, nodes=2)
+    search.values[0, 20] = 4.5
+    just_reached(search)
+    search.world._remove(search.world.member(0, job(0)))
+    search.world.until(lambda: search.holds(0), 3000)
+    assert search.state().trial(0).values == (4.5,)
+
+
+def test_a_trial_is_done_only_once_its_search_knows_its_end() -> None:
+    search = Search(count=1, rungs=())
+    search.submit()
+    world = search.world
+    world.until(lambda: world.record(job(0)).gen == 1)
+    memory, cas = world.memory, world.memory.cas_sweep
+    memory.cas_sweep = lambda state, token: None  # type: ignore[method-assign]
+    world.until(lambda: world.record(job(0)).phase is Phase.END, 3000)
+    world.run(300)
+    assert world.record(job(0)).phase is Phase.END, "its report does not come through"
+    assert not any(machine.vm.job for machine in world.machines.values()), "its machines do not wait for that"
+    read = memory.read_sweep
+
+    def damaged(name: str) -> object:
+        raise CorruptError(f"sweeps/{name}/state: not a SweepState", f"sweeps/{name}/state")
+
+    memory.read_sweep = damaged  # type: ignore[assignment, method-assign]
+    memory.cas_sweep = cas  # type: ignore[method-assign]
+    world.run(300)
+    assert world.record(job(0)).phase is Phase.END, "nobody can tell what its search knows"
+    memory.read_sweep = read  # type: ignore[method-assign]
+    world.until(search.over, 600)
+    assert (search.state().trial(0).over, search.state().trial(0).final) == (True, 0.0)

@@ -160,3 +160,20 @@ def test_a_grant_counts_what_is_reserved_for_others_and_not_granted_yet() -> Non
     assert reserved_elsewhere(allocation, on, "other") == {"p": 2}
     whole = replace(allocation, grants=grants(other))
     assert reserved_elsewhere(whole, on, "own") == {}
+
+
+def test_a_search_has_as_many_jobs_with_machines_as_its_parallel_allows() -> None:
+    def trial(claim: Claim, parallel: int = 2) -> Claim:
+        return replace(claim, sweep="lr", parallel=parallel)
+
+    two = trial(runs("a", 1)), trial(runs("b", 1))
+    assert most(trial(waits("w", 1)), two[0]) == 7, "it may have the rest of the pool"
+    assert most(trial(waits("w", 1)), *two) == 0
+    assert most(trial(waits("w", 1), 3), *two) == 6
+    assert most(waits("w", 1), *two) == 6, "no limit of other jobs"
+    assert most(replace(trial(waits("w", 1)), sweep="other"), *two) == 6
+    assert most(two[0], *two) == 6, "a trial that has machines may grow"
+    room = of_running(Allocation(claims=two), stack(pool()))
+    room.free("a", 1)
+    assert room.fits(trial(waits("w", 1)), 1), "one has ended"
+    assert not of_running(Allocation(claims=two), stack(pool())).copy().fits(trial(waits("w", 1)), 1)
