@@ -37,8 +37,8 @@ FUNCTION_REQUIRES = ("functions-framework", "msgspec", "obstore", "pyjwt", "cryp
 JOB_LIBRARY = ("__init__.py", "clock.py", "version.py", "train")
 JOB_AGENT = ("__init__.py", "launcher")
 # Packages that run on the operator's machine only.
-NOT_ON_VMS = ("cli", "client", "dashboard", "exporter", "local", "report", "reconcile")
-NOT_IN_FUNCTION = ("cli", "client", "dashboard", "exporter", "local", "replay", "report", "train")
+NOT_ON_VMS = ("cli", "client", "dashboard", "exporter", "integrations", "local", "report", "reconcile")
+NOT_IN_FUNCTION = ("cli", "client", "dashboard", "exporter", "integrations", "local", "replay", "report", "train")
 _MAIN = '''"""The entry point of Cloud Functions."""
 
 from spotkeeper.reconcile.service.http import main

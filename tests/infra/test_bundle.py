@@ -139,7 +139,8 @@ from spotkeeper_agent.host import memory
 import msgspec, jinja2, requests, spotkeeper, spotkeeper_agent
 skipped = ("spotkeeper.train", "spotkeeper_agent.__main__", "spotkeeper_agent.launcher",
            "spotkeeper.contract.parse.yamltext",
-           "spotkeeper.contract.parse.jobfile")  # the job's, with torch; programs; read on the operator's machine
+           "spotkeeper.contract.parse.jobfile",
+           "spotkeeper.contract.parse.sweepfile")  # the job's, with torch; programs; read on the operator's machine
 site = pathlib.Path(spotkeeper.__file__).parents[1]
 files = [file for name in ("spotkeeper", "spotkeeper_agent") for file in (site / name).rglob("*.py")]
 names = [".".join(file.relative_to(site).with_suffix("").parts).removesuffix(".__init__") for file in files]

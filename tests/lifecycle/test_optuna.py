@@ -69,14 +69,19 @@ def names(stage: Stage) -> dict[str, list[str]]:
     return found
 
 
+def own(stage: Stage) -> dict[str, list[str]]:
+    """Return the study's jobs by name; other tests run theirs in the same cloud."""
+    return {name: ids for name, ids in names(stage).items() if name.startswith(STUDY)}
+
+
 def test_another_laptop_goes_on_with_the_jobs_of_a_killed_program(stage: Stage, job: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "search.py"), "--study", STUDY, "--trials", "2", "--parallel", "2"]
     env = os.environ | {FOLDER: str(stage.cloud.folder)}
     with subprocess.Popen([*command, "--job", str(job)], env=env) as program:
         try:
-            stage.until("both jobs to be submitted", lambda: program.poll() is not None or len(names(stage)) == 2)
+            stage.until("both jobs to be submitted", lambda: program.poll() is not None or len(own(stage)) == 2)
             assert program.poll() is None, "the program has ended"
-            both = [ids[0] for _, ids in sorted(names(stage).items())]
+            both = [ids[0] for _, ids in sorted(own(stage).items())]
             stage.until(
                 "a job's first step",
                 lambda: any(entry.event is Event.FIRST for id in both for entry in stage.store.list_ledger(id)),
@@ -87,9 +92,9 @@ def test_another_laptop_goes_on_with_the_jobs_of_a_killed_program(stage: Stage, 
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
     done = objective.resume(study)
     assert [trial.state for trial in done] == [TrialState.COMPLETE] * 2
-    assert {name: ids for name, ids in names(stage).items() if name.startswith(STUDY)} == {
-        f"{STUDY}-{trial.number}": [trial.user_attrs[JOB]] for trial in done
-    }, "no job was submitted twice"
+    assert own(stage) == {f"{STUDY}-{trial.number}": [trial.user_attrs[JOB]] for trial in done}, (
+        "no job was submitted twice"
+    )
     for trial in done:
         assert sorted(trial.intermediate_values) == list(range(25, STEPS, 25))
         assert trial.value == trial.intermediate_values[100]

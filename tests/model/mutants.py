@@ -135,7 +135,8 @@ STEPS = (
         "done before everything is gone",
         in_(
             "gang.requests",
-            "    if queries.vms or disks or queries.snapshots or slots or _claims(draft):\n        return\n",
+            "    if queries.vms or disks or queries.snapshots or slots or _claims(draft) or "
+            "rungs.unreported(draft):\n        return\n",
             "",
         ),
         CANCEL,
