@@ -92,9 +92,10 @@ def ranking(state: SweepState, trial: Trial, rung: int) -> list[tuple[int, float
     numbers = range(trial.first, trial.first + trial.count) if not rung else continuing(state, trial, rung - 1)
     if numbers is None:
         return None
+    reports = {report.number: report for report in state.trials}  # a search of all for each would be quadratic
     found: list[tuple[int, float | None]] = []
     for number in numbers:
-        report = state.trial(number)
+        report = reports.get(number, TrialReport(number))
         if len(report.values) <= rung and not report.over:
             return None
         found.append((number, value_at(report, rung)))

@@ -79,25 +79,16 @@ def epochs(things: Things, count: int = 3) -> list[str]:
     return done
 
 
-def test_what_follows_the_epochs_loop_comes_before_the_rung(
-    agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("until", "value"), [(16, 0.1), (11, 0.0)])
+def test_a_rung_has_the_last_value_and_at_an_epochs_end_what_follows_its_loop(
+    agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int, value: float
 ) -> None:
-    monkeypatch.setenv(UNTIL, "16")
+    monkeypatch.setenv(UNTIL, str(until))
     monkeypatch.setenv(METRIC, "accuracy")
     with pytest.raises(SystemExit):
         epochs(Things())
-    assert read_result(tmp_path / "run") == RunResult("reached", 5, 16, Commit(5, 16), 0.1)
+    assert read_result(tmp_path / "run") == RunResult("reached", 5, until, Commit(5, until), value)
     assert agent.state is RunPhase.REACHED
-
-
-def test_a_rung_within_an_epoch_has_the_last_value_before_it(
-    agent: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(UNTIL, "11")
-    monkeypatch.setenv(METRIC, "accuracy")
-    with pytest.raises(SystemExit):
-        epochs(Things())
-    assert read_result(tmp_path / "run") == RunResult("reached", 5, 11, Commit(5, 11), 0.0)
 
 
 def test_a_run_that_is_shorter_than_its_rung_just_ends(
