@@ -10,8 +10,14 @@ import contextlib
 import http.client
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from spotkeeper.reconcile.store.objects import Objects
+from spotkeeper.reconcile.store.objects_obstore import open_bucket
 
 Deleting = Counter[str]  # key -> how many conditional writes meet the delete that is under way
 CONFLICT = b"""<?xml version="1.0" encoding="UTF-8"?>
@@ -61,3 +67,12 @@ def make_bucket(endpoint: str, name: str) -> None:
     connection.request("PUT", f"/{name}", headers={"Authorization": scope})
     assert connection.getresponse().status == 200
     connection.close()
+
+
+def fresh_bucket(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Objects]:
+    """Make the bucket of a test, named after its ``folder``; return what opens it anew, as another process would."""
+    for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"b{abs(hash(folder)) % 10**9}"
+    make_bucket(endpoint, bucket)
+    return lambda: open_bucket(f"s3://{bucket}", endpoint)

@@ -78,12 +78,7 @@ def objects(
         with gcs.serve() as google:
             yield lambda: open_bucket("gs://sk-bucket", google.endpoint)
     else:
-        for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}.items():
-            monkeypatch.setenv(name, value)
-        endpoint = request.getfixturevalue("s3_endpoint")
-        bucket = f"b{abs(hash(tmp_path)) % 10**9}"
-        s3.make_bucket(endpoint, bucket)
-        yield lambda: open_bucket(f"s3://{bucket}", endpoint)
+        yield s3.fresh_bucket(request.getfixturevalue("s3_endpoint"), tmp_path, monkeypatch)
 
 
 @pytest.fixture
