@@ -3,7 +3,7 @@
 The cut does not depend on the number of ranks: micro-batch m of global batch n always has the same samples. Its loss,
 batch statistics and dropout (seeded by the micro-batch's place in the run) are always the same as well. So gradients
 at different numbers of ranks differ only in the order of a sum. Faster machines get more micro-batches, in proportion
-to the speeds measured in earlier generations.
+to their measured speeds (``division.py``).
 
 A gang may split a batch unevenly. So a rank's gradient is weighted by its number of samples, and DDP reduces once per
 global batch, in each rank's last backward. A script that calls ``loss.backward`` and ``optimizer.step`` itself instead
@@ -113,12 +113,9 @@ def shares(count: int, costs: Sequence[float]) -> tuple[int, ...]:
     Returns:
         Number of micro-batches by rank.
     """
-    known = [cost for cost in costs if cost > 0]
-    if not known or max(known) <= EQUAL * min(known):
-        known = [1.0]
-        costs = (0.0,) * len(costs)
-    middle = median_low(known)
-    pace = [cost if cost > 0 else middle for cost in costs]
+    pace = pace_of(costs)
+    if max(pace) <= EQUAL * min(pace):
+        pace = [1.0] * len(pace)
     plan = [1 if rank < count else 0 for rank in range(len(pace))]
     heap = [(2 * cost, rank) for rank, cost in enumerate(pace)]
     heapq.heapify(heap)
@@ -127,6 +124,12 @@ def shares(count: int, costs: Sequence[float]) -> tuple[int, ...]:
         plan[rank] += 1
         heapq.heapreplace(heap, ((plan[rank] + 1) * pace[rank], rank))
     return tuple(plan)
+
+
+def pace_of(costs: Sequence[float]) -> list[float]:
+    """Return the ranks' seconds per sample, with the median of the known ones for a rank whose speed is unknown."""
+    middle = median_low([cost for cost in costs if cost > 0] or [1.0])
+    return [cost if cost > 0 else middle for cost in costs]
 
 
 def _places(batch: int, micro: int, number: int) -> range:

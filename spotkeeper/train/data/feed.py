@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from spotkeeper.train.core import rng, signals
+from spotkeeper.train.core.division import Division
 from spotkeeper.train.core.errors import DataError, say
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.microbatch import MicroBatch, MicroPlan
@@ -41,6 +42,7 @@ class Feed(Protocol):
     position: DataPosition  # after the last finished global batch
     micro_batch: MicroBatch  # the one yielded last
     epoch_batches: int | None  # global batches per epoch, if known
+    division: Division | None  # None: the data has no indices to divide
 
     def batches(self, epochs: int | None) -> Iterator[Any]:
         """Yield batches, starting at the position. The caller calls ``done`` after each global batch."""
@@ -92,7 +94,8 @@ class _MapFeed:
         seed = rng.mix(seed, position.loop)
         batch = position.batch or None
         self._loader, self._sampler, order = rebuild(loader, seed, batch, gang.rank, gang.world, plan)
-        self.micro_batch = self._sampler.micro_batches[0]
+        self.division: Division | None = self._sampler.division
+        self.micro_batch = self._sampler.division.of(0)[0]
         self.epoch_batches: int | None = order.batches
         epoch, number = divmod(position.consumed // order.batch, order.batches)
         self.position = replace(position, batch=order.batch, epoch=epoch, number=number)
@@ -100,9 +103,9 @@ class _MapFeed:
     def batches(self, epochs: int | None) -> Iterator[Any]:
         while epochs is None or self.position.epoch < epochs:
             self._sampler.epoch, self._sampler.start = self.position.epoch, self.position.number
-            micro_batches = self._sampler.micro_batches
-            for count, batch in enumerate(self._loader):
-                self.micro_batch = micro_batches[count % len(micro_batches)]
+            micro_batches = self._sampler.micro_batches()
+            for batch in self._loader:
+                self.micro_batch = next(micro_batches)
                 yield batch
 
     def after(self) -> DataPosition:
@@ -118,6 +121,8 @@ class _MapFeed:
 
 class _IterableFeed:
     """Any loader without map-style data, resumed by its own state if it has one, otherwise by skipping batches."""
+
+    division: Division | None = None
 
     def __init__(self, loader: Iterable[Any], position: DataPosition, local: dict[str, Any] | None, gang: Gang) -> None:
         if isinstance(loader, Iterator):

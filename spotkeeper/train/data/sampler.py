@@ -28,8 +28,9 @@ from torch.utils.data import (
 )
 
 from spotkeeper.train.core import rng
+from spotkeeper.train.core.division import Division
 from spotkeeper.train.core.errors import DataError
-from spotkeeper.train.core.microbatch import MicroPlan, even, micro_batches
+from spotkeeper.train.core.microbatch import MicroBatch, MicroPlan
 
 _ORDER, _SAMPLE = 1, 2  # purposes of a seed
 
@@ -74,9 +75,10 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
     Args:
         micro: samples of a micro-batch, if the number of ranks may change; None: one slice per rank.
         costs: seconds per sample of each rank.
+        ahead: batches that the loader fetches before the loop asks for them.
 
     Attributes:
-        micro_batches: this rank's batches of each global batch.
+        division: this rank's batches of each global batch.
         epoch, start: the epoch, and the global batch in it, at which iteration begins.
     """
 
@@ -88,6 +90,7 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
         *,
         micro: int | None = None,
         costs: tuple[float, ...] = (),
+        ahead: int = 0,
     ) -> None:
         if micro is None and order.batch % world:
             raise DataError(
@@ -95,24 +98,32 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
                 "size or number of nodes, or give attach() a global_batch and call run.backward(loss) and run.step()"
             )
         self._order = order
-        self.micro_batches = (
-            even(order.batch, rank, world) if micro is None else micro_batches(order.batch, micro, rank, world, costs)
-        )
+        self.division = Division(order.batch, micro, rank, world, costs, ahead)
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        return self._order.batches * len(self.micro_batches)
+        return sum(len(self.division.of(number)) for number in self._numbers(0))
 
     def __iter__(self) -> Iterator[SeededIndices]:
         indices = self._order.epoch(self.epoch)
-        size = len(indices)
-        for number in range(self.start, self._order.batches):
-            for micro_batch in self.micro_batches:
-                first = number * self._order.batch
+        size, before = len(indices), self.epoch * self._order.batches
+        for number in self._numbers(self.start):
+            first = (number - before) * self._order.batch
+            for micro_batch in self.division.begin(number):
                 chosen = [indices[(first + place) % size] for place in micro_batch.places]
                 seed = rng.mix(self._order.seed, self.epoch, first + micro_batch.places.start, _SAMPLE)
                 yield SeededIndices(seed, chosen)
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """Yield the micro-batches in the order in which iteration yields their indices."""
+        for number in self._numbers(self.start):
+            yield from self.division.of(number)
+
+    def _numbers(self, start: int) -> range:
+        """Return the epoch's global batches from ``start`` on, counted from the loop's beginning."""
+        before = self.epoch * self._order.batches
+        return range(before + start, before + self._order.batches)
 
 
 class SeededDataset(Dataset[Any]):  # type: ignore[misc]
@@ -171,7 +182,8 @@ def rebuild(
     wanted = local * world if plan is None else plan.batch_of(local)
     order = _order(loader, seed, batch or wanted)
     costs = () if plan is None else plan.costs
-    batches = RankBatches(order, rank, world, micro=None if plan is None else local, costs=costs)
+    ahead = loader.num_workers * (loader.prefetch_factor or 0)
+    batches = RankBatches(order, rank, world, micro=None if plan is None else local, costs=costs, ahead=ahead)
     if batch is not None and batch != wanted and (plan is None or plan.batch is not None):
         what = f"attach() now gives {wanted}" if plan else f"the loader now gives {local} per rank"
         each = "" if plan else f" ({batch // world} per rank)"

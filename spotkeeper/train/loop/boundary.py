@@ -24,13 +24,15 @@ from spotkeeper.train.checkpoint.sharded import find_strategy
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core import signals
+from spotkeeper.train.core.division import Speeds
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.microbatch import shares
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.data.feed import Feed
 from spotkeeper.train.loop import diagnostics
-from spotkeeper.train.loop.lag import LagMonitor, Stopwatch
+from spotkeeper.train.loop.lag import LagMonitor, Stopwatch, WindowTimes
 from spotkeeper.train.loop.position import RunPosition
 from spotkeeper.train.loop.rendezvous import GangInfo
 from spotkeeper.train.loop.reporter import BatchesLeft, RunReporter
@@ -117,9 +119,11 @@ class Boundary:
         pace: SavePace,
         position: RunPosition,
         reporter: RunReporter,
+        speeds: Speeds | None = None,
     ) -> None:
         self._parts, self._gang, self._settings, self._info = parts, gang, settings, info
         self._control, self._pace, self._position, self._reporter = control, pace, position, reporter
+        self._speeds = speeds  # None: the division of work never changes
         self._agreement = Agreement(gang)
         here = tuple(place.rank for place in info.places if place.node == gang.node)
         self._lag = LagMonitor(gang, here, control)
@@ -203,7 +207,8 @@ class Boundary:
         self._reporter.stepped(self._position.step, feed.position.batch, left)
         if first:
             self._strategy.warm(self._position)
-        self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s)
+        ahead = feed.division.ahead if feed.division else 0
+        self._divide(self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s, ahead), feed)
         self._samples = 0
         if self._strategy.advance():
             self._pace.add_copying()
@@ -221,6 +226,19 @@ class Boundary:
             self._keep_image()
             self.last_end = time.monotonic()
         self.watch.begin()
+
+    def _divide(self, told: list[WindowTimes] | None, feed: Feed) -> None:
+        """Divide the work of the coming global batches anew if speeds have changed. All ranks do so or none does."""
+        if told is None or self._speeds is None or feed.division is None:
+            return
+        costs, count = [each.sample_s for each in told], feed.division.count
+        if not self._speeds.window(costs, count):
+            return
+        now = feed.position.consumed // feed.position.batch
+        wait = feed.division.change(now, int(max(each.ahead for each in told)), costs) - now
+        if not self._gang.rank:
+            parts = ", ".join(map(str, shares(count, costs)))
+            say(f"speeds have changed: from step {self._position.step + wait + 1} on ranks do {parts} micro-batches")
 
     def _view(self) -> StepAction:
         control = self._control

@@ -11,9 +11,10 @@ waits for data) make all own times as long as the slowest rank's, and the optimi
 hide a slow rank; neither makes a rank look slower than the others. Sharded models gather weights all the time and are
 not measured.
 
-After each *window* of some seconds the ranks exchange three numbers while training continues. All ranks get the same
+After each *window* of some seconds the ranks exchange these times while training continues. All ranks get the same
 list after the same step, and each machine judges itself. The agent reports this verdict from the control file to the
-function, which decides whether to replace the machine (``reconcile/decide``).
+function, which decides whether to replace the machine (``reconcile/decide``). The work is divided by the same times
+(``core/division.py``).
 """
 
 from __future__ import annotations
@@ -105,11 +106,15 @@ def _first_ready(module: nn.Module) -> nn.Parameter | None:
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """A rank's times in a window: own time per step, own time per sample, time of a whole step; 0: not measured."""
+    """A rank's times in a window: own time per step, own time per sample, time of a whole step; 0: not measured.
+
+    ``ahead``: global batches that its loader may have begun before the loop asks for them.
+    """
 
     own_s: float = 0.0
     sample_s: float = 0.0
     step_s: float = 0.0
+    ahead: float = 0.0
 
 
 class LagVerdict:
@@ -170,40 +175,42 @@ class LagMonitor:
         self._left = _FIRST
         self._pending: Callable[[], list[tuple[float, ...]]] | None = None
 
-    def after_step(self, own_s: float | None, samples: int, step_s: float) -> None:
-        """Add a step. Collective: all ranks call it after the same steps.
+    def after_step(self, own_s: float | None, samples: int, step_s: float, ahead: int = 0) -> list[WindowTimes] | None:
+        """Add a step. Return all ranks' times if a window is complete. Collective: all ranks call it after the same
+        steps, and get the same list.
 
         Args:
             own_s: seconds of this rank's own work in a recent step, without waits for other ranks; None: not measured.
             samples: samples that this rank computed in this step, also those of a copied micro-batch.
             step_s: this rank's usual step time, seconds.
+            ahead: as ``WindowTimes.ahead``.
         """
         if self._gang.world == 1:
-            return
-        if self._pending is not None:
-            self._receive(self._pending())
-            self._pending = None
+            return None
+        told = self.drain()
         if own_s is not None:
             self._own.append(own_s)
         self._samples += samples
         self._steps += 1
         if self._steps >= self._left:
-            self._send(step_s)
+            self._send(step_s, ahead)
+        return told
 
-    def drain(self) -> None:
-        """Finish the pending exchange when the loop ends or stops. Collective."""
-        if self._pending is not None:
-            self._receive(self._pending())
-            self._pending = None
+    def drain(self) -> list[WindowTimes] | None:
+        """Finish the pending exchange, and return its times. Collective."""
+        if self._pending is None:
+            return None
+        told, self._pending = [WindowTimes(*each) for each in self._pending()], None
+        self._receive(told)
+        return told
 
-    def _send(self, step_s: float) -> None:
+    def _send(self, step_s: float, ahead: int) -> None:
         own_s = mean(self._own) if self._own else 0.0
         sample_s = own_s * self._steps / self._samples if self._samples else 0.0
-        self._pending = self._gang.share((own_s, sample_s, step_s))
+        self._pending = self._gang.share((own_s, sample_s, step_s, ahead))
         self._own, self._samples, self._steps = [], 0, 0
 
-    def _receive(self, told: list[tuple[float, ...]]) -> None:
-        ranks = [WindowTimes(*each) for each in told]
+    def _receive(self, ranks: list[WindowTimes]) -> None:
         slowest_s = max(each.step_s for each in ranks)
         self._left = max(1, min(_MOST, int(WINDOW_S / slowest_s))) if slowest_s > 0 else _FIRST
         if self._gang.local_rank:

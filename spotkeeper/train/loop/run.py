@@ -32,6 +32,7 @@ from spotkeeper.train.agent_link.control import Commit, RunPhase, untimed_sectio
 from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.core import rng
+from spotkeeper.train.core.division import Speeds
 from spotkeeper.train.core.errors import CallError, say
 from spotkeeper.train.core.gang import find_gang
 from spotkeeper.train.core.microbatch import Clip, Update, find_plan
@@ -120,6 +121,7 @@ class Run:
         self._parts, self._settings = parts, settings
         self._seed = settings.seed if seed is None else seed
         self._plan = find_plan(gang, global_batch, settings.max_world, remembered(settings.run))
+        self._speeds = Speeds(self._plan.costs) if self._plan and gang.world > 1 else None
         self._update = Update(parts, gang.world, elastic=self._plan is not None)
         self._control = open_control(settings.run)
         self._control.state = RunPhase.RESTORING
@@ -141,7 +143,7 @@ class Run:
         self._reporter.bandwidth(measure_bandwidth(gang, settings.gen))
         self._reporter.met()
         shared = (self._control, pace, self._position, self._reporter)
-        self._boundary = Boundary(parts, gang, settings, self._info, *shared)
+        self._boundary = Boundary(parts, gang, settings, self._info, *shared, speeds=self._speeds)
         found = self._boundary.restore(early)
         self._earlier = "" if found is None else found.manifest.versions.get(ARGV, "")  # command line that saved it
         settings.attached()
@@ -225,7 +227,10 @@ class Run:
         if loop > position.data.loop:
             position.data, position.loader_state = DataPosition(loop), None
         epochs = 1 if epochs is None and steps is None else epochs
-        feed = open_feed(loader, position.data, position.loader_state, self._gang, self._seed, self._plan)
+        plan = self._plan
+        if plan is not None and self._speeds is not None:
+            plan = replace(plan, costs=self._speeds.costs)
+        feed = open_feed(loader, position.data, position.loader_state, self._gang, self._seed, plan)
         position.feed, position.loader_state = feed, None
         self._start_loop(feed, epochs, steps)
         self._signals.install()

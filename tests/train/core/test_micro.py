@@ -71,11 +71,12 @@ def test_micro_batches_hold_the_same_samples_in_every_world(world: int, start: i
     for pairs in expected:
         got = []
         for batches, own in zip(ranks, lists, strict=True):
-            parts = [next(own).indices for _ in batches.micro_batches]
-            got += [part for part, micro_batch in zip(parts, batches.micro_batches, strict=True) if micro_batch.samples]
+            division = batches.division.of(0)
+            parts = [next(own).indices for _ in division]
+            got += [part for part, micro_batch in zip(parts, division, strict=True) if micro_batch.samples]
         assert [*chain(*got)] == pairs
     assert all(next(own, None) is None for own in lists)
-    assert [len(batches) for batches in ranks] == [order.batches * len(batches.micro_batches) for batches in ranks]
+    assert [len(batches) for batches in ranks] == [order.batches * len(batches.division.of(0)) for batches in ranks]
 
 
 # -- machines of different speeds

@@ -1,6 +1,6 @@
 """A training whose world changes, in float64: run by ``gangs`` as a script.
 
-    elastic_job.py OUT --batch 20 --micro 3 --steps 12 [--stop-at 5] [--plain]
+    elastic_job.py OUT --batch 20 --micro 3 --steps 12 [--stop-at 5] [--plain] [--slow]
 
 Each step's mean loss over the global batch is written to ``OUT/curve``, exactly; the state at the end to
 ``OUT/<rank>.json``. Dropout, BatchNorm (its statistics follow the micro-batch), a scheduler, clipping.
@@ -48,6 +48,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="the script's own backward and step")
     parser.add_argument("--bare", action="store_true", help="no DDP")
     parser.add_argument("--static-graph", action="store_true")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--slow", action="store_true", help="rank 1 is slow until it has less work, then rank 0 is")
     return parser.parse_args()
 
 
@@ -66,9 +68,12 @@ def main() -> None:
         model = DistributedDataParallel(module, bucket_cap_mb=0.0005, static_graph=args.static_graph)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
-    loader = DataLoader(Points(), args.micro, shuffle=True)
+    loader = DataLoader(Points(), args.micro, shuffle=True, num_workers=args.workers)
     run = spotkeeper.attach(model, optimizer, scheduler, global_batch=args.batch)
+    work, slow = 0, args.slow and rank == 1
     for x, y in run.steps(loader, steps=args.steps):
+        time.sleep(0.03 * slow)
+        work += 1
         loss = nn.functional.mse_loss(model(x), y)
         if args.plain:
             loss.backward()
@@ -77,6 +82,10 @@ def main() -> None:
         run.backward(loss)
         if run.step(clip=1.0):
             note(args, run)
+            print(f"work: {work}", flush=True)
+            if args.slow and work not in (3, 4):  # of seven micro-batches: both ranks see it after the same step
+                slow = work > 4
+            work = 0
     args.out.mkdir(parents=True, exist_ok=True)
     state = _digest(dict(module.state_dict()), optimizer.state_dict(), scheduler.state_dict())
     final = {"step": run.steps_done, "state": state, "weights": _digest(*module.parameters())}

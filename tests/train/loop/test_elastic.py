@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ def script(out: Path, split: str, *more: str) -> tuple[str, ...]:
     return (SCRIPT, str(out), "--steps", str(STEPS), *SPLITS[split], *more)
 
 
-def curve(out: Path) -> list[float]:
+def curve(out: Path, steps: int = STEPS) -> list[float]:
     """The loss of each step, in order."""
     lines = [line.split() for line in (out / "curve").read_text().splitlines()]
-    assert [int(step) for step, _ in lines] == list(range(1, STEPS + 1)), "every step once"
+    assert [int(step) for step, _ in lines] == list(range(1, steps + 1)), "every step once"
     return [float.fromhex(loss) for _, loss in lines]
 
 
@@ -152,9 +153,9 @@ def test_uneven_splits_keep_the_loss_curve(tmp_path: Path, fixed: Any) -> None:
 def _mixed() -> None:
     """What each machine needed in a generation before; and it says how many turns it got."""
     import spotkeeper.train.loop.run as library
-    from spotkeeper.train.data import sampler
+    from spotkeeper.train.core import division
 
-    rank, plan = int(os.environ["RANK"]), sampler.micro_batches
+    rank, plan = int(os.environ["RANK"]), division.micro_batches
     library.remembered = lambda run: (0.01, 0.01, 0.02)[rank]
 
     def said(*args: Any) -> Any:
@@ -162,4 +163,32 @@ def _mixed() -> None:
         print(f"turns: {len(turns)}", flush=True)
         return turns
 
-    sampler.micro_batches = said
+    division.micro_batches = said
+
+
+def test_work_moves_while_training_when_speeds_change(tmp_path: Path) -> None:
+    """Rank 1 is slow, then rank 0; loaders fetch ahead; a stop, and a generation that begins with what was measured."""
+    steps, one, two = 36, tmp_path / "one", tmp_path / "two"
+    common = (*SPLITS["uneven"], "--steps", f"{steps}")
+    with Gang(tmp_path / "a", Job(one), nodes=1, script=(SCRIPT, f"{one}", *common)) as gang:
+        assert [ended.code for ended in gang.run(1)] == [0], gang.log(0, 1)
+    moving = (SCRIPT, f"{two}", *common, "--slow", "--workers", "1")
+    with Gang(tmp_path / "b", Job(two), nodes=2, before=_short_windows) as gang:
+        for gen, stop in ((1, 18), (2, 0)):
+            gang.script = (*moving, "--stop-at", f"{stop}")
+            assert [ended.code for ended in gang.run(gen)] == [0, 0], gang.log(0, gen)
+            done = [[int(count) for count in re.findall(r"^work: (\d)$", gang.log(node, gen), re.M)] for node in (0, 1)]
+            assert all(sum(pair) == 7 for pair in zip(*done, strict=True)), done
+            assert min(done[0]) < 3 and min(done[1]) < 3, f"work went from rank 1 to rank 0, and back: {done}"
+        assert "speeds have changed: from step" in gang.log(0, 1)
+    difference = apart(curve(one, steps), curve(two, steps))
+    print(f"{difference:.3g}")
+    assert difference <= 1e-6
+    assert len({json.loads(final)["weights"] for final in finals(Job(two)).values()}) == 1
+
+
+def _short_windows() -> None:
+    """Ranks exchange their times after each step."""
+    from spotkeeper.train.loop import lag
+
+    lag.WINDOW_S, lag.EVERY_S, lag._FIRST = 0.0, 0.0, 1

@@ -91,8 +91,8 @@ class Many(SoloGang):
 
     def share(self, values: tuple[float, ...]):  # type: ignore[no-untyped-def]
         self.shared += 1
-        own, sample, step = values
-        return lambda: [values, (own / self.times, sample / self.times, step), (own / self.times, sample, step)]
+        own, sample, *rest = values
+        return lambda: [values, (own / self.times, sample / self.times, *rest), (own / self.times, sample, *rest)]
 
 
 def test_a_slow_machine_writes_its_lag_without_disturbing_steps() -> None:
