@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -24,7 +25,7 @@ from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import saver
-from spotkeeper.train.checkpoint.durable import MemoryHandle, map_shared, round_up
+from spotkeeper.train.checkpoint.durable import CopyOnWrite, MemoryHandle, map_shared, round_up
 from spotkeeper.train.checkpoint.memories import ImageMemories, PartMemories
 from spotkeeper.train.checkpoint.protocol import (
     MESSAGE,
@@ -70,6 +71,8 @@ class Client:
         self._fd = -1
         self._size = 0
         self._map: mmap.mmap | None = None
+        self._offer: CopyOnWrite | None = None  # image of an earlier trainer, of which optimizers keep parts
+        self._owning: threading.Thread | None = None
         self.images = ImageMemories(self._request)
         self.parts = PartMemories(self._request)
         _OPEN.add(self)
@@ -186,12 +189,45 @@ class Client:
         kept = answer["image"]
         if kept is not None and kept["writing"]:
             self._kept = Commit(kept["gen"], kept["step"])
+        self._offer = kept and _map_offer(answer["fds"], kept["bytes"])
+        offered = None
+        if self._offer is not None:
+            offered = OfferedImage(memoryview(self._offer), kept["shared"], kept["writing"], self._offer.ownable)
         return SaverState(
             staged,
             tuple(Stretch(**part) for part in answer.get("stretches", ())),
             tuple(SkippedCheckpoint(**part) for part in answer["quarantined"]),
-            kept and _offered(kept, answer["fds"]),
+            offered,
         )
+
+    def own_offer(self) -> None:
+        """Begin to copy what optimizers keep of the offered image, in a thread, while training begins."""
+        if self._offer is not None and self._owning is None:
+            thread = threading.Thread(target=self._own_offer, name="spotkeeper-own", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread left: ``_settle_offer`` copies
+                thread.start()
+                self._owning = thread
+
+    def _own_offer(self) -> None:
+        if self._offer is not None:
+            with contextlib.suppress(OSError):  # ``_settle_offer`` tries again
+                self._offer.own()
+
+    def _settle_offer(self) -> None:
+        """Keep nothing of the offered image's memory, which will have another image.
+
+        Raises:
+            SaverError: NO_MEMORY.
+        """
+        if self._offer is None:
+            return
+        if self._owning is not None:
+            self._owning.join()
+        try:
+            self._offer.own()
+        except OSError as error:
+            raise SaverError(Fault.NO_MEMORY, f"an earlier trainer's image: {error}") from None
+        self._offer = self._owning = None
 
     def reserve(self, size: int) -> None:
         """Request staging memory of ``size`` bytes, without waiting for the answer."""
@@ -205,6 +241,7 @@ class Client:
         Raises:
             SaverError: NO_MEMORY, or the saver is gone.
         """
+        self._settle_offer()
         self._await_memory()  # requested by ``warm``
         if size > self._size or self._fd < 0:
             self.reserve(max(size, 1))
@@ -236,6 +273,7 @@ class Client:
         Raises:
             SaverError: NO_MEMORY, or the saver is gone.
         """
+        self._settle_offer()
         self._read_all()
         memory = self.images.open(number, size)
         pulse = self._pulse()
@@ -251,6 +289,7 @@ class Client:
         Raises:
             SaverError: NO_MEMORY, or the saver is gone.
         """
+        self._settle_offer()
         self._read_all()
         return self.parts.open(number, size)
 
@@ -476,16 +515,15 @@ class Client:
         return SaverError(Fault.SAVER_LOST, f"{why}{what}")
 
 
-def _offered(kept: dict[str, Any], fds: list[int]) -> OfferedImage | None:
+def _map_offer(fds: list[int], size: int) -> CopyOnWrite | None:
     """Map the image that the saver offers, and close ``fds``; None without a descriptor or memory."""
     try:
-        memory = [mmap.mmap(fd, kept["bytes"], flags=mmap.MAP_PRIVATE) for fd in fds]
+        return CopyOnWrite(fds[0], size) if fds else None
     except OSError:
         return None
     finally:
         for fd in fds:
             os.close(fd)
-    return OfferedImage(memoryview(memory[0]), kept["shared"], kept["writing"]) if memory else None
 
 
 class _Liveness:

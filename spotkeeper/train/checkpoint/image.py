@@ -252,8 +252,8 @@ def thaw(memory: memoryview, stretches: tuple[Stretch, ...], where: str = "", *,
         memory: the saved bytes.
         stretches: the files in them.
         where: the bytes' origin, for messages.
-        ours: whether ``memory`` is a ``private_memory`` that the caller uses no more. Then optimizers' large tensors
-            are views of it too, and each large tensor's pages are freed with the tensor.
+        ours: whether ``memory`` is a ``private_memory`` or a ``CopyOnWrite`` that the caller uses no more. Then
+            optimizers' large tensors are views of it too, and each large tensor's pages are freed with the tensor.
     """
     data, part = stretches
     skeleton = Skeleton.read(memory[part.offset : part.offset + part.bytes], where or part.name)

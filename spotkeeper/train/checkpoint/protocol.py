@@ -122,9 +122,10 @@ class SaveFailed:
 class OfferedImage:
     """An image that an earlier trainer has left in the saver's memory (``handover.py``)."""
 
-    memory: memoryview  # private: what is written there stays in this process
+    memory: memoryview  # of a CopyOnWrite: what is written there stays in this process
     shared: bool  # the earlier trainer may still change the memory
     writing: bool  # the saver writes the image to disk, and then tells the result as that of a save
+    ownable: bool  # this process can keep parts of the memory without a copy now
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ class _OfferedCopy:
 
     def __init__(self, offered: OfferedImage, seal: Seal) -> None:
         self._offered, self._seal = offered, seal
-        self.writing, self.ours = offered.writing, offered.shared  # shared: ``load`` makes a copy
+        # Shared: ``load`` makes a copy. Else the client owns it before the memory has another image.
+        self.writing, self.ours = offered.writing, offered.shared or offered.ownable
         self.manifest = replace(seal.manifest, files=tuple(FileSum(s.name, s.bytes, "") for s in seal.stretches))
 
     @classmethod

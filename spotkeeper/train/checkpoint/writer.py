@@ -128,6 +128,11 @@ class CheckpointWriter:
         with self._reporting():
             self._connect(0.0)
 
+    def own_offer(self) -> None:
+        """Begin to copy what optimizers keep of an image in the saver's memory."""
+        if self._client is not None:
+            self._client.own_offer()
+
     def warm(self, size: int, *, images: bool = False) -> None:
         """Request memory while training continues: for the first image, or for saves that are no images."""
         with self._reporting():

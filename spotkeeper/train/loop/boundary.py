@@ -179,6 +179,7 @@ class Boundary:
             self._pace.since = -math.inf
         self._position.stepped = False
         self._samples = 0
+        self.writer.own_offer()
         self.watch.begin()
 
     def add_samples(self, count: int) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import collections
 import io
+import mmap
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from spotkeeper.train.checkpoint.durable import PAGE, private_memory
+from spotkeeper.train.checkpoint.durable import PAGE, CopyOnWrite, private_memory
 from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
 
 TENSORS = {
@@ -117,6 +119,32 @@ def test_optimizers_keep_memory_that_is_only_ours_without_a_copy() -> None:
     assert torch.equal(torch.frombuffer(memory, dtype=torch.float32, offset=at - start, count=40_000), only)
     optimizer.state.clear()
     assert not any(memory[at - start + PAGE : at - start + 150_000]), "so are an optimizer's, once it is gone"
+
+
+def test_what_is_kept_of_a_savers_memory_is_owned_before_the_memory_changes() -> None:
+    kept, written, dropped = (torch.randn(40_000) for _ in range(3))
+    image = Image(RunState({"a": torch.randn(40_000)}, {}, (), [kept, written, dropped]))
+    file = os.memfd_create("image")
+    try:
+        os.ftruncate(file, image.size)
+        with mmap.mmap(file, image.size) as theirs:
+            image.copy_to(view := memoryview(theirs))
+            view.release()
+            ours = CopyOnWrite(file, image.size)
+            assert ours.ownable
+            back: Any = thaw(memoryview(ours), image.stretches, ours=True)
+            back.model.clear()
+            back.optimizers.pop()
+            first, second = back.optimizers
+            assert first.data_ptr() != 0 and not second.sub_(second).any(), "an optimizer's step"
+            ours.own()
+            theirs[:] = b"\xee" * image.size
+            assert torch.equal(first, kept), "whole pages, and those that are shared with its neighbours"
+            assert not second.any() and theirs[:] == b"\xee" * image.size, "what it writes stays in this process"
+            touched = sum(ours[at : at + PAGE] != b"\xee" * PAGE for at in range(0, image.size, PAGE))
+            assert touched <= 2 * (160_000 // PAGE + 2), "neither the model's pages nor dropped ones were copied"
+    finally:
+        os.close(file)
 
 
 def test_optimizers_get_copies_of_a_savers_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import math
@@ -24,8 +25,8 @@ import torch
 from spotkeeper.train.agent_link.control import NAME, Commit, Control, Fault
 from spotkeeper.train.checkpoint import handover, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
-from spotkeeper.train.checkpoint.durable import PAGE, Buffer
-from spotkeeper.train.checkpoint.image import RunState
+from spotkeeper.train.checkpoint.durable import PAGE, Buffer, CopyOnWrite
+from spotkeeper.train.checkpoint.image import Image, RunState
 from spotkeeper.train.checkpoint.memories import ImageMemories
 from spotkeeper.train.checkpoint.pace import IMAGE_S, SavePace
 from spotkeeper.train.checkpoint.protocol import (
@@ -36,11 +37,13 @@ from spotkeeper.train.checkpoint.protocol import (
     SaverError,
     Stretch,
 )
+from spotkeeper.train.checkpoint.restore import restore
 from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal, seal_of
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.store import Manifest
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
+from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.checkpoint.test_saver import GANG, served, stage
 from tests.train.checkpoint.test_snapshot import ATTACH
@@ -53,9 +56,9 @@ SKELETON = Stretch(store.SKELETON, 2 * PAGE, 9)
 SIZE = 3 * PAGE
 
 
-def image(client: Client, number: int) -> memoryview:
+def image(client: Client, number: int, size: int = SIZE) -> memoryview:
     """The image memory, once the saver has allocated it."""
-    while (memory := client.image(number, SIZE)) is None:
+    while (memory := client.image(number, size)) is None:
         client._read_soon()
     return memory
 
@@ -843,6 +846,43 @@ def test_memories_of_an_earlier_trainer_are_used_before_new_ones(tmp_path: Path)
         for number in range(IMAGES):
             keep(following, number, Commit(2, number + 4))
             assert len(memories(process.pid)) == IMAGES
+        following.close()
+
+
+@pytest.mark.parametrize("ownable", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("fill_next", [image, lambda client, number: client.stage(SIZE)])
+def test_state_that_optimizers_keep_of_an_image_outlives_it(
+    fill_next: Callable[[Client, int], memoryview],
+    begun: bool,
+    ownable: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next images, or a save, fill the same memories; older kernels cannot copy pages, so tensors are copied."""
+    if not ownable:
+        monkeypatch.setattr(CopyOnWrite, "_populate", lambda *_: errno.EINVAL)
+    moment = torch.randn(100_000)
+    whole = Image(RunState({"a": torch.randn(100_000)}, {}, (b"",), [moment]))
+    with served(tmp_path) as (path, _):
+        trainer = greeted(path, tmp_path / "ckpt")
+        memory = image(trainer, 0, whole.size)
+        whole.copy_to(memory)
+        assert seal(memory, new_manifest(Commit(1, 5), GANG, {store.IMAGE: "yes"}), whole.stretches)
+        trainer.close()
+        following = Client.connect(path)
+        known = following.hello(tmp_path / "ckpt", 2, 2)
+        following.wait(60)
+        found, _ = restore(SoloGang(), tmp_path / "ckpt", following, known)
+        assert found is not None and found.source == "memory"
+        (kept,) = found.state.optimizers
+        del found, known
+        if begun:
+            following.own_offer()
+        for number in range(IMAGES):
+            filled = memoryview(fill_next(following, number))
+            filled[:] = bytes(len(filled))
+            assert torch.equal(kept, moment)
         following.close()
 
 
