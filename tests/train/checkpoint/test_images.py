@@ -13,8 +13,9 @@ import select
 import shutil
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -849,41 +850,73 @@ def test_memories_of_an_earlier_trainer_are_used_before_new_ones(tmp_path: Path)
         following.close()
 
 
-@pytest.mark.parametrize("ownable", [True, False])
-@pytest.mark.parametrize("begun", [True, False])
-@pytest.mark.parametrize("fill_next", [image, lambda client, number: client.stage(SIZE)])
-def test_state_that_optimizers_keep_of_an_image_outlives_it(
-    fill_next: Callable[[Client, int], memoryview],
-    begun: bool,
-    ownable: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next images, or a save, fill the same memories; older kernels cannot copy pages, so tensors are copied."""
-    if not ownable:
-        monkeypatch.setattr(CopyOnWrite, "_populate", lambda *_: errno.EINVAL)
-    moment = torch.randn(100_000)
-    whole = Image(RunState({"a": torch.randn(100_000)}, {}, (b"",), [moment]))
-    with served(tmp_path) as (path, _):
-        trainer = greeted(path, tmp_path / "ckpt")
+MOMENT = torch.randn(100_000)
+
+
+@contextlib.contextmanager
+def resumed(folder: Path) -> Iterator[tuple[Client, torch.Tensor]]:
+    """A trainer that has restored an image from its saver's memory, and the moment that its optimizer keeps."""
+    whole = Image(RunState({"a": torch.randn(100_000)}, {}, (b"",), [MOMENT]))
+    with served(folder) as (path, _):
+        trainer = greeted(path, folder / "ckpt")
         memory = image(trainer, 0, whole.size)
         whole.copy_to(memory)
         assert seal(memory, new_manifest(Commit(1, 5), GANG, {store.IMAGE: "yes"}), whole.stretches)
         trainer.close()
         following = Client.connect(path)
-        known = following.hello(tmp_path / "ckpt", 2, 2)
+        found, _ = restore(SoloGang(), folder / "ckpt", following, following.hello(folder / "ckpt", 2, 2))
         following.wait(60)
-        found, _ = restore(SoloGang(), tmp_path / "ckpt", following, known)
         assert found is not None and found.source == "memory"
-        (kept,) = found.state.optimizers
-        del found, known
+        yield following, found.state.optimizers[0]
+        following.close()
+
+
+@pytest.mark.parametrize("ownable", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_state_that_optimizers_keep_of_an_image_outlives_it(
+    begun: bool, ownable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next images fill the same memories. Older kernels cannot copy pages, so tensors are copied."""
+    if not ownable:
+        monkeypatch.setattr(CopyOnWrite, "_populate", lambda *_: errno.EINVAL)
+    with resumed(tmp_path) as (following, kept):
         if begun:
             following.own_offer()
         for number in range(IMAGES):
-            filled = memoryview(fill_next(following, number))
+            filled = image(following, number)
             filled[:] = bytes(len(filled))
-            assert torch.equal(kept, moment)
-        following.close()
+            assert torch.equal(kept, MOMENT)
+
+
+@pytest.mark.parametrize("fill", [Client.memory, lambda client, size: client.part_image(0, size)])
+def test_a_memory_is_filled_once_one_thread_has_copied_what_is_kept_of_it(
+    fill: Callable[[Client, int], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, copied, populate = threading.Event(), [], CopyOnWrite._populate
+
+    def populated(self: CopyOnWrite, how: int, at: int, count: int) -> int:
+        waits.wait(60)
+        copied.append(threading.current_thread().name)
+        return populate(self, how, at, count)
+
+    with resumed(tmp_path) as (following, kept):
+        monkeypatch.setattr(CopyOnWrite, "_populate", populated)
+        following.own_offer()
+        thread = following._owning
+        assert thread is not None
+        join = thread.join
+        monkeypatch.setattr(thread, "join", lambda: (waits.set(), join()))
+        fill(following, SIZE)
+        assert set(copied) == {"spotkeeper-own"} and torch.equal(kept, MOMENT)
+
+
+def test_memory_that_cannot_be_copied_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with resumed(tmp_path) as (following, kept):
+        monkeypatch.setattr(CopyOnWrite, "_populate", lambda *_: errno.ENOMEM)
+        following.own_offer()
+        with pytest.raises(SaverError, match=f"an earlier trainer's image: .*{os.strerror(errno.ENOMEM)}") as refused:
+            following.image(0, SIZE)
+        assert refused.value.fault is Fault.NO_MEMORY and torch.equal(kept, MOMENT)
 
 
 def test_images_begin_again_with_a_new_saver(tmp_path: Path) -> None:
