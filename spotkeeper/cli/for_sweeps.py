@@ -92,8 +92,8 @@ def status(
     """Show a search: its best trials with values, states, curves and money.
 
     Trials that got further come first, then those with the better value. `on-demand`: the same machine-hours at
-    on-demand prices. What halving saves is an estimate: what the stopped trials would still have cost, at their own
-    cost per step, up to `halving.max`.
+    on-demand prices. What halving saves is an estimate: what the stopped trials would still have cost up to
+    `halving.max`, at their own cost per trained step.
 
     Examples: `spotkeeper sweep status lr`, `spotkeeper sweep status lr --csv > lr.csv`,
     `spotkeeper sweep status lr --json | jq '.rows[0].params'`

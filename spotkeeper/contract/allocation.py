@@ -91,7 +91,7 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     job: str
-    min: Machines  # 0: the job wants none, but has not given back all its grants
+    min: Machines  # 0: the job wants none, but has not given back all its grants, or is a trial that waits at a rung
     max: Machines
     since: float  # when the job was submitted
     team: str = "default"
@@ -122,6 +122,11 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def waiting(self) -> bool:
         return not self.reserved and self.waits is not None
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is of a trial that wants no machines, as it waits for others of its search, or has ended."""
+        return not self.max and bool(self.sweep)
 
 
 class TeamUse(Struct, frozen=True, omit_defaults=True, gc=False):

@@ -1,13 +1,15 @@
 """Searches for the best parameters of a training script: what a trial's job file says, and what trials have reported.
 
 A trial is a job. With successive halving it stops at the first of ``rungs`` (steps), and waits until each trial of its
-*cohort* that got so far has reported its metric there. The best ``1/eta`` of them continue; the others end. A decision
-is a pure function of the reports, which never change, so it does not depend on their order, and no process makes it.
+*cohort* that got so far has reported its metric there. The best ``1/eta`` of them continue; the others end. The write
+that brings the last report also brings the decision (:class:`Decided`). It follows from the reports alone, in whatever
+order they came, and what trials report or do later does not change it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -36,10 +38,30 @@ class TrialReport(Struct, frozen=True, omit_defaults=True):
 
     number: int
     values: tuple[float | None, ...] = ()  # the metric at each rung so far; None: no number
-    final: float | None = None  # the metric's last value, of a trial that is over
+    final: float | None = None  # the metric's last value, of a trial that has trained to its end
     over: bool = False  # it has ended, and reports nothing more
+    held: bool = False  # it is on hold until a person resumes it, so its cohort does not wait for it
     spent: float = 0.0  # USD, estimated
     job: str = ""
+    first: int = 0  # the lowest number of its cohort
+
+
+class Decided(Struct, frozen=True, omit_defaults=True):
+    """A rung that a cohort has passed.
+
+    Attributes:
+        first: the cohort's lowest number. ``rung``: index into ``Trial.rungs``.
+        order: the trials that were compared, the best first; those that were on hold are not among them.
+        best: how many of them continue, from the first.
+    """
+
+    first: int
+    rung: int
+    order: tuple[int, ...] = ()
+    best: int = 0
+
+    def continuing(self) -> tuple[int, ...]:
+        return self.order[: self.best]
 
 
 class SweepState(Struct, frozen=True, omit_defaults=True):
@@ -49,9 +71,14 @@ class SweepState(Struct, frozen=True, omit_defaults=True):
     ver: int = 0
     nonce: str = ""
     trials: tuple[TrialReport, ...] = ()  # in the order of their numbers; a trial without a report is missing
+    decided: tuple[Decided, ...] = ()  # each is written once
 
     def trial(self, number: int) -> TrialReport:
         return next((trial for trial in self.trials if trial.number == number), TrialReport(number))
+
+    def decision(self, first: int, rung: int) -> Decided | None:
+        """Return the decision on a rung of the cohort whose lowest number is ``first``; None if it is open."""
+        return next((one for one in self.decided if (one.first, one.rung) == (first, rung)), None)
 
     def spent(self) -> float:
         """Return what all trials have cost, USD."""
@@ -71,35 +98,89 @@ def joined(old: TrialReport, new: TrialReport) -> TrialReport:
     return replace(new, values=max(old.values, new.values, key=len))
 
 
-def continuing(state: SweepState, trial: Trial, rung: int) -> frozenset[int] | None:
-    """Return the trials of ``trial``'s cohort that continue after a rung; None while reports are missing.
+def decided(state: SweepState, trial: Trial) -> SweepState:
+    """Return the state with all decisions that follow for ``trial``'s cohort; the same object if none does."""
+    for rung in range(len(trial.rungs)):
+        if state.decision(trial.first, rung) is None:
+            made = _decision(state, trial, rung)
+            if made is None:
+                break
+            state = replace(state, decided=(*state.decided, made))
+    return state
 
-    The trials at the rung are sorted by their value there, the best first, then by number. The first 1/eta continue, at
-    least one; a trial without a value, or with NaN, never does.
+
+def _decision(state: SweepState, trial: Trial, rung: int) -> Decided | None:
+    """Compare the trials that are to reach a rung; None while it waits for one of them.
+
+    They are sorted by their value there, the best first, then by number. The first 1/eta of all of them continue, at
+    least one. A trial without a value, or with NaN, does not, nor one that has ended before its end: its place is
+    another's. Trials on hold are left out if enough others have a value.
+    """
+    every = contenders(state, trial, rung) or ()
+    late = [one for one in every if waited_for(one, rung)]
+    there = [(one.number, _worth(one, rung)) for one in every if not waited_for(one, rung)]
+    places, valued = max(1, len(every) // trial.eta), sum(value is not None for _, value in there)
+    if late and (valued < places or not all(one.held for one in late)):
+        return None
+    there.sort(key=lambda one: (*order(one[1], trial.goal), one[0]))
+    return Decided(trial.first, rung, tuple(number for number, _ in there), min(places, valued))
+
+
+def contenders(state: SweepState, trial: Trial, rung: int) -> list[TrialReport] | None:
+    """Return the reports of the trials of ``trial``'s cohort that are compared at a rung; None if that is open.
 
     Args:
         rung: index into ``trial.rungs``.
     """
-    there = ranking(state, trial, rung)
-    if there is None:
-        return None
-    valued = [number for number, value in there if value is not None]
-    return frozenset(valued[: max(1, len(there) // trial.eta)])
+    if not rung:
+        return reports(state, range(trial.first, trial.first + trial.count))
+    before = state.decision(trial.first, rung - 1)
+    return None if before is None else reports(state, before.continuing())
 
 
-def ranking(state: SweepState, trial: Trial, rung: int) -> list[tuple[int, float | None]] | None:
-    """Return the cohort's trials at a rung with their values there, the best first; None while reports are missing."""
-    numbers = range(trial.first, trial.first + trial.count) if not rung else continuing(state, trial, rung - 1)
-    if numbers is None:
-        return None
-    reports = {report.number: report for report in state.trials}  # a search of all for each would be quadratic
-    found: list[tuple[int, float | None]] = []
-    for number in numbers:
-        report = reports.get(number, TrialReport(number))
-        if len(report.values) <= rung and not report.over:
-            return None
-        found.append((number, value_at(report, rung)))
-    return sorted(found, key=lambda one: (*order(one[1], trial.goal), one[0]))
+def lacking(state: SweepState, trial: Trial, rung: int) -> list[TrialReport]:
+    """Return the reports of the trials for which others of ``trial``'s cohort wait at a rung."""
+    if state.decision(trial.first, rung) is not None:
+        return []
+    every = contenders(state, trial, rung) or []
+    late = [one for one in every if waited_for(one, rung)]
+    return late if any(len(one.values) > rung and not one.over for one in every) else []
+
+
+def reports(state: SweepState, numbers: Iterable[int]) -> list[TrialReport]:
+    """Return the reports of these trials, in this order."""
+    known = {report.number: report for report in state.trials}  # a search of all for each would be quadratic
+    return [known.get(number) or TrialReport(number) for number in numbers]
+
+
+def waited_for(report: TrialReport, rung: int) -> bool:
+    """Whether a trial has neither reported a rung nor ended."""
+    return len(report.values) <= rung and not report.over
+
+
+def continues(state: SweepState, trial: Trial, rung: int, value: float | None) -> bool | None:
+    """Whether a trial continues after a rung; None while that is open.
+
+    A trial that was on hold when its cohort passed this rung, or an earlier one, was not compared. It continues too if
+    it is better than the last one that did; so trials that are resumed do not depend on each other.
+
+    Args:
+        value: its metric at this rung.
+    """
+    known = state.decision(trial.first, rung)
+    if known is None or trial.number in known.order:
+        return None if known is None else trial.number in known.continuing()
+    if value is None or math.isnan(value):
+        return False
+    if not known.best:
+        return True
+    last = state.trial(known.order[known.best - 1])
+    return (*order(value, trial.goal), trial.number) < (*order(value_at(last, rung), trial.goal), last.number)
+
+
+def _worth(report: TrialReport, rung: int) -> float | None:
+    """Return what a trial's place is worth: nothing if it has ended and not trained to its end."""
+    return None if report.over and report.final is None else value_at(report, rung)
 
 
 def value_at(report: TrialReport, rung: int) -> float | None:

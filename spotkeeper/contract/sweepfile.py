@@ -159,10 +159,10 @@ def trial_name(sweep: str, number: int) -> str:
     return f"{sweep}-{number:04d}"
 
 
-def trial_job(spec: SweepSpec, cohort: Cohort, number: int) -> JobSpec:
-    """Return the job of a trial."""
+def trial_of(spec: SweepSpec, cohort: Cohort, number: int) -> Trial:
+    """Return a trial's part in its search."""
     file = spec.file
-    trial = Trial(
+    return Trial(
         sweep=file.name,
         number=number,
         metric=file.metric,
@@ -174,10 +174,15 @@ def trial_job(spec: SweepSpec, cohort: Cohort, number: int) -> JobSpec:
         parallel=spec.parallel,
         max_usd=cohort.max_usd,
     )
+
+
+def trial_job(spec: SweepSpec, cohort: Cohort, number: int) -> JobSpec:
+    """Return the job of a trial."""
+    trial = trial_of(spec, cohort, number)
     params, checkpoint = {**spec.job.params, **cohort.values[number - cohort.first]}, spec.job.checkpoint
     if trial.rungs and checkpoint.mirror is None:  # a trial that waits keeps a copy in the bucket, and no disk
         checkpoint = replace(checkpoint, mirror=Mirror())
-    name = trial_name(file.name, number)
+    name = trial_name(spec.file.name, number)
     return filled(replace(spec.job, name=name, params=params, checkpoint=checkpoint, trial=trial))
 
 

@@ -12,14 +12,14 @@ from msgspec import Struct
 from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.record import Hold, Outcome
 from spotkeeper.contract.stack import Model, PoolState
-from spotkeeper.contract.sweep import Params, SweepState, order
-from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, trial_name
+from spotkeeper.contract.sweep import Params, SweepState, lacking, order
+from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, trial_name, trial_of
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.text.words import sparkline
 
-NOT_SUBMITTED, WAITS = "not submitted", "waits"
+NOT_SUBMITTED, WAITS, NO_RECORD = "not submitted", "waits", "no record"
 CURVE_WIDTH = 24  # characters
 
 
@@ -111,10 +111,11 @@ class TrialView(Struct, frozen=True):
 
     Attributes:
         place: by what has been reported, 1 is best: trials that got further come first. None: no value yet.
-        state: `training`, `queued (3rd)`, `waits at step 100`, `succeeded`, `stopped` and the like.
+        state: `training`, `queued (3rd)`, `waits at step 100`, `succeeded`, `stopped`, `no record` and the like.
         rungs: comparisons that it has reached. ``rung``: step of the last one.
         step: newest step that is known.
         value: the metric at its end, else at its last rung, else the newest.
+        trained: the part of ``spent`` for machines while they trained steps that are kept.
         on_demand_only: the same machine-hours at on-demand prices.
         curve: the metric over the steps, as block characters; "" if it was not read.
     """
@@ -130,17 +131,26 @@ class TrialView(Struct, frozen=True):
     step: int | None = None
     value: float | None = None
     spent: float = 0.0
+    trained: float = 0.0
     on_demand_only: float = 0.0
     curve: str = ""
 
 
 class RungView(Struct, frozen=True):
-    """A comparison: ``reached`` of the ``trials`` that are to reach it have reported; ``best``: the best value."""
+    """A comparison of trials.
+
+    Attributes:
+        reached: how many of the ``trials`` that are to reach it have reported. ``best``: the best value.
+        waits_for: names of trials for which others wait there. ``held``: names of those that are on hold until a person
+            resumes them; the others wait for these only while too few have a value.
+    """
 
     step: int
     trials: int
     reached: int
     best: float | None
+    waits_for: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class SweepView(Struct, frozen=True):
@@ -149,8 +159,8 @@ class SweepView(Struct, frozen=True):
     Attributes:
         states: number of trials by state.
         best: number of the best trial; None: no value yet.
-        whole_saved: what the trials that halving ended would still have cost, at their own cost per step to
-            `halving.max`; an estimate. None: the search does not halve.
+        whole_saved: what the trials that halving ended would still have cost to `halving.max`, each at its own cost
+            per trained step, without further starts and losses; an estimate. None: the search does not halve.
         missing: number of trials that are not submitted.
         rows: the trials, the best first.
     """
@@ -195,7 +205,7 @@ def sweep_view(
         sampler=file.sampler,
         trials=len(rows),
         states=dict(Counter(_kind(row.state) for row in placed)),
-        rungs=_rungs(file, cohorts, state),
+        rungs=_rungs(spec, cohorts, state),
         best=next((row.number for row in placed if row.place is not None), None),
         spent=sum(row.spent for row in rows),
         on_demand_only=sum(row.on_demand_only for row in rows),
@@ -209,8 +219,8 @@ def sweep_view(
 def _trial(spec: SweepSpec, cohort: Cohort, number: int, state: SweepState, found: TrialFacts | None) -> TrialView:
     file, report = spec.file, state.trial(number)
     name, params = trial_name(file.name, number), cohort.values[number - cohort.first]
-    if found is None:
-        return TrialView(number, name, "", params, NOT_SUBMITTED)
+    if found is None:  # a person deleted the record, or it is unreadable
+        return TrialView(number, name, report.job, params, NO_RECORD if report.job else NOT_SUBMITTED)
     view, curve, rungs = found.view, found.curve, len(report.values)
     newest = None if curve is None or not curve.values else _finite(curve.values[-1])
     reported = report.final if report.final is not None else report.values[-1] if rungs else newest
@@ -226,6 +236,7 @@ def _trial(spec: SweepSpec, cohort: Cohort, number: int, state: SweepState, foun
         step=max(steps, default=None),
         value=None if reported is None else _finite(reported),
         spent=view.money.spent,
+        trained=view.trained_usd,
         on_demand_only=view.money.on_demand_only,
         curve="" if curve is None else sparkline(curve.steps, curve.values, CURVE_WIDTH),
     )
@@ -246,13 +257,20 @@ def _kind(state: str) -> str:
     return state.partition(" (")[0].partition(" at step")[0]
 
 
-def _rungs(file: SweepFile, cohorts: Iterable[Cohort], state: SweepState) -> tuple[RungView, ...]:
-    plans = [rung_plans(file, len(cohort.values)) for cohort in cohorts]
+def _rungs(spec: SweepSpec, cohorts: Iterable[Cohort], state: SweepState) -> tuple[RungView, ...]:
+    file = spec.file
+    plans = [(trial_of(spec, cohort, cohort.first), rung_plans(file, len(cohort.values))) for cohort in cohorts]
     found = []
     for at, step in enumerate(file.rungs()):
         values = [report.values[at] for report in state.trials if len(report.values) > at]
         known = sorted((value for value in values if value is not None), key=lambda value: order(value, file.goal))
-        found.append(RungView(step, sum(rungs[at].trials for rungs in plans), len(values), known[0] if known else None))
+        late = [report for trial, _ in plans for report in lacking(state, trial, at)]
+        waits_for, held = (
+            tuple(trial_name(file.name, report.number) for report in late if report.held is on_hold)
+            for on_hold in (False, True)
+        )
+        trials = sum(rungs[at].trials for _, rungs in plans)
+        found.append(RungView(step, trials, len(values), known[0] if known else None, waits_for, held))
     return tuple(found)
 
 
@@ -260,4 +278,5 @@ def _whole_saved(file: SweepFile, rows: Iterable[TrialView]) -> float | None:
     if file.stop is None:
         return None
     whole = file.stop.halving.max
-    return sum(row.spent * (whole / row.rung - 1.0) for row in rows if row.state == Outcome.STOPPED.value and row.rung)
+    stopped = (row for row in rows if row.state == Outcome.STOPPED.value and row.rung)
+    return sum(row.trained * (whole / row.rung - 1.0) for row in stopped if row.rung)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, continuing
+from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, decided
 from spotkeeper.contract.sweepfile import EarlyStop, Halving, SweepFile
 from spotkeeper.report.job.waiting import trial_lines, trial_part
 from spotkeeper.report.sweep import rung_plans, steps_share
@@ -29,9 +29,9 @@ def test_the_plan_is_what_the_function_decides(trials: int, low: int, factor: in
         steps, at = steps + len(alive) * (step - at), step
         for number in alive:
             reports[number] = TrialReport(number, (*reports[number].values, float(number)))
-        found = continuing(SweepState("s", trials=tuple(reports.values())), trial, rung)
-        assert found is not None and len(found) == plans[rung].continuing
-        alive = set(found)
+        found = decided(SweepState("s", trials=tuple(reports.values())), trial).decision(0, rung)
+        assert found is not None and found.best == plans[rung].continuing
+        alive = set(found.continuing())
     steps += len(alive) * (halving.max - at)
     assert steps_share(file(halving), trials, plans) == pytest.approx(steps / (trials * halving.max))
 
@@ -44,7 +44,7 @@ TRIAL = Trial("s", 4, "loss", first=3, count=6, rungs=(10, 30), eta=3)
 
 
 def part(*reports: TrialReport) -> list[str]:
-    return trial_lines(trial_part(TRIAL, SweepState("s", trials=reports)))[1:]
+    return trial_lines(trial_part(TRIAL, decided(SweepState("s", trials=reports), TRIAL)))[1:]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,13 @@ def part(*reports: TrialReport) -> list[str]:
         (
             [TrialReport(number, (0.5,)) for number in (3, 4, 5, 6)] + [TrialReport(7, over=True)],
             ["waits at step 10 until 1 of 6 trials have reported: s-0008"],
+        ),
+        (
+            [TrialReport(4, (0.5,)), *(TrialReport(number, held=True) for number in (3, 5, 6, 7, 8))],
+            [
+                "waits at step 10 until 5 of 6 trials have reported: s-0003, s-0005, s-0006, s-0007, s-0008",
+                "on hold: s-0003, s-0005, s-0006, s-0007, s-0008: resume or cancel",
+            ],
         ),
         ([TrialReport(number, (0.5,)) for number in range(3, 9)], []),
         ([TrialReport(number, (0.5,) * (1 + (number == 4))) for number in range(3, 9)],

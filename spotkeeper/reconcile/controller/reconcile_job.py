@@ -376,7 +376,7 @@ class Round:
         if token is None:
             return self.store.read_sweep(trial.of.sweep)
         self.writes += 1
-        self.woken |= rungs.woken(wanted, trial) - {self.job}
+        self.woken |= rungs.woken(self.sweep.value, wanted, trial.of) - {self.job}
         return Versioned(wanted, token)
 
     def _call(self, todo: tuple[Action, ...]) -> tuple[Result, ...]:

@@ -17,6 +17,7 @@ without machines, whose jobs wait again, and which jobs may not take machines fr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from uuid import uuid4
 
@@ -88,7 +89,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
         ver=1,
         nonce=uuid4().hex,
         grants=tuple(grants[key] for key in sorted(grants)),
-        claims=tuple(_claims(records, specs, recalled, stack, now)),
+        claims=tuple(_claims(records, specs, recalled, grants.values(), stack, now)),
         use=_use(released, teams, stack, now),
     )
     if store.cas_allocation(made, token) is None:
@@ -187,15 +188,20 @@ def _claims(
     records: Iterable[Record],
     specs: Mapping[str, JobSpec | None],
     recalled: Mapping[str, tuple[float, ...]],
+    grants: Iterable[Grant],
     stack: StackState,
     now: float,
 ) -> Iterator[Claim]:
-    """Yield the claims of all jobs that want machines.
+    """Yield the claims of all jobs that want machines, and of trials whose machines are being deleted.
 
     A job that never trained has waited since it was submitted; one that gave its machines up, since then.
     """
+    granted: dict[str, list[Grant]] = defaultdict(list)
+    for grant in grants:
+        granted[grant.job].append(grant)
     for record in records:
-        found = claim.claim(Draft(record, Snapshot(stack=stack, spec=specs[record.job], listing=NOTHING, now=now)))
+        draft = Draft(record, Snapshot(stack=stack, spec=specs[record.job], listing=NOTHING, now=now))
+        found = claim.claim(draft, granted[record.job])
         if found is not None:
             recalls = tuple(at for at in recalled[record.job] if now - at < DAY_S)
             held = recalled[record.job][-1:] if record.phase is Phase.HOLD else ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from typing import TypeVar
-from uuid import NAMESPACE_OID, uuid5
+from uuid import NAMESPACE_OID, uuid4, uuid5
 from zlib import crc32
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from spotkeeper.clock import Now
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.cloud import Cloud, Listing, disks_kept
-from spotkeeper.contract.record import Hold, Node, Outcome, Phase, Record
+from spotkeeper.contract.record import Node, Outcome, Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.controller import alarm
@@ -74,7 +74,9 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     allocation = _scheduled(store, stack, allocation, clock.now())
     granted = {grant.job for grant in (allocation.value.grants if allocation else ())}
     resting = _resting(allocation, granted, clock.now())
-    known = sorted({*active, *granted, *_claimed(allocation)} - resting)
+    searches = _searches(store, allocation)
+    at_rungs = _at_rungs(searches, allocation, granted, clock.now())
+    known = sorted({*active, *granted, *_claimed(allocation)} - resting - at_rungs)
     failed: dict[str, str] = {}  # job -> why, or "" if a document of the job is unreadable
     before = dict(zip(known, _at_once(lambda job: _read(store, job, failed), known, options), strict=True))
     known_offers = market.read(store, cloud, stack, clock.now())
@@ -82,7 +84,6 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     labelled = sorted(_labelled(listing) - set(known) - resting)
     orphans = tuple(_orphans(store, clock, listing, [job for job in [*known, *labelled] if job not in failed], failed))
     late: list[str] = []
-    at_rungs = _at_rungs(store, before, set(labelled) | _labelled(listing) | granted, clock.now())
 
     def one(job: str) -> RoundResult | None:
         if options.deadline.left() < BEGIN_S:
@@ -96,9 +97,9 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     blank = {job for job in known if before[job] is None} - set(orphans)  # running or abandoned submissions
     _withdraw(store, clock, sorted(blank & set(active) - set(failed)))
     _drop_claims(store, blank - set(active) - granted - set(failed))
-    jobs = _turns(
-        [job for job in [*known, *labelled] if job not in blank | at_rungs and job not in failed], clock.now()
-    )
+    jobs = [job for job in [*known, *labelled] if job not in blank and job not in failed]
+    jobs += sorted(at_rungs.intersection(_report_lost(store, searches, set(active) - blank, failed)))
+    jobs = _turns(jobs, clock.now())
     found = dict(zip(jobs, _at_once(one, jobs, options), strict=True))
     results = [result for result in found.values() if result is not None]
     if again := _await_others(store, found, clock, options):
@@ -139,34 +140,57 @@ def _resting(allocation: Versioned[Allocation] | None, granted: set[str], now: f
     return {job for job in waiting if crc32(job.encode()) % RESTS != turn}
 
 
-def _at_rungs(store: Store, before: Mapping[str, Versioned[Record] | None], busy: set[str], now: float) -> set[str]:
-    """Return the trials that wait for others of their search: they need a round in one of ``RESTS`` ticks only.
-
-    ``busy``: jobs that still have machines, disks or grants.
-    """
-    turn, found = int(now // TICK_EVERY_S) % RESTS, set[str]()
-    states: dict[str, SweepState | None] = {}
-    for job, read in before.items():
-        trial = read.value.trial if read is not None and read.value.hold is Hold.RUNG else None
-        if trial is None or job in busy or crc32(job.encode()) % RESTS == turn:
+def _searches(store: Store, allocation: Versioned[Allocation] | None) -> list[Versioned[SweepState]]:
+    """Read the states of the searches with trials that wait at a rung, but for those that cannot be read."""
+    found = []
+    for name in sorted({claim.sweep for claim in allocation.value.claims if claim.rests} if allocation else ()):
+        try:
+            state = alarm.readable_sweep(store, name)
+        except StoreError as error:  # only this search's trials then have their rounds, and these fail
+            log.warning("state of search %s: %s", name, error)
             continue
-        name = trial.of.sweep
-        if name not in states:
-            states[name] = _state(store, name)
-        state = states[name]
-        if state is not None and rungs.waits(state, trial):
-            found.add(job)
+        found += [state] if state is not None else []
     return found
 
 
-def _state(store: Store, name: str) -> SweepState | None:
-    """Read a search's state; None if that fails, so that only its own trials' rounds fail."""
-    try:
-        read = alarm.readable_sweep(store, name)
-    except StoreError as error:
-        log.warning("state of search %s: %s", name, error)
-        return None
-    return None if read is None else read.value
+def _at_rungs(
+    searches: Iterable[Versioned[SweepState]],
+    allocation: Versioned[Allocation] | None,
+    granted: set[str],
+    now: float,
+) -> set[str]:
+    """Return the trials that only wait for others of their search: they cost no read, except in one of ``RESTS`` ticks.
+
+    One that still has a disk is found by the listing.
+    """
+    turn = int(now // TICK_EVERY_S) % RESTS
+    waiting = {job for read in searches for job in rungs.resting(read.value)} - granted
+    claims = allocation.value.claims if allocation is not None else ()
+    jobs = {claim.job for claim in claims if claim.rests and claim.job in waiting}
+    return {job for job in jobs if crc32(job.encode()) % RESTS != turn}
+
+
+def _report_lost(
+    store: Store, searches: Iterable[Versioned[SweepState]], there: set[str], failed: dict[str, str]
+) -> list[str]:
+    """Report that trials are over whose record a person deleted: they never do. Return jobs whose rounds then decide.
+
+    ``there``: active jobs with a record.
+    """
+    found: list[str] = []
+    for read in searches:
+        state = read.value
+        for one in state.trials:
+            if one.job and not one.over and one.job not in there:
+                record = _read(store, one.job, failed)
+                if one.job not in failed and (record is None or record.value.phase is Phase.DONE):
+                    log.warning("trial %d of search %s: its job %s has no record", one.number, state.sweep, one.job)
+                    state = state.told(replace(one, over=True, held=False))
+                    others = (trial.job for trial in state.trials if trial.first == one.first and not trial.over)
+                    found += list(others)[:1]
+        if state is not read.value:
+            store.cas_sweep(replace(state, nonce=uuid4().hex), read.token)
+    return found
 
 
 def _drop_claims(store: Store, gone: set[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from spotkeeper.report.html.markup import Child, Markup, el, fact, join, table
 from spotkeeper.report.sweep import RungView, SweepView
-from spotkeeper.report.text.sweep import NUMBERS, column, param_names, param_word, trial_row
+from spotkeeper.report.text.sweep import NUMBERS, column, param_names, param_word, rung_lines, trial_row
 from spotkeeper.report.text.words import count, usd, value_word
 
 
@@ -45,7 +45,10 @@ def rungs(view: SweepView) -> Markup | None:
     """Return the comparisons of a search that halves; None of another."""
     rows = [_rung(view, rung) for rung in view.rungs]
     head = ("Step", "Reported", "Trials", f"Best {view.metric}")
-    return table(head, rows, "Comparisons", (0, 1, 2, 3)) if rows else None
+    if not rows:
+        return None
+    waits = [el("p", line, class_="dim small") for rung in view.rungs for line in rung_lines(rung)]
+    return join([table(head, rows, "Comparisons", (0, 1, 2, 3)), *waits])
 
 
 def _rung(view: SweepView, rung: RungView) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from spotkeeper.report.job.hold import HoldView, hold_view
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.recovery import Preemptions, Recovery, preemptions, recoveries
 from spotkeeper.report.job.waiting import TrialPart, WaitingView
+from spotkeeper.report.job.worktime import trained_usd
 from spotkeeper.report.money.money import NO_PRICES, Money, PricesByPool, first_of_each, money
 
 QUIET_S = 180.0  # virtual: steps are reported within a minute, and a generation's first step takes longer
@@ -132,6 +133,7 @@ class JobView(Struct, frozen=True):
     disks_kept: str = ""  # the disks of an ended job that are still billed
     deadline_in_s: float | None = None  # from now, or from the job's end; None: no deadline, or job file not read
     left_s: float | None = None  # training time left, from the remaining steps and their measured time
+    trained_usd: float = 0.0  # only of a search's trial: what its machines cost while they trained steps that are kept
     site: Site = CLOUD
 
     def over(self) -> bool:
@@ -209,6 +211,7 @@ def job_view(
         disks_kept=next((entry.detail.removeprefix("but ") for entry in entries if entry.event is Event.DONE), ""),
         site=site,
         left_s=None if ended is not None or left_s is None else left_s * site.scale,
+        trained_usd=trained_usd(entries, now, prices) if record.trial is not None else 0.0,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from spotkeeper.contract.job import PRIORITIES
-from spotkeeper.contract.sweep import SweepState, Trial, continuing
+from spotkeeper.contract.sweep import SweepState, Trial, contenders, lacking
 from spotkeeper.contract.sweepfile import trial_name
 from spotkeeper.report.text.words import count, duration
 
@@ -41,7 +43,8 @@ class TrialPart(Struct, frozen=True):
 
     Attributes:
         step: at which it waits for other trials of its cohort; None: it does not wait.
-        waits_for: names of those that have not reported there yet. ``trials``: number of those that are to.
+        waits_for: names of those that have not reported there yet. ``held``: names of those of them that are on hold
+            until a person resumes them. ``trials``: number of those that are to report.
     """
 
     sweep: str
@@ -49,30 +52,37 @@ class TrialPart(Struct, frozen=True):
     step: int | None = None
     waits_for: tuple[str, ...] = ()
     trials: int = 0
+    held: tuple[str, ...] = ()
 
 
 def trial_part(trial: Trial, state: SweepState) -> TrialPart:
     """Return a trial's part in its search, by what all trials have reported."""
     mine = state.trial(trial.number)
     rung = len(mine.values) - 1
-    if mine.over or not 0 <= rung < len(trial.rungs) or continuing(state, trial, rung) is not None:
+    late = lacking(state, trial, rung) if not mine.over and 0 <= rung < len(trial.rungs) else []
+    if not late:
         return TrialPart(trial.sweep, trial.number)
-    there = continuing(state, trial, rung - 1) if rung else range(trial.first, trial.first + trial.count)
-    found = [state.trial(number) for number in sorted(there or ())]
-    late = [report.number for report in found if len(report.values) <= rung and not report.over]
-    names = tuple(trial_name(trial.sweep, number) for number in late)
-    return TrialPart(trial.sweep, trial.number, trial.rungs[rung], names, len(found))
+    names = tuple(trial_name(trial.sweep, report.number) for report in late)
+    held = tuple(trial_name(trial.sweep, report.number) for report in late if report.held)
+    trials = len(contenders(state, trial, rung) or ())
+    return TrialPart(trial.sweep, trial.number, trial.rungs[rung], names, trials, held)
 
 
 def trial_lines(part: TrialPart) -> list[str]:
     """Name a trial's search, and what the trial waits for."""
     lines = [f"trial {part.number} of a search:  spotkeeper sweep status {part.sweep}"]
     if part.step is not None and part.waits_for:
-        more = len(part.waits_for) - NAMED
-        names = ", ".join(part.waits_for[:NAMED]) + (f" and {more} more" if more > 0 else "")
         late = f"{len(part.waits_for)} of {count(part.trials, 'trial')}"
-        lines.append(f"waits at step {part.step} until {late} have reported: {names}")
+        lines.append(f"waits at step {part.step} until {late} have reported: {named(part.waits_for)}")
+        if part.held:
+            lines.append(f"on hold: {named(part.held)}: resume or cancel")
     return lines
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first of these names, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def place(position: int) -> str:

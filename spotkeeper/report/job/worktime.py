@@ -28,7 +28,18 @@ from typing import NamedTuple
 
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import PROBE
-from spotkeeper.report.money.money import ENDS, STOPS, Attempt, Span, minus
+from spotkeeper.report.money.money import (
+    ENDS,
+    HOUR_S,
+    NO_PRICES,
+    STILL,
+    Attempt,
+    PricesByPool,
+    Span,
+    attempts,
+    mean_price,
+    minus,
+)
 
 
 class WorkPart(str, Enum):
@@ -84,6 +95,16 @@ def pieces(entries: Sequence[Entry], machines: Sequence[Attempt], now: float) ->
     return tuple(piece for machine in machines for piece in _of(machine, trained[machine], stills, told, now))
 
 
+def trained_usd(entries: Sequence[Entry], now: float, prices: PricesByPool = NO_PRICES) -> float:
+    """Return what machines cost while they trained steps that are kept, USD."""
+    found = pieces(entries, attempts(entries), now)
+    return sum(
+        piece.seconds / HOUR_S * mean_price(piece.machine, now, prices)
+        for piece in found
+        if piece.part is WorkPart.TRAINED
+    )
+
+
 class _Firsts:
     """Looks up the first entry of each kind of event, by machine."""
 
@@ -114,7 +135,7 @@ def _lives(entries: Sequence[Entry], machines: Sequence[Attempt], told: _Firsts,
             if len(ended) < len(begun):
                 ended.append((entry.at, entry.cause or ""))
             begun.append(entry)
-        elif entry.event in (*STOPS, *ENDS) and len(ended) < len(begun):
+        elif entry.event in (*STILL, *ENDS) and len(ended) < len(begun):
             ended.append((entry.at, entry.cause or entry.event.value))
     if len(ended) < len(begun):
         ended.append((max(now, begun[-1].at), ""))

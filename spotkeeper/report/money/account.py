@@ -20,7 +20,16 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import JobView, reason_of
 from spotkeeper.report.job.worktime import Piece, WorkPart, pieces
-from spotkeeper.report.money.money import HOUR_S, NO_PRICES, Attempt, Money, PricesByPool, attempts, first_of_each
+from spotkeeper.report.money.money import (
+    HOUR_S,
+    NO_PRICES,
+    Attempt,
+    Money,
+    PricesByPool,
+    attempts,
+    first_of_each,
+    mean_price,
+)
 
 WHOLE_S = 1.0  # EC2 rounds the end of a machine down to seconds, so it may be before the call that ended the machine
 UNKNOWN_USER = "unknown"
@@ -126,12 +135,6 @@ def _lost(found: Iterable[Piece], now: float, prices: PricesByPool) -> tuple[Los
             usd[key] += piece.seconds / HOUR_S * mean_price(piece.machine, now, prices)
     lines = (LostHours(cause, part, hours[cause, part], usd[cause, part]) for cause, part in hours)
     return tuple(sorted(lines, key=lambda line: (-line.usd, -line.node_hours, line.cause)))
-
-
-def mean_price(machine: Attempt, now: float, prices: PricesByPool) -> float:
-    """The mean price of a machine over its life, USD an hour."""
-    start, end = machine.span(now)
-    return machine.cost(now, prices) / (end - start) * HOUR_S if end > start else machine.price
 
 
 def _line(machine: Attempt, entries: Sequence[Entry], now: float, prices: PricesByPool) -> AttemptLine:

@@ -35,6 +35,7 @@ NO_PRICES: PricesByPool = MappingProxyType({})
 Span = tuple[float, float]  # start and end in seconds, start <= end
 SETTLED_S = 600.0  # virtual seconds of training; before that, boot times dominate the saved share
 STOPS = (Event.STOP, Event.CRASH, Event.HOLD)  # the loss of a member also writes a STOP
+STILL = (*STOPS, Event.RUNG)  # after these nothing trains until the next generation
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,12 @@ def _attempt(node: int, number: int, entries: list[Entry], over: float | None) -
     )
 
 
+def mean_price(machine: Attempt, now: float, prices: PricesByPool) -> float:
+    """The mean price of a machine over its life, USD an hour."""
+    start, end = machine.span(now)
+    return machine.cost(now, prices) / (end - start) * HOUR_S if end > start else machine.price
+
+
 def awaits_end(record: Record, ledger: Iterable[Entry]) -> bool:
     """Return whether the ledger still lacks the end of a machine that the record has dropped.
 
@@ -169,7 +176,7 @@ def stopped(ledger: Iterable[Entry], now: float) -> tuple[Span, ...]:
     out: list[Span] = []
     since: float | None = None
     for entry in first_of_each(ledger):
-        if entry.event in STOPS and since is None:
+        if entry.event in STILL and since is None:
             since = entry.at
         elif entry.event in (Event.GENERATION, *ENDS) and since is not None:
             out.append((since, entry.at))

@@ -15,8 +15,9 @@ from spotkeeper.contract.sweep import Params
 from spotkeeper.contract.sweepfile import Value, text
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.view import JobView
+from spotkeeper.report.job.waiting import named
 from spotkeeper.report.money.account_text import safe_cell
-from spotkeeper.report.sweep import WAITS, PlanView, SweepView, TrialView
+from spotkeeper.report.sweep import WAITS, PlanView, RungView, SweepView, TrialView
 from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import count, percent, usd, value_word
 
@@ -120,6 +121,7 @@ def lines(view: SweepView) -> list[str]:
     for rung in view.rungs:
         best = "" if rung.best is None else f", best {view.metric} {value_word(rung.best)}"
         found.append(f"step {rung.step}: {rung.reached} of {rung.trials} have reported{best}")
+        found += rung_lines(rung)
     best_row = next((row for row in view.rows if row.number == view.best), None)
     if best_row is not None and best_row.value is not None:
         values = ", ".join(f"{name} {param_word(value)}" for name, value in best_row.params.items())
@@ -127,6 +129,17 @@ def lines(view: SweepView) -> list[str]:
     found.append(money_line(view))
     if view.missing:
         found.append(f"{count(view.missing, 'trial')} not submitted: repeat the command that starts or extends it")
+    return found
+
+
+def rung_lines(rung: RungView) -> list[str]:
+    """For which trials others wait at a rung, and what to do."""
+    found = [f"step {rung.step} waits for {named(rung.waits_for)}"] if rung.waits_for else []
+    if rung.held and rung.waits_for:
+        found.append(f"step {rung.step} does not wait for {named(rung.held)}, on hold: resume in time, or cancel")
+    elif rung.held:
+        few = "on hold, since too few others have a value: resume or cancel"
+        found.append(f"step {rung.step} waits for {named(rung.held)}, {few}")
     return found
 
 

@@ -13,6 +13,7 @@ from spotkeeper.contract.allocation import Claim, Grant
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import TeamState
+from spotkeeper.contract.sweep import Trial
 from spotkeeper.reconcile.controller.reconcile_job import Round
 from spotkeeper.reconcile.controller.repair import RepairError, rebuild_allocation
 from spotkeeper.reconcile.decide.queue import use
@@ -184,3 +185,20 @@ def test_the_queue_keeps_who_waits_since_when_and_what_teams_have_used(tmp_path:
         assert one.usd > 0.1
     world.run(120)
     assert world.training(OTHER) and world.record(JOB).hold is not None
+
+
+def test_a_trial_whose_machines_are_being_deleted_still_counts_in_its_search(tmp_path: Path) -> None:
+    world, store = site(tmp_path, nodes=1, static="never")
+    world.spec = replace(world.spec, trial=Trial("lr", 3, "loss", count=9, parallel=2))
+    world.submit()
+    world.until(world.training, 200)
+    world.request(RequestKind.CANCEL)
+    world.until(lambda: world.record().over)
+    before = store.read_allocation().value
+    assert before.grants and [(claim.max, claim.sweep, claim.parallel) for claim in before.claims] == [(0, "lr", 2)]
+    store.put(paths.ALLOCATION, b"{")
+    made = rebuild_allocation(store, world, world.t)
+    assert keys(made.grants) == keys(before.grants) and made.claims == before.claims
+    world.until(lambda: world.record().phase is Phase.DONE)
+    world.run(70)
+    assert store.read_allocation().value.claims == ()

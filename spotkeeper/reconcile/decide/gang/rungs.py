@@ -2,8 +2,8 @@
 
 A trial that has done its rung's steps saves and ends its processes. Its machines stay until the checkpoint has a copy
 in the bucket; then they and the disks are deleted, and the job is on hold (``Hold.RUNG``). Each round of a trial brings
-its report in ``sweeps/<name>/state`` up to date, after the record has it. Once all reports of the rung are there, each
-trial's own round continues or ends it: ``contract/sweep.py`` says which, the same from every round.
+its report in ``sweeps/<name>/state`` up to date, after the record has it, and adds the decisions that follow there
+(``contract/sweep.py``). Then each trial's own round continues or ends it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spotkeeper.contract import sweep
 from spotkeeper.contract.facts import Kind, Rung
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase, TrialProgress
-from spotkeeper.contract.sweep import SweepState, TrialReport
+from spotkeeper.contract.sweep import SweepState, Trial, TrialReport
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import limits
@@ -93,23 +93,25 @@ def resume(draft: Draft) -> None:
     if of.max_usd is not None and _over_budget(state, trial):
         draft.end(Outcome.STOPPED, f"search {of.sweep} has spent ${state.spent():.2f} of its ${of.max_usd:.2f}")
         return
-    best = sweep.continuing(state, of, trial.rung) if record.hold is Hold.RUNG and trial.reached else None
-    if best is None:
+    found = state.decision(of.first, trial.rung)
+    if found is None or record.hold is not Hold.RUNG or not trial.reached:
         return
-    if of.number in best:
+    step, value = trial.until, trial.values[trial.rung]
+    compared = of.number in found.order
+    if sweep.continues(state, of, trial.rung, value):
         draft.set(trial=replace(trial, rung=trial.rung + 1))
-        draft.release("rung", f"one of the best {len(best)} at step {trial.until}")
-        return
-    there = sweep.ranking(state, of, trial.rung) or []
-    place = 1 + next((at for at, (number, _) in enumerate(there) if number == of.number), len(there))
-    best_of = f"number {place} of {len(there)} at step {trial.until}, and the best {len(best)} continue"
-    draft.end(Outcome.STOPPED, best_of if best else f"no trial reported {of.metric} at step {trial.until}")
-
-
-def waits(state: SweepState, trial: TrialProgress) -> bool:
-    """Whether a trial on hold at its rung has reported, and nothing follows from the other trials' reports yet."""
-    of, told = trial.of, state.trial(trial.of.number).values == trial.values
-    return told and not _over_budget(state, trial) and sweep.continuing(state, of, trial.rung) is None
+        best = f"one of the best {found.best} at step {step}"
+        late = f"on hold when step {step} was decided, and better than the last of the best {found.best}"
+        draft.release("rung", best if compared else late)
+    elif not compared:
+        late = f"on hold when step {step} was decided, and not better than the last of the best {found.best}"
+        draft.end(Outcome.STOPPED, late)
+    elif not found.best:
+        draft.end(Outcome.STOPPED, f"no trial reported {of.metric} at step {step}")
+    else:
+        place, count = 1 + found.order.index(of.number), len(found.order)
+        why = f"number {place} of {count} at step {step}, and the best {found.best} continue"
+        draft.end(Outcome.STOPPED, why)
 
 
 def _over_budget(state: SweepState, trial: TrialProgress) -> bool:
@@ -122,7 +124,7 @@ def unreported(draft: Draft) -> bool:
 
 
 def report(draft: Draft) -> SweepState | None:
-    """Return the search's state with this trial's report, if that has changed; None if it has not."""
+    """Return the search's state with this trial's report and what it decides, if either is new; else None."""
     trial, state = draft.record.trial, draft.snapshot.sweep
     if trial is None or state is None:
         return None
@@ -130,24 +132,40 @@ def report(draft: Draft) -> SweepState | None:
     found = TrialReport(
         number=trial.of.number,
         job=record.job,
+        first=trial.of.first,
         values=trial.values,
         final=trial.final,
         over=record.over,
+        held=record.hold is not None and not record.hold.passes and record.hold_until is None,
         spent=round(limits.spent(draft), 4),
     )
     new = sweep.joined(old, found)
     same = replace(new, spent=old.spent) == old
     if same and new.spent - old.spent <= (NEWS * trial.of.max_usd / trial.of.parallel if trial.of.max_usd else 1e9):
-        return None
-    return state.told(new)
+        made = sweep.decided(state, trial.of)  # the tick reports trials whose record is gone, and decides nothing
+        return None if made is state else replace(made, ver=state.ver + 1)
+    return sweep.decided(state.told(new), trial.of)
 
 
-def woken(state: SweepState, trial: TrialProgress) -> frozenset[str]:
-    """Return the jobs that may continue or end, now that all trials of this one's cohort have reported its rung."""
-    rung = len(trial.values) - 1
-    there = sweep.ranking(state, trial.of, rung) if 0 <= rung < len(trial.of.rungs) else None
-    found = (state.trial(number) for number, _ in there or ())
-    return frozenset(report.job for report in found if len(report.values) == rung + 1 and not report.over)
+def woken(before: SweepState, after: SweepState, of: Trial) -> frozenset[str]:
+    """Return the jobs that may continue or end by this change: by a decision, or since the money is spent."""
+    made = [one for one in after.decided if one not in before.decided]
+    spent = of.max_usd is not None and before.spent() < of.max_usd <= after.spent()
+    open_ = [one for one in after.trials if not one.over]
+    return frozenset(
+        one.job
+        for one in open_
+        if spent or any(one.first == known.first and len(one.values) == known.rung + 1 for known in made)
+    )
+
+
+def resting(state: SweepState) -> frozenset[str]:
+    """Return the jobs for which, if they wait at a rung, nothing follows yet.
+
+    A trial whose report of the rung was lost is not among them: the rung before is decided.
+    """
+    made = {(one.first, one.rung) for one in state.decided}
+    return frozenset(one.job for one in state.trials if one.values and (one.first, len(one.values) - 1) not in made)
 
 
 def _worth(draft: Draft, value: float | None) -> str:

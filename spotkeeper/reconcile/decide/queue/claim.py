@@ -17,10 +17,10 @@ from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.job import PRIORITIES, allowed, pools_of, start_s
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Phase
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import DEFAULT_TEAM, Model
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.gang import resize
+from spotkeeper.reconcile.decide.gang import resize, rungs
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import order, use
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
@@ -123,7 +123,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
     """
     old, spec = draft.snapshot.allocation.claim(draft.record.job), draft.snapshot.spec
     if spec is None or not _wants(draft):
-        return _nothing(old, draft.queries.own_grants() if grants is None else grants)
+        return _nothing(draft, old, draft.queries.own_grants() if grants is None else grants)
     size, asked = spec.size(), draft.record.asked
     most = size.max if asked is None else max(size.min, min(asked, size.max))
     stack = draft.snapshot.stack
@@ -169,10 +169,21 @@ def _nobodys(draft: Draft) -> bool:
     return shared and new and not record.owner
 
 
-def _nothing(old: Claim | None, grants: Sequence[Grant]) -> Claim | None:
-    if old is None or not grants:
+def _nothing(draft: Draft, old: Claim | None, grants: Sequence[Grant]) -> Claim | None:
+    """Return the claim of a job that wants no machines: until its grants are gone, or while it waits at a rung."""
+    trial = draft.record.trial
+    if (old is None and trial is None) or not (grants or rungs.gives_up_disks(draft)):
         return None
-    return Claim(job=old.job, min=0, max=0, since=old.since, team=old.team, priority=old.priority)
+    return Claim(
+        job=draft.record.job,
+        min=0,
+        max=0,
+        since=draft.record.created,
+        team=old.team if old is not None else draft.team.name if draft.team is not None else DEFAULT_TEAM,
+        priority=old.priority if old is not None else 1,
+        sweep=trial.of.sweep if trial is not None else "",
+        parallel=trial.of.parallel if trial is not None else 0,
+    )
 
 
 def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:

@@ -109,6 +109,10 @@ class Room:
         for name, number in spread:
             self._take(claim, name, sign * number)
 
+    def count_leaving(self, claim: Claim) -> None:
+        """Count a trial whose machines are still being deleted: it uses no room, but one of its search's `parallel`."""
+        self._trials[claim.sweep] += 1
+
     def placed(self, job: str) -> Spread:
         return self._placed[job][1] if job in self._placed else ()
 
@@ -187,6 +191,10 @@ def of_running(allocation: Allocation, stack: StackState, over: Mapping[str, str
     missing = [room.keep(claim, granted.get(claim.job, {})) for claim in claims]
     for claim, count in zip(claims, missing, strict=True):
         room.place(claim, count)
+    there = {grant.job for grant in allocation.grants if grant.machine is None}
+    for claim in allocation.claims:
+        if claim.sweep and not claim.reserved and claim.job in there:
+            room.count_leaving(claim)
     return room
 
 

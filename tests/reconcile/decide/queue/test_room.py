@@ -177,3 +177,22 @@ def test_a_search_has_as_many_jobs_with_machines_as_its_parallel_allows() -> Non
     room.free("a", 1)
     assert room.fits(trial(waits("w", 1)), 1), "one has ended"
     assert not of_running(Allocation(claims=two), stack(pool())).copy().fits(trial(waits("w", 1)), 1)
+
+
+def test_a_trial_whose_machines_are_being_deleted_counts_for_parallel_and_uses_no_room() -> None:
+    def trial(claim: Claim) -> Claim:
+        return replace(claim, sweep="lr", parallel=2)
+
+    leaves = trial(Claim("gone", 0, 0, 0.0))
+    waiting, trains = trial(waits("w", 1)), trial(runs("r", 1))
+
+    def limit(*granted: Grant, claims: tuple[Claim, ...]) -> str:
+        held = (*grants(trains), *granted)
+        return of_running(Allocation(grants=held, claims=claims), stack(pool("p", 2))).limit(waiting, 1)
+
+    vm, machine = Grant("gone", 0, 1, "slot:p"), Grant("gone", 0, 1, "machine:s-1")
+    assert "search lr has 2 trials at work" in limit(vm, claims=(trains, leaves, waiting))
+    assert not limit(claims=(trains, leaves, waiting)), "it waits at a rung"
+    assert not limit(machine, claims=(trains, leaves, waiting)), "a static machine may never answer"
+    room = of_running(Allocation(grants=(*grants(trains), vm), claims=(trains, leaves)), stack(pool("p", 2)))
+    assert room.most(waits("other", 1), 0, 100) == 1
