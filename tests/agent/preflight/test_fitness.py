@@ -96,8 +96,10 @@ def test_a_member_that_cannot_reach_the_master_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
     asked: list[tuple[str, int]] = []
+    reported = threading.Event()  # what was known before
 
     def connect(address: tuple[str, int], timeout: float) -> Any:
+        reported.wait(60)
         asked.append(address)
         raise TimeoutError("timed out") if silent else ConnectionRefusedError
 
@@ -111,6 +113,7 @@ def test_a_member_that_cannot_reach_the_master_reports_it(
     assert asked == [], "the first one need not reach itself"
     machine.me.doc = document(2, 2, (OTHER, ME), port=20002)
     machine.fitness.go_on()
+    reported.set()
     wait_until(lambda: asked)
     wait_until(lambda: not any(thread.name == "reach" for thread in threading.enumerate()))
     for _ in range(3):

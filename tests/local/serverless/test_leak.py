@@ -45,6 +45,7 @@ def test_ticks_of_many_jobs_leave_no_descriptor_and_no_thread_behind(crowd: tupl
     jobs.fill()
     before, after = ticked(cloud, WARM), ticked(cloud, TICKS)
     for process in before:
-        assert after[process].descriptors <= 1.1 * before[process].descriptors, (process, before, after)
+        # a few connections more are open on a busy machine; a leak would be a descriptor a tick
+        assert after[process].descriptors < before[process].descriptors + TICKS / 2, (process, before, after)
         # a pool may start its last thread late; a leak would be a thread a tick
         assert after[process].threads < before[process].threads + TICKS / 10, (process, before, after)
