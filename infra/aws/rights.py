@@ -46,7 +46,7 @@ _SPEC_SHA = "?" * 64
 SUBMITTED: tuple[str, ...] = (
     *("active/????????", "names/*", "jobs/????????/rec", "jobs/????????/spec.json"),
     *(f"jobs/????????/spec-{_SPEC_SHA}.json", "jobs/????????/requests/*"),
-    *("sweeps/*/cohorts/*", "sweeps/*/spec.json", "sweeps/*/trials/*", "studies/*"),
+    *("sweeps/*/cohorts/*", "sweeps/*/spec.json", "sweeps/*/stops/*", "sweeps/*/trials/*", "studies/*"),
 )
 SOURCES: tuple[str, ...] = ("jobs/????????/source/*", "sweeps/*/source/*")
 # Rights on a customer key that EC2 uses for the caller of a launch and for the account's role for spot machines.

@@ -80,7 +80,7 @@ def submitter_access(bucket: str) -> tuple[BucketAccess, ...]:
 
 def _of_sweeps(objects: str) -> str:
     """Return a condition that is true for a search's documents but its state, which only the function writes."""
-    names = ("cohorts/", "source/", "spec.json", "trials/")
+    names = ("cohorts/", "source/", "spec.json", "stops/", "trials/")
     return " || ".join(f'resource.name.extract("{objects}/sweeps/{{sweep}}/{name}") != ""' for name in names)
 
 

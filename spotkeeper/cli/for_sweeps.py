@@ -107,7 +107,8 @@ def status(
 def stop(name: Name, yes: Yes = False, stack: Stack = None, as_json: Json = False) -> None:
     """End a search: cancel all its unfinished trials, and delete their machines, disks and checkpoints.
 
-    It asks for confirmation; without a terminal it refuses unless you pass `--yes`.
+    Trials that are not submitted yet are not submitted any more; `extend` can add new ones later. It asks for
+    confirmation; without a terminal it refuses unless you pass `--yes`.
 
     Example: `spotkeeper sweep stop lr`
     """

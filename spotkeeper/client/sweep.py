@@ -16,9 +16,11 @@ from itertools import count
 from msgspec.structs import replace
 
 from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.lookup import new_request
 from spotkeeper.client.pack import Source
 from spotkeeper.client.submit import differences, free_port_block, ports_in_use, submit, with_source
 from spotkeeper.client.sweep_status import Sweep, find_sweep
+from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.sweepfile import Cohort, SweepSpec, trial_job
 from spotkeeper.reconcile.store import paths
@@ -94,7 +96,8 @@ def submit_missing(
         tell: notifies the function of a job, called from several threads.
 
     Raises:
-        CliError: the name of a trial belongs to an unfinished job with other content; others may be submitted.
+        CliError: the name of a trial belongs to an unfinished job with other content, or the search was stopped
+            meanwhile; others may be submitted.
         StoreError: the bucket failed.
     """
     blocks, lock = _Blocks(store), threading.Lock()
@@ -103,9 +106,16 @@ def submit_missing(
         with lock:
             ports = blocks.next()
         job, over = _submitted(store, sweep, number, source, now, by, ports)
+        store.create_trial(sweep.name, number, job)
+        # A stop writes its mark before it looks for trials, so either it or this finds the other.
+        if any(number < stop.below for stop in store.list_stops(sweep.name)):
+            if not over:
+                store.put_request(job, new_request(RequestKind.CANCEL, now, by))
+                tell(job)
+            again = f"spotkeeper sweep status {sweep.name}"
+            raise CliError(f"{sweep.name}: the search was stopped meanwhile", Exit.REFUSED, again)
         if not over:
             tell(job)
-        store.create_trial(sweep.name, number, job)
         return number, job
 
     with ThreadPoolExecutor(AT_ONCE) as pool:  # after an error or Ctrl-C, no further trial begins

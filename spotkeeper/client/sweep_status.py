@@ -18,7 +18,7 @@ from spotkeeper.contract.parse.problem import nearest
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import TrialReport
-from spotkeeper.contract.sweepfile import Cohort, SweepSpec
+from spotkeeper.contract.sweepfile import Cohort, SweepSpec, SweepStop
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -38,14 +38,17 @@ class Sweep(Struct, frozen=True):
     spec: SweepSpec
     cohorts: tuple[Cohort, ...]
     jobs: dict[int, str]
+    stops: tuple[SweepStop, ...] = ()
 
     @property
     def name(self) -> str:
         return self.spec.file.name
 
     def missing(self) -> list[int]:
-        """Return the numbers of the trials that are not submitted yet."""
-        return [number for cohort in self.cohorts for number in cohort.numbers() if number not in self.jobs]
+        """Return the numbers of the trials that are not submitted yet, but for stopped ones."""
+        below = self.stops[-1].below if self.stops else 0
+        every = (number for cohort in self.cohorts for number in cohort.numbers() if number >= below)
+        return [number for number in every if number not in self.jobs]
 
     def count(self) -> int:
         """Return the number of trials of all cohorts; the next cohort begins with it."""
@@ -71,7 +74,7 @@ def find_sweep(store: Store, name: str) -> Sweep:
         near = nearest(name, names)
         hint = f" (did you mean {near}?)" if near else ""
         raise CliError(f"{name}: no such search{hint}", Exit.MISSING, f"searches: {', '.join(names) or 'none'}")
-    return Sweep(spec, cohorts, store.list_trials(name))
+    return Sweep(spec, cohorts, store.list_trials(name), store.list_stops(name))
 
 
 def trials_among(store: Store, records: Iterable[Record]) -> dict[str, str]:
@@ -102,6 +105,7 @@ def read_view(
         sweep.cohorts,
         store.read_sweep(sweep.name).value,
         read_facts(store, sweep, stack, now, site, curves),
+        sweep.stops,
     )
 
 

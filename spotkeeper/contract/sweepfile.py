@@ -1,7 +1,8 @@
 """A search's file (``sweep.yaml``), and what the bucket keeps of a search: the file, and the values drawn for trials.
 
-``sweeps/<name>/spec.json`` has a :class:`SweepSpec`, ``sweeps/<name>/cohorts/<first>.json`` a :class:`Cohort`. Both are
-written once. The drawn values are stored, so a later change of the sampler does not change the trials of a search.
+``sweeps/<name>/spec.json`` has a :class:`SweepSpec`, ``sweeps/<name>/cohorts/<first>.json`` a :class:`Cohort`,
+``sweeps/<name>/stops/<below>.json`` a :class:`SweepStop`. Each is written once. The drawn values are stored, so a later
+change of the sampler does not change the trials of a search.
 """
 
 from __future__ import annotations
@@ -152,6 +153,14 @@ class Cohort(Struct, frozen=True, omit_defaults=True):
 
     def numbers(self) -> range:
         return range(self.first, self.first + len(self.values))
+
+
+class SweepStop(Struct, frozen=True, omit_defaults=True):
+    """``sweeps/<name>/stops/<below>.json``: a person stopped the search; it submits no further trial of these."""
+
+    below: int  # all trials with lower numbers
+    at: float  # unix seconds
+    by: str = ""
 
 
 def trial_name(sweep: str, number: int) -> str:

@@ -39,6 +39,7 @@ class SweepPage(Page):
             with card():
                 self._figures = html()
                 self._best = html()
+                self._stops = html()
             self._curves = Chart("Curves", height=300)
             self._parallel = Chart("Parameters", height=320)
             with card("Comparisons"):
@@ -78,7 +79,7 @@ class SweepPage(Page):
         try:
             sweep = find_sweep(feed.store, self._name)
             found = read_facts(feed.store, sweep, feed.stack, feed.now(), feed.site, known=self._found)
-            view = sweep_view(sweep.spec, sweep.cohorts, feed.store.read_sweep(self._name).value, found)
+            view = sweep_view(sweep.spec, sweep.cohorts, feed.store.read_sweep(self._name).value, found, sweep.stops)
         except (CliError, StoreError) as error:
             return str(error)
         self._sweep, self._view, self._found = sweep, view, found
@@ -91,6 +92,7 @@ class SweepPage(Page):
             return
         put(self._figures, parts.figures(view))
         put(self._best, parts.best_values(view) or "")
+        put(self._stops, parts.stops(view) or "")
         put(self._rungs, parts.rungs(view) or el("p", "This search trains every trial to its end.", class_="dim"))
         self._first = min(self._first, max(0, (view.trials - 1) // PER_PAGE * PER_PAGE))
         put(self._table, parts.trials(view, self._first, PER_PAGE))

@@ -13,7 +13,7 @@ from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.record import Hold, Outcome
 from spotkeeper.contract.stack import Model, PoolState
 from spotkeeper.contract.sweep import Params, SweepState, lacking, order
-from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, trial_name, trial_of
+from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, SweepStop, trial_name, trial_of
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.view import JobView
@@ -161,7 +161,7 @@ class SweepView(Struct, frozen=True):
         best: number of the best trial; None: no value yet.
         whole_saved: what the trials that halving ended would still have cost to `halving.max`, each at its own cost
             per trained step, without further starts and losses; an estimate. None: the search does not halve.
-        missing: number of trials that are not submitted.
+        missing: number of trials that are not submitted. ``stops``: when persons stopped it, and which trials.
         rows: the trials, the best first.
     """
 
@@ -178,6 +178,7 @@ class SweepView(Struct, frozen=True):
     whole_saved: float | None
     max_usd: float | None
     missing: int
+    stops: tuple[SweepStop, ...]
     rows: tuple[TrialView, ...]
 
 
@@ -189,7 +190,11 @@ class TrialFacts(Struct, frozen=True):
 
 
 def sweep_view(
-    spec: SweepSpec, cohorts: Sequence[Cohort], state: SweepState, found: Mapping[int, TrialFacts]
+    spec: SweepSpec,
+    cohorts: Sequence[Cohort],
+    state: SweepState,
+    found: Mapping[int, TrialFacts],
+    stops: tuple[SweepStop, ...] = (),
 ) -> SweepView:
     """Return the view of a search. ``found``: of the submitted trials, by number."""
     file = spec.file
@@ -211,7 +216,8 @@ def sweep_view(
         on_demand_only=sum(row.on_demand_only for row in rows),
         whole_saved=_whole_saved(file, rows),
         max_usd=cohorts[-1].max_usd if cohorts else None,
-        missing=sum(not row.job for row in rows),
+        missing=sum(not row.job and row.number >= (stops[-1].below if stops else 0) for row in rows),
+        stops=stops,
         rows=tuple(placed),
     )
 

@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from spotkeeper.client.errors import CliError
 from spotkeeper.client.space import values_of
 from spotkeeper.client.sweep import AT_ONCE, begin, submit_missing
 from spotkeeper.client.sweep_status import Sweep, find_sweep
-from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.parse.typed import load_yaml
 from spotkeeper.contract.record import Outcome, Phase, Record
 from spotkeeper.contract.sweep import Params
-from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec
+from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec, SweepStop
 from spotkeeper.reconcile.controller import cleanup
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import StoreError
@@ -232,6 +233,17 @@ def test_the_function_hears_of_each_trial_unless_it_is_over(store: Store) -> Non
     told.clear()
     again = dict(submit_missing(store, find_sweep(store, "lr"), None, 0.0, "ada", told.append))
     assert again == {0: first[0], 1: first[1]} and told == [first[1]]
+
+
+def test_a_search_that_is_stopped_meanwhile_submits_no_further_trial(store: Store) -> None:
+    sweep, told = a_search(store, 40), list[str]()
+    store.create_stop("lr", SweepStop(40, 1.0))
+    with pytest.raises(CliError, match="stopped meanwhile"):
+        list(submit_missing(store, sweep, None, 0.0, "ada", told.append))
+    jobs = store.list_trials("lr")
+    assert 1 <= len(jobs) <= 2 * AT_ONCE and set(told) == set(jobs.values())
+    for job in jobs.values():
+        assert [request.kind for request in store.list_requests(job)] == [RequestKind.CANCEL]
 
 
 def test_after_an_error_no_further_trial_begins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

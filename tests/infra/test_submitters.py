@@ -24,7 +24,7 @@ from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.sweep import SweepState
-from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec
+from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec, SweepStop
 from spotkeeper.integrations.journal import SEGMENT, Journal
 from spotkeeper.local.access.iam import holds
 from spotkeeper.reconcile.controller import tick as sweep
@@ -279,7 +279,9 @@ def test_submitters_may_start_and_extend_a_search_but_not_report_for_it(
         theirs.cas_sweep(state, "")
     assert ours.cas_sweep(state, "")
     sha = "a" * 64
-    for key in (paths.sweep_spec("lr"), paths.sweep_cohort("lr", 0), paths.sweep_trial("lr", 0)):
+    assert theirs.create_stop("lr", SweepStop(2, T0, "lee")) and theirs.list_stops("lr") == ours.list_stops("lr")
+    made = (paths.sweep_spec("lr"), paths.sweep_cohort("lr", 0), paths.sweep_trial("lr", 0), paths.sweep_stop("lr", 2))
+    for key in made:
         assert rights("create", key) and not rights("overwrite", key) and not rights("delete", key), key
     assert rights("create", paths.sweep_source("lr", sha)) and not rights("delete", paths.sweep_source("lr", sha))
     for verb in ("create", "overwrite", "delete"):

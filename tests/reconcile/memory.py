@@ -17,7 +17,7 @@ from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState
-from spotkeeper.contract.sweepfile import Cohort, SweepSpec
+from spotkeeper.contract.sweepfile import Cohort, SweepSpec, SweepStop
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import StaticHello, Versioned
@@ -34,6 +34,7 @@ class MemoryStore:
         self.allocation: tuple[Allocation, int] = (Allocation(), 0)
         self.sweeps: dict[str, tuple[SweepState, int]] = {}
         self.sweep_specs: dict[str, SweepSpec] = {}
+        self.stops: dict[str, dict[int, SweepStop]] = {}
         self.cohorts: dict[str, dict[int, Cohort]] = {}
         self.trials: dict[str, dict[int, str]] = {}
         self.requests: dict[str, dict[str, JobRequest]] = {}
@@ -139,6 +140,12 @@ class MemoryStore:
 
     def create_trial(self, name: str, number: int, job: str) -> bool:
         return self.trials.setdefault(name, {}).setdefault(number, job) == job
+
+    def list_stops(self, name: str) -> tuple[SweepStop, ...]:
+        return tuple(stop for _, stop in sorted(self.stops.get(name, {}).items()))
+
+    def create_stop(self, name: str, stop: SweepStop) -> bool:
+        return self.stops.setdefault(name, {}).setdefault(stop.below, stop) == stop
 
     def list_sweeps(self) -> tuple[str, ...]:
         return tuple(sorted(self.sweep_specs))

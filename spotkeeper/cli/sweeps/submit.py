@@ -39,7 +39,7 @@ def start(file: Path, stack: str | None, *, dry_run: bool, as_json: bool) -> Non
     """Start a search, or submit its missing trials.
 
     Raises:
-        CliError: another search has this name; or the stack is being destroyed.
+        CliError: another search has this name; this one was stopped; or the stack is being destroyed.
         SpecError: all problems of the file and of its job.
     """
     target = find_target(stack)
@@ -60,6 +60,9 @@ def start(file: Path, stack: str | None, *, dry_run: bool, as_json: bool) -> Non
     _refuse_draining(target, store, file)
     source = _packed(found)
     sweep = begin(store, spec, source, cohort)
+    if sweep.stops:
+        again = f"further trials: spotkeeper sweep extend {sweep.name} --trials +20"
+        raise CliError(f"{sweep.name}: the search was stopped", Exit.REFUSED, again)
     _submit(target, store, sweep, source, as_json=as_json)
 
 

@@ -214,6 +214,15 @@ def sweep_cohort(name: str, first: int) -> str:
     return sweep_cohorts(name) + f"{first:06d}.json"
 
 
+def sweep_stops(name: str) -> str:
+    return sweep(name) + "stops/"
+
+
+def sweep_stop(name: str, below: int) -> str:
+    """Return the path of the object that says that a search's trials with lower numbers were stopped."""
+    return sweep_stops(name) + f"{below:06d}.json"
+
+
 def sweep_source(name: str, sha256: str) -> str:
     return sweep(name) + f"source/{_sha(sha256)}"
 

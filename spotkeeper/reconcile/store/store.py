@@ -30,7 +30,7 @@ from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState
-from spotkeeper.contract.sweepfile import Cohort, SweepSpec
+from spotkeeper.contract.sweepfile import Cohort, SweepSpec, SweepStop
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 from spotkeeper.reconcile.store.documents import (
@@ -209,6 +209,14 @@ class Store:
     def create_trial(self, name: str, number: int, job: str) -> bool:
         """Note that a trial is submitted, and as which job, create-only."""
         return self._create(paths.sweep_trial(name, number), job.encode(), own=True) is not None
+
+    def list_stops(self, name: str) -> tuple[SweepStop, ...]:
+        """Return when a search was stopped, the first time first."""
+        return tuple(sorted(self._read_all(paths.sweep_stops(name), SweepStop), key=lambda stop: stop.below))
+
+    def create_stop(self, name: str, stop: SweepStop) -> bool:
+        """Note that a search was stopped, create-only. False if these trials were stopped already."""
+        return self._create(paths.sweep_stop(name, stop.below), msgspec.json.encode(stop), own=True) is not None
 
     def list_sweeps(self) -> tuple[str, ...]:
         """Return the names of all searches."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from spotkeeper.report.html.markup import Child, Markup, el, fact, join, table
 from spotkeeper.report.sweep import RungView, SweepView
-from spotkeeper.report.text.sweep import NUMBERS, column, param_names, param_word, rung_lines, trial_row
+from spotkeeper.report.text.sweep import NUMBERS, column, param_names, param_word, rung_lines, stop_lines, trial_row
 from spotkeeper.report.text.words import count, usd, value_word
 
 
@@ -39,6 +39,11 @@ def best_values(view: SweepView) -> Markup | None:
         return None
     values = ", ".join(f"{name} {param_word(value)}" for name, value in best.params.items())
     return el("p", f"Best: {best.name}: {values}")
+
+
+def stops(view: SweepView) -> Markup | None:
+    """Return who stopped the search; None if nobody did."""
+    return join([el("p", line) for line in stop_lines(view)]) if view.stops else None
 
 
 def rungs(view: SweepView) -> Markup | None:

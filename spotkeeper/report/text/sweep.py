@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -127,6 +128,7 @@ def lines(view: SweepView) -> list[str]:
         values = ", ".join(f"{name} {param_word(value)}" for name, value in best_row.params.items())
         found.append(f"best: {best_row.name} ({view.metric} {value_word(best_row.value)}): {values}")
     found.append(money_line(view))
+    found += stop_lines(view)
     if view.missing:
         found.append(f"{count(view.missing, 'trial')} not submitted: repeat the command that starts or extends it")
     return found
@@ -140,6 +142,18 @@ def rung_lines(rung: RungView) -> list[str]:
     elif rung.held:
         few = "on hold, since too few others have a value: resume or cancel"
         found.append(f"step {rung.step} waits for {named(rung.held)}, {few}")
+    return found
+
+
+def stop_lines(view: SweepView) -> list[str]:
+    """Who stopped the search, and how it goes on."""
+    found = []
+    for stop in view.stops:
+        at = datetime.fromtimestamp(stop.at, timezone.utc)
+        by = f" by {stop.by}" if stop.by else ""
+        found.append(f"stopped{by} at {at:%Y-%m-%d %H:%M} UTC: {count(stop.below, 'trial')}")
+    if view.stops and view.stops[-1].below == view.trials:
+        found.append(f"further trials: spotkeeper sweep extend {view.name} --trials +20")
     return found
 
 

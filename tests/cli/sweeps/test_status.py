@@ -6,8 +6,10 @@ import base64
 import csv
 import io
 import json
+import re
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.sweep import TrialReport
+from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
 from tests.cli.records import a_job
@@ -277,6 +280,40 @@ def test_a_search_without_unfinished_trials_has_nothing_to_stop(
         over(job, Outcome.FAILED)
     done = cli("sweep", "stop", "lr")
     assert (done.code, done.out) == (0, "lr: no trial is unfinished\n")
+
+
+def test_a_stopped_search_submits_no_more_of_its_trials(
+    cli: Cli, store: Store, jobs: dict[int, str], tmp_path: Path
+) -> None:
+    store.delete(paths.sweep_trial("lr", 8))
+    store.delete(f"jobs/{jobs[8]}/rec")
+    store.delete(paths.sweep_trial("lr", 7))  # its submission was cut off after its job was there
+    done = cli("sweep", "stop", "lr", "--yes")
+    assert done.code == 0 and done.out == "lr: requested to cancel 8 trials\n"
+    assert "2 trials not submitted yet: these are not submitted any more" in done.err
+    assert [request.kind for request in store.list_requests(jobs[7])] == [RequestKind.CANCEL]
+    (stop,) = store.list_stops("lr")
+    told = view(cli)
+    assert (stop.below, told["stops"], told["missing"]) == (9, [{"below": 9, "at": stop.at, "by": stop.by}], 0)
+    lines = cli("sweep", "status", "lr").out.splitlines()
+    assert any(re.fullmatch(r"stopped by \S+ at [-0-9]+ [:0-9]+ UTC: 9 trials", line) for line in lines)
+    assert "further trials: spotkeeper sweep extend lr --trials +20" in lines
+    again = cli("sweep", tmp_path / "sweep.yaml")
+    assert again.code == 4 and "lr: the search was stopped" in again.err and "extend lr" in again.err
+    assert store.list_trials("lr").keys() == set(range(7))
+    more = cli("sweep", "extend", "lr", "--trials", "+2")
+    assert more.code == 0 and "submitted 2 trials" in more.out, more.err
+    assert store.list_trials("lr").keys() == {*range(7), 9, 10}
+    assert "further trials" not in cli("sweep", "status", "lr").out
+    assert cli("sweep", "stop", "lr", "--yes").code == 0
+    assert [stop.below for stop in store.list_stops("lr")] == [9, 11]
+
+
+def test_a_stopped_search_can_be_rerun(cli: Cli, jobs: dict[int, str], tell: Tell) -> None:
+    tell({3: TrialReport(3, (0.5,), job=jobs[3])})
+    assert cli("sweep", "stop", "lr", "--yes").code == 0
+    done = cli("sweep", "rerun", "lr", "--seed", "7")
+    assert done.code == 0 and done.out.startswith("lr-0003-s7: submitted")
 
 
 # -- trials among the jobs
