@@ -119,6 +119,7 @@ class CreateDisk(Struct, frozen=True, tag=True):
     pool: str
     zone: str
     snapshot: str | None = None  # name of the snapshot to fill it from
+    more_gb: int = 0  # added to the pool's size of a disk
 
 
 class AttachDisk(Struct, frozen=True, tag=True):

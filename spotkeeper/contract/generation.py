@@ -115,6 +115,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     hang: HangRun | None = None  # None: the job never counts as hung
     until: int | None = None  # step after which a trial of a search saves and stops; None: never
     metric: str = ""  # by which a search compares its trials; "": the job is no trial
+    scratch_gb: int = 0  # size of the scratch folder on the node's disk; 0: none
     log_bytes: int | None = None  # that a node's log may take in the bucket; None: from an older function, no limit
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from datetime import datetime
 from enum import Enum
@@ -112,6 +113,10 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         str | None, _about("requirements.txt or uv.lock in `source`, installed once on the node's disk; unset: none")
     ] = None
     nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: the pool's value")] | None = None
+    scratch_gb: Annotated[
+        int,
+        Meta(ge=0, le=32_768, description="GB of a scratch folder (SPOTKEEPER_SCRATCH) on each node's disk; 0: none"),
+    ] = 0
     env: Annotated[dict[str, str], _about("variables of the job's processes; no secrets")] = {}
     params: Annotated[Params, _about("name -> value: the script reads them by spotkeeper.params(), or as {name}")] = {}
     secrets: Annotated[dict[str, str], _about("variable -> gcp-secret://... or aws-secret://...")] = {}
@@ -167,6 +172,10 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     def size(self) -> Nodes:
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes
+
+    def more_disk_gb(self) -> int:
+        """Return by how many GB a node's disk is larger than its pool's: the scratch folder, and 2 % for the index."""
+        return math.ceil(1.02 * self.scratch_gb)
 
 
 class UnknownError(Exception):

@@ -284,7 +284,8 @@ class Agent:
             return
         place = self._machine.member_of(doc) if doc is not None else None
         attached = place is not None and place[1].disk
-        self._components.mounting.look(assignment.disk or 0, self._machine.ckpt(assignment.job), attached)
+        gb = self._machine.saved.run.scratch_gb if self._machine.saved.run is not None else 0
+        self._components.mounting.look(assignment.disk or 0, self._machine.ckpt(assignment.job), attached, gb)
 
     def _disk_number(self) -> int | None:
         assignment = self._machine.saved.assignment

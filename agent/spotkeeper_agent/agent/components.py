@@ -57,7 +57,9 @@ class Components:
         return cls(
             helper=helper,
             uploader=Uploader(bucket, settings.state / "logs", clock, log),
-            mounting=Mounting(Disk(settings.device, settings.mount, log), helper, machine.say, clock, log),
+            mounting=Mounting(
+                Disk(settings.device, settings.mount, log, settings.scratch), helper, machine.say, clock, log
+            ),
             old_jobs=OldJobs(),
             launcher=launcher,
             preparation=Preparation(settings, bucket, launcher, helper),

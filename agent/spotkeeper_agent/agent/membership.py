@@ -104,7 +104,7 @@ class Membership:
             or not (self._components.launcher.up and self._heard)
         ):
             return
-        if member.disk and self._components.mounting.number is None:
+        if (member.disk or run.scratch_gb) and self._components.mounting.number is None:
             machine.log.once("disk", "disk.awaited", gen=doc.gen)
             return
         machine.log.over("disk", "disk.there")
@@ -128,6 +128,8 @@ class Membership:
             fabric=machine.settings.fabric,
             extra_env=secrets,
             spool=self._spool(self._node_run(assignment, doc.gen)),
+            scratch=machine.settings.scratch if run.scratch_gb else None,
+            scratch_made=self._components.mounting.scratch_made,
         )
         machine.save(started=doc.gen)  # before the start, so that an agent restarted now reports it as lost
         try:
@@ -136,6 +138,7 @@ class Membership:
             self._not_started(doc.gen, str(error))
             self._components.launcher.quit()
             return
+        self._components.mounting.scratch_made = False  # the job's log says it once
         self.tell_disk()
         self._reporter = report.Reporter.of(doc, assignment.node)
         machine.become(AgentState.RUNNING)

@@ -96,13 +96,15 @@ class SourcesGone:
 class Mounted:
     """A disk is mounted: its number, its newest complete checkpoint (``<gen>-<step>``), and the jobs on it.
 
-    ``damaged``: newer checkpoints that were complete once but are damaged now, newest first.
+    ``damaged``: newer checkpoints that were complete once but are damaged now, newest first. ``scratch_made``: whether
+    the job's scratch folder is new.
     """
 
     number: int
     newest: str | None
     jobs: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    scratch_made: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ class Settings:
     def mount(self) -> Path:
         return self.root / "mnt/sk-data"
 
+    @property
+    def scratch(self) -> Path:
+        """The scratch folder of the job that this machine serves, if the job asks for one (``scratch_gb``)."""
+        return self.root / "mnt/sk-scratch"
+
 
 def read(instance: Instance, root: Path) -> Settings:
     """Return this machine's settings, from its instance's metadata.

@@ -1,4 +1,4 @@
-"""The data disk: finds it by its id, mounts and unmounts it.
+"""The data disk: finds it by its id, mounts and unmounts it, and with it a job's scratch volume.
 
 The root helper (``roothelper.py``) does the parts that need root; an agent that runs as root calls the functions of
 ``roothelper.py`` itself. In the one-machine cloud a disk is a folder, and a symbolic link to it stands for the mount.
@@ -30,6 +30,7 @@ class Why(str, Enum):
     MOUNT = "mount"
     WRITE = "write"  # a fetched checkpoint cannot be written to it
     UNMOUNT = "unmount"
+    SCRATCH = "scratch"  # the job's scratch volume cannot be made or mounted: no room, no loop device
     MISSING = "missing"  # attached according to the cloud, but not visible on the machine
 
 
@@ -56,11 +57,15 @@ def ebs_volume(by_id: Path) -> Path | None:
 
 
 class Disk:
-    """One device and its mount point. Its methods block, so they run in the helper thread."""
+    """One device and its mount point. Its methods block, so they run in the helper thread.
 
-    def __init__(self, device: Path, mount: Path, log: Log) -> None:
+    ``scratch``: mount point of a job's scratch volume, which lies on the disk.
+    """
+
+    def __init__(self, device: Path, mount: Path, log: Log, scratch: Path | None = None) -> None:
         self._named = device
         self.point = mount
+        self.scratch = scratch or mount.with_name("sk-scratch")
         self._log = log
 
     @property
@@ -103,12 +108,41 @@ class Disk:
         except roothelper.RefusedError as error:
             raise _disk_error(error, Why.MOUNT) from None
 
-    def unmount(self) -> None:
-        """Unmount the disk, so that no process of this machine can write to it.
+    def mount_scratch(self, job: str, gb: int) -> bool:
+        """Mount the job's scratch volume of ``gb`` GB at ``scratch``; return whether it is new, so that it is empty.
+
+        In the one-machine cloud it is a folder, whose size nothing bounds. Call this only while the disk is mounted.
 
         Raises:
-            DiskError: a process still uses it.
+            DiskError: the disk has no room for it, or a command failed.
         """
+        try:
+            if self.point.is_symlink():
+                made = self._link_scratch(self.point.resolve() / job / "scratch")
+            elif has_units():
+                made = request_root("scratch", job=job, gb=str(gb))
+            else:
+                made = roothelper.mount_scratch(self.point, job, gb, self.scratch, os.getegid())
+        except roothelper.RefusedError as error:
+            raise _disk_error(error, Why.SCRATCH) from None
+        self._log("disk.scratch", point=str(self.scratch), gb=gb, new=made)
+        return made
+
+    def _link_scratch(self, folder: Path) -> bool:
+        made = not folder.is_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.scratch.unlink(missing_ok=True)
+        self.scratch.symlink_to(folder, target_is_directory=True)
+        return made
+
+    def unmount(self) -> None:
+        """Unmount the scratch volume and the disk, so that no process of this machine can write to them.
+
+        Raises:
+            DiskError: a process still uses one of them.
+        """
+        if self.scratch.is_symlink():
+            self.scratch.unlink()
         if self.point.is_symlink():
             self.point.unlink()
             return
@@ -120,6 +154,8 @@ class Disk:
                 if has_units():
                     request_root("unmount")
                 else:
+                    if os.path.ismount(self.scratch):
+                        roothelper.command("unmount", "umount", str(self.scratch))
                     roothelper.command("unmount", "umount", str(self.point))
             except roothelper.RefusedError as error:
                 last = _disk_error(error, Why.UNMOUNT)

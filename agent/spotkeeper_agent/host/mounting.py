@@ -39,12 +39,14 @@ class ReportFact(Protocol):
 class Mounting:
     """One machine's data disk. ``number``: the mounted disk's number, 0 for a static machine's own; None: not mounted.
 
-    ``newest``: the job's newest complete checkpoint on the disk, as far as this agent knows.
+    ``newest``: the job's newest complete checkpoint on the disk, as far as this agent knows. ``scratch_made``: whether
+    the job's scratch folder was made at the mount, so that it is empty.
     """
 
     def __init__(self, disk: Disk, helper: HelperThread, say: ReportFact, clock: Clock, log: Log) -> None:
         self.number: int | None = None
         self.newest: Commit | None = None
+        self.scratch_made = False
         self._damaged: tuple[str, ...] = ()  # newer checkpoints that are damaged
         self._disk = disk
         self._helper = helper
@@ -54,8 +56,11 @@ class Mounting:
         self._tries = 0
         self._absent_since: float | None = None  # monotonic
 
-    def look(self, number: int, ckpt: Path, attached: bool) -> None:
-        """Mount the disk if its device exists; if ``attached``, report a missing one. ``ckpt``: checkpoint folder."""
+    def look(self, number: int, ckpt: Path, attached: bool, scratch_gb: int = 0) -> None:
+        """Mount the disk, and the job's scratch volume, if the device exists; if ``attached``, report a missing one.
+
+        ``ckpt``: checkpoint folder. ``scratch_gb``: size of the volume; 0: none.
+        """
         if self.number is not None:
             return
         if not self._disk.present():
@@ -67,9 +72,10 @@ class Mounting:
         def mount() -> Mounted:
             disk.mount()
             make_job_folders(disk.point, ckpt.parent.name)
+            made = scratch_gb > 0 and disk.mount_scratch(ckpt.parent.name, scratch_gb)
             commit = newest(ckpt, hashes=False).commit
             broken = tuple(map(str, damaged(ckpt, commit)[:DAMAGED]))
-            return Mounted(number, None if commit is None else str(commit), _jobs(disk.point), broken)
+            return Mounted(number, None if commit is None else str(commit), _jobs(disk.point), broken, made)
 
         self._helper.do("mount", mount)
 
@@ -100,6 +106,7 @@ class Mounting:
         self.number = event.number
         self.newest = Commit.parse(event.newest) if event.newest else None
         self._damaged = event.damaged
+        self.scratch_made = event.scratch_made
         if event.damaged:
             self._log("disk.damaged", checkpoints=event.damaged, newest=event.newest)
         self.tell()
@@ -149,7 +156,7 @@ class Mounting:
 
     def forget_job(self) -> None:
         """Forget the previous job's checkpoints; the disk stays mounted."""
-        self.newest, self._damaged = None, ()
+        self.newest, self._damaged, self.scratch_made = None, (), False
         self._tries, self._absent_since = 0, None
 
 

@@ -25,6 +25,7 @@ UNITS = "SPOTKEEPER_UNITS"
 
 class _Reply(Struct, frozen=True):
     ok: bool
+    made: bool = False
     why: str = "request"
     error: str = ""
 
@@ -55,8 +56,8 @@ def has_units() -> bool:
     return os.environ.get(UNITS) == "1"
 
 
-def request_root(op: str, *, at: Path = SOCKET, **values: str) -> None:
-    """Have the root helper carry out one of the requests that ``roothelper.py`` lists.
+def request_root(op: str, *, at: Path = SOCKET, **values: str) -> bool:
+    """Have the root helper carry out one of the requests that ``roothelper.py`` lists; return the reply's ``made``.
 
     Raises:
         RefusedError: the root helper refused, failed, or did not answer.
@@ -71,6 +72,7 @@ def request_root(op: str, *, at: Path = SOCKET, **values: str) -> None:
         raise RefusedError(op, f"the root helper does not answer: {error}") from None
     if not reply.ok:
         raise RefusedError(reply.why, reply.error)
+    return reply.made
 
 
 def is_init() -> bool:

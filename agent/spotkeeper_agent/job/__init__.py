@@ -17,6 +17,7 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_CKPT_LATE``     the same, if the disk is mounted later: this machine first gets the state from a peer
 ``SPOTKEEPER_SAVER``         path of the machine's saver socket, which outlives generations
 ``SPOTKEEPER_OUTPUT``        folder for results; it is in the bucket before the job's end is reported
+``SPOTKEEPER_SCRATCH``       scratch folder on the node's disk; set if the job file has ``scratch_gb``
 ``SPOTKEEPER_SPOOL``         folder for the processes' whole output (``launcher/spool.py``)
 ``SPOTKEEPER_SECRETS``       names of the variables with secrets, which the log must not show
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
@@ -35,6 +36,7 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
     mnt/sk-data/<job>/.fetch/           a checkpoint that is being fetched from the bucket
     mnt/sk-data/<job>/env/              the job's own Python environment
     mnt/sk-data/<job>/out/              the job's output; var/lib/spotkeeper/out/<job> without a disk
+    mnt/sk-data/<job>/scratch.ext4      the scratch volume, mounted at mnt/sk-scratch; a folder in the one-machine cloud
     run/spotkeeper/<job>/<gen>/         ctl, result.json, metrics.json, exit.<local rank>, error.<local rank>,
                                         pid.<local rank>, stacks.log, untimed.<local rank>, torchrun's logs
     run/spotkeeper/node/                sockets, locks and logs of launcher and saver

@@ -49,6 +49,8 @@ class LaunchSpec:
         default_factory=dict, repr=False
     )  # the identity's variables and the job's secrets
     spool: Path | None = None  # the folder for the processes' whole output
+    scratch: Path | None = None  # the scratch folder; None: the job has none
+    scratch_made: bool = False  # whether the scratch folder is new, so that it is empty
 
 
 def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
@@ -115,6 +117,8 @@ def environment(doc: Generation, run: JobRun, spec: LaunchSpec, folder: Path) ->
     }
     if spec.spool is not None:
         ours |= {spool.FOLDER: str(spec.spool), spool.SECRETS: " ".join(run.secrets)}
+    if spec.scratch is not None:
+        ours["SPOTKEEPER_SCRATCH"] = str(spec.scratch)
     if spec.fabric:
         ours["SPOTKEEPER_FABRIC"] = spec.fabric
     ours["SPOTKEEPER_CKPT_LATE" if spec.late else "SPOTKEEPER_CKPT"] = str(spec.ckpt)

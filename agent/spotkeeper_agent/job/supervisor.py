@@ -167,6 +167,8 @@ class Supervisor:
         signals = run.stop == "signal"
         anew = spec.ckpt if doc.gen > 1 and not signals else None
         self.child = Child(doc.gen, folder, run.nproc, run.grace_s, control, signals=signals, ckpt=anew)
+        if spec.scratch_made:
+            self._warn(self.child, f"the scratch folder is new and empty: {spec.scratch}, {run.scratch_gb} GB")
         self._log("job.start", gen=doc.gen, members=len(doc.members), index=spec.index, disk=not spec.late)
         self._forget_old(folder)
 

@@ -212,6 +212,15 @@ def processes(job: JobContext) -> Iterator[Problem]:
             yield problem("nproc", f"is more than the {pool.nproc} devices of a machine of {pool.name}", job.spec.nproc)
 
 
+def scratch(job: JobContext) -> Iterator[Problem]:
+    """Check that half of a static machine's disk is left for checkpoints. Other disks grow by the scratch volume."""
+    small = tuple(pool for pool in job.pools() if pool.kind == "static" and pool.disk_gb < 2 * job.spec.scratch_gb)
+    if small:
+        most = min(pool.disk_gb for pool in small) // 2
+        message = f"is more than half of the disks of {_names(small)}: lower it to {most}, or add `static: never`"
+        yield problem("scratch_gb", message, job.spec.scratch_gb)
+
+
 def _names(pools: tuple[PoolState, ...]) -> str:
     return ("pool " if len(pools) == 1 else "pools ") + ", ".join(pool.name for pool in pools)
 
@@ -366,4 +375,5 @@ JOB_VALIDATORS = (
     stack_caps,
     check_team.within_team,
     processes,
+    scratch,
 )

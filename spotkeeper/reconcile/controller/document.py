@@ -213,6 +213,7 @@ def job_run(spec: JobSpec, count: int, trial: TrialProgress | None = None) -> Jo
         hang=_hang(spec),
         until=trial.until if trial is not None else None,
         metric=trial.of.metric if trial is not None else "",
+        scratch_gb=spec.scratch_gb,
         log_bytes=(spec.logs.keep_mb << 20) // size.max,
         mirror=MirrorRun(60.0 * mirror.every_min, 1e6 * mirror.mb_s) if mirror is not None else None,
     )

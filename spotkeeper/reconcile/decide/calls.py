@@ -127,7 +127,7 @@ def _node_disk(draft: Draft, index: int, node: Node) -> Iterator[Action]:
     record = draft.record
     if disk is None:
         if not draft.queries.disks.get((index, node.disk)):  # in another zone: a blank one would be taken for it
-            yield CreateDisk(record.job, record.uid, index, node.disk, cur.pool, cur.zone)
+            yield CreateDisk(record.job, record.uid, index, node.disk, cur.pool, cur.zone, more_gb=_more_gb(draft))
     elif admitted(cur) and disk.ready and not disk.users:
         yield AttachDisk(disk.name, vm.name, vm.uid, cur.zone)
 
@@ -151,7 +151,13 @@ def _copies(draft: Draft) -> Iterator[Action]:
         elif snapshot.ready:
             pool = _pool(draft, move.zone)
             name = draft.queries.disk_name(index, node.copy)
-            yield CreateDisk(record.job, record.uid, index, node.copy, pool, move.zone, snapshot=name)
+            yield CreateDisk(
+                record.job, record.uid, index, node.copy, pool, move.zone, snapshot=name, more_gb=_more_gb(draft)
+            )
+
+
+def _more_gb(draft: Draft) -> int:
+    return draft.snapshot.spec.more_disk_gb() if draft.snapshot.spec is not None else 0
 
 
 def _pool(draft: Draft, zone: str) -> str:

@@ -80,9 +80,12 @@ def test_hello_waits_for_a_warm_launcher_then_runs_saves_and_powers_off(fake: Fa
 
 
 def test_a_new_generation_starts_warm_and_reports_the_disks_checkpoints(fake: Fake, machine: Make) -> None:
-    """Disk first: a member with a disk waits for it. Then a higher document replaces the generation."""
+    """Disk first: a member with a disk waits for it. Then a higher document replaces the generation.
+
+    Its scratch folder, on the disk, is the same in both.
+    """
     vm = machine(clock=f"{time.time()}:{time.time()}:8")
-    run = obedient(vm)
+    run = changed(obedient(vm), scratch_gb=1)
     vm.stand_by(run)
     vm.start()
     fake.wait_sync(vm.uid)
@@ -95,6 +98,8 @@ def test_a_new_generation_starts_warm_and_reports_the_disks_checkpoints(fake: Fa
     wait_until(lambda: step_of(vm, 1) > 0)
     vm.serve(document(2, 2, one.members), run, disk=4)
     wait_until(lambda: step_of(vm, 2) > 0)
+    words = f"the scratch folder is new and empty: {vm.root}/mnt/sk-scratch, 1 GB"
+    assert [words in (vm.run_folder / JOB / gen / "torchrun.log").read_text() for gen in ("1", "2")] == [True, False]
     assert not [fact for fact in fake.kinds(vm.uid) if fact[0] in ("exit", "released")], (
         "a kill for a newer one is none"
     )

@@ -154,10 +154,16 @@ def test_folder_of_the_local_cloud_is_linked_and_unlinked(tmp_path: Path) -> Non
     one.mount()
     (one.point / "x").write_text("kept")
     assert one.mounted() and one.free_bytes() > 0
+    assert one.mount_scratch("abcd2345", 1)
+    (one.scratch / "y").write_text("kept")
     one.unmount()
-    assert not one.mounted()
+    assert not one.mounted() and not one.scratch.exists()
     assert (tmp_path / "store/x").read_text() == "kept"
     one.unmount()  # again: nothing to do
+    one.mount()
+    assert not one.mount_scratch("abcd2345", 1), "as it was"
+    assert (one.scratch / "y").read_text() == "kept"
+    assert one.mount_scratch("bcde2345", 1) and not list(one.scratch.iterdir()), "another job's"
 
 
 class AtOnce:

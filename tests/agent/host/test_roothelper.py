@@ -38,6 +38,9 @@ WRONG = [
     b'{"op": "power-off", "disk": "google-sk-data"}', b'{"op": "unmount", "force": true}', b'[["op", "unmount"]]',
     b'{"op": "restart-jobs", "unit": "ssh.service"}',
     b'{"op": "unmount", "op": "power-off"}', b'{"op": "mount", "disk": "google-sk-data", "point": "/etc"}',
+    b'{"op": "scratch", "job": "abcd2345"}', b'{"op": "scratch", "job": "../../etc", "gb": "1"}',
+    b'{"op": "scratch", "job": "abcd2345", "gb": "0"}', b'{"op": "scratch", "job": "abcd2345", "gb": "1\\n"}',
+    b'{"op": "scratch", "job": "abcd2345", "gb": 1}', b'{"op": "scratch", "job": "abcd2345", "gb": "100000"}',
     b"[" * 400, b'{"op": {"op": "unmount"}}', '{"op": "unmount\u00df"}'.encode(),
 ]  # fmt: skip
 WRONG_DISKS: list[object] = [

@@ -206,7 +206,13 @@ def block_device(box: Box, image: Path, disk: str) -> Iterator[Path]:
     ).stdout.strip()
     try:
         number = Path(device).stat().st_rdev
-        box.run(f"mknod {device} b {os.major(number)} {os.minor(number)}; ln -s {device} /dev/disk/by-id/{disk}")
+        # As devtmpfs would, with the loop devices that the box itself may take.
+        box.run(
+            "[ -e /dev/loop-control ] || mknod /dev/loop-control c 10 237;"
+            "for n in $(seq 0 63); do [ -e /dev/loop$n ] || mknod /dev/loop$n b 7 $n; done;"
+            f"[ -e {device} ] || mknod {device} b {os.major(number)} {os.minor(number)};"
+            f"ln -sfn {device} /dev/disk/by-id/{disk}"
+        )
         yield Path(device)
     finally:
         subprocess.run(["losetup", "-d", device], check=True)

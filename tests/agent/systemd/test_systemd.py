@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import Role, SyncReply
@@ -87,13 +88,15 @@ def test_the_root_helper_serves_only_the_agent(stage: Stage, tmp_path: Path) -> 
     refused = stage.box.run(f"{PYTHON} /opt/ask.py '{{}}'", user="spotkeeper-job", check=False)
     assert "PermissionError" in refused.stderr
     wrong = json.loads(stage.box.run(f'{PYTHON} /opt/ask.py \'{{"op": "shell"}}\'', user="spotkeeper").stdout)
-    assert wrong == {"ok": False, "why": "request", "error": "`op` must be mount, unmount, power-off or restart-jobs"}
+    known = "`op` must be mount, scratch, unmount, power-off or restart-jobs"
+    assert wrong == {"ok": False, "why": "request", "error": known}
 
 
 def test_a_job_trains_on_the_disk_and_outlives_its_agent(stage: Stage, tmp_path: Path) -> None:
     image = tmp_path / "image"
     with image.open("wb") as file:
-        file.truncate(192 << 20)
+        file.truncate(1200 << 20)
+    stage.run = replace(stage.run, scratch_gb=1)
     with boxes.block_device(stage.box, image, "google-sk-data"):
         stage.cloud.reply(UID, SyncReply(Role.STANDBY, JOB, 0, 1, run=stage.run, disk=0))
         stage.cloud.wait_fact(UID, Kind.ATTACHED, timeout_s=20)
@@ -102,6 +105,17 @@ def test_a_job_trains_on_the_disk_and_outlives_its_agent(stage: Stage, tmp_path:
         stage.train(1, 1, disk=True)
         worker = stage.running(1)
         assert stage.box.run(f"stat -c %U /proc/{worker}").stdout == "spotkeeper-job\n"
+        assert "SPOTKEEPER_SCRATCH=/mnt/sk-scratch" in stage.box.run(f"tr '\\0' '\\n' </proc/{worker}/environ").stdout
+        # The job fills its scratch folder: as much is left for checkpoints as before.
+        in_job = f"nsenter -t {worker} -m setpriv --reuid=spotkeeper-job --regid=spotkeeper-job --clear-groups"
+        df = "df -k --output=avail /mnt/sk-data | tail -1"
+        left = int(stage.box.run(df).stdout)
+        stage.box.run(f"{in_job} fallocate -l 900M /mnt/sk-scratch/most")
+        fill = stage.box.run(f"{in_job} fallocate -l 900M /mnt/sk-scratch/more", check=False)
+        assert "No space left on device" in fill.stderr
+        assert int(stage.box.run(df).stdout) > left - (16 << 10), "checkpoints, at most"
+        for attack in ("rm -f /mnt/sk-data/*/scratch.ext4", f"dd if=/mnt/sk-data/{JOB}/scratch.ext4 of=/dev/null"):
+            assert stage.box.run(f"{in_job} sh -c '{attack}'", check=False).returncode
         agent = stage.box.show("spotkeeper", "MainPID")
         stage.box.run("systemctl restart spotkeeper")
         assert stage.box.show("spotkeeper", "MainPID") != agent

@@ -325,6 +325,11 @@ JOB_CASES = [
         "job.yaml:3: checkpoint.peers: 1: needs two nodes or more: a node alone has no neighbour",
     ),
     (
+        GOOD + "scratch_gb: 60\n",
+        "job.yaml:3: scratch_gb: 60: is more than half of the disks of pool always: lower it to 25, or add "
+        "`static: never`",
+    ),
+    (
         GOOD + "stop: signal\n",
         "job.yaml:3: stop: `signal` needs `static: never`, since a static machine does not have the job's disks",
     ),

@@ -395,6 +395,18 @@ def test_nodes_get_new_disks_when_other_machines_keep_all_of_the_old_ones() -> N
     assert renewed(lost_disks(), [0, 1]) == [1, 1]
 
 
+def test_a_job_with_a_scratch_folder_waits_for_every_disk_and_gives_a_stuck_one_up() -> None:
+    case, scratch = old_disk(NOW - TIMES.disk_s), on_spec(scratch_gb=1)
+    assert generation._disks(Draft(*case), [0, 1])
+    assert not generation._disks(Draft(*scratch(*case)), [0, 1])
+    assert renewed(scratch(*case), [0, 1]) == [0, 1], "node 0 has its disk, and the newest checkpoint on it"
+    stale = on_cur(0, disk=False)(*old_disk(NOW - TIMES.disk_s, held="2-89"))
+    for waits in (old_disk(NOW - TIMES.disk_s + 1), stale):
+        assert renewed(scratch(*waits), [0, 1]) == [0, 0]
+    sharded = on_spec(checkpoint=Checkpoint(replicated=False), scratch_gb=1)
+    assert renewed(sharded(*case), [0, 1]) == [0, 0]
+
+
 def attached(case: Case) -> Case:
     record, seen = case
     mine = replace(seen.listing.disks[0], users=(seen.listing.vms[0].name,))

@@ -202,7 +202,7 @@ def volume(stack: StackState, pool: PoolState, action: CreateDisk, snapshot: str
     }
     return {
         "AvailabilityZone": action.zone,
-        "Size": pool.disk_gb,
+        "Size": pool.disk_gb + action.more_gb,
         "VolumeType": pool.disk_type,
         "Encrypted": True,
         "ClientToken": names.idempotency_key(action.uid, "disk", action.node, action.number, action.zone),

@@ -166,7 +166,7 @@ def disk_body(stack: StackState, pool: PoolState, action: CreateDisk) -> dict[st
     project = f"projects/{stack.project}"
     body: dict[str, object] = {
         "name": names.disk_name(stack.stack, action.job, action.node, action.number),
-        "sizeGb": str(pool.disk_gb),
+        "sizeGb": str(pool.disk_gb + action.more_gb),
         "type": f"{project}/zones/{action.zone}/diskTypes/{pool.disk_type}",
         "labels": names.labels(stack.stack, pool.name, action.job, action.node),
     }

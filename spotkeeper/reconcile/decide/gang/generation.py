@@ -1,7 +1,8 @@
 """Publishes the next generation: one write makes all nodes members, once each is admitted and has the disk it needs.
 
 With replicated state a member may train without its disk if another member has the newest commit on an attached disk.
-A gang with sharded state waits for all disks, and so does a gang in which no member has the newest commit.
+A gang with sharded state waits for all disks, and so do a gang in which no member has the newest commit and a job with
+a scratch folder, which is on the node's disk.
 """
 
 from __future__ import annotations
@@ -110,6 +111,15 @@ def _disks(draft: Draft, ready: list[int]) -> bool:
     attached = location.attached(draft, ready)
     if len(attached) == len(ready):
         return True
+    return not _scratch(draft) and _suffice(draft, attached)
+
+
+def _scratch(draft: Draft) -> bool:
+    return draft.snapshot.spec is not None and draft.snapshot.spec.scratch_gb > 0
+
+
+def _suffice(draft: Draft, attached: list[tuple[int, Slot]]) -> bool:
+    """Whether the attached disks have all checkpoints that the next generation needs."""
     if location.sharded(draft) or draft.record.gen == 0:
         return False
     return any(location.has_newest(draft, index, slot) or _will_do(draft, index, slot) for index, slot in attached)
@@ -134,20 +144,23 @@ def _will_do(draft: Draft, index: int, slot: Slot) -> bool:
 
 
 def _renew(draft: Draft, ready: list[int]) -> None:
-    """Give all nodes new, blank disks if other machines do not release the nodes' old disks within ``Times.disk_s``.
+    """Give nodes new, blank disks if other machines do not release the nodes' old disks within ``Times.disk_s``.
 
-    New disks have no checkpoint, so this happens only if the newest commit was given up.
+    New disks have no checkpoint, so all nodes get them only if the newest commit was given up, and a node of a job with
+    a scratch folder only if the attached disks have the checkpoints: it loses its scratch files.
     """
-    waited = draft.now >= max(_waits(draft, ready)) + draft.times.disk_s
-    if not location.given_up(draft) or len(ready) < draft.size() or not waited:
+    if len(ready) < draft.size() or draft.now < max(_waits(draft, ready)) + draft.times.disk_s:
         return
-    own = location.machines(draft, ready)
+    own, attached = location.machines(draft, ready), location.attached(draft, ready)
+    if _scratch(draft) and _suffice(draft, attached):
+        own = [each for each in own if each not in attached]
+    elif attached or not location.given_up(draft):
+        return
     disks = [draft.queries.disk(i, draft.nodes[i].disk, slot.zone) for i, slot in own if slot.machine is None]
     if len(disks) < len(own) or not all(disk is not None and disk.users for disk in disks):
         return
-    if not location.attached(draft, ready):
-        for index, _ in own:
-            draft.new_disk(index)
+    for index, _ in own:
+        draft.new_disk(index)
 
 
 def _fresh(draft: Draft, ready: list[int]) -> set[int]:

@@ -208,6 +208,8 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.size() != old.size():
         resize = "" if old.size().min == old.size().max else f" (within the range: spotkeeper resize {old.name} NODES)"
         yield f"nodes: cannot change, since the job has a disk for each present node{resize}"
+    if new.scratch_gb != old.scratch_gb:
+        yield "scratch_gb: cannot change, since the job's disks have the size that the old value needs"
     if new.spread != old.spread:
         yield "spread: cannot change, since the job's disks stay in their zones"
     if new.checkpoint.replicated != old.checkpoint.replicated:

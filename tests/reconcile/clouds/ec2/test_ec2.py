@@ -224,6 +224,9 @@ class TestDisks:
             A,
         )
         assert asked["ClientToken"] == names.idempotency_key(UID, "disk", 0, 1, A)
+        here.kind(CreateDisk(JOB, UID, 1, 1, "gpu", A, more_gb=51))
+        assert here.asked("CreateVolume")[-1]["Size"] == 101
+        here.site.volumes.popitem()
         (volume,) = here.site.volumes.values()
         assert volume.tags == {"Name": DISK, "sk-stack": "demo", "sk-pool": "gpu", "sk-job": JOB, "sk-node": "0"}
 

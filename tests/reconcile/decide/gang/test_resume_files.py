@@ -108,6 +108,7 @@ def refused(world: World, before: Record) -> str:
         ({"name": "other"}, "name: the job's name is job, the file says other"),
         ({"seed": 7}, "seed:"),
         ({"checkpoint": Checkpoint(replicated=False)}, "checkpoint.replicated:"),
+        ({"scratch_gb": 10}, "scratch_gb:"),
     ],
 )
 def test_changes_that_do_not_fit_the_disks_are_refused_with_the_remedy(change: dict[str, object], why: str) -> None:
