@@ -46,7 +46,7 @@ def step(draft: Draft) -> None:
     covered, spec = location.covered(draft), draft.snapshot.spec
     copies = spec is not None and spec.checkpoint.mirror is not None
     if covered or not copies or draft.now >= trial.reached_at + COPY_S:
-        for index in range(len(draft.nodes)) if covered else ():
+        for index in range(len(draft.nodes)) if covered and not record.keep_disks else ():
             draft.new_disk(index)
         draft.hold(Hold.RUNG, f"at step {trial.until} of search {trial.of.sweep}, until its other trials are there")
     elif found is not None:
@@ -81,7 +81,8 @@ def succeeded(draft: Draft) -> None:
 
 def gives_up_disks(draft: Draft) -> bool:
     """Whether the trial waits, and its disks are not needed: their numbers were replaced, and the bucket has a copy."""
-    return draft.record.phase is Phase.HOLD and draft.record.hold is Hold.RUNG and location.covered(draft)
+    waits = draft.record.phase is Phase.HOLD and draft.record.hold is Hold.RUNG
+    return waits and location.covered(draft) and not draft.record.keep_disks
 
 
 def resume(draft: Draft) -> None:

@@ -3,76 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Rung
-from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Mirror, RequestKind
+from spotkeeper.contract.job import Checkpoint, JobSpec, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Model
-from spotkeeper.contract.sweep import Decided, SweepState, Trial, TrialReport
 from spotkeeper.reconcile.controller.reconcile_job import Prefetched, run_round
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide.gang import rungs
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
-from tests.reconcile.world import World, stack
-
-RUNGS = (20, 60)
-END = 100
-
-
-@dataclass
-class Search:
-    """``count`` trials in one world. The trial with number n reports n at every step, unless ``values`` says else."""
-
-    count: int = 4
-    parallel: int = 4
-    eta: int = 2
-    rungs: tuple[int, ...] = RUNGS
-    max_usd: float | None = None
-    nodes: int = 1
-    world: World = field(init=False)
-    values: dict[tuple[int, int], float | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.world = World(self.nodes, the_stack=stack(max_machines=20), steps=END)
-        self.world.value = lambda job, step: self.values.get((int(job[-2:]), step), float(int(job[-2:])))
-
-    def spec(self, number: int) -> JobSpec:
-        trial = Trial("lr", number, "loss", "min", 0, self.count, self.rungs, self.eta, self.parallel, self.max_usd)
-        checkpoint = Checkpoint(mirror=Mirror(every_min=1000.0))
-        return JobSpec(f"lr-{number:04d}", ("train.py",), self.nodes, checkpoint=checkpoint, trial=trial)
-
-    def submit(self, *numbers: int) -> None:
-        for number in numbers or range(self.count):
-            self.world.submit(job(number), self.spec(number))
-
-    def record(self, number: int) -> object:
-        return self.world.record(job(number))
-
-    def outcomes(self) -> list[Outcome | None]:
-        return [self.world.record(job(number)).outcome for number in range(self.count)]
-
-    def over(self) -> bool:
-        return all(self.world.record(job(number)).phase is Phase.DONE for number in range(self.count))
-
-    def holds(self, number: int) -> bool:
-        record = self.world.record(job(number))
-        return record.phase is Phase.HOLD and record.hold is Hold.RUNG
-
-    def state(self) -> SweepState:
-        return self.world.store.read_sweep("lr").value
-
-    def last_steps(self, number: int) -> list[int]:
-        return [entry.gen for entry in self.world.events(Event.GENERATION, job=job(number))]
-
-
-def job(number: int) -> str:
-    return f"sweepj{number:02d}"
+from tests.reconcile.search import Search, job
 
 
 def test_the_best_half_continues_at_each_rung() -> None:
@@ -175,7 +120,7 @@ def test_a_cancelled_trial_reports_that_it_is_over() -> None:
     search = Search(count=3, eta=3)
     search.submit()
     search.world.run(5)
-    search.world.store.put_request(job(0), JobRequest("r1", RequestKind.CANCEL, search.world.t, "ann"))
+    search.request(0, RequestKind.CANCEL)
     search.world.until(search.over, 3000)
     assert search.outcomes() == [Outcome.CANCELLED, Outcome.SUCCEEDED, Outcome.STOPPED]
 
@@ -309,7 +254,7 @@ def test_a_round_that_read_an_old_record_takes_no_report_back() -> None:
     world.until(lambda: search.holds(0))
     world.run(120)
     old = world.store.read_record(job(0))
-    world.store.put_request(job(0), JobRequest("r1", RequestKind.CANCEL, world.t, "ann"))
+    search.request(0, RequestKind.CANCEL)
     world.until(lambda: world.record(job(0)).phase is Phase.DONE)
     told = search.state().trial(0)
     assert old is not None and told.over
@@ -326,7 +271,7 @@ def test_a_users_pause_outlasts_the_rung(copies: bool) -> None:
     world.copies = False
     search.submit(0)
     world.until(lambda: bool(world.events(Event.RUNG, job=job(0))))
-    world.store.put_request(job(0), JobRequest("r1", RequestKind.PAUSE, world.t, "ann"))
+    search.request(0, RequestKind.PAUSE)
     world.copies = copies
     world.until(lambda: world.record(job(0)).phase is Phase.HOLD, rungs.COPY_S + 300)
     assert world.record(job(0)).hold is Hold.PAUSE
@@ -334,7 +279,7 @@ def test_a_users_pause_outlasts_the_rung(copies: bool) -> None:
     world.until(lambda: world.record(job(1)).over, 3000)
     assert world.record(job(0)).hold is Hold.PAUSE, "its value counts, but it does not go on by itself"
     world.copies = True
-    world.store.put_request(job(0), JobRequest("r2", RequestKind.RESUME, world.t, "ann"))
+    search.request(0, RequestKind.RESUME)
     world.until(search.over, 3000)
     assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
 
@@ -389,30 +334,6 @@ def test_a_tick_reads_a_searchs_state_once() -> None:
     assert reads == 1 + len(done.rounds) < 5
 
 
-def test_a_trial_rests_only_once_it_has_reported_and_until_its_rung_is_decided() -> None:
-    told = tuple(TrialReport(number, (0.5,), job=job(number)) for number in range(2))
-    assert rungs.resting(SweepState("lr", trials=told)) == {job(0), job(1)}
-    assert rungs.resting(SweepState("lr", trials=(TrialReport(0, job=job(0)),))) == frozenset()
-    made = Decided(0, 0, (0, 1), 1)
-    assert rungs.resting(SweepState("lr", trials=told, decided=(made,))) == frozenset()
-    further = (*told, TrialReport(2, (0.5, 0.4), job=job(2)), TrialReport(7, (0.5,), job=job(7), first=7))
-    assert rungs.resting(SweepState("lr", trials=further, decided=(made,))) == {job(2), job(7)}
-
-
-def test_a_decision_wakes_the_trials_at_its_rung_and_spent_money_wakes_all() -> None:
-    of = Trial("lr", 0, "loss", count=3, rungs=(10, 20), max_usd=2.0)
-    told = [TrialReport(number, (0.5,) * count, job=job(number)) for number, count in ((0, 1), (1, 2), (2, 0))]
-    over = TrialReport(3, (0.5,), over=True, job=job(3))
-    before = SweepState("lr", trials=(*told, over, TrialReport(4, (0.5,), job=job(4), first=4)))
-    after = replace(before, decided=(Decided(0, 0, (0, 1, 3), 1),))
-    assert rungs.woken(before, before, of) == frozenset()
-    assert rungs.woken(before, after, of) == {job(0)}
-    assert rungs.woken(after, replace(after, decided=(*after.decided, Decided(0, 1, (1,), 1))), of) == {job(1)}
-    spent = before.told(replace(told[0], spent=2.0))
-    assert rungs.woken(before, spent, of) == {job(0), job(1), job(2), job(4)}
-    assert rungs.woken(spent, spent.told(replace(told[0], spent=3.0)), of) == frozenset(), "they know"
-
-
 def just_reached(search: Search) -> None:
     """Train until the processes of trial 0 have ended at the rung, and before the function knows."""
     search.submit(0)
@@ -463,105 +384,3 @@ def test_a_trial_is_done_only_once_its_search_knows_its_end() -> None:
     memory.read_sweep = read  # type: ignore[method-assign]
     world.until(search.over, 600)
     assert (search.state().trial(0).over, search.state().trial(0).final) == (True, 0.0)
-
-
-# -- trials that hold up their cohort
-
-
-def request(search: Search, number: int, kind: RequestKind) -> None:
-    world = search.world
-    world.store.put_request(job(number), JobRequest(f"r{world.t}", kind, world.t, "ann"))
-
-
-@pytest.mark.parametrize("better", [True, False])
-def test_a_paused_trial_keeps_nobody_waiting_and_is_compared_once_it_is_resumed(better: bool) -> None:
-    search = Search(count=4)
-    search.values |= {(0, 20): 0.0 if better else 2.5}
-    search.submit()
-    world = search.world
-    world.until(lambda: world.record(job(0)).gen == 1)
-    request(search, 0, RequestKind.PAUSE)
-    world.until(lambda: search.state().decision(0, 1) is not None, 3000)
-    assert search.state().decided == (Decided(0, 0, (1, 2, 3), 2), Decided(0, 1, (1, 2), 1))
-    assert world.record(job(0)).hold is Hold.PAUSE and search.state().trial(0).held
-    request(search, 0, RequestKind.RESUME)
-    world.until(search.over, 6000)
-    assert search.outcomes() == [
-        Outcome.SUCCEEDED if better else Outcome.STOPPED, Outcome.SUCCEEDED, *[Outcome.STOPPED] * 2
-    ]  # fmt: skip
-    told = "on hold when step 20 was decided, and "
-    if better:
-        details = [entry.detail for entry in world.events(Event.RESUME, job=job(0)) if entry.cause == "rung"]
-        assert details[0] == told + "better than the last of the best 2" and len(details) == 2
-    else:
-        assert world.record(job(0)).reason == told + "not better than the last of the best 2"
-
-
-def test_a_trial_that_has_spent_its_own_money_keeps_nobody_waiting() -> None:
-    search = Search(count=3)
-    world = search.world
-    world.submit(job(0), replace(search.spec(0), max_usd=0.0001))
-    search.submit(1, 2)
-    world.until(lambda: search.state().decision(0, 0) is not None, 3000)
-    assert world.record(job(0)).hold is Hold.SPEND and search.state().decision(0, 0) == Decided(0, 0, (1, 2), 1)
-
-
-def test_the_place_of_a_trial_that_is_cancelled_at_its_rung_goes_to_another() -> None:
-    search = Search(count=3, eta=3)
-    search.submit(0, 1)
-    world = search.world
-    world.until(lambda: search.holds(0) and search.holds(1))
-    request(search, 0, RequestKind.CANCEL)
-    world.until(lambda: world.record(job(0)).phase is Phase.DONE)
-    search.submit(2)
-    world.until(search.over, 3000)
-    assert search.outcomes() == [Outcome.CANCELLED, Outcome.SUCCEEDED, Outcome.STOPPED]
-    assert search.state().decision(0, 0) == Decided(0, 0, (1, 2, 0), 1)
-
-
-@pytest.mark.parametrize("marker", [True, False])
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_trial_whose_record_was_deleted_keeps_nobody_waiting(waits: bool, marker: bool) -> None:
-    search = Search(count=3, eta=3)
-    search.submit(0, 1)
-    world = search.world
-    if waits:
-        world.until(lambda: search.holds(0) and search.holds(1))
-        world.run(120)
-    else:
-        world.until(lambda: world.record(job(0)).gen == 1)
-    del world.memory.records[job(0)]
-    if not marker:
-        world.store.clear_active(job(0))
-    world.may_fail = True
-    if waits:
-        world.until(lambda: search.state().trial(0).over, 31 * 60)
-    search.submit(2)
-    world.until(lambda: all(world.record(job(number)).phase is Phase.DONE for number in (1, 2)), 6000)
-    assert [world.record(job(number)).outcome for number in (1, 2)] == [Outcome.SUCCEEDED, Outcome.STOPPED]
-    assert search.state().trial(0).over
-
-
-def test_ticks_do_not_read_the_records_of_trials_that_wait() -> None:
-    search = Search(count=6, parallel=5, eta=3)
-    world = search.world
-    search.submit(*range(5))
-    world.until(lambda: all(map(search.holds, range(5))))
-    world.run(120)
-    read, reads = world.memory.read_record, list[str]()
-
-    def counted(name: str) -> object:
-        reads.append(name)
-        return read(name)
-
-    world.memory.read_record = counted  # type: ignore[method-assign, assignment]
-    ticks = 30
-    for _ in range(ticks):
-        tick(world.store, world, world, world.options)
-        world.t += 60
-    assert {name: reads.count(name) for name in set(reads)} == dict.fromkeys(map(job, range(5)), 2), "once, and a round"
-    assert [claim.job for claim in world.store.read_allocation().value.claims if claim.rests] == [*map(job, range(5))]
-    world.memory.read_record = read  # type: ignore[method-assign]
-    search.submit(5)
-    world.until(search.over, 3000)
-    assert world.store.read_allocation().value.claims == ()
