@@ -274,7 +274,8 @@ def _watched(found: JobFile, root: Path) -> Iterator[Problem]:
 
 def _grace(spec: JobSpec, settings: Settings) -> Iterator[Problem]:
     """Check that ``grace_s``, the time from SIGTERM to SIGKILL, fits into the notice of each pool of the job."""
-    for pool in (pool for pool in settings.dynamic() if not spec.pools or pool.name in spec.pools):
+    names = spec.pool_names()
+    for pool in (pool for pool in settings.dynamic() if not names or pool.name in names):
         notice = pool.notice_seconds() or SHORT_NOTICE_S
         if spec.grace_s > notice - _MARGIN_S:
             told = f"is above {notice - _MARGIN_S}: a machine of `{pool.name}` ends {notice} s after its notice"

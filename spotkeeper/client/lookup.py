@@ -369,7 +369,8 @@ def starts_of(store: Store | None, stack: StackState, now: float, scale: float) 
         return START_S if store is None else measured_s(store, name, pools, now, scale)
 
     def starts(job: JobSpec) -> float:
-        return measured(job.name, tuple(p.name for p in stack.pools if not job.pools or p.name in job.pools))
+        names = job.pool_names()
+        return measured(job.name, tuple(p.name for p in stack.pools if not names or p.name in names))
 
     return starts
 

@@ -97,6 +97,7 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     team: str = "default"
     priority: Annotated[int, Meta(ge=0, le=2)] = 1  # 0: low, 1: normal, 2: high
     pools: tuple[str, ...] = ()  # that may have its machines; empty: every pool
+    mix: tuple[tuple[str, Machines], ...] = ()  # how many machines each of its pools must have; empty: any number
     on_demand: bool = False  # whether its dynamic machines are all on-demand
     waits: Past | None = None  # since when it waits; None: it has a reservation, or wants none
     waited_s: float = 0.0  # how long it had waited when it got its reservation

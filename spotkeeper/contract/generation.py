@@ -109,7 +109,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     overhead_percent: float = 1.0  # largest share of the training time that images may cost
     peers_mb_s: float | None = None  # megabytes per second that a machine sends for a copy in a neighbour's memory
     seed: int = 0
-    max_world: int | None = None  # the job's largest world size, if it is elastic
+    max_world: int | None = None  # the job's largest world size, if it is elastic or a mix of machines
     mirror: MirrorRun | None = None  # None: no copies
     secrets: dict[str, str] = {}  # variable -> reference; the machine reads the value with the job's identity
     hang: HangRun | None = None  # None: the job never counts as hung

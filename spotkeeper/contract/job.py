@@ -43,6 +43,13 @@ class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, Meta(ge=1, le=10_000, description="maximum number of machines")]
 
 
+class MachineGroup(Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes of a job whose machines all come from one pool."""
+
+    pool: Annotated[str, _about("pool that these nodes get their machines from")]
+    nodes: Annotated[int, Meta(ge=1, le=10_000, description="number of these nodes")]
+
+
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
     """Copies of committed checkpoints in the stack's bucket, used when no disk has the checkpoint."""
 
@@ -107,6 +114,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments as a list; no shell")]
     nodes: Annotated[int, Meta(ge=1, le=10_000, description="number of machines, or {min, max}")] | Nodes = 1
     pools: Annotated[tuple[str, ...], _about("pools to take machines from; empty: every pool of the stack")] = ()
+    machines: Annotated[
+        tuple[MachineGroup, ...], _about("a mix of machines, [{pool: l4, nodes: 2}, ...], in place of nodes and pools")
+    ] = ()
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
     requirements: Annotated[
@@ -171,11 +181,30 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     trial: Annotated[Trial | None, _unoffered("filled in by sweep: the job is a trial of a search")] = None
 
     def size(self) -> Nodes:
+        if self.machines:
+            count = sum(group.nodes for group in self.machines)
+            return Nodes(count, count)
         return Nodes(self.nodes, self.nodes) if isinstance(self.nodes, int) else self.nodes
 
     def more_disk_gb(self) -> int:
         """Return by how many GB a node's disk is larger than its pool's: the scratch folder, and 2 % for the index."""
         return math.ceil(1.02 * self.scratch_gb)
+
+    def pool_names(self) -> tuple[str, ...]:
+        """Return the names of the pools from which the job takes machines; (): every pool of the stack."""
+        return tuple(group.pool for group in self.machines) or self.pools
+
+    def pool_of(self, node: int) -> str:
+        """Return the only pool from which a node of a mix may have its machine; "": any pool of the job."""
+        for group in self.machines:
+            if node < group.nodes:
+                return group.pool
+            node -= group.nodes
+        return ""
+
+    def most_of(self, pool: str) -> int:
+        """Return how many nodes can have a machine of this pool."""
+        return next((group.nodes for group in self.machines if group.pool == pool), self.size().max)
 
 
 class UnknownError(Exception):
@@ -272,9 +301,19 @@ def start_s(boot_s: float | None, begin_s: float | None, save_s: float) -> float
 
 
 def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
-    """Return the pools from which a job may take machines."""
-    wanted = [pool for pool in stack.pools if not spec.pools or pool.name in spec.pools]
-    return tuple(pool for pool in wanted if pool.kind == "spot" or spec.static == "use")
+    """Return the pools from which a job may take machines; of a mix in one zone, only with the zones that all have."""
+    names = spec.pool_names()
+    wanted = [pool for pool in stack.pools if not names or pool.name in names]
+    found = tuple(pool for pool in wanted if pool.kind == "spot" or spec.static == "use")
+    if not spec.machines or spec.spread:
+        return found
+    zones = tuple(zone for zone in stack.zones() if all(zone in pool.zones for pool in found))
+    return tuple(
+        msgspec.structs.replace(
+            pool, zones=zones, prices={zone: price for zone, price in pool.prices.items() if zone in zones}
+        )
+        for pool in found
+    )
 
 
 def allowed(spec: JobSpec, stack: StackState, owner: str) -> tuple[TeamState, str]:

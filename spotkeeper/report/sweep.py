@@ -62,9 +62,12 @@ def plan(file: SweepFile, job: JobSpec, cohort: Cohort, parallel: int, pools: It
     count = len(cohort.values)
     rungs = rung_plans(file, count)
     share = steps_share(file, count, rungs)
-    dearest = max((pool.dearest(Model.ON_DEMAND) for pool in pools), default=0.0)
+    prices = {pool.name: pool.dearest(Model.ON_DEMAND) for pool in pools}
+    usd = job.size().max * max(prices.values(), default=0.0)
+    if job.machines:
+        usd = sum(group.nodes * prices.get(group.pool, 0.0) for group in job.machines)
     work = None if job.work is None else span_s(job.work)
-    whole = None if work is None or not dearest else count * job.size().max * dearest * work / 3600.0
+    whole = None if work is None or not usd else count * usd * work / 3600.0
     return PlanView(
         name=file.name,
         sampler=file.sampler,

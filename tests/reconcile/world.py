@@ -128,6 +128,7 @@ class World:
         self.shots: dict[str, tuple[DiskSnapshot, float, list[Commit]]] = {}
         self.keys: dict[str, str] = {}  # idempotency key -> uid
         self.capacity: dict[tuple[str, Model], int] = {}
+        self.sold_out: set[tuple[str, str]] = set()  # pools without capacity, as (pool, zone)
         self.stockout_lists = False  # a stockout lists the machine for seconds first
         self.blind: set[str] = set()
         self.clumsy: set[str] = set()  # machines that can mount nothing
@@ -433,6 +434,7 @@ class World:
             )
         used = sum(1 for m in self.dynamic() if m.vm.zone == action.zone and m.vm.model is action.model)
         empty = used >= self.capacity.get((action.zone, action.model), 1000)
+        empty |= (action.pool, action.zone) in self.sold_out
         if empty and not self.stockout_lists:
             return ResultKind.CAPACITY, "ZONE_RESOURCE_POOL_EXHAUSTED"
         name, uid = names.vm_name(STACK, action.job, action.node, action.attempt), self._id()

@@ -21,7 +21,7 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_SPOOL``         folder for the processes' whole output (``launcher/spool.py``)
 ``SPOTKEEPER_SECRETS``       names of the variables with secrets, which the log must not show
 ``SPOTKEEPER_REPLICATED``    ``1``: state is replicated, so a sharded model is refused; ``0``: state is sharded
-``SPOTKEEPER_MAX_WORLD``     the most processes that the job can have; set if its number of nodes may change
+``SPOTKEEPER_MAX_WORLD``     the most processes that the job can have; set if its division of work may change
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
 ``SPOTKEEPER_SNAPSHOTS``     ``1``: saves copy parameters and optimizer state while training continues, and savers keep
                              images; ``SPOTKEEPER_OVERHEAD_PERCENT`` what they may cost

@@ -183,6 +183,9 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
     Raises:
         CliError: no such pool.
     """
+    if spec.machines:
+        why = "a forecast replays the market of a single pool, but the job is a mix of machines (`machines`)"
+        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "forecast it with `pools:` and `nodes:` of each pool alone")
     pools = dynamic(spec, stack)
     fits = [pool for pool in pools if pool.max_machines >= spec.size().max]
     if not fits:

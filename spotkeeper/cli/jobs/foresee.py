@@ -35,7 +35,7 @@ def warnings(file: Path, spec: JobSpec, stack: StackState) -> Iterator[str]:
         return
     if calls is not None and spec.stop == "library":
         size = spec.size()
-        for line, text in _of_script(calls, elastic=size.min != size.max):
+        for line, text in _of_script(calls, elastic=size.min != size.max, mixed=bool(spec.machines)):
             yield f"{where}:{line}: {text}"
 
 
@@ -139,7 +139,7 @@ def _names_of_attach(tree: ast.Module) -> set[str]:
     return names
 
 
-def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
+def _of_script(calls: _Calls, *, elastic: bool, mixed: bool) -> Iterator[tuple[int, str]]:
     for call, _ in calls.attached:
         if not call.args and not call.keywords:
             yield call.lineno, "attach() without arguments saves nothing; use attach(model=model, optimizer=optimizer)"
@@ -154,6 +154,7 @@ def _of_script(calls: _Calls, *, elastic: bool) -> Iterator[tuple[int, str]]:
         remedy = "train in `for batch in run.steps(loader): ...`"
         yield first, f"attach() without run.steps() saves nothing, so a preemption loses all training; {remedy}"
     plain = [line for line, name in calls.plain_steps if name in calls.optimizers]
-    if elastic and plain and "step" not in used:
+    if (elastic or mixed) and plain and "step" not in used:
         remedy = "call run.backward(loss) and run.step() instead of loss.backward() and optimizer.step()"
-        yield plain[0], f"with `nodes: {{min, max}}` the script must {remedy}, even if it uses a GradScaler"
+        why = "`machines`" if mixed else "`nodes: {min, max}`"
+        yield plain[0], f"with {why} the script must {remedy}, even if it uses a GradScaler"

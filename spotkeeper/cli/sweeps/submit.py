@@ -80,7 +80,8 @@ def _room(state: StackState, job: JobSpec, trials: int) -> int:
     machines = min(state.size, sum(pool.max_machines for pool in pools_of(job, state)))
     team = state.team(job.team).max_machines if job.team else None
     machines = machines if team is None else min(machines, team)
-    return max(1, min(machines // job.size().min, trials, MOST_PARALLEL))
+    groups = [pool.max_machines // job.most_of(pool.name) for pool in pools_of(job, state) if job.machines]
+    return max(1, min(machines // job.size().min, *groups, trials, MOST_PARALLEL))
 
 
 def _refuse_draining(target: Target, store: Store, what: object) -> None:

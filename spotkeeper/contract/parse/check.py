@@ -2,7 +2,8 @@
 
 A validator is a generator of :class:`~spotkeeper.contract.parse.problem.Problem`; :func:`job_problems` runs all
 validators. They read the job file and the source folder, never a cloud. ``check_run.py`` has the rules on the command,
-variables and secrets, ``check_params.py`` those on parameters, ``check_team.py`` those on team and priority. A caution
+variables and secrets, ``check_params.py`` those on parameters, ``check_team.py`` those on team and priority,
+``check_mix.py`` those on a mix of machines. A caution
 is about a value that is allowed but can surprise: ``submit`` prints the caution and continues. Prices are list prices.
 A rule that needs an unknown value is skipped.
 """
@@ -19,7 +20,7 @@ from datetime import datetime, timezone
 from spotkeeper.contract.job import START_S, JobSpec, UnknownError, deadline_at, span_s
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_NAME
-from spotkeeper.contract.parse import check_params, check_run, check_team
+from spotkeeper.contract.parse import check_mix, check_params, check_run, check_team
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 from spotkeeper.contract.stack import Model, PoolState, StackState
@@ -169,10 +170,9 @@ def pools_usable(job: JobContext) -> Iterator[Problem]:
 def capacity(job: JobContext) -> Iterator[Problem]:
     """Check that the job's pools allow enough machines, in one zone if the gang is not spread."""
     usable = job.pools()
-    if not usable or any(name not in {p.name for p in usable} for name in job.spec.pools):
+    if not usable or job.spec.machines or any(name not in {p.name for p in usable} for name in job.spec.pools):
         return
-    most = job.spec.size().max
-    path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.max"
+    most, path = job.spec.size().max, check_mix.size_path(job.spec, "max")
     total = sum(pool.max_machines for pool in usable)
     if most > total:
         yield problem(path, f"is more machines than {_names(usable)} may have ({total})", most)
@@ -190,12 +190,13 @@ def stack_caps(job: JobContext) -> Iterator[Problem]:
     dynamic = least - sum(len(pool.machines) for pool in usable)
     if stack is None or dynamic <= 0 or least > sum(pool.max_machines for pool in usable):  # ``capacity`` reports that
         return
-    path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.min"
+    path = check_mix.size_path(job.spec)
     if stack.max_machines is not None and dynamic > stack.max_machines:
         message = f"needs {dynamic} dynamic machines, but `limits.machines` of the stack is {stack.max_machines}"
         yield problem(path, message, least)
     model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
-    usd = dynamic * min((pool.dearest(model) for pool in usable if pool.kind == "spot"), default=0.0)
+    bought = (pool for pool in usable if pool.kind == "spot")
+    usd = check_mix.gang_price(job.spec, bought, dynamic, lambda pool: pool.dearest(model)) or 0.0
     if stack.max_usd_hour is not None and usd > stack.max_usd_hour + 1e-9:
         most = f"`limits.usd_per_hour` of the stack is {stack.max_usd_hour:g}"
         yield problem(path, f"needs dynamic machines for at least ${usd:,.2f} an hour, but {most}", least)
@@ -239,8 +240,8 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: flo
     least = work + start_s
     if at <= now or at >= now + least:
         return
-    usd = cheapest(pools, Model.ON_DEMAND)
-    price = f", at a cost of about ${usd * spec.size().max * least / 3600.0:,.2f} on-demand" if usd and work else ""
+    usd = check_mix.gang_price(spec, pools, spec.size().max, lambda pool: cheapest([pool], Model.ON_DEMAND))
+    price = f", at a cost of about ${usd * least / 3600.0:,.2f} on-demand" if usd and work else ""
     why = f"training takes {spec.work} (`work`), and starting takes" if work else "starting alone takes"
     why += f" {math.ceil(start_s / 60)} min"
     earliest = f"the earliest possible deadline is {clock(now + least)} (`deadline: {span(least)}`)"
@@ -253,10 +254,14 @@ def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) 
     if spec.max_usd is None or not offers:
         return
     models = (Model.ON_DEMAND,) if spec.policy == "on-demand" else (Model.SPOT, Model.ON_DEMAND)
-    prices = [usd for model in models if (usd := cheapest(offers, model)) is not None]
-    least = min(prices, default=0.0) * spec.size().min * start_s / 3600.0
+    prices = [usd for model in models if (usd := _least_usd_hour(spec, offers, model)) is not None]
+    least = min(prices, default=0.0) * start_s / 3600.0
     if spec.max_usd < least:
         yield problem("max_usd", f"is below what one start costs (about ${least:,.2f} by list prices)", spec.max_usd)
+
+
+def _least_usd_hour(spec: JobSpec, pools: Iterable[PoolState], model: Model) -> float | None:
+    return check_mix.gang_price(spec, pools, spec.size().min, lambda pool: cheapest([pool], model))
 
 
 def cautions(spec: JobSpec, stack: StackState, prices: Mapping[str, Prices], now: float) -> Iterator[str]:
@@ -302,6 +307,9 @@ def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) 
         hours = span_s(spec.work) / 3600.0
     except ValueError:
         return 0.0  # ``spans`` reports it
+    if spec.machines:
+        model = Model.ON_DEMAND if spec.policy == "on-demand" else Model.SPOT
+        return (_least_usd_hour(spec, pools, model) or 0.0) * hours
     bought = cheapest(pools, Model.ON_DEMAND) if spec.policy == "on-demand" else spot
     static = [price.on_demand for pool in pools if pool.kind == "static" for price in pool.prices.values()]
     return min((usd for usd in (bought, *static) if usd is not None), default=0.0) * spec.size().min * hours
@@ -320,7 +328,7 @@ def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
     """Return how many machines that cannot be preempted (static and on-demand) the job may have."""
     offers = tuple(pools)
     static = sum(pool.max_machines for pool in offers if pool.kind == "static")
-    demand = sum(pool.max_on_demand for pool in offers if pool.kind == "spot")
+    demand = sum(min(pool.max_on_demand, spec.most_of(pool.name)) for pool in offers if pool.kind == "spot")
     return static + (demand if spec.max_on_demand is None else min(demand, spec.max_on_demand))
 
 
@@ -349,6 +357,8 @@ def span(seconds: float) -> str:
 JOB_VALIDATORS = (
     job_name,
     node_range,
+    check_mix.mix_alone,
+    check_mix.mix_pools,
     peers,
     own_checkpoints,
     check_run.command_words,

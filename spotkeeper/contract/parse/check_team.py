@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from spotkeeper.contract.parse.check_mix import gang_price, size_path
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, nearest, problem
-from spotkeeper.contract.stack import DEFAULT_TEAM, Model, TeamState
+from spotkeeper.contract.stack import DEFAULT_TEAM, Model, PoolState, TeamState
 
 _SHOWN = 3  # most teams that a caution names
 
@@ -52,8 +53,7 @@ def within_team(job: JobContext) -> Iterator[Problem]:
     for why in (_limit, _borrowing):
         found = [why(job, team) for team in teams_of(job)]
         if found and all(found):
-            path = "nodes" if isinstance(job.spec.nodes, int) else "nodes.min"
-            yield problem(path, found[0], job.spec.size().min)
+            yield problem(size_path(job.spec), found[0], job.spec.size().min)
 
 
 def cautions(job: JobContext) -> Iterator[str]:
@@ -73,9 +73,13 @@ def _limit(job: JobContext, team: TeamState) -> str:
     if team.max_machines is not None and least > team.max_machines:
         return f"is more machines than team {team.name} may have (`max_machines` is {team.max_machines})"
     model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
-    each = min((pool.dearest(Model.STATIC if pool.kind == "static" else model) for pool in job.pools()), default=0.0)
-    if team.max_usd_hour is not None and least * each > team.max_usd_hour + 1e-9:
-        cost = f"costs ${least * each:,.2f} an hour even in the cheapest of its `pools`"
+
+    def listed(pool: PoolState) -> float:
+        return pool.dearest(Model.STATIC if pool.kind == "static" else model)
+
+    usd = gang_price(job.spec, job.pools(), least, listed) or 0.0
+    if team.max_usd_hour is not None and usd > team.max_usd_hour + 1e-9:
+        cost = f"costs ${usd:,.2f} an hour even in the cheapest of its `pools`"
         return f"{cost}, and team {team.name} may spend ${team.max_usd_hour:,.2f} (`max_usd_per_hour`)"
     return ""
 

@@ -186,8 +186,16 @@ def nproc(spec: JobSpec | None, stack: StackState, pool_name: str) -> int:
     return pool.nproc if pool is not None else 1
 
 
-def job_run(spec: JobSpec, count: int, trial: TrialProgress | None = None) -> JobRun:
-    """Return what a node needs to run the job, with ``count`` processes on it. ``trial``: its part in a search."""
+def _mixed_world(spec: JobSpec, stack: StackState) -> int | None:
+    """Return the number of processes of a mix of machines, whose work the library divides; None: it is no mix."""
+    return sum(group.nodes * nproc(spec, stack, group.pool) for group in spec.machines) or None
+
+
+def job_run(spec: JobSpec, count: int, trial: TrialProgress | None = None, mixed_world: int | None = None) -> JobRun:
+    """Return what a node needs to run the job, with ``count`` processes on it.
+
+    ``trial``: its part in a search; ``mixed_world``: processes of a mix of machines.
+    """
     size, mirror = spec.size(), spec.checkpoint.mirror
     params = {PARAMS: msgspec.json.encode(spec.params).decode()} if spec.params else {}
     return JobRun(
@@ -209,7 +217,7 @@ def job_run(spec: JobSpec, count: int, trial: TrialProgress | None = None) -> Jo
         overhead_percent=spec.checkpoint.overhead_percent,
         peers_mb_s=spec.checkpoint.peers_mb_s if spec.checkpoint.peers else None,
         seed=spec.seed,
-        max_world=size.max * count if size.min < size.max else None,
+        max_world=size.max * count if size.min < size.max else mixed_world,
         hang=_hang(spec),
         until=trial.until if trial is not None else None,
         metric=trial.of.metric if trial is not None else "",
@@ -248,7 +256,9 @@ def reply(
     slot = where.slot
     fresh = record.ver > sync.ver
     over = record.over and not record.keep_disks
-    wants_run = spec is not None and slot is not None and (fresh or what is Role.STANDBY)
+    run = None
+    if spec is not None and slot is not None and (fresh or what is Role.STANDBY):
+        run = job_run(spec, nproc(spec, stack, slot.pool), record.trial, _mixed_world(spec, stack))
     return SyncReply(
         role=what,
         job=record.job,
@@ -256,7 +266,7 @@ def reply(
         attempt=where.attempt,
         disk=_disk(record, where) if what is not Role.SUPERSEDED else None,
         doc=generation(record, spec, stack) if fresh else None,
-        run=job_run(spec, nproc(spec, stack, slot.pool), record.trial) if wants_run and spec and slot else None,
+        run=run,
         lease_minutes=stack.lease_minutes,
         bundle=stack.bundle_sha256,
         over=over,

@@ -149,7 +149,7 @@ def _copies(draft: Draft) -> Iterator[Action]:
             if source is not None and not source.users and not here:
                 yield CreateSnapshot(record.job, record.uid, index, node.disk, source.zone, node.copy)
         elif snapshot.ready:
-            pool = _pool(draft, move.zone)
+            pool = _pool(draft, index, move.zone)
             name = draft.queries.disk_name(index, node.copy)
             yield CreateDisk(
                 record.job, record.uid, index, node.copy, pool, move.zone, snapshot=name, more_gb=_more_gb(draft)
@@ -160,9 +160,10 @@ def _more_gb(draft: Draft) -> int:
     return draft.snapshot.spec.more_disk_gb() if draft.snapshot.spec is not None else 0
 
 
-def _pool(draft: Draft, zone: str) -> str:
-    """Return a spot pool of this zone, which determines the size and type of the disk; "" if none exists."""
+def _pool(draft: Draft, index: int, zone: str) -> str:
+    """Return a spot pool of this zone, which determines the size and type of a node's disk; "" if none exists."""
     allowed = draft.snapshot.spec.pools if draft.snapshot.spec else ()
+    allowed = (draft.pool(index),) if draft.pool(index) else allowed
     fitting = [p for p in draft.snapshot.stack.pools if zone in p.zones and p.kind == "spot"]
     return next((p.name for p in fitting if not allowed or p.name in allowed), fitting[0].name if fitting else "")
 

@@ -28,7 +28,7 @@ from spotkeeper.reconcile.select.offers import Runs, Selection, time_of_day
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 NO_HOLD: dict[str, Any] = {"hold": None, "hold_until": None, "hold_ends": None, "hold_late": None}
-OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, Runs | None, frozenset[str], float]
+OffersKey = tuple[str | None, tuple[Model, ...], tuple[str, ...], bool, bool, Runs | None, frozenset[str], float, str]
 KEPT_LOSSES = 32  # number of loss times that the record keeps for select()
 
 
@@ -86,6 +86,10 @@ class Draft:
     def types(self) -> dict[str, str]:
         """Return the machine type of each pool that is not static, by the pool's name."""
         return {pool.name: pool.machine_type for pool in self.snapshot.stack.pools if pool.kind != "static"}
+
+    def pool(self, index: int) -> str:
+        """Return the only pool from which a node may have its machine; "": any pool of the job."""
+        return self.snapshot.spec.pool_of(index) if self.snapshot.spec is not None else ""
 
     @cached_property
     def kinds(self) -> Counter[str]:

@@ -84,6 +84,7 @@ class Need:
 
     Attributes:
         zone: the only zone allowed, or None.
+        pool: the only pool allowed; "": every pool of the job.
         models: the provisioning models allowed; (): those that the job's policy allows.
         refused: keys of offers refused since the need arose.
         fallback: an on-demand fallback is active: on-demand comes first, then spot.
@@ -104,6 +105,7 @@ class Need:
 
     now: float
     zone: str | None = None
+    pool: str = ""
     models: tuple[Model, ...] = ()
     refused: frozenset[str] = frozenset()
     fallback: bool = False
@@ -167,7 +169,7 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
         pool, zone, *_ = need.runs.offer.split("/")
         if usd := listed.get((pool, zone)):
             return usd
-    dynamic = [pool.name for pool in pools_of(spec, stack) if pool.kind != "static"]
+    dynamic = [pool.name for pool in _dynamic(spec, stack, need)]
     here = (usd for (pool, zone), usd in listed.items() if pool in dynamic and need.zone in (None, zone) and usd > 0)
     return min(here, default=1.0)
 
@@ -317,10 +319,12 @@ def _models(spec: JobSpec, need: Need) -> tuple[Model, ...]:
     return (Model.SPOT, Model.ON_DEMAND)
 
 
+def _dynamic(spec: JobSpec, stack: StackState, need: Need) -> list[PoolState]:
+    return [pool for pool in pools_of(spec, stack) if pool.kind != "static" and need.pool in ("", pool.name)]
+
+
 def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Iterator[Offer]:
-    for pool in pools_of(spec, stack):
-        if pool.kind == "static":
-            continue
+    for pool in _dynamic(spec, stack, need):
         for zone in pool.zones:
             if need.zone not in (None, zone):
                 continue

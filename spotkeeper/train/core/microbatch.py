@@ -31,10 +31,10 @@ from spotkeeper.train.core.parts import Attached
 EQUAL = 1.1  # machines whose times differ by less than this ratio count as equal: the difference is noise
 Clip = float | Callable[[], object]
 _OWN_STEP = (
-    "this run's number of nodes may change, but the script calls optimizer.step() itself: gradients would be wrong "
+    "this run's division of work may change, but the script calls optimizer.step() itself: gradients would be wrong "
     "where the batch does not divide evenly. Write run.backward(loss) for loss.backward(), and run.step() for "
     "optimizer.step(), scheduler.step() and optimizer.zero_grad(); or submit the job under another name with a "
-    "fixed number of nodes"
+    "fixed number of nodes and no `machines`"
 )
 
 
@@ -263,7 +263,7 @@ class Update:
         if self._elastic and missing:
             name = "run.backward(loss)" if self._phase is BatchPhase.FRESH else "run.step()"
             raise CallError(
-                f"{name} was not called for a batch; each batch needs it, because the run's number of nodes may change"
+                f"{name} was not called for a batch; each batch needs it, because the division of work may change"
             )
         self._phase = BatchPhase.IDLE
 
@@ -303,15 +303,15 @@ class Update:
 def _check(parts: Attached, world: int) -> None:
     if not parts.optimizers:
         raise AttachError(
-            "attach(optimizer=) is missing: this run's number of nodes may change, so run.step() steps the optimizer"
+            "attach(optimizer=) is missing: this run's division of work may change, so run.step() steps the optimizer"
         )
     if parts.sharded or (world > 1 and parts.ddp is None):
         raise AttachError(
-            "attach(model=): this run's number of nodes may change, so wrap the model in DistributedDataParallel; "
-            "a sharded model needs a fixed number of nodes"
+            "attach(model=): this run's division of work may change, so wrap the model in DistributedDataParallel; "
+            "a sharded model needs a fixed number of nodes and no `machines`"
         )
     if parts.ddp is not None and parts.ddp.static_graph:
         raise AttachError(
             "attach(model=): DistributedDataParallel(static_graph=True) cannot accumulate gradients, which this run "
-            "must do because its number of nodes may change"
+            "must do because its division of work may change"
         )

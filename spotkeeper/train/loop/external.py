@@ -87,7 +87,8 @@ def check_world(world: int, how: str) -> None:
         raise CallError(f"{started} processes were started, but the framework's Trainer counts {world}: {how}")
     if os.environ.get("SPOTKEEPER_MAX_WORLD"):
         raise AttachError(
-            "this job's number of nodes may change, so its script must call run.backward() and run.step() "
+            "this job's division of work may change (`nodes: {min, max}` or `machines`), so its script must call "
+            "run.backward() and run.step() "
             '(docs/train.md, "A world that changes"), but the framework\'s Trainer does not call them; submit the job '
-            "under another name with a fixed number of nodes"
+            "under another name with a fixed number of nodes and no `machines`"
         )

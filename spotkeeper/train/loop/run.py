@@ -79,7 +79,7 @@ def attach(
         seed: seed of the order of samples. Default ``SPOTKEEPER_SEED``, else 0.
         global_batch: samples of all ranks per optimizer step, for any number of ranks. The loader's batches become
             micro-batches, and the script calls ``run.backward`` and ``run.step``. Default in a job whose number of
-            nodes may change: the loader's batch size x the number of ranks at the job's largest size.
+            nodes may change, or whose machines differ: the loader's batch size x the ranks at its largest size.
 
     Returns:
         The run, to be looped over with ``run.steps(loader)``.

@@ -19,7 +19,7 @@ from spotkeeper.cli.jobs.compare import measured_step_s as step_s
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.lookup import starts_of
 from spotkeeper.contract.generation import Progress
-from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.job import JobSpec, MachineGroup
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import HOUR_S, Observation, PriceRun, Prices
 from spotkeeper.contract.record import Outcome, Phase
@@ -245,6 +245,12 @@ def test_an_on_demand_job_is_forecast_on_an_allowed_pool(folder: Path) -> None:
     for policy, wanted in (("on-demand", "cheap"), ("balanced", "never")):
         spec = JobSpec("first", ("train.py",), policy=policy)  # type: ignore[arg-type]
         assert forecasting.pool_of(spec, stack, []).name == wanted
+
+
+def test_a_mix_of_machines_has_no_forecast() -> None:
+    spec = JobSpec("first", ("train.py",), machines=(MachineGroup("l4", 1), MachineGroup("t4", 1)))
+    with pytest.raises(CliError, match="a forecast replays the market of a single pool"):
+        forecasting.pool_of(spec, forecasting.recorded_stack(), [])
 
 
 def test_recordings_without_spot_are_refused(cli: Cli, store: Store, folder: Path) -> None:

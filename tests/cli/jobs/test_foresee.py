@@ -73,6 +73,8 @@ def test_an_own_optimizer_step_in_an_elastic_job_is_warned_about(tmp_path: Path)
     (line,) = warned(tmp_path, script, "nodes: {min: 1, max: 2}\n")
     assert "/train.py:6: " in line and "run.backward(loss) and run.step()" in line
     assert warned(tmp_path, script, "nodes: 2\n") == []
+    (line,) = warned(tmp_path, script, "machines: [{pool: l4, nodes: 1}, {pool: t4, nodes: 1}]\n")
+    assert "with `machines` the script must call run.backward(loss)" in line
     assert warned(tmp_path, script.replace("opt.step()", "run.step()"), "nodes: {min: 1, max: 2}\n") == []
 
 

@@ -23,6 +23,7 @@ from tests.contract.stack_rules import POOL_VALIDATORS, check_stack
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00Z
 
+MIX = "machines: [{pool: gpus, nodes: 2}, {pool: workers, nodes: 1}]\n"
 GOOD = "name: first\ncommand: [/opt/train.py]\n"
 TEAMS = msgspec.structs.replace(  # of 6 machines 3.6 are vision's share, 1.2 audio's, and 1.2 that of everybody else
     STACK,
@@ -328,6 +329,64 @@ JOB_CASES = [
         GOOD + "scratch_gb: 60\n",
         "job.yaml:3: scratch_gb: 60: is more than half of the disks of pool always: lower it to 25, or add "
         "`static: never`",
+    ),
+    (
+        GOOD + MIX + "nodes: 3\n",
+        "job.yaml:4: nodes: contradicts `machines`, which says how many nodes each pool has: remove `nodes`",
+    ),
+    (
+        GOOD + MIX + "pools: [gpus]\n",
+        "job.yaml:4: pools: contradicts `machines`, which names the pools: remove `pools`",
+    ),
+    (
+        GOOD + "machines: [{pool: gpus, nodes: 2}]\n",
+        "job.yaml:3: machines: names a single pool: write `pools: [gpus]` and `nodes: 2` instead",
+    ),
+    (
+        GOOD + MIX + "stop: signal\nstatic: never\n",
+        "job.yaml:4: stop: `signal` excludes `machines`: only the library divides work by the machines' speeds",
+    ),
+    (
+        GOOD + MIX + "checkpoint: {replicated: false}\n",
+        "job.yaml:4: checkpoint.replicated: false: excludes `machines`: all ranks of a sharded model do the same work",
+    ),
+    (
+        GOOD + MIX + "stragglers: replace\n",
+        "job.yaml:4: stragglers: `replace` excludes `machines`: it would replace the slower type again and again; use "
+        "`report`",
+    ),
+    (
+        GOOD + "machines: [{pool: gpus, nodes: 1}, {pool: gpus, nodes: 1}]\n",
+        'job.yaml:3: machines[1].pool: "gpus": is named twice',
+    ),
+    (
+        GOOD + "machines: [{pool: gpu, nodes: 1}, {pool: workers, nodes: 1}]\n",
+        'job.yaml:3: machines[0].pool: "gpu": the stack prod has no such pool (did you mean gpus?)',
+    ),
+    (
+        GOOD + "machines: [{pool: gpus, nodes: 1}, {pool: always, nodes: 1}]\n",
+        'job.yaml:3: machines[1].pool: "always": has static machines: a mix takes only spot and on-demand machines',
+    ),
+    (
+        GOOD + "machines: [{pool: gpus, nodes: 3}, {pool: workers, nodes: 1}]\n",
+        "job.yaml:3: machines[0].nodes: 3: is more machines than pool gpus may have (2)",
+    ),
+    (
+        GOOD + "machines: [{pool: gpus, nodes: 2}, {pool: workers, nodes: 4}]\n",
+        "job.yaml:3: machines: 6: needs 6 dynamic machines, but `limits.machines` of the stack is 5",
+    ),
+    (
+        GOOD + MIX + "policy: on-demand\n",
+        'job.yaml:4: policy: "on-demand": the job needs at least 3 machines, of which 1 may be on-demand or static '
+        "(max_on_demand)",
+    ),
+    (
+        GOOD + MIX + "team: audio\n",
+        "job.yaml:3: machines: 3: is more machines than team audio may have (`max_machines` is 2)",
+    ),
+    (
+        GOOD + MIX + "max_usd: 0.1\n",
+        "job.yaml:4: max_usd: 0.1: is below what one start costs (about $0.50 by list prices)",
     ),
     (
         GOOD + "stop: signal\n",

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Grant
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import DocState, FactIn, MirrorRun, Progress, Role, Sync
-from spotkeeper.contract.job import Checkpoint, JobSpec, Mirror, Nodes
+from spotkeeper.contract.job import Checkpoint, JobSpec, MachineGroup, Mirror, Nodes
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Network
 from spotkeeper.contract.record import Budget, Mirrored, Move, Node, Outcome, Phase, Record, Roll, Slot, SlotState
@@ -457,6 +457,17 @@ def test_a_static_machine_deletes_only_files_of_provably_ended_jobs() -> None:
     assert ended(out, STACK, Speaker("u2", NODE, "z-a"), asked) == ("done2222",)
     assert ended(out, STACK, Speaker("u2", "sk-t-fix-s9", "z-a"), asked) == ()
     assert ended(out, STACK, dynamic(0, 1), asked) == (), "its disk goes as a whole"
+
+
+def test_all_processes_of_a_mix_of_machines_divide_the_work() -> None:
+    """Two machines of one process and one of eight."""
+    base = STACK.pools[0]
+    on = replace(STACK, pools=(replace(base, name="l4"), replace(base, name="a3", nproc=8)))
+    mix = replace(SPEC, nodes=1, machines=(MachineGroup("l4", 2), MachineGroup("a3", 1)))
+    answer = reply(record(), mix, on, dynamic(0, 1), say(boot="b0"))
+    assert answer.run is not None and answer.run.max_world == 10
+    plain = reply(record(), SPEC, STACK, dynamic(0, 1), say(boot="b0"))
+    assert plain.run is not None and plain.run.max_world is None
 
 
 def test_only_an_elastic_job_has_a_largest_world() -> None:

@@ -208,6 +208,8 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
     if new.size() != old.size():
         resize = "" if old.size().min == old.size().max else f" (within the range: spotkeeper resize {old.name} NODES)"
         yield f"nodes: cannot change, since the job has a disk for each present node{resize}"
+    elif new.machines != old.machines:
+        yield "machines: cannot change, since each present node has its disk and its pool"
     if new.scratch_gb != old.scratch_gb:
         yield "scratch_gb: cannot change, since the job's disks have the size that the old value needs"
     if new.spread != old.spread:
@@ -228,7 +230,8 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:
     """Return the kinds of pools (spot, static) that the job can use; disks of their machines can have checkpoints."""
-    named = (pool for pool in stack.pools if not spec.pools or pool.name in spec.pools)
+    names = spec.pool_names()
+    named = (pool for pool in stack.pools if not names or pool.name in names)
     return {pool.kind for pool in named if pool.kind == "spot" or spec.static == "use"}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, ResultKind
+from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState
 from spotkeeper.contract.stack import Model
@@ -50,9 +51,8 @@ def _impossible(draft: Draft) -> str:
 
 def _wrong_zone(draft: Draft, zone: str | None) -> str:
     spec = draft.snapshot.spec
-    allowed = spec.pools if spec is not None else ()
-    pools = [p for p in draft.snapshot.stack.pools if p.kind == "spot" and (not allowed or p.name in allowed)]
-    zones = {zone for pool in pools for zone in pool.zones}
+    pools = pools_of(spec, draft.snapshot.stack) if spec is not None else ()
+    zones = {zone for pool in pools if pool.kind == "spot" for zone in pool.zones}
     if zone not in zones:
         return f"{zone} is not a zone of the job's pools ({', '.join(sorted(zones))})"
     return f"the job is in {zone} already" if zone == draft.record.zone else ""
@@ -174,7 +174,7 @@ def _dry(draft: Draft) -> None:
         return
     if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
         return
-    found = [choice.offer for choice in offers.choices(draft, offers.gang_as_node(draft), None)]
+    found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
     for zone in dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone):  # the best zone first
         warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
         if offers.fits(draft, spec.size().min, warm, replaces=True):

@@ -66,9 +66,19 @@ def step(draft: Draft) -> None:
 
 
 def _calm(draft: Draft) -> bool:
-    """Whether the whole gang trains undisturbed and may leave its zone without losing work."""
+    """Whether the whole gang trains undisturbed and may leave its zone without losing work.
+
+    A mix does not look for cheaper zones: an offer is compared with a single machine type.
+    """
     record, spec = draft.record, draft.snapshot.spec
-    if spec is None or spec.spread or spec.policy not in POLICIES or record.zone is None or not record.gen:
+    if (
+        spec is None
+        or spec.spread
+        or spec.machines
+        or spec.policy not in POLICIES
+        or record.zone is None
+        or not record.gen
+    ):
         return False
     if record.stop or record.roll or record.pause or record.move or draft.snapshot.draining or draft.snapshot.blind:
         return False

@@ -242,7 +242,7 @@ def on_demand(draft: Draft) -> float:
     found: list[float] = []
     for pool in pools_of(spec, draft.snapshot.stack) if spec is not None else ():
         usd = max((price.on_demand for z, price in pool.prices.items() if zone in (None, z)), default=0.0)
-        found += [usd] * min(size, pool.max_machines)
+        found += [usd] * min(spec.most_of(pool.name) if spec is not None and spec.machines else size, pool.max_machines)
     return sum(sorted(found, reverse=True)[:size])
 
 

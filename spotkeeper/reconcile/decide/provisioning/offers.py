@@ -25,15 +25,18 @@ REPLACED_BY = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
 
 def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
     """Return the offers for ``cur`` or ``next`` of a node, best first."""
-    node = draft.nodes[index]
+    node, pool = draft.nodes[index], draft.pool(index)
     if which == "cur":
         home = None if draft.snapshot.spec and draft.snapshot.spec.spread else draft.record.zone
-        return [*static(draft, home), *_alike(draft, node, choices(draft, node, home_zone(draft, node)))]
+        if pool and home is None and not (draft.snapshot.spec and draft.snapshot.spec.spread):
+            return []  # no zone has offers for all pools of the mix: see ``of_gang``
+        return [*static(draft, home), *_alike(draft, node, choices(draft, node, home_zone(draft, node), pool=pool))]
     assert node.cur is not None
     models = REPLACED_BY.get(node.replace_reason or "", ()) if node.cur.notice is None else ()
     if models == REPLACED_BY["on-demand"]:
-        return [*static(draft, node.cur.zone), *cheaper(draft, node, node.cur)]
-    return [*static(draft, node.cur.zone), *_alike(draft, node, choices(draft, node, node.cur.zone, models))]
+        return [*static(draft, node.cur.zone), *cheaper(draft, node, node.cur, pool)]
+    found = choices(draft, node, node.cur.zone, models, pool)
+    return [*static(draft, node.cur.zone), *_alike(draft, node, found)]
 
 
 def beside(draft: Draft, index: int) -> list[Offer]:
@@ -41,7 +44,7 @@ def beside(draft: Draft, index: int) -> list[Offer]:
     node = draft.nodes[index]
     assert node.cur is not None
     kind = draft.types.get(node.cur.pool)
-    found = choices(draft, node, node.cur.zone)
+    found = choices(draft, node, node.cur.zone, pool=draft.pool(index))
     return [choice.offer for choice in found if draft.types[choice.offer.pool] == kind]
 
 
@@ -67,7 +70,8 @@ def _one_type(draft: Draft, found: list[Offer]) -> set[str]:
 def fits(draft: Draft, count: int, options: list[Offer], *, replaces: bool = False) -> bool:
     """Whether the stack's caps have room for ``count`` machines, each from one of these offers.
 
-    The machines come in addition to the job's machines and intents or, with ``replaces``, instead of them.
+    A node of a mix counts only offers of its pool. The machines come in addition to the job's machines and intents or,
+    with ``replaces``, instead of them.
     """
     job, tops = draft.record.job, [node.top for node in draft.nodes]
     tally = Tally(
@@ -76,7 +80,8 @@ def fits(draft: Draft, count: int, options: list[Offer], *, replaces: bool = Fal
         if grant.job != job or not (replaces or (grant.node < len(tops) and grant.attempt > tops[grant.node]))
     )
     for index in range(count):
-        offer = next((offer for offer in options if tally.fits(draft.snapshot.stack, offer)), None)
+        own = [offer for offer in options if draft.pool(index) in ("", offer.pool)]
+        offer = next((offer for offer in own if tally.fits(draft.snapshot.stack, offer)), None)
         if offer is None:
             return False
         tally.add(Grant(job, index, 0, resource(offer)))
@@ -89,10 +94,10 @@ def gang_as_node(draft: Draft) -> Node:
     return Node(refused=refused, refused_at=max((node.refused_at for node in draft.nodes), default=0.0))
 
 
-def cheaper(draft: Draft, node: Node, slot: Slot) -> list[Offer]:
-    """Return the on-demand offers in the machine's zone that cost less than the machine."""
+def cheaper(draft: Draft, node: Node, slot: Slot, pool: str = "") -> list[Offer]:
+    """Return the on-demand offers in the machine's zone that cost less than the machine. ``pool``: as for ``Need``."""
     most = limits.price(draft, slot)
-    found = choices(draft, node, slot.zone, REPLACED_BY["on-demand"])
+    found = choices(draft, node, slot.zone, REPLACED_BY["on-demand"], pool)
     return [choice.offer for choice in found if choice.offer.price < most]
 
 
@@ -113,12 +118,40 @@ def bound_to(draft: Draft) -> str | None:
 def out_of_pools(draft: Draft) -> bool:
     """Whether the gang is bound to a zone that was removed from all of its pools."""
     spec, zone = draft.snapshot.spec, bound_to(draft)
-    pools = (pool for pool in draft.snapshot.stack.pools if spec is None or not spec.pools or pool.name in spec.pools)
-    return zone is not None and not any(zone in pool.zones for pool in pools)
+    names = spec.pool_names() if spec is not None else ()
+    pools = (pool for pool in draft.snapshot.stack.pools if not names or pool.name in names)
+    enough = all if spec is not None and spec.machines else any  # each node of a mix needs its pool
+    return zone is not None and not enough(zone in pool.zones for pool in pools)
 
 
-def choices(draft: Draft, node: Node, zone: str | None, models: tuple[Model, ...] = ()) -> tuple[RankedOffer, ...]:
-    return selection(draft, node, zone, models).choices
+def choices(
+    draft: Draft, node: Node, zone: str | None, models: tuple[Model, ...] = (), pool: str = ""
+) -> tuple[RankedOffer, ...]:
+    return selection(draft, node, zone, models, pool=pool).choices
+
+
+def of_gang(draft: Draft, node: Node, zone: str | None) -> tuple[RankedOffer, ...]:
+    """Return the offers for the whole gang, the best zone first. ``node``: as ``gang_as_node``.
+
+    A mix starts only in a zone with offers for each of its pools. Zones in which more pools have spot come first, then
+    those in which the pool that is worst off is better off.
+    """
+    spec = draft.snapshot.spec
+    if spec is None or not spec.machines:
+        return choices(draft, node, zone)
+    found = [choices(draft, node, zone, pool=group.pool) for group in spec.machines]
+    firsts: list[dict[str, int]] = [{} for _ in found]
+    for of, first in zip(found, firsts, strict=True):
+        for rank, choice in enumerate(of):
+            first.setdefault(choice.offer.zone, rank)
+
+    def key(zone: str) -> tuple[int, int, int, str]:
+        ranks = [first[zone] for first in firsts]
+        bought = sum(of[rank].offer.model is Model.ON_DEMAND for of, rank in zip(found, ranks, strict=True))
+        return bought, max(ranks), sum(ranks), zone
+
+    zones = sorted(set.intersection(*map(set, firsts)), key=key)
+    return tuple(choice for zone in zones for of in found for choice in of if choice.offer.zone == zone)
 
 
 def selection(
@@ -128,6 +161,7 @@ def selection(
     models: tuple[Model, ...] = (),
     runs: Runs | None = None,
     there: frozenset[str] = frozenset(),
+    pool: str = "",
 ) -> Selection:
     """Return ``select()``'s answer, computed once in a pass for all nodes with the same needs.
 
@@ -136,18 +170,20 @@ def selection(
         models: the provisioning models allowed; (): those that the job's policy allows.
         runs: the running machine that an offer must improve on; None: no machine runs.
         there: keys of the offers whose probes have said hello.
+        pool: the only pool allowed; "": every pool of the job.
     """
     refused = node.refused if draft.now < node.refused_at + draft.times.cold_s else ()
     fallback, left = draft.now < draft.record.fallback_until, on_demand_left(draft)
     max_wait_s = progress.max_wait_s(draft)
     since = 0.0 if max_wait_s is None else progress.waits_since(draft)
-    key = (zone, models, refused, fallback, left > 0, runs, there, since)
+    key = (zone, models, refused, fallback, left > 0, runs, there, since, pool)
     if key not in draft.offers:
         draft.offers[key] = _select(
             draft,
             Need(
                 now=draft.now,
                 zone=zone,
+                pool=pool,
                 models=models,
                 refused=frozenset(refused),
                 fallback=fallback,
@@ -189,7 +225,8 @@ def warm_spot(draft: Draft, index: int) -> bool:
     if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining:
         return False
     now = progress.runs(draft, node.cur)
-    found = selection(draft, replace(node, refused=()), node.cur.zone, (Model.SPOT,), now).choices
+    calm = replace(node, refused=())
+    found = selection(draft, calm, node.cur.zone, (Model.SPOT,), now, pool=draft.pool(index)).choices
     return any(not cold(draft, choice.offer) for choice in found)
 
 

@@ -61,7 +61,7 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
     if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
     draft.sold_out = True
-    why = _no_quota(draft, node) or _above_max_price(draft) or _no_offers(draft, bool(capped))
+    why = _no_quota(draft, node) or _above_max_price(draft, index) or _no_offers(draft, index, bool(capped))
     until = on_demand_from(draft, index)
     say(draft, index, why if until is None else f"{why}; on-demand from {time_of_day(until)} at the latest")
     if draft.record.dry_since is None:
@@ -79,7 +79,7 @@ def say(draft: Draft, index: int, reason: str) -> None:
 def on_demand_from(draft: Draft, index: int) -> float | None:
     """Return when on-demand joins the node's offers, virtual unix seconds; None: it has joined, or never will."""
     node = draft.nodes[index]
-    return offers.selection(draft, node, offers.home_zone(draft, node)).until
+    return offers.selection(draft, node, offers.home_zone(draft, node), pool=draft.pool(index)).until
 
 
 def _buys(draft: Draft) -> bool:
@@ -103,28 +103,30 @@ def _no_quota(draft: Draft, node: Node) -> str:
     return f"waiting for quota: {node.quota}; raise it at {page}"
 
 
-def _above_max_price(draft: Draft) -> str:
-    spec, zone = draft.snapshot.spec, offers.bound_to(draft)
+def _above_max_price(draft: Draft, index: int) -> str:
+    spec, zone, only = draft.snapshot.spec, offers.bound_to(draft), draft.pool(index)
     if spec is None or spec.max_price is None or spec.policy == "on-demand":
         return ""
     told = {(one.pool, one.zone): one.price for one in draft.snapshot.market if one.model is Model.SPOT}
     prices = [
         usd
         for pool in pools_of(spec, draft.snapshot.stack)
-        if pool.kind == "spot"
+        if pool.kind == "spot" and only in ("", pool.name)
         for at, listed in pool.prices.items()
         if zone in (None, at) and (usd := told.get((pool.name, at)) or listed.spot) is not None
     ]
     least = min(prices, default=0.0)
     if least <= spec.max_price:
         return ""
-    cheapest = f"the cheapest spot machine in {zone or 'the pools of the job'} costs ${least:.2f} an hour"
+    where = f"pool {only}" if only else zone or "the pools of the job"
+    cheapest = f"the cheapest spot machine in {where} costs ${least:.2f} an hour"
     return f"waiting: max_price is ${spec.max_price:g}, and {cheapest}"
 
 
-def _no_offers(draft: Draft, capped: bool) -> str:
+def _no_offers(draft: Draft, index: int, capped: bool) -> str:
     """Return why no offer is left: spot was refused, and on-demand was refused too or exceeds ``max_on_demand``."""
     spec, where = draft.snapshot.spec, offers.bound_to(draft) or "any zone"
+    where += f" (pool {draft.pool(index)})" if draft.pool(index) else ""
     if offers.out_of_pools(draft):
         return f"waiting: zone {where} was removed from the job's pools, so the job moves as soon as it can"
     if capped:

@@ -56,7 +56,7 @@ def _start_zone(draft: Draft) -> None:
     pinned = any(node.cur is not None and node.cur.machine for node in draft.nodes)
     if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
         return
-    best = offers.choices(draft, offers.gang_as_node(draft), None)
+    best = offers.of_gang(draft, offers.gang_as_node(draft), None)
     if best and best[0].offer.zone != record.zone:
         _settle(draft, best[0].offer.zone)
 
@@ -82,17 +82,19 @@ def _idle_zone(draft: Draft) -> str | None:
 
 
 def _all_refused(draft: Draft) -> bool:
-    for node in draft.nodes:
+    for index, node in enumerate(draft.nodes):
         if node.cur is None and node.refused:
-            models = (Model.SPOT,) if _spot_somewhere(draft, node) else ()
-            if not offers.choices(draft, node, draft.record.zone, models):
+            models, pool = (Model.SPOT,) if _spot_somewhere(draft, index) else (), draft.pool(index)
+            if not offers.choices(draft, node, draft.record.zone, models, pool):
                 return True
     return False
 
 
-def _spot_somewhere(draft: Draft, node: Node) -> bool:
-    spec = draft.snapshot.spec
-    return spec is not None and spec.policy != "on-demand" and bool(offers.choices(draft, node, None, (Model.SPOT,)))
+def _spot_somewhere(draft: Draft, index: int) -> bool:
+    spec, pool = draft.snapshot.spec, draft.pool(index)
+    if spec is None or spec.policy == "on-demand":
+        return False
+    return bool(offers.choices(draft, draft.nodes[index], None, (Model.SPOT,), pool))
 
 
 def _settle(draft: Draft, zone: str) -> None:

@@ -137,6 +137,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         team=team.name,
         priority=PRIORITIES.index(priority),
         pools=() if usable == every else tuple(sorted(usable)),
+        mix=tuple((group.pool, group.nodes) for group in spec.machines),
         on_demand=spec.policy == "on-demand",
         sweep=spec.trial.sweep if spec.trial is not None else "",
         parallel=spec.trial.parallel if spec.trial is not None else 0,
@@ -241,15 +242,20 @@ def _short(draft: Draft) -> Short | None:
     slots = [draft.nodes[index].cur for index in draft.filled()]
     if draft.record.dry_since is None or all(slot is not None and admitted(slot) for slot in slots):
         return None
-    wanted = {f"{offer.pool}/{offer.zone}" for offer in _acceptable(draft)}
+    pools = {draft.pool(index) for index, slot in zip(draft.filled(), slots, strict=True) if slot is None}
+    if len(pools) > 1:  # machines of one of the pools would be of no use
+        return None
+    wanted = {f"{offer.pool}/{offer.zone}" for offer in _acceptable(draft, *pools)}
     return Short(draft.record.dry_since, slots.count(None), tuple(sorted(wanted))) if wanted else None
 
 
-def _acceptable(draft: Draft) -> list[Offer]:
-    """Return the dynamic offers that the job would take, refused ones included."""
+def _acceptable(draft: Draft, pool: str = "") -> list[Offer]:
+    """Return the dynamic offers that the job would take, refused ones included; ``pool``: of a mix's vacant nodes."""
     spreads = draft.snapshot.spec is not None and draft.snapshot.spec.spread
     stays = not spreads and (draft.record.gen or any(node.cur for node in draft.nodes))
-    return [choice.offer for choice in offers.choices(draft, Node(), draft.record.zone if stays else None)]
+    zone = draft.record.zone if stays else None
+    found = offers.choices(draft, Node(), zone, pool=pool) if pool else offers.of_gang(draft, Node(), zone)
+    return [choice.offer for choice in found]
 
 
 def least_usd(draft: Draft) -> float:

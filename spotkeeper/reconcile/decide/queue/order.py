@@ -142,7 +142,7 @@ class Order:
         return ""
 
     def _possible(self, claim: Claim) -> bool:
-        shape = claim.team, claim.min, claim.pools, claim.on_demand
+        shape = claim.team, claim.min, claim.pools, claim.mix, claim.on_demand
         if shape not in self._fits_alone:
             self._fits_alone[shape] = self.empty.fits(claim, claim.min)
         return self._fits_alone[shape]

@@ -2,8 +2,9 @@
 
 A reservation names no pool, since the market decides later which pool has machines. So a claim is placed: its machines
 are spread over the pools that it may use. First come the pools of its grants, then idle static machines, then the stack
-file's order. Machines that leave (recalled, superseded, or extra for a replacement) count as gone. The limits that the
-cloud's machines must keep at every moment are checked once more at each grant (``allocation.Tally``).
+file's order; a mix has its number of machines in each of its pools. Machines that leave (recalled, superseded, or extra
+for a replacement) count as gone. The limits that the cloud's machines must keep at every moment are checked once more
+at each grant (``allocation.Tally``).
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ class Room:
 
     def _cost(self, claim: Claim, count: int) -> float:
         """Return what ``count`` machines cost at least, USD per hour, in the cheapest pools or by its round."""
-        pools = self._kind(claim)[0]
-        spread = self._spread(claim, count) or ((pools[0].name, count),) if pools else ()
+        spread = self._spread(claim, count) or self._beyond(claim, count)
         return max(count * claim.usd, sum(number * self._prices[name, claim.on_demand] for name, number in spread))
 
     def usd(self, claim: Claim) -> float:
@@ -81,16 +81,16 @@ class Room:
 
     def place(self, claim: Claim, count: int) -> None:
         """Place ``count`` more machines, even beyond limits lowered since."""
-        pools = self._kind(claim)[0]
-        self.take(claim, self._spread(claim, count) or (((pools[0].name, count),) if pools and count else ()))
+        self.take(claim, self._spread(claim, count) or self._beyond(claim, count))
 
     def keep(self, claim: Claim, granted: Mapping[str, int]) -> int:
         """Place the machines that are granted already, by pool; return how many reserved ones are left to place."""
         count = claim.reserved
         for name, number in granted.items():
-            if _pool(name) in self._named and count:
-                self._take(claim, name, min(count, number))
-                count -= min(count, number)
+            most = min(count, self._lacks(claim)[_pool(name)]) if claim.mix else count
+            if _pool(name) in self._named and most:
+                self._take(claim, name, min(most, number))
+                count -= min(most, number)
         return count
 
     def free(self, job: str, count: int) -> Spread:
@@ -136,11 +136,12 @@ class Room:
     def _spread(self, claim: Claim, count: int) -> Spread | None:
         """Return the pools that have room for ``count`` more machines of this claim; None if they do not."""
         left, found = count, []
+        mix = self._lacks(claim) if claim.mix else None
         stack = self._stack
         dynamic = 10**9 if stack.max_machines is None else stack.max_machines - self._machines[""]
         usd = math.inf if stack.max_usd_hour is None else stack.max_usd_hour - self._usd[""] + EPSILON
         for pool in self._kind(claim)[0]:
-            number = min(left, self._left[pool.name])
+            number = min(left, self._left[pool.name] if mix is None else min(mix[pool.name], self._left[pool.name]))
             if pool.kind != "static":
                 price = self._prices[pool.name, claim.on_demand]
                 number = min(number, dynamic, self._on_demand[pool.name] if claim.on_demand else number)
@@ -150,6 +151,20 @@ class Room:
                 found.append((pool.name, number))
                 left -= number
         return None if left else tuple(found)
+
+    def _beyond(self, claim: Claim, count: int) -> Spread:
+        """Return where ``count`` more machines of this claim would be if its pools had room."""
+        if claim.mix:
+            return tuple(self._lacks(claim).items())
+        pools = self._kind(claim)[0]
+        return ((pools[0].name, count),) if pools and count else ()
+
+    def _lacks(self, claim: Claim) -> Counter[str]:
+        """Return the machines of a mix that are not placed yet, by pool."""
+        lacks = Counter(dict(claim.mix))
+        for name, number in self.placed(claim.job):
+            lacks[_pool(name)] -= number
+        return +lacks
 
     def _take(self, claim: Claim, name: str, number: int) -> None:
         pool = self._named[_pool(name)]
@@ -187,7 +202,7 @@ def of_running(allocation: Allocation, stack: StackState, over: Mapping[str, str
     """Return the room that all reservations leave."""
     room, granted = Room(stack, over), granted_by(allocation, stack)
     claims = [claim for claim in (*allocation.claims, *unclaimed(allocation)) if claim.reserved]
-    claims.sort(key=lambda claim: (len(claim.pools) or len(stack.pools), claim.job))
+    claims.sort(key=lambda claim: (not claim.mix, len(claim.pools) or len(stack.pools), claim.job))
     missing = [room.keep(claim, granted.get(claim.job, {})) for claim in claims]
     for claim, count in zip(claims, missing, strict=True):
         room.place(claim, count)

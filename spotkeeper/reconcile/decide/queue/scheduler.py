@@ -151,7 +151,16 @@ class _Schedule(Order):
     def _reclaim(self, claim: Claim, gap: str) -> bool:
         """Take machines from others for this claim, all that it lacks or none. Returns whether it has them now."""
         own = claim.job if claim.job in self.in_gap else ""
-        shape = self.ranks[claim.job], claim.team, claim.pools, claim.on_demand, claim.barred, claim.sweep, own
+        shape = (
+            self.ranks[claim.job],
+            claim.team,
+            claim.pools,
+            claim.mix,
+            claim.on_demand,
+            claim.barred,
+            claim.sweep,
+            own,
+        )
         if self.failed.get(shape, claim.min + 1) <= claim.min:
             return False
         taken = reclaim.needed(self.room, claim, self._victims(claim, self.now, self._excess), self._excess)

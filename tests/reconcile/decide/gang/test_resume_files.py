@@ -6,7 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.codec import decode
-from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Nodes, RequestKind, Retry, spec_sha256
+from spotkeeper.contract.job import (
+    Checkpoint,
+    JobRequest,
+    JobSpec,
+    MachineGroup,
+    Nodes,
+    RequestKind,
+    Retry,
+    spec_sha256,
+)
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Limits, Phase, Record
 from spotkeeper.reconcile.controller.reconcile_job import run_round
@@ -104,6 +113,7 @@ def refused(world: World, before: Record) -> str:
     ("change", "why"),
     [
         ({"nodes": 3}, "nodes: cannot change, since the job has a disk for each present node"),
+        ({"machines": (MachineGroup("pool", 1), MachineGroup("other", 1))}, "machines: cannot change"),
         ({"spread": True}, "spread:"),
         ({"name": "other"}, "name: the job's name is job, the file says other"),
         ({"seed": 7}, "seed:"),

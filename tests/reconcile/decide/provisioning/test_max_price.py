@@ -51,4 +51,4 @@ def test_on_demand_is_bought_whatever_spot_costs() -> None:
     ],
 )
 def test_max_on_demand_is_named_only_if_it_is_reached(spec: dict[str, object], reason: str) -> None:
-    assert pending._no_offers(Draft(*calm(2, **spec)), capped=False) == reason
+    assert pending._no_offers(Draft(*calm(2, **spec)), 0, capped=False) == reason

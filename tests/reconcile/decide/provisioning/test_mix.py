@@ -1,0 +1,207 @@
+"""A mix of machines: each node has its pool at the start, at a replacement and in another zone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.job import JobRequest, MachineGroup, RequestKind
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold
+from spotkeeper.contract.stack import Model, PoolState, Price, StackState
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.queue.room import of_running
+from tests.reconcile.decide.queue import situation
+from tests.reconcile.decide.queue.situation import reserved, runs, waits
+from tests.reconcile.decide.test_guards import calm, on_snapshot
+from tests.reconcile.world import ZONES, World, stack
+
+MINUTE = 60.0
+MIX = (MachineGroup("l4", 2), MachineGroup("t4", 1))
+
+
+def pools(usd: float = 3.0, **t4: Any) -> StackState:
+    """Two pools; a machine of the first costs ``usd`` on-demand, of the second 1."""
+    base = stack().pools[0]
+    dear = {zone: Price(on_demand=usd, spot=0.3 * usd) for zone in ZONES}
+    l4 = replace(base, name="l4", machine_type="big", prices=dear)
+    return replace(stack(), pools=(l4, replace(base, name="t4", machine_type="small", **t4)))
+
+
+def world(the_stack: StackState | None = None, **more: Any) -> World:
+    return World(the_stack=the_stack or pools(), machines=MIX, **more)
+
+
+def there(world: World) -> list[tuple[int, str, str]]:
+    """Return the members' machines, as (node, pool, zone)."""
+    slots = enumerate(node.cur for node in world.record().nodes)
+    return [(index, slot.pool, slot.zone) for index, slot in slots if slot is not None]
+
+
+def whole(zone: str) -> list[tuple[int, str, str]]:
+    return [(0, "l4", zone), (1, "l4", zone), (2, "t4", zone)]
+
+
+def test_each_node_gets_a_machine_of_its_pool_though_another_is_cheaper() -> None:
+    one = world()
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    assert there(one) == whole("z-a")
+    assert {machine.vm.pool for machine in one.dynamic()} == {"l4", "t4"}
+
+
+@pytest.mark.parametrize("notice_s", [None, 90.0])
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_replacement_comes_from_the_nodes_own_pool(node: int, notice_s: float | None) -> None:
+    one = world()
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    before, gen = one.member(node).vm.uid, one.record().gen
+    one.preempt(node, notice_s)
+    one.until(lambda: one.record().gen > gen and one.training(), 10 * MINUTE)
+    assert one.member(node).vm.uid != before and there(one) == whole("z-a")
+
+
+def test_a_gang_starts_in_a_zone_that_all_pools_have() -> None:
+    one = world(pools(zones=("z-b", "z-c")))
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    assert there(one) == whole("z-b")
+
+
+def test_a_gang_starts_where_every_pool_has_capacity() -> None:
+    one = world()
+    one.sold_out = {("t4", "z-a"), ("l4", "z-b")}
+    one.submit()
+    one.until(one.training, 15 * MINUTE)
+    assert there(one) == whole("z-c")
+
+
+def test_without_a_zone_for_all_pools_no_machine_is_kept() -> None:
+    """It tries now and then, and starts once one zone has both; in between nothing is paid for."""
+    one = world()
+    one.sold_out = {("t4", "z-a"), ("l4", "z-b"), ("t4", "z-c")}
+    one.submit()
+    one.until(lambda: one.record().hold is Hold.CAPACITY, 60 * MINUTE)
+    assert "pool t4" in one.record().reason or "pool l4" in one.record().reason, one.record().reason
+    one.until(lambda: not one.dynamic(), 5 * MINUTE)
+    one.sold_out.clear()
+    one.until(one.training, 60 * MINUTE)
+    assert len({zone for _, _, zone in there(one)}) == 1
+
+
+def test_the_whole_gang_leaves_a_zone_without_capacity_for_one_pool() -> None:
+    one = world()
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    one.run(MINUTE)
+    one.sold_out = {("t4", "z-a")}
+    one.preempt(2)
+    one.until(lambda: one.training() and one.record().zone != "z-a", 60 * MINUTE)
+    assert there(one) == whole("z-b")
+    disks = {drive.disk.node: key[1] for key, drive in one.drives.items() if drive.user}
+    assert disks == {0: "z-b", 1: "z-b", 2: "z-b"}
+
+
+def test_a_user_moves_the_gang_only_to_a_zone_of_all_pools() -> None:
+    one = world(pools(zones=("z-a", "z-b")))
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    one.request(RequestKind.MOVE, zone="z-c")
+    assert "z-c is not a zone of the job's pools (z-a, z-b)" in one.events(Event.REQUEST)[-1].detail
+    one.request(RequestKind.MOVE, zone="z-b")
+    one.until(lambda: one.training() and one.record().zone == "z-b", 30 * MINUTE)
+    assert there(one) == whole("z-b")
+
+
+def test_a_swap_and_a_backup_keep_the_pool() -> None:
+    """Also where both pools have the same machine type, as pools with different disks do."""
+    one = world(replace(pools(), pools=tuple(replace(pool, machine_type="m") for pool in pools().pools)))
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    one.request(RequestKind.SWAP, node=2)
+    gen = one.record().gen
+    one.until(lambda: one.record().gen > gen and one.training(), 10 * MINUTE)
+    assert there(one) == whole("z-a")
+    draft = Draft(*on_snapshot(stack=one.stack)(*calm(3, machines=MIX)))
+    for index, pool in enumerate(("l4", "l4", "t4")):
+        draft.put_slot(index, "cur", pool=pool)
+        assert {offer.pool for offer in offers.beside(draft, index)} == {pool}
+
+
+def test_a_spread_mix_takes_each_pool_where_it_has_capacity() -> None:
+    one = world(spread=True)
+    one.sold_out = {("t4", zone) for zone in ZONES[:2]} | {("l4", "z-c")}
+    one.submit()
+    one.until(one.training, 15 * MINUTE)
+    assert [pool for _, pool, _ in there(one)] == ["l4", "l4", "t4"]
+    assert there(one)[2][2] == "z-c"
+
+
+def test_on_demand_follows_per_pool() -> None:
+    one = world()
+    one.capacity = {(zone, Model.SPOT): 0 for zone in ZONES}
+    one.submit()
+    one.until(one.training, 15 * MINUTE)
+    assert {machine.vm.model for machine in one.dynamic()} == {Model.ON_DEMAND}
+    assert [pool for _, pool, _ in there(one)] == ["l4", "l4", "t4"]
+
+
+# -- the queue
+
+
+def small(*named: PoolState) -> StackState:
+    return situation.stack(*named or (situation.pool("l4", 4), situation.pool("t4", 2)))
+
+
+MIXED = {"pools": ("l4", "t4"), "mix": (("l4", 2), ("t4", 1))}
+
+
+def test_a_claim_needs_room_in_each_of_its_pools() -> None:
+    assert reserved(waits("w", 3, **MIXED), on=small()) == {"w": 3}
+    busy = runs("r", 2, pools=("t4",), started=situation.NOW)
+    assert reserved(busy, waits("w", 3, **MIXED), on=small()) == {"r": 2, "w": 0}
+    assert reserved(runs("r", 2, pools=("l4",)), waits("w", 3, **MIXED), on=small()) == {"r": 2, "w": 3}
+
+
+def test_a_mix_of_other_numbers_is_another_claim() -> None:
+    """The same pools and the same number of machines: one fits, the other does not."""
+    other = MIXED | {"mix": (("l4", 1), ("t4", 2))}
+    on = small(situation.pool("l4", 4), situation.pool("t4", 1))
+    assert reserved(waits("v", 3, **other), waits("w", 3, ago_s=1.0, **MIXED), on=on) == {"v": 0, "w": 3}
+
+
+def test_a_mix_is_placed_by_pool_beside_its_grants_and_replacements() -> None:
+    claim = runs("a", 3, **MIXED)
+    held = tuple(Grant("a", 0, attempt, "slot:l4/on-demand") for attempt in (1, 2, 3))
+    room = of_running(Allocation(grants=held, claims=(claim,)), small())
+    assert dict(room.placed("a")) == {"l4/on-demand": 2, "t4": 1}
+    none = small(situation.pool("l4", 1), situation.pool("t4", 1))
+    assert dict(of_running(Allocation(claims=(claim,)), none).placed("a")) == {"l4": 2, "t4": 1}, "beyond lowered caps"
+
+
+def test_two_mixes_share_the_pools_without_half_a_gang() -> None:
+    """Three L4 and two T4: the second mix waits whole until the first has ended."""
+    one = world(pools(max_machines=2))
+    one.stack = replace(one.stack, pools=(replace(one.stack.pools[0], max_machines=3), one.stack.pools[1]))
+    one.memory.stack = one.stack
+    one.submit()
+    one.submit("efgh2345", replace(one.spec, name="other"))
+    for _ in range(int(10 * MINUTE)):
+        one.step()
+        live = [grant.job for grant in one.memory.allocation[0].grants]
+        assert set(live) != {"abcd2345", "efgh2345"}, "no machine is held for a gang that cannot start"
+    (runs_,) = {machine.vm.job for machine in one.dynamic()}
+    one.store.put_request(runs_, JobRequest(id="c", kind=RequestKind.CANCEL, at=one.t, by="user"))
+    one.round(runs_)
+    rest = ({"abcd2345", "efgh2345"} - {runs_}).pop()
+    one.until(lambda: one.training(rest), 20 * MINUTE)
+
+
+def test_the_gangs_on_demand_price_is_the_sum_of_its_groups() -> None:
+    assert limits.on_demand(Draft(*on_snapshot(stack=pools())(*calm(3, machines=MIX)))) == 2 * 3.0 + 1.0
