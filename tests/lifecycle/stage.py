@@ -105,15 +105,16 @@ class Stage:
     cloud: LocalCloud
     alone: Path
     quiet: LeftOver = field(default_factory=lambda: LeftOver(0, 0, 0))
+    stack_file: Path = STACK_FILE
 
     @classmethod
-    def set_up(cls, folder: Path, alone: Path | None = None) -> Stage:
+    def set_up(cls, folder: Path, alone: Path | None = None, stack_file: Path = STACK_FILE) -> Stage:
         """Start cloud and stack, and wait for the idle static machine; a failure stops all."""
         cloud = LocalCloud.up(folder / "cloud", scale=SCALE, seed=1, per_zone=ROOM)
-        stage = cls(cloud, alone or folder / "alone")
+        stage = cls(cloud, alone or folder / "alone", stack_file=stack_file)
         try:
             stage.fill()
-            deploy.up(STACK, STACK_FILE, cloud, cloud.folder / "deploy", engine="in-process")
+            deploy.up(STACK, stack_file, cloud, cloud.folder / "deploy", engine="in-process")
             stage.until("the static machine to be idle", lambda: bool(stage.store.list_static_hellos()))
             stage.quiet = cloud.left_over()
         except BaseException:
@@ -124,7 +125,7 @@ class Stage:
     def tear_down(self) -> LeftOver:
         """Destroy the stack; end remaining processes by force, and return the counts."""
         try:
-            deploy.destroy(STACK, STACK_FILE, self.cloud, self.cloud.folder / "deploy", engine="in-process")
+            deploy.destroy(STACK, self.stack_file, self.cloud, self.cloud.folder / "deploy", engine="in-process")
         finally:
             left = self.cloud.down(purge=True)
         return left
