@@ -32,10 +32,14 @@ def complete(work: Coroutine[object, object, T]) -> T:
         asyncio.set_event_loop_policy(None)
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> tuple[Store, dict[str, str]]:
+def a_bucket(folder: Path) -> tuple[Store, dict[str, str]]:
     """A bucket with a stack, and the variables of a shell that names it."""
-    url = f"sqlite://{tmp_path}/bucket.sqlite"
+    url = f"sqlite://{folder}/bucket.sqlite"
     store = open_store(url)
     store.put("stack/pools.json", msgspec.json.encode(STACK))
     return store, {"SPOTKEEPER_STACK": STACK.stack, "SPOTKEEPER_BUCKET": url, "SPOTKEEPER_CLOCK": "0:0:1"}
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> tuple[Store, dict[str, str]]:
+    return a_bucket(tmp_path)

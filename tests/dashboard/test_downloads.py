@@ -24,6 +24,7 @@ from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB, a_job
 from tests.contract.samples import STACK
 from tests.dashboard.browser import CHROMIUM, WHY_NOT, Visitor, chromium, login
+from tests.dashboard.conftest import a_bucket
 from tests.dashboard.served import serving
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
@@ -60,11 +61,12 @@ def seed(store: Store) -> None:
     assert store.cas_prices(Prices("workers", 9.0, 9.0, (PriceRun(0.0, 0.5, ZONE),)), "")
 
 
-@pytest.fixture
-def page(bucket: tuple[Store, dict[str, str]], tmp_path: Path) -> Iterator[tuple[Page, str, Store]]:
-    store, environment = bucket
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, str, Store]]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    store, environment = a_bucket(folder)
     seed(store)
-    with serving(environment, tmp_path) as served, chromium() as browser:
+    with serving(environment, folder) as served, chromium() as browser:
         visitor = Visitor(browser, login(browser, served.url))
         yield visitor.page, served.root, store
         visitor.context.close()

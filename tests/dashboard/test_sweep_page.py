@@ -25,6 +25,7 @@ from spotkeeper.dashboard import sweep_charts
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.sweep import TrialView
 from tests.dashboard.browser import CHROMIUM, WHY_NOT, Visitor, chromium, login
+from tests.dashboard.conftest import a_bucket
 from tests.dashboard.served import Served, serving
 from tests.dashboard.test_downloads import image
 
@@ -67,11 +68,12 @@ def seed(store: Store) -> dict[int, str]:
     return jobs
 
 
-@pytest.fixture
-def seen(bucket: tuple[Store, dict[str, str]], tmp_path: Path) -> Iterator[tuple[Browser, Any, Served, dict[int, str]]]:
-    store, environment = bucket
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, Any, Served, dict[int, str]]]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    store, environment = a_bucket(folder)
     jobs = seed(store)
-    with serving(environment, tmp_path) as served, chromium() as browser:
+    with serving(environment, folder) as served, chromium() as browser:
         yield browser, login(browser, served.url), served, jobs
 
 
