@@ -106,7 +106,7 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 
-SEVERAL_EXAMPLES = {only_older_attempts_are_deleted, a_silent_zone_is_taken_for_empty}  # before it is noticed
+SEVERAL_EXAMPLES = {no_cap, only_older_attempts_are_deleted, a_silent_zone_is_taken_for_empty}  # before it is noticed
 
 
 @pytest.mark.parametrize(
