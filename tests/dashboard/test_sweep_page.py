@@ -7,7 +7,6 @@ import csv
 import io
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec

@@ -157,7 +157,7 @@ class TestObjects:
         gc.disable()
         try:
             warm = rounds(0)
-            assert rounds(10) <= warm + 20  # kept connections may come and go; a leak would be one of each of 40 threads
+            assert rounds(10) <= warm + 20  # kept connections may come and go; each of 40 threads would leak one
         finally:
             gc.enable()
 
