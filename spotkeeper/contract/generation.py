@@ -98,6 +98,7 @@ class JobRun(Struct, frozen=True, omit_defaults=True):
     env: dict[str, str] = {}
     python: str = "python3"
     requirements: str = ""  # requirements file in the source; "": none
+    image: str = ""  # container image, by its digest; "": none
     nproc: int = 1
     launcher: str = "zygote"  # or "exec"
     warm: tuple[str, ...] = ()  # modules that the zygote imports besides torch

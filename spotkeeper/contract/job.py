@@ -122,6 +122,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     requirements: Annotated[
         str | None, _about("requirements.txt or uv.lock in `source`, installed once on the node's disk; unset: none")
     ] = None
+    image: Annotated[
+        str | None, _about("container image, REGISTRY/REPOSITORY@sha256:DIGEST, with Python and torch; unset: none")
+    ] = None
     nproc: Annotated[int, Meta(ge=1, le=64, description="processes per machine; unset: the pool's value")] | None = None
     scratch_gb: Annotated[
         int,

@@ -41,6 +41,7 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
                                         pid.<local rank>, stacks.log, untimed.<local rank>, torchrun's logs
     run/spotkeeper/node/                sockets, locks and logs of launcher and saver
     var/lib/spotkeeper/{bundle,src/<sha256>,spool}
+    var/lib/spotkeeper-job/<job>/       the job's home, and in ``image`` its container image (``launcher/image.py``)
     var/lib/spotkeeper/logs/<job>/<node>-<gen>/         a generation's log on its way into the bucket (``chunks.py``)
 
 **Logs** go to the boot disk and not to the data disk, which is attached late, moves to another machine, and must be

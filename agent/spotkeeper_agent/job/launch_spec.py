@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +22,10 @@ import msgspec
 from spotkeeper.contract import codec
 from spotkeeper.contract.generation import Generation, JobRun
 from spotkeeper_agent.core.settings import job_path
-from spotkeeper_agent.job.launcher_client import LauncherKind, Requirements
+from spotkeeper_agent.job.launcher_client import Image, LauncherKind, Requirements
 from spotkeeper_agent.launcher import pyenv, spool
 
+PULL_S = 900  # real; with an image, a replacement pulls gigabytes while its peers wait
 RENDEZVOUS_S = 60  # real; members start within one poll of each other, but a cold launcher imports torch first
 
 
@@ -53,15 +55,18 @@ class LaunchSpec:
     scratch_made: bool = False  # whether the scratch folder is new, so that it is empty
 
 
-def launcher_kind(run: JobRun, source: Path, home: Path) -> LauncherKind:
+def launcher_kind(run: JobRun, source: Path, home: Path, folders: tuple[Path, ...] = ()) -> LauncherKind:
     """Return the launcher that a job needs. If ``run.python`` contains a ``/``, it is a path in the job's source.
 
-    ``home``: the folder on the boot disk for the job's own Python environment.
+    ``home``: the folder on the boot disk for the job's own Python environment. ``folders``: those of a container.
     """
     python = run.python
     if "/" in python:
         python = str(source / python)
-    else:
+    if run.image:  # the launcher itself runs outside of it, under the agent's Python
+        path = tuple(item for item in run.env.items() if item[0] == "PYTHONPATH")
+        return LauncherKind("exec", sys.executable, path, image=Image(run.image, python, folders))
+    if "/" not in python:
         python = shutil.which(python, path=run.env.get("PATH") or os.environ.get("PATH")) or python
     env = {"OMP_NUM_THREADS": str(threads(run.nproc))} | run.env
     file = run.requirements
@@ -81,7 +86,13 @@ def torchrun_args(templates: Path, doc: Generation, run: JobRun, spec: LaunchSpe
         RenderError: the template is wrong.
     """
     path = templates / "torchrun.args.j2"
-    values = {"doc": doc, "run": run, "spec": spec, "folder": folder, "rendezvous_s": RENDEZVOUS_S}
+    values = {
+        "doc": doc,
+        "run": run,
+        "spec": spec,
+        "folder": folder,
+        "rendezvous_s": PULL_S if run.image else RENDEZVOUS_S,
+    }
     boot = job_path().launcher / "boot.py"
     text = render(path, values | {"command": command(boot, run.command, spec.source)})
     try:

@@ -32,6 +32,7 @@ from spotkeeper.train.core import beneath
 from spotkeeper_agent.core.events import ChildEnded, LauncherLost, LauncherUp
 from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import JobPath
+from spotkeeper_agent.host.systemd import has_units
 from spotkeeper_agent.job import jobhost
 from spotkeeper_agent.job.failures import tail
 from spotkeeper_agent.job.jobhost import Process
@@ -71,6 +72,15 @@ class Requirements:
 
 
 @dataclass(frozen=True)
+class Image:
+    """A job's container image (``launcher/image.py``). ``folders``: they have the same paths in the container."""
+
+    reference: str
+    python: str
+    folders: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
 class LauncherKind:
     """The launcher that a job needs. ``env``: the job's variables; a zygote's import of torch reads some of them."""
 
@@ -79,9 +89,10 @@ class LauncherKind:
     env: tuple[tuple[str, str], ...]
     wants: Requirements | None = None  # None: the Python has everything that the job needs
     warm: tuple[str, ...] = ()  # modules that a zygote imports in addition
+    image: Image | None = None  # None: no container
 
     def key(self) -> str:
-        wants = self.wants.contents if self.wants else ""
+        wants = self.wants.contents if self.wants else self.image or ""
         return hashlib.sha256(repr((self.mode, self.python, self.env, wants, self.warm)).encode()).hexdigest()[:16]
 
 
@@ -147,7 +158,7 @@ class Launcher:
 
     @property
     def building(self) -> bool:
-        """Whether the job's Python environment is being made, which can take minutes."""
+        """Whether the job's Python environment is being made, or its image pulled, which can take minutes."""
         return (self.folder / pyenv.BUILDING).exists()
 
     @property
@@ -333,6 +344,12 @@ class Launcher:
             making = [str(self._job_path.launcher / "pyenv.py"), str(self.folder)]
             command = [*guard, kind.python, "-B", *making, str(wants.source), wants.file, str(wants.home), kind.mode]
             command += kind.warm
+        if (image := kind.image) is not None:
+            if not has_units():
+                raise LaunchError("image: machines of the one-machine cloud run no containers: leave it out there")
+            beneath.make_way(self.folder, pyenv.BUILDING)
+            words = [str(self._job_path.launcher / "image.py"), str(self.folder), image.reference, image.python]
+            command = [*guard, kind.python, "-B", *words, *map(str, image.folders)]
         self._log("launcher.start", mode=kind.mode, python=kind.python)
         try:
             return jobhost.spawn("launcher", command, env, self.folder / LOG)

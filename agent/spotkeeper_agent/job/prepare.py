@@ -73,7 +73,8 @@ class Preparation:
         if not self._launching and time.monotonic() >= self._launch_at:
             self._launching = True
             home = jobhost.home(self._set.state, job) / "env"
-            self._launcher.begin(launcher_kind(run, self.source, home))
+            folders = (self._set.run, self._set.state, self._set.mount.parent)
+            self._launcher.begin(launcher_kind(run, self.source, home, folders))
 
     def mounted(self, folder: Path | None) -> None:
         """Set the folder on the disk for the job's Python environment; None while the disk is not mounted."""

@@ -5,7 +5,7 @@ module of the agent. Agent and launcher communicate through one unix socket (``s
 
 ``__main__.py`` the launcher in its two modes · ``server.py`` its socket, on the loop of ``lines.py`` · ``torchrun.py``
 one torchrun, and notes on failed workers · ``boot.py`` the first lines of every worker · ``host.py`` the jobs' systemd
-unit · ``pyenv.py`` the job's own Python environment.
+unit · ``pyenv.py`` the job's own Python environment · ``image.py`` its container image.
 
 **No process outlives its generation.** The launcher's parent is its guard (``guard.py``). The guard is a subreaper: if
 the launcher is killed, the guard becomes the parent of the launcher's processes, even of daemons, and ends them. If

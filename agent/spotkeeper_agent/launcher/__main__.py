@@ -6,7 +6,8 @@
 In mode ``zygote`` the launcher imports torch once and forks for each generation. So the time from a kill to the next
 step is 0.3-0.5 s and not the 10 s of a cold start, which are mostly imports. The zygote never initialises CUDA, because
 a fork of a process that has done so cannot use CUDA. In mode ``exec`` each generation starts a new torchrun process,
-for jobs that do not support forks. Both modes have the same socket, ``boot.py`` and exit codes.
+for jobs that do not support forks, and for jobs with an image, in a container (``image.py``). Both modes have the same
+socket, ``boot.py`` and exit codes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import threading
 import traceback
 from pathlib import Path
 
+from spotkeeper_agent.launcher.image import Container
 from spotkeeper_agent.launcher.process import die_with_parent, start_program
 from spotkeeper_agent.launcher.server import Cgroup, Server, Start
 from spotkeeper_agent.launcher.torchrun import run
@@ -52,11 +54,14 @@ def _spawn(start: Start, server: Server) -> int:
         if cgroup is not None:
             cgroup.enter(start.gen)
 
-    command = [sys.executable, "-m", "spotkeeper_agent.launcher.torchrun", *start.args]
+    words, env = ["-m", "spotkeeper_agent.launcher.torchrun", *start.args], os.environ | start.env
+    command = [sys.executable, *words]
+    if (container := Container.of(os.environ)) is not None:
+        command, env = container.command(words, start.env, start.cwd)
     with Path(start.log).open("ab") as log:
         return start_program(
             command,
-            env=os.environ | start.env,
+            env=env,
             cwd=start.cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -36,6 +36,7 @@ from pathlib import Path
 
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.launcher import stacks
+from spotkeeper_agent.launcher.image import CONTAINER
 from spotkeeper_agent.launcher.lines import Lines, Message
 from spotkeeper_agent.launcher.process import GUARD, become_subreaper, kill_children, own_cgroup, reap_dead, shell_code
 
@@ -175,7 +176,9 @@ class Server:
         run = self.run
         if run is None or run.gen != gen or run.code is not None:
             return {"ok": False, "error": f"generation {gen} does not run"}
-        words = [sys.executable, "-BIS", stacks.__file__, str(run.pid), run.folder]
+        # podman starts a container's processes as the launcher's children, beside itself.
+        root = run.pid if CONTAINER not in os.environ else os.getpid()
+        words = [sys.executable, "-BIS", stacks.__file__, str(root), run.folder]
         try:
             return {"ok": True, "pid": os.posix_spawn(sys.executable, words, os.environ)}
         except OSError as error:

@@ -364,6 +364,7 @@ JOB_VALIDATORS = (
     check_run.command_words,
     check_run.interpreter,
     check_run.warm_modules,
+    check_run.container_image,
     check_run.env_names,
     check_run.env_values,
     check_run.secrets_by_reference,

@@ -15,6 +15,10 @@ from spotkeeper.contract.job import START_S, JobSpec, pools_of
 from spotkeeper.contract.parse.problem import SHELL_WORDS, Problem, argv, join, nearest, problem, runner
 from spotkeeper.contract.stack import PoolState, StackState
 
+IMAGE = re.compile(  # registry, repository, digest: podman would look up a name without a registry elsewhere
+    r"(?=[a-z0-9].{1,511}\Z)(localhost|[a-z0-9-]+(\.[a-z0-9-]+)+|[a-z0-9.-]+(?=:))(:[0-9]{1,5})?"
+    r"(/[a-z0-9]+([._-]+[a-z0-9]+)*)+@sha256:[0-9a-f]{64}\Z"
+)
 WORD_BYTES = 131_071  # longest argument: Linux's MAX_ARG_STRLEN without the NUL
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,63}\Z")
 ENV_VALUE_BYTES = 4096
@@ -98,6 +102,20 @@ def warm_modules(job: JobContext) -> Iterator[Problem]:
             yield problem(join("warm", index), "want the name of a module, such as transformers", name)
     if job.spec.warm and job.spec.launcher != "zygote":
         yield problem("warm", f"needs `launcher: zygote`, since `{job.spec.launcher}` imports everything at each start")
+
+
+def container_image(job: JobContext) -> Iterator[Problem]:
+    """Check that `image` names its registry and a digest, and no field that needs the machine's own Python."""
+    spec = job.spec
+    if spec.image is None:
+        return
+    if not IMAGE.match(spec.image):
+        why = "a tag may be another image tomorrow, so want the digest: docker.io/pytorch/pytorch@sha256:64 hex digits"
+        yield problem("image", why, spec.image)
+    if spec.requirements is not None:
+        yield problem("requirements", "excludes `image`: install the packages in the image", spec.requirements)
+    if spec.warm:
+        yield problem("warm", "excludes `image`: each start of a container imports everything", list(spec.warm))
 
 
 def source_hash(job: JobContext) -> Iterator[Problem]:

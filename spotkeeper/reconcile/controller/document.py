@@ -206,6 +206,7 @@ def job_run(spec: JobSpec, count: int, trial: TrialProgress | None = None, mixed
         secrets=dict(spec.secrets),
         python=spec.python,
         requirements=spec.requirements or "",
+        image=spec.image or "",
         nproc=count,
         launcher=spec.launcher,
         warm=spec.warm,

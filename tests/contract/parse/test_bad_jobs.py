@@ -13,7 +13,7 @@ import pytest
 
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.check import JOB_VALIDATORS, cautions
-from spotkeeper.contract.parse.check_run import JobContext
+from spotkeeper.contract.parse.check_run import IMAGE, JobContext
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.parse.typed import load_yaml
@@ -61,6 +61,22 @@ def test_a_valid_job_has_no_problems(folder: Path) -> None:
     spec = read_job(folder / "job.yaml", STACK, NOW)
     assert spec.size().min == 2
     assert spec.command == ("/opt/train.py",)
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        ("docker.io/pytorch/pytorch", True), ("localhost/a", True), ("localhost:5000/a", True),
+        ("registry:5000/a", True), ("-x.io/a", False), ("--x:5/a", False),
+        ("us-docker.pkg.dev/acme-1/train/llm", True), ("123456789012.dkr.ecr.eu-west-1.amazonaws.com/a_b", True),
+        ("pytorch/pytorch", False), ("pytorch", False), ("docker.io/", False), ("docker.io/A", False), ("-v/a", False),
+        ("docker.io/../a", False), ("docker.io/a/", False), ("docker.io/a b", False), ("https://docker.io/a", False),
+    ],
+)  # fmt: skip
+def test_an_image_names_its_registry_and_its_digest(name: str, valid: bool) -> None:
+    image = f"{name}@sha256:{'0123456789abcdef' * 4}"
+    assert bool(IMAGE.match(image)) is valid
+    assert not IMAGE.match(image[:-1]) and not IMAGE.match(image + "\n") and not IMAGE.match(name)
 
 
 @pytest.mark.parametrize("words", ["-m, my.package", "/opt/train.py"])
@@ -197,6 +213,17 @@ JOB_CASES = [
     (GOOD + "checkpoint: {overhead_percent: 0}\n", "job.yaml:3: checkpoint.overhead_percent: 0: must be more than 0"),
     (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
     (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
+    (
+        GOOD + "image: docker.io/pytorch/pytorch:latest\n",
+        'job.yaml:3: image: "docker.io/pytorch/pytorch:latest": a tag may be another image tomorrow, so want the '
+        "digest: docker.io/pytorch/pytorch@sha256:64 hex digits",
+    ),
+    (
+        GOOD + f"source: code\nrequirements: uv.lock\nimage: localhost:5000/a@sha256:{'0' * 64}\nwarm: [numpy]\n",
+        'job.yaml:4: requirements: "uv.lock": excludes `image`: install the packages in the image\n'
+        'job.yaml:6: warm: ["numpy"]: excludes `image`: each start of a container imports everything\n'
+        'job.yaml:4: requirements: "uv.lock": no such file in `source` (code)',
+    ),
     (
         GOOD + "warm: [torch, my-package]\n",
         'job.yaml:3: warm[1]: "my-package": want the name of a module, such as transformers',

@@ -1,0 +1,77 @@
+"""What a job in a container image is started with; ``tests/agent/systemd/test_image.py`` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotkeeper.contract.generation import JobRun
+from spotkeeper_agent.job.launch_spec import launcher_kind
+from spotkeeper_agent.launcher import image
+from spotkeeper_agent.launcher.image import Container, ImageError
+
+NAME = "docker.io/a/b@sha256:" + "0" * 64
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
+    monkeypatch.setattr(image, "CDI", (str(tmp_path / "cdi"),))
+    monkeypatch.setenv("PYTHONPATH", "/bundle:/mine")
+    return Container(NAME, "python3", str(tmp_path / "image"), ("/run/spotkeeper", "/mnt"))
+
+
+def test_values_of_variables_are_not_in_the_command(container: Container) -> None:
+    env = {"MINE": "hush", "PATH": "/opt/bin", "LD_PRELOAD": "/opt/lib.so", "GOOD_TOKEN": "hush"}
+    command, outside = container.command(["-m", "x"], env, "/src")
+    assert "hush" not in " ".join(command)
+    assert {"--env=MINE", "--env=GOOD_TOKEN", "--env=PYTHONPATH", "--workdir=/src"} <= set(command)
+    assert outside["MINE"] == "hush" and outside["PYTHONPATH"] == "/bundle:/mine"
+    assert {"--env=PATH=/opt/bin", "--env=LD_PRELOAD=/opt/lib.so"} <= set(command), "podman itself does not see them"
+    assert outside["PATH"] != "/opt/bin" and "LD_PRELOAD" not in outside
+    assert command[-4:] == [NAME, "python3", "-m", "x"]
+    assert [word for word in command if word.startswith("--volume")] == [
+        f"--volume={folder}:{folder}:rslave"
+        for folder in ("/run/spotkeeper", "/mnt", "/tmp", "/dev/shm")  # noqa: S108
+    ]
+
+
+def test_each_generation_begins_with_an_empty_state(container: Container, tmp_path: Path) -> None:
+    for name in ("run", "layers", "images"):
+        left = tmp_path / "image" / name / "left"
+        left.mkdir(parents=True)
+        left.chmod(0)
+    container.command([], {}, "/src")
+    assert [(tmp_path / "image" / name / "left").exists() for name in ("run", "layers", "images")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_gpus_need_a_cdi_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "CDI", (str(tmp_path),))
+    monkeypatch.setattr(image, "GPU_DRIVER", str(tmp_path / "nvidiactl"))
+    assert "--device=nvidia.com/gpu=all" not in image.devices()
+    (tmp_path / "nvidiactl").touch()
+    with pytest.raises(ImageError, match="nvidia-ctk cdi generate"):
+        image.devices()
+    (tmp_path / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
+    assert "--device=nvidia.com/gpu=all" in image.devices()
+
+
+def test_a_machine_without_podman_says_what_it_lacks(tmp_path: Path) -> None:
+    words = [sys.executable, "-BS", image.__file__, str(tmp_path), NAME, "python3", "/mnt"]
+    done = subprocess.run(words, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("image: this machine lacks unshare, podman, conmon, crun: install podman")
+
+
+def test_the_launcher_of_an_image_is_cold_and_runs_under_the_agents_python(tmp_path: Path) -> None:
+    run = JobRun("a", ("train.py",), None, env={"A": "1", "PYTHONPATH": "/x"}, python="python3.13", image=NAME)
+    kind = launcher_kind(run, tmp_path, tmp_path, (tmp_path,))
+    assert (kind.mode, kind.python, kind.env) == ("exec", sys.executable, (("PYTHONPATH", "/x"),))
+    assert kind.image is not None and kind.image.python == "python3.13"
+    assert kind.key() != launcher_kind(run, tmp_path, tmp_path, (tmp_path / "b",)).key()
