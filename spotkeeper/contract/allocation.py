@@ -22,14 +22,16 @@ from spotkeeper.contract.stack import Model, StackState, TeamState
 
 Machines = Annotated[int, Meta(ge=0, le=10_000)]
 Usd = Annotated[float, Meta(ge=0, le=1e12)]
+RESERVED = f"/{Model.RESERVED.value}/"
 
 
 class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
     """An entry of the allocation: permits this attempt to have a machine of this ``resource``.
 
     ``resource`` is ``slot:<pool>`` for a spot machine under the pool's limit,
-    ``slot:<pool>/on-demand`` for an on-demand machine (which also counts under the
-    pool's limit), or ``machine:<name>`` for a static machine.
+    ``slot:<pool>/on-demand`` for an on-demand machine and ``slot:<pool>/reserved/<name>``
+    for one in this reserved capacity (both also count under the pool's limit), or
+    ``machine:<name>`` for a static machine.
     """
 
     job: str
@@ -48,11 +50,17 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
         """The pool of a dynamic machine; None for a static one."""
         if not self.resource.startswith("slot:"):
             return None
-        return self.resource.removeprefix("slot:").removesuffix("/on-demand")
+        return self.resource.removeprefix("slot:").partition("/")[0]
 
     @property
     def on_demand(self) -> bool:
         return self.resource.endswith("/on-demand")
+
+    @property
+    def reservation(self) -> str | None:
+        """The reserved capacity that the machine uses; None: none."""
+        _, found, name = self.resource.partition(RESERVED)
+        return name if found and self.machine is None else None
 
 
 class Stop(str, Enum):
@@ -164,17 +172,24 @@ class Allocation(Struct, frozen=True, omit_defaults=True):
 def resource(offer: Offer) -> str:
     if offer.machine is not None:
         return f"machine:{offer.machine}"
+    if offer.model is Model.RESERVED:
+        return f"slot:{offer.pool}{RESERVED}{offer.reservation or ''}"
     return f"slot:{offer.pool}" + ("/on-demand" if offer.model is Model.ON_DEMAND else "")
 
 
 def list_price(stack: StackState, resource: str) -> float:
-    """Return a machine's list price in the most expensive zone, USD per hour; 0 if unknown."""
+    """Return a machine's list price in the most expensive zone, USD per hour; 0 if unknown.
+
+    A team's use of static machines and of reserved capacity counts like that of on-demand machines, although both are
+    paid for already: otherwise a team that has them all would seem to use nothing.
+    """
     grant = Grant("", 0, 0, resource)
     if grant.machine is not None:
         pools = (pool for pool in stack.pools if any(one.name == grant.machine for one in pool.machines))
         return next((pool.dearest(Model.STATIC) for pool in pools), 0.0)
     pool = stack.pool(grant.pool or "")
-    return 0.0 if pool is None else pool.dearest(Model.ON_DEMAND if grant.on_demand else Model.SPOT)
+    dear = grant.on_demand or grant.reservation is not None
+    return 0.0 if pool is None else pool.dearest(Model.ON_DEMAND if dear else Model.SPOT)
 
 
 class Tally:
@@ -220,8 +235,18 @@ class Tally:
         pool = stack.pool(offer.pool)
         if pool is None or (offer.model is Model.ON_DEMAND and taken >= pool.max_on_demand):
             return False
+        if self.used_up(stack, offer):
+            return False
         in_pool = self._pools[offer.pool] + self._reserved.get(offer.pool, 0)
         return in_pool < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
+
+    def used_up(self, stack: StackState, offer: Offer) -> bool:
+        """Whether the offer is one of reserved capacity that has no idle machine, or is no longer in the stack file."""
+        if offer.model is not Model.RESERVED:
+            return False
+        pool = stack.pool(offer.pool)
+        found = pool.reservation(offer.reservation) if pool is not None else None
+        return found is None or self._resources[resource(offer)] >= found.count
 
     def _under_the_teams(self, stack: StackState, team: TeamState, new: str, later_usd: float) -> bool:
         """Whether the team's machines, and one more of this resource, stay within the team's limits."""

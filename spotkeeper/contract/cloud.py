@@ -41,6 +41,7 @@ class Vm(Struct, frozen=True, gc=False):
     model: Model = Model.SPOT
     created: float = 0.0
     ends: float | None = None  # when the cloud ends it by its maxRunDuration; None: never, or unknown
+    reservation: str | None = None  # the reserved capacity that its launch named
 
 
 class Disk(Struct, frozen=True, gc=False):
@@ -101,6 +102,7 @@ class InsertVm(Struct, frozen=True, tag=True):
     pool: str
     zone: str
     model: Model
+    reservation: str | None = None  # the reserved capacity to use
 
 
 class DeleteVm(Struct, frozen=True, tag=True):
@@ -187,9 +189,11 @@ class Offer(Struct, frozen=True):
     model: Model
     price: float
     machine: str | None = None  # a static machine's name
+    reservation: str | None = None  # the name of reserved capacity
 
     def key(self) -> str:
-        return f"{self.pool}/{self.zone}/{self.model.value}" + (f"/{self.machine}" if self.machine else "")
+        name = self.machine or self.reservation
+        return f"{self.pool}/{self.zone}/{self.model.value}" + (f"/{name}" if name else "")
 
 
 class Cloud(Protocol):

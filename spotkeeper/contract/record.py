@@ -117,11 +117,12 @@ class Slot(Struct, frozen=True, omit_defaults=True, gc=False):
     cause: str | None = None  # why this attempt was requested: "start", "notice", "loss", "swap to spot", ...
     notice: float | None = None  # deadline of the notice in force, from facts; None after a reprieve
     cut: bool = False  # the machine was found stopping without a notice, so the deadline in ``notice`` is a guess
-    ends: float | None = None  # when its maxRunDuration ends; set shortly before
+    ends: float | None = None  # when its maxRunDuration or its reserved capacity ends; set shortly before
     disk: bool = False  # its disk was attached when the newest generation began, so it writes checkpoints
     has_newest: bool = False  # its disk had the newest commit when the newest generation began
     hardware_faults: int = 0  # number of crashes with a sign of broken hardware on this machine
     past: tuple[str, ...] = ()  # earlier admitted boots of this machine: their hellos no longer count
+    reservation: str | None = None  # the name of the reserved capacity that the machine uses
 
 
 class Node(Struct, frozen=True, omit_defaults=True, gc=False):

@@ -28,6 +28,7 @@ class Model(str, Enum):
     SPOT = "spot"
     ON_DEMAND = "on-demand"
     STATIC = "static"
+    RESERVED = "reserved"  # in capacity that is reserved, and so paid for already
 
 
 class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +45,30 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand"
     spot: Annotated[float, Meta(ge=0, description="USD per machine-hour; spot pools need it")] | None = None
 
     def of(self, model: Model) -> float | None:
+        """Return what a machine costs; nothing in reserved capacity, which costs the same without machines."""
+        if model is Model.RESERVED:
+            return 0.0
         return self.spot if model is Model.SPOT else self.on_demand
+
+
+class Reservation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Reserved capacity of a cloud: an owner pays for its machines whether they run or not. Times are unix seconds.
+
+    ``name``: of a Compute Engine reservation; the id (``cr-...``) of an EC2 capacity reservation or capacity block.
+    ``ends``: when the last machine in it must be gone.
+    """
+
+    name: str
+    zone: str
+    count: Annotated[int, Meta(ge=1, le=10_000)]  # machines at once
+    starts: float | None = None  # None: it has started
+    ends: float | None = None  # None: unknown
+    block: bool = False  # an EC2 capacity block, which a launch must name as such
+
+    def usable(self, now: float, for_s: float = 0.0) -> bool:
+        """Whether machines may run in it from now on for this long."""
+        begun = self.starts is None or now >= self.starts
+        return begun and (self.ends is None or now + for_s < self.ends)
 
 
 class Interface(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +105,10 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     # A fixed version number, so that a repeated call makes the same machine after a newer `pulumi up`.
     template_versions: dict[str, str] = {}  # model -> version of its launch template
     tags: dict[str, str] = {}  # for every machine, in addition to those that identify it; agents read them
+    reservations: tuple[Reservation, ...] = ()  # reserved capacity for machines of this type
+
+    def reservation(self, name: str | None) -> Reservation | None:
+        return next((one for one in self.reservations if one.name == name), None)
 
     def dearest(self, model: Model) -> float:
         """Return a machine's USD per hour in the most expensive zone. Used for grants, which name no zone."""

@@ -21,7 +21,7 @@ from spotkeeper.report.job.view import NodeState
 
 JOB = ("job_name", "job_id")
 STATES = ("starting", "training", "regrouping", "queued", "hold", "ending", "done")
-CAUSES = ("notice", "loss", "crash", "move", "swap", "resize", "grow", "reboot", "max run", "hang", "straggler")
+CAUSES = ("notice", "loss", "crash", "move", "swap", "resize", "grow", "reboot", "planned end", "hang", "straggler")
 MOST_TEXT = 64  # characters of a label's value
 
 

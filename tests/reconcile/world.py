@@ -133,6 +133,7 @@ class World:
         self.blind: set[str] = set()
         self.clumsy: set[str] = set()  # machines that can mount nothing
         self.permanent: str = ""
+        self.unreserved: set[str] = set()  # names of reserved capacity that its owner has given up
         self.quota: str = ""  # every insert is refused for it
         self.prices: dict[str, tuple[PriceRun, ...]] = {}
         self.price_questions = 0
@@ -425,6 +426,8 @@ class World:
             return ResultKind.PERMANENT, self.permanent
         if self.quota:
             return ResultKind.QUOTA, self.quota
+        if action.reservation in self.unreserved:
+            return ResultKind.PERMANENT, "no such reservation"
         key = names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone)
         if key in self.keys:
             return (
@@ -452,6 +455,7 @@ class World:
             address,
             (),
             action.model,
+            reservation=action.reservation,
         )
         self.machines[uid] = Machine(vm, self.t, boot=self._id(), doomed=empty, up_at=self.t + self.boot_s)
         return ResultKind.ACCEPTED, ""

@@ -133,7 +133,7 @@ def _live(records: Iterable[Record]) -> Iterator[Grant]:
         for index, node in enumerate(record.nodes):
             for slot in (node.cur, node.next):
                 if slot is not None:
-                    offer = Offer(slot.pool, slot.zone, slot.model, 0.0, slot.machine)
+                    offer = Offer(slot.pool, slot.zone, slot.model, 0.0, slot.machine, slot.reservation)
                     yield Grant(record.job, index, slot.attempt, resource(offer), slot.since)
 
 
@@ -154,7 +154,7 @@ def _told(job: str, entries: Collection[Entry]) -> Iterator[tuple[float | None, 
 def _listed(listing: Listing, now: float) -> Iterator[Grant]:
     for vm in listing.vms:
         if vm.job:
-            offer = Offer(vm.pool, vm.zone, vm.model, 0.0)
+            offer = Offer(vm.pool, vm.zone, vm.model, 0.0, reservation=vm.reservation)
             yield Grant(vm.job, vm.node, vm.attempt, resource(offer), now)
 
 

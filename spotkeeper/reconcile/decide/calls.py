@@ -105,7 +105,7 @@ def _insert(draft: Draft, index: int, slot: Slot) -> Iterator[Action]:
     if draft.queries.grant(index, slot.attempt) is None and not draft.snapshot.blind:
         return
     record = draft.record
-    yield InsertVm(record.job, record.uid, index, slot.attempt, slot.pool, slot.zone, slot.model)
+    yield InsertVm(record.job, record.uid, index, slot.attempt, slot.pool, slot.zone, slot.model, slot.reservation)
 
 
 # -- the node's disk

@@ -2,7 +2,8 @@
 
 ``decide()`` calls :func:`select` for jobs, ``player.py`` for ``spotkeeper policy`` and for replays. :func:`select`
 applies the rule (:func:`rule.plan`) to a stack's offers and their observations. The job's policies: ``balanced`` (the
-default) takes spot in the order of its expected worth, then, after ``max_wait``, on-demand. During an on-demand
+default) takes spot in the order of its expected worth, then, after ``max_wait``, on-demand. Every policy first takes
+idle reserved capacity, which costs nothing more. During an on-demand
 fallback, on-demand comes first. With a deadline, the rule decides when to wait. ``spot`` and ``on-demand`` buy only
 that model. ``shuffle`` shuffles the zones once per job, tries them in that order, waits, and starts over. No policy
 takes spot at or above the on-demand price of the same machine.
@@ -17,7 +18,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -89,6 +90,7 @@ class Need:
         refused: keys of offers refused since the need arose.
         fallback: an on-demand fallback is active: on-demand comes first, then spot.
         on_demand_left: how many more on-demand machines the job may have.
+        idle: the machines of each reserved capacity that other jobs do not use, by its name.
         cold_s: how long an offer stays cold after a refusal to any job.
         salt: the seed of the shuffle; the job's uid.
         runs: the machine that an offer must be better than; None: no machine runs.
@@ -110,6 +112,7 @@ class Need:
     refused: frozenset[str] = frozenset()
     fallback: bool = False
     on_demand_left: int = 0
+    idle: Mapping[str, int] = field(default_factory=dict)
     market: tuple[OfferHistory, ...] = ()
     cold_s: float = 180.0
     salt: str = ""
@@ -175,13 +178,44 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
 
 
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
-    """Return the dynamic offers, best first, without refused offers; cold on-demand offers come last within on-demand.
+    """Return the dynamic offers, best first, without refused offers.
+
+    Reserved capacity with the most idle machines comes first. If its cloud refused a machine lately, or the job must
+    improve on a machine that runs, it comes last or not at all: the stack file may say more than there is.
+    """
+    market = _Market.observed(spec, need, stack, rule)
+    found = _bought(spec, stack, need, market)
+    if need.runs is not None:
+        return found
+    offers = [offer for offer in _reserved(spec, stack, need) if offer.key() not in need.refused]
+    idle = tuple(RankedOffer(offer, f"{_where(offer)}: reserved, and paid for already") for offer in offers)
+    cold = {choice for choice in idle if market.cold(choice.offer)}
+    first, last = (tuple(one for one in idle if (one in cold) is late) for late in (False, True))
+    return replace(found, choices=(*first, *found.choices, *last))
+
+
+def _reserved(spec: JobSpec, stack: StackState, need: Need) -> list[Offer]:
+    """Return the offers of reserved capacity that has started, lasts long enough and has idle machines."""
+    if need.models and Model.RESERVED not in need.models:
+        return []
+    least_s = 2 * (need.hung_s + need.cold_s + need.save_s)  # a machine that boots late would have to go at once
+    found = [
+        Offer(pool.name, one.zone, Model.RESERVED, 0.0, reservation=one.name)
+        for pool in pools_of(spec, stack)
+        for one in pool.reservations
+        if need.zone in (None, one.zone) and need.idle.get(one.name, 0) > 0 and one.usable(need.now, least_s)
+    ]
+    return sorted(found, key=lambda offer: (-need.idle[offer.reservation or ""], offer.key()))
+
+
+def _bought(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Selection:
+    """Return the offers of spot and on-demand machines, best first; cold ones come last within on-demand.
 
     Spot that is cold, or whose expected life is too short to be worth a start, is a last resort after on-demand: if
     on-demand is refused too, requesting this spot costs nothing, but waiting for better offers costs time. It is left
     out if a machine runs, or if a job with a deadline waits for better spot.
     """
-    market = _Market.observed(spec, need, stack, rule)
+    rule = market.rule
     every = list(_offers(spec, stack, need, market))
     offers = [offer for offer in every if offer.key() not in need.refused]
     spot = [offer for offer in offers if offer.model is Model.SPOT]
@@ -329,6 +363,8 @@ def _offers(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> It
             if need.zone not in (None, zone):
                 continue
             for model in _models(spec, need):
+                if model is Model.RESERVED:
+                    continue
                 if model is Model.ON_DEMAND and (need.on_demand_left <= 0 or pool.max_on_demand <= 0):
                     continue
                 runs = need.runs is not None and need.runs.offer == Offer(pool.name, zone, model, 0.0).key()

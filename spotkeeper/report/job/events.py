@@ -39,7 +39,7 @@ _TEXTS: dict[Event, str] = {
     Event.MOUNTED: "{who}: its disk is mounted",
     Event.NOTICE: "{who}: preemption notice{where}",
     Event.REPRIEVE: "{who}: its preemption notice was withdrawn",
-    Event.ENDING: "{who}: its machine nears the end of its maximum run time; requesting a replacement",
+    Event.ENDING: "{who}: its machine nears its planned end; requesting a replacement",
     Event.LOSS: "{who}: its machine is lost{where}",
     Event.PROMOTED: "{who}: the replacement takes over",
     Event.GONE: "{who}: old machine deleted{vm}",

@@ -28,7 +28,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.report.money.money import STOPS, Attempt, attempts, first_of_each
 
 NOT_MEMBERS = ("standby", "noticed standby", "never joined")  # causes of losses that interrupted nothing
-PLANNED = ("max run",)  # cause of an expected loss: the machine's maximum run time (`max_run_hours`) is over
+PLANNED = ("planned end",)  # cause of an expected loss: the machine's `max_run_hours` or reserved capacity is over
 PAUSES = ("pause",)  # the cause of a stop that is not an interruption
 WITHDRAWN = "stop withdrawn"  # the cause of a generation with the same machines as before
 FAILED = "failure"  # the cause of a hold that waits for a person, which is not a recovery

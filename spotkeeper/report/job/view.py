@@ -68,7 +68,7 @@ class NodeView(Struct, frozen=True):
     machine: str | None = None  # a static machine's name
     vm: str = ""  # the machine's name in the cloud
     age_s: float | None = None  # since its intent (virtual)
-    left_s: float | None = None  # until its notice's deadline, or the end of its maximum run time
+    left_s: float | None = None  # until its notice's deadline, or its planned end
     lag: str = ""  # "1.6x the median": how slow it is, if it delays the others
     reason: str = ""  # why this model and zone; "" for a static machine
 
@@ -329,7 +329,7 @@ def reason_of(intent: Entry, entries: Iterable[Entry]) -> str:
 def _left(slot: Slot, now: float) -> float | None:
     """Virtual seconds until the machine goes; None: no such time is known.
 
-    It goes at the deadline of its notice or the end of its maximum run time (`max_run_hours`), whichever is first.
+    It goes at the deadline of its notice or at its planned end, whichever is first.
     """
     goes = [at for at in (slot.notice, slot.ends) if at is not None]
     return max(0.0, min(goes) - now) if goes else None

@@ -8,7 +8,8 @@ each machine, because EC2 does not report when a requested machine began to run,
 included (Google waives the first minute of a spot machine that is preempted in that minute).
 
 The cost is compared in two ways. ``saved`` compares with the same machine-hours at on-demand prices, so that it can be
-checked against the cloud's bill; it counts the time in which machines boot, overlap or stand still. ``undisturbed`` is
+checked against the cloud's bill; it counts the time in which machines boot, overlap or stand still. Machines in
+reserved capacity are left out on both sides: they cost nothing more, and save nothing. ``undisturbed`` is
 the cost of another run, on uninterrupted on-demand machines. It omits replacements that boot beside a running machine,
 and the time between a stop and the next generation; it includes the time of repeated steps, because the ledger does not
 record this time. It is shown beside ``spent`` and never subtracted from it, since such a run is not billed.
@@ -57,6 +58,11 @@ class Attempt:
     on_demand: float | None = None  # price of the same machine on-demand when requested, USD per hour
     listed: bool = False  # an entry of the ledger proves that the machine existed
 
+    @property
+    def bought(self) -> bool:
+        """Whether the job caused its cost; in reserved capacity it costs the same without a job."""
+        return self.model is not Model.RESERVED
+
     def span(self, now: float) -> Span:
         """The paid time; empty if the machine never existed."""
         if self.refused or not (self.listed or self.end is None):
@@ -72,7 +78,7 @@ class Attempt:
 
 
 class Money(Struct, frozen=True):
-    """The cost of a job, USD. ``on_demand_only``: the same machine-hours at on-demand prices.
+    """The cost of a job, USD. ``on_demand_only``: the same bought machine-hours at on-demand prices.
 
     ``saved_percent`` is None until the job has trained for ten minutes, or ended. ``undisturbed``: the cost of
     uninterrupted on-demand machines for the time in which this job trained.
@@ -192,7 +198,7 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
     machines = attempts(entries)
     listed = _list_prices(machines, stack)
     spent = sum(machine.cost(now, prices) for machine in machines)
-    whole = sum(seconds([machine.span(now)]) / HOUR_S * price for machine, price in listed.items())
+    whole = sum(seconds([one.span(now)]) / HOUR_S * price for one, price in listed.items() if one.bought)
     percent = 100.0 * (whole - spent) / whole if whole > 0 and _settled(entries, now) else None
     return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now))
 
@@ -214,7 +220,7 @@ def over_time(
         for machine, (began, ended) in spans.items():
             if at > began and ended > began:
                 spent += replace(machine, end=min(at, ended), listed=True).cost(now, prices)
-                whole += (min(at, ended) - began) / HOUR_S * listed[machine]
+                whole += (min(at, ended) - began) / HOUR_S * listed[machine] if machine.bought else 0.0
         out.append((at, spent, whole))
     return tuple(out)
 

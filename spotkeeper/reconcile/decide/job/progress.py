@@ -83,7 +83,7 @@ def runs(draft: Draft, slot: Slot) -> Runs:
 
 def key(slot: Slot) -> str:
     """Return the key of the offer that the slot's machine came from."""
-    return Offer(slot.pool, slot.zone, slot.model, 0.0).key()
+    return Offer(slot.pool, slot.zone, slot.model, 0.0, reservation=slot.reservation).key()
 
 
 def move_costs(draft: Draft) -> dict[str, MoveCost]:

@@ -15,7 +15,7 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import HOUR_S, Draft
 from spotkeeper.reconcile.decide.snapshot import admitted
 
-MAX_RUN = "max run"  # causes of attempts
+PLANNED_END = "planned end"  # causes of attempts
 STRAGGLER_SWAP = "swap of a straggler"
 HOST = "host"
 STRAGGLER = "straggler"  # a replacement reason
@@ -39,12 +39,32 @@ def note_end(draft: Draft, index: int) -> None:
             draft.put_slot(index, "cur", notice=cur.ends)
         return
     vm = draft.queries.vm(index, cur)
-    if vm is None or vm.ends is None or draft.now < turn(draft, index, vm, vm.ends):
+    if vm is None:
         return
-    draft.put_slot(index, "cur", ends=vm.ends)
+    ends = vm.ends if vm.ends is not None and draft.now >= turn(draft, index, vm, vm.ends) else None
+    over = _reservation_ends(draft, cur, vm)
+    if over is not None and (ends is None or over < ends):
+        ends = over
+    if ends is None:
+        return
+    draft.put_slot(index, "cur", ends=ends)
     draft.put(index, refused=())  # a new need: offers refused earlier may be requested again
-    detail = f"machine ends in {max(0.0, vm.ends - draft.now):.0f} s"
-    draft.log(Event.ENDING, f"r{index}.a{cur.attempt}", node=index, slot=cur, cause=MAX_RUN, detail=detail)
+    why = "its reserved capacity ends, so it" if ends == over else "machine"
+    detail = f"{why} ends in {max(0.0, ends - draft.now):.0f} s"
+    draft.log(Event.ENDING, f"r{index}.a{cur.attempt}", node=index, slot=cur, cause=PLANNED_END, detail=detail)
+
+
+def _reservation_ends(draft: Draft, slot: Slot, vm: Vm) -> float | None:
+    """Return when the slot's reserved capacity ends, once its machine must be replaced for that; else None.
+
+    All its machines end at that time, so they are replaced together, in one stop of the gang.
+    """
+    pool = draft.snapshot.stack.pool(slot.pool) if slot.reservation is not None else None
+    found = pool.reservation(slot.reservation) if pool is not None else None
+    if found is None or found.ends is None:
+        return None
+    lead = min(_lead_s(draft), MOST * max(0.0, found.ends - vm.created))
+    return found.ends if draft.now >= found.ends - lead else None
 
 
 def turn(draft: Draft, index: int, vm: Vm, ends: float) -> float:
@@ -52,10 +72,15 @@ def turn(draft: Draft, index: int, vm: Vm, ends: float) -> float:
 
     The time differs from node to node, so that not all replacements are requested together.
     """
-    times, run = draft.times, max(0.0, ends - vm.created)
-    boot = draft.queries.boot_s + times.cold_s + draft.save_s() + times.stop_s + times.margin_s
+    run = max(0.0, ends - vm.created)
     spread = SPREAD * run * (index + 1) / len(draft.nodes)
-    return ends - min(boot + spread, MOST * run)
+    return ends - min(_lead_s(draft) + spread, MOST * run)
+
+
+def _lead_s(draft: Draft) -> float:
+    """Return how long the replacement of a machine takes at most, seconds."""
+    times = draft.times
+    return draft.queries.boot_s + times.cold_s + draft.save_s() + times.stop_s + times.margin_s
 
 
 def urgent(draft: Draft, ends: float) -> float:

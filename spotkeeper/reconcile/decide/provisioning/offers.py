@@ -5,6 +5,7 @@ The functions read a draft and change nothing in it but its cache of ``select()`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.select.offers import Need, RankedOffer, Runs, Selection, select
 from spotkeeper.reconcile.store.documents import StaticHello
 
-REPLACED_BY = {"spot": (Model.SPOT,), "on-demand": (Model.ON_DEMAND,)}
+REPLACED_BY = {"spot": (Model.RESERVED, Model.SPOT), "on-demand": (Model.ON_DEMAND,)}
 
 
 def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
@@ -188,6 +189,7 @@ def selection(
                 refused=frozenset(refused),
                 fallback=fallback,
                 on_demand_left=left,
+                idle=_idle(draft),
                 market=draft.snapshot.market,
                 cold_s=draft.times.cold_s,
                 salt=draft.record.uid,
@@ -203,6 +205,19 @@ def selection(
             ),
         )
     return draft.offers[key]
+
+
+def _idle(draft: Draft) -> dict[str, int]:
+    """Return how many machines of each reserved capacity no other job has, by its name."""
+    taken = Counter(one.reservation for one in draft.snapshot.allocation.grants if one.job != draft.record.job)
+    return {one.name: one.count - taken[one.name] for pool in draft.snapshot.stack.pools for one in pool.reservations}
+
+
+def reserved_for_all(draft: Draft, zone: str) -> bool:
+    """Whether the idle reserved capacity in this zone has a machine for every node of the job."""
+    found = [one for one in choices(draft, gang_as_node(draft), zone) if one.offer.model is Model.RESERVED]
+    idle = _idle(draft)
+    return sum(idle[choice.offer.reservation or ""] for choice in found) >= draft.size()
 
 
 def _select(draft: Draft, need: Need) -> Selection:
@@ -237,6 +252,16 @@ def idle_machine(draft: Draft, index: int) -> bool:
         return False
     nodes = [offer for offer in static(draft, node.cur.zone) if draft.tally.fits(draft.snapshot.stack, offer)]
     return any(location.may_follow(draft, index, offer.machine) for offer in nodes)
+
+
+def idle_reservation(draft: Draft, index: int) -> bool:
+    """Whether the zone of this node's machine has reserved capacity with an idle machine, which is not cold."""
+    node = draft.nodes[index]
+    if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining or draft.snapshot.blind:
+        return False
+    found = choices(draft, replace(node, refused=()), node.cur.zone, (Model.RESERVED,))
+    open_ = [choice.offer for choice in found if draft.tally.fits(draft.snapshot.stack, choice.offer)]
+    return any(not cold(draft, offer) for offer in open_)
 
 
 def cold(draft: Draft, offer: Offer) -> bool:

@@ -88,7 +88,8 @@ def goes(slot: Slot) -> bool:
 def _back_to_spot(draft: Draft) -> None:
     """After an on-demand fallback, request replacements of on-demand machines.
 
-    A machine is replaced if its zone has a better spot offer that is not cold, or an idle static machine.
+    A machine is replaced if its zone has a better spot offer that is not cold, an idle static machine, or idle
+    reserved capacity.
     """
     record, spec = draft.record, draft.snapshot.spec
     if record.stop or not record.gen or spec is None or spec.policy not in ("balanced", "spot", "shuffle"):
@@ -100,7 +101,7 @@ def _back_to_spot(draft: Draft) -> None:
     for index, node in enumerate(draft.nodes):
         if node.cur is None or node.cur.model is not Model.ON_DEMAND:
             continue
-        if offers.warm_spot(draft, index) or offers.idle_machine(draft, index):
+        if any(find(draft, index) for find in (offers.idle_reservation, offers.warm_spot, offers.idle_machine)):
             draft.put(index, replace_reason="spot", refused=())
 
 
@@ -131,7 +132,7 @@ def _why(needs: list[Node], pressed: bool) -> str:
     ``needs``: the nodes whose machines are replaced; ``pressed``: whether one of these machines has a notice.
     """
     if all(node.cur is not None and machine_health.planned(node.cur) for node in needs):
-        return machine_health.MAX_RUN
+        return machine_health.PLANNED_END
     return "notice" if pressed else "swap"
 
 
@@ -196,7 +197,7 @@ def _no_room_for_backup(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
     They must lack room for each of ``options``, and for another machine of the pool, zone and model of ``slow``, which
     ``options`` does not contain if the cloud refused it.
     """
-    alike = Offer(slow.pool, slow.zone, slow.model, 0.0)
+    alike = Offer(slow.pool, slow.zone, slow.model, 0.0, reservation=slow.reservation)
     return not any(draft.tally.fits(draft.snapshot.stack, offer) for offer in (*options, alike))
 
 

@@ -56,9 +56,20 @@ def _start_zone(draft: Draft) -> None:
     pinned = any(node.cur is not None and node.cur.machine for node in draft.nodes)
     if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
         return
-    best = offers.of_gang(draft, offers.gang_as_node(draft), None)
-    if best and best[0].offer.zone != record.zone:
-        _settle(draft, best[0].offer.zone)
+    zone = _best_zone(draft)
+    if zone not in (None, record.zone):
+        _settle(draft, zone)
+
+
+def _best_zone(draft: Draft) -> str | None:
+    """Return the zone of the best offer; None: none.
+
+    As with static machines, reserved capacity for only some of the nodes counts only in a zone with other offers.
+    """
+    found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
+    others = {offer.zone for offer in found if offer.model is not Model.RESERVED}
+    zones = dict.fromkeys(offer.zone for offer in found)
+    return next((zone for zone in zones if zone in others or offers.reserved_for_all(draft, zone)), None)
 
 
 def _idle_zone(draft: Draft) -> str | None:
@@ -182,7 +193,8 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
         if draft.tally.fits(draft.snapshot.stack, offer, later_usd):
             draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now))
             return False
-    return pending.nothing(draft, index, {offer.model for offer in options if offer.machine is None})
+    capped = (one for one in options if one.machine is None and not draft.tally.used_up(draft.snapshot.stack, one))
+    return pending.nothing(draft, index, {offer.model for offer in capped})
 
 
 def _later_usd(draft: Draft) -> float:
@@ -209,6 +221,7 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, ca
         model=offer.model,
         since=draft.now,
         machine=offer.machine,
+        reservation=offer.reservation,
         cause=cause,
     )
     if offer.model is Model.ON_DEMAND and draft.snapshot.spec and draft.snapshot.spec.policy != "on-demand":
@@ -233,7 +246,7 @@ def _cause(node: Node, which: str, offer: Offer) -> str:
     if which == "cur":
         return node.cause
     if node.cur is not None and machine_health.planned(node.cur):
-        return f"swap at {machine_health.MAX_RUN}"
+        return f"swap at {machine_health.PLANNED_END}"
     if node.cur is not None and node.cur.notice is not None:
         return "loss" if node.cur.cut else "notice"
     if node.replace_reason == machine_health.STRAGGLER:

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateDisk, InsertVm, Offer, Result, ResultKind, VmStatus
+from spotkeeper.contract.cloud import CreateDisk, InsertVm, Result, ResultKind, VmStatus
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import BACKUP, Hold, Phase, Slot, SlotState
+from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.decide.provisioning import machine_health
 from spotkeeper.reconcile.decide.snapshot import admitted
 
 BAD_DISK = 3  # consecutive machines that failed to mount the node's disk
 EARLY_S = 180.0  # new IAM permissions usually take effect within two minutes
 BAD_DISK_HOLDS = 8  # multiple of hold_s to wait: each retry costs three machines
-OWN = ("disk", machine_health.HOST, machine_health.MAX_RUN)  # causes of a loss that say nothing about the market
+OWN = ("disk", machine_health.HOST, machine_health.PLANNED_END)  # causes of a loss that say nothing about the market
 REFUSED = (ResultKind.CAPACITY, ResultKind.QUOTA)
 QUOTA_CHARS = 160  # kept length of the cloud's message: it names the quota, its limit and its region
 
@@ -93,15 +94,24 @@ def _next_refused(draft: Draft, index: int) -> None:
 
 
 def _refuse(draft: Draft, index: int, slot: Slot, result: Result) -> None:
-    key = Offer(slot.pool, slot.zone, slot.model, 0.0).key()
+    key = progress.key(slot)
     node = draft.nodes[index]
     # Drop expired refusals: the new refused_at would make them count again and block every zone.
     lately = node.refused if draft.now < node.refused_at + draft.times.cold_s else ()
     quota = result.detail[:QUOTA_CHARS] if result.kind is ResultKind.QUOTA else ""
     draft.put(index, refused=(*(r for r in lately if r != key), key), refused_at=draft.now, quota=quota)
     limits.refused(draft, index, slot)
-    key, cause = f"r{index}.a{slot.attempt}", result.kind.value
+    # A permanent refusal of reserved capacity is stored like one for capacity, so that other jobs wait too.
+    key, cause = f"r{index}.a{slot.attempt}", (result.kind if result.kind in REFUSED else ResultKind.CAPACITY).value
     draft.log(Event.REFUSED, key, node=index, slot=slot, cause=cause, detail=(result.detail or cause)[:200])
+
+
+def _reservation_over(slot: Slot, result: Result) -> bool:
+    """Whether reserved capacity refuses a machine for good: it was deleted, or never had this type or zone.
+
+    The other offers do not need it, so the job takes one of them instead of going on hold.
+    """
+    return slot.model is Model.RESERVED and result.kind is ResultKind.PERMANENT
 
 
 def _log_dead(draft: Draft, index: int, slot: Slot, why: str, started: float | None = None) -> None:
@@ -140,7 +150,7 @@ def _cur(draft: Draft, index: int) -> None:
         _cur_intent(draft, index, slot)
     elif draft.queries.gone(index, slot):
         warned = "notice" if slot.notice is not None and not slot.cut else "loss"
-        lose(draft, index, machine_health.MAX_RUN if machine_health.over(slot) else warned)
+        lose(draft, index, machine_health.PLANNED_END if machine_health.over(slot) else warned)
     elif draft.queries.hello(index, slot):
         draft.halt(draft.now, "reboot")
         admit(draft, index, "cur")
@@ -156,7 +166,7 @@ def _cur_intent(draft: Draft, index: int, slot: Slot) -> None:
     result = queries.insert_result(index, slot)
     if queries.hello(index, slot):
         admit(draft, index, "cur")
-    elif result is not None and result.kind in REFUSED:
+    elif result is not None and (result.kind in REFUSED or _reservation_over(slot, result)):
         _refuse(draft, index, slot, result)
         replace_cur(draft, index, slot.cause or "start")
     elif result is not None and result.kind is ResultKind.PERMANENT:
@@ -235,7 +245,7 @@ def lose(draft: Draft, index: int, cause: str) -> None:
     detail = "REPAIRING: its host has failed" if vm is not None and vm.status is VmStatus.REPAIRING else ""
     draft.log(Event.LOSS, f"r{index}.a{slot.attempt}", node=index, slot=slot, cause=cause, detail=detail)
     draft.put(index, refused=())
-    replace_cur(draft, index, cause if cause in ("notice", machine_health.HOST, machine_health.MAX_RUN) else "loss")
+    replace_cur(draft, index, cause if cause in ("notice", machine_health.HOST, machine_health.PLANNED_END) else "loss")
     if member and draft.record.gen:
         draft.set(roll=None)
         draft.halt(draft.now, "loss" if cause == "notice" else cause)

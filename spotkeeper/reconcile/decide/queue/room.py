@@ -35,7 +35,10 @@ class Room:
         self._left = {pool.name: _size(pool) for pool in stack.pools}
         self._on_demand = {pool.name: pool.max_on_demand for pool in stack.pools}
         self._machines: Counter[str] = Counter()  # dynamic machines in all, and all machines by team
-        self._usd: dict[str, float] = defaultdict(float)
+        self._usd: dict[str, float] = defaultdict(float)  # USD per hour: in all, less what is prepaid, and by team
+        self._usd[""] = -sum(
+            one.count * self._prices[pool.name, False] for pool in stack.pools for one in pool.reservations
+        )
         self._placed: dict[str, tuple[Claim, Spread]] = {}
         self._trials: Counter[str] = Counter()  # trials with machines, by search
 
@@ -223,12 +226,16 @@ def unclaimed(allocation: Allocation) -> tuple[Claim, ...]:
 
 
 def granted_by(allocation: Allocation, stack: StackState) -> Mapping[str, Counter[str]]:
-    """Return each job's grants, counted by pool; on-demand machines as ``<pool>/on-demand``."""
+    """Return each job's grants, counted by pool; on-demand machines as ``<pool>/on-demand``.
+
+    Machines in reserved capacity count as the pool's spot machines, for which ``Room`` has subtracted their price.
+    """
     pools = {f"machine:{one.name}": pool.name for pool in stack.pools for one in pool.machines}
     granted: dict[str, Counter[str]] = defaultdict(Counter)
     for grant in allocation.grants:
         if grant.resource not in pools:
-            pools[grant.resource] = grant.resource.removeprefix("slot:")
+            reserved = grant.reservation is not None
+            pools[grant.resource] = (grant.pool or "") if reserved else grant.resource.removeprefix("slot:")
         granted[grant.job][pools[grant.resource]] += 1
     return granted
 

@@ -34,8 +34,8 @@ def test_a_gang_of_equal_age_is_replaced_one_by_one() -> None:
     assert not {world.member(node).vm.uid for node in range(3)} & set(first.values()), "all were replaced"
     turns = [entry.at for entry in world.events(Event.ENDING)]
     assert len(turns) == 3 and min(b - a for a, b in zip(sorted(turns), sorted(turns)[1:], strict=False)) > 100
-    assert causes(world, Event.PROMOTED) == ["swap at max run"] * 3
-    assert causes(world, Event.STOP) == ["max run"] * 3
+    assert causes(world, Event.PROMOTED) == ["swap at planned end"] * 3
+    assert causes(world, Event.STOP) == ["planned end"] * 3
     assert world.events(Event.LOSS) == []
     # Each generation began from what the one before it had saved at its stop: no step is lost.
     assert all(commit is not None and commit[0] == gen - 1 for gen, commit in world.started[1:])
@@ -48,13 +48,13 @@ def test_a_planned_end_is_no_preemption() -> None:
     view = job_view(record, None, world.events(), world.stack, world.now())
     (machine,) = [machine for machine in view.nodes if machine.left_s is not None]
     assert 600 < machine.left_s < LONGEST_S / 2  # type: ignore[operator]
-    assert any("nears the end of its maximum run time" in line.text for line in view.events)
+    assert any("nears its planned end" in line.text for line in view.events)
     world.run(LONGEST_S)
     ledger = world.events()
     assert preemptions(ledger).total == 0
     assert world.record().budget.preemptions == 0
     told = recoveries(ledger, world.now())
-    assert {(one.cause, one.announced) for one in told} == {("max run", True)}
+    assert {(one.cause, one.announced) for one in told} == {("planned end", True)}
     assert all(one.seconds is not None and one.seconds < 60 for one in told), "the boot beside it is no standstill"
 
 
@@ -66,7 +66,7 @@ def test_without_capacity_it_trains_to_the_end_and_the_loss_is_no_preemption() -
     assert ends is not None
     world.until(lambda: world.record().nodes[0].cur is None, LONGEST_S)
     assert world.now() >= ends - 60
-    assert causes(world, Event.LOSS) == ["max run"]
+    assert causes(world, Event.LOSS) == ["planned end"]
     assert world.record().budget.preemptions == 0 and preemptions(world.events()).total == 0
     world.capacity = {}
     world.until(world.training, 1200)
@@ -116,4 +116,4 @@ def test_each_nodes_replacement_has_its_own_time() -> None:
         endings = [entry for entry in found.record.outbox if entry.event is Event.ENDING]
         told = [(entry.id, entry.node, entry.attempt, entry.cause, entry.detail) for entry in endings]
         at = range(2 - len(wanted), 2)
-        assert told == [(f"ending.r{n}.a1", n, 1, "max run", f"machine ends in {left:.0f} s") for n in at]
+        assert told == [(f"ending.r{n}.a1", n, 1, "planned end", f"machine ends in {left:.0f} s") for n in at]

@@ -34,7 +34,7 @@ def test_a_notice_opens_a_replacement_to_every_model(reason: str, notice: float 
     [
         ({"notice": NOW + 1}, "notice"),
         ({"notice": NOW + 1, "cut": True}, "loss"),
-        ({"notice": NOW + 1, "ends": NOW + 1}, "max run"),
+        ({"notice": NOW + 1, "ends": NOW + 1}, "planned end"),
         ({}, "swap"),
     ],
 )
