@@ -30,6 +30,11 @@ class Model(str, Enum):
     STATIC = "static"
     RESERVED = "reserved"  # in capacity that is reserved, and so paid for already
 
+    @property
+    def template(self) -> str:
+        """The key of its machine template: reserved capacity is used by on-demand machines that name it."""
+        return Model.ON_DEMAND.value if self is Model.RESERVED else self.value
+
 
 class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
     """An always-on, on-demand machine that Pulumi declares, with its own disk that outlives the machine."""

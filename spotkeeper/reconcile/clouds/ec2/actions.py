@@ -74,8 +74,8 @@ class Ec2Verbs:
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
         """Launch a machine, at most one per attempt. If EC2 answers with a dead machine, the result is ``DEAD_KEY``."""
         pool = self._stack.pool(action.pool)
-        if pool is None or not pool.templates.get(action.model.value):
-            return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"
+        if pool is None or not pool.templates.get(action.model.template):
+            return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.template} template"
         answer = self._api.again("run_instances", schema.launch(self._stack, pool, action), ends)
         made = codec.convert(answer, Reservation).instances
         if len(made) != 1:

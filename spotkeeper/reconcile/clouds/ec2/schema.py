@@ -64,6 +64,16 @@ class Reason(Part, frozen=True, gc=False):
     message: str = ""
 
 
+class ReservationTarget(Part, frozen=True, gc=False):
+    capacity_reservation_id: str = ""
+
+
+class ReservationUse(Part, frozen=True, gc=False):
+    """Which reserved capacity a launch named, whatever else the machine may use."""
+
+    capacity_reservation_target: ReservationTarget = ReservationTarget()
+
+
 class InstanceIn(Part, frozen=True, gc=False):
     instance_id: str
     state: State = State()
@@ -72,6 +82,7 @@ class InstanceIn(Part, frozen=True, gc=False):
     private_ip_address: str = ""
     launch_time: datetime | None = None
     instance_lifecycle: str = ""
+    capacity_reservation_specification: ReservationUse = ReservationUse()
     state_reason: Reason = Reason()
     state_transition_reason: str = ""  # "Service initiated (2026-11-21 10:00:00 GMT)"
 
@@ -79,6 +90,17 @@ class InstanceIn(Part, frozen=True, gc=False):
     def status(self) -> VmStatus:
         """Return the machine's status; an unknown state counts as PENDING, neither running nor gone."""
         return STATUS.get(self.state.name, VmStatus.PENDING)
+
+    @property
+    def reservation(self) -> str | None:
+        return self.capacity_reservation_specification.capacity_reservation_target.capacity_reservation_id or None
+
+    @property
+    def model(self) -> Model:
+        """Return how a machine of a job was bought."""
+        if self.instance_lifecycle == "spot":
+            return Model.SPOT
+        return Model.ON_DEMAND if self.reservation is None else Model.RESERVED
 
     @property
     def labels(self) -> dict[str, str]:
@@ -143,15 +165,15 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
     Raises:
         KeyError: the pool has no template for this provisioning model.
     """
-    template = pool.templates[action.model.value]
-    version = pool.template_versions.get(action.model.value, "$Default")
+    template = pool.templates[action.model.template]
+    version = pool.template_versions.get(action.model.template, "$Default")
     name = names.vm_name(stack.stack, action.job, action.node, action.attempt)
     labels = names.labels(stack.stack, pool.name, action.job, action.node, action.attempt)
     kinds: tuple[str, ...] = ("instance", "volume", "network-interface")
     if action.model is Model.SPOT:
         kinds += ("spot-instances-request",)
     placement: dict[str, object] = {"AvailabilityZone": action.zone}
-    if group := pool.placement.get(action.zone):
+    if (group := pool.placement.get(action.zone)) and action.reservation is None:
         placement["GroupName"] = group
     return {
         "LaunchTemplate": {"LaunchTemplateId": template, "Version": version},
@@ -163,7 +185,22 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
             tagged(kind, {**(pool.tags if kind == "instance" else {}), **labels, NAME: name}) for kind in kinds
         ],
         **_network(pool, action.zone),
+        **_reserved(pool, action),
     }
+
+
+def _reserved(pool: PoolState, action: InsertVm) -> dict[str, object]:
+    """Return the fields of a launch into reserved capacity; {} for other launches.
+
+    Such a launch names no placement group: EC2 looks for the reservation in that group, and a block is close together
+    anyway.
+    """
+    if action.reservation is None:
+        return {}
+    found = pool.reservation(action.reservation)
+    target = {"CapacityReservationTarget": {"CapacityReservationId": action.reservation}}
+    block = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if found is not None and found.block else {}
+    return {"CapacityReservationSpecification": target, **block}
 
 
 def _network(pool: PoolState, zone: str) -> dict[str, object]:
@@ -254,7 +291,6 @@ def to_vm(
             log.warning("%s runs, but has no address in SPOTKEEPER_ADDRESSES: it does not count as running", name)
             status = VmStatus.PENDING
         address = ""
-    bought = Model.SPOT if item.instance_lifecycle == "spot" else Model.ON_DEMAND
     return Vm(
         name=name,
         uid=item.instance_id,
@@ -266,8 +302,9 @@ def to_vm(
         attempt=attempt if job else 0,
         address=address,
         disks=disks,
-        model=bought if job else Model.STATIC,
+        model=item.model if job else Model.STATIC,
         created=to_time(item.launch_time),
+        reservation=item.reservation if job else None,
     )
 
 
@@ -321,7 +358,6 @@ def to_result(item: InstanceIn, stack: str) -> Result | None:
     owned = names.parse_vm_name(item.labels.get(NAME, ""))
     if item.state.name != TERMINATED or kind is None or owned is None or owned.stack != stack:
         return None
-    spot = item.instance_lifecycle == "spot"
     action = InsertVm(
         job=owned.job,
         uid="",
@@ -329,7 +365,8 @@ def to_result(item: InstanceIn, stack: str) -> Result | None:
         attempt=owned.number,
         pool=item.labels.get(names.LABEL_POOL, ""),
         zone=item.placement.availability_zone,
-        model=Model.SPOT if spot else Model.ON_DEMAND,
+        model=item.model,
+        reservation=item.reservation,
     )
     said = detail_of(item.state_reason.code, item.state_reason.message)
     return Result(action, kind, said, to_time(item.launch_time))

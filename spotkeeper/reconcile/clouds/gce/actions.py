@@ -45,9 +45,9 @@ class GceVerbs:
 
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
         pool = self._stack.pool(action.pool)
-        template = pool.templates.get(action.model.value) if pool else None
+        template = pool.templates.get(action.model.template) if pool else None
         if pool is None or not template:
-            return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.value} template"
+            return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.template} template"
         query = {
             "sourceInstanceTemplate": partial_url(template),
             "requestId": names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone),

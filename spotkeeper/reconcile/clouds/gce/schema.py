@@ -46,6 +46,7 @@ STATUS = {
     "TERMINATED": VmStatus.DEAD,
 }
 
+SPECIFIC = "SPECIFIC_RESERVATION"
 ENDINGS = ("delete", "compute.instances.preempted", "compute.instances.hostError")  # operations that end machines
 
 
@@ -60,6 +61,13 @@ class Span(Part, frozen=True, gc=False):
 class Scheduling(Part, frozen=True, gc=False):
     provisioning_model: str = "STANDARD"
     max_run_duration: Span | None = None
+
+
+class Affinity(Part, frozen=True, gc=False):
+    """Which reservations a machine may use; ``values``: the name of the one, if it is specific."""
+
+    consume_reservation_type: str = ""
+    values: tuple[str, ...] = ()
 
 
 class ScheduleStatus(Part, frozen=True, gc=False):
@@ -89,6 +97,7 @@ class InstanceIn(Part, frozen=True, gc=False):
     last_start_timestamp: str = ""
     scheduling: Scheduling = Scheduling()
     resource_status: ResourceStatus = ResourceStatus()
+    reservation_affinity: Affinity = Affinity()
     network_interfaces: tuple[Nic, ...] = ()
     disks: tuple[Attached, ...] = ()
 
@@ -152,12 +161,21 @@ class Id(Part, frozen=True):
 
 
 def instance_body(stack: str, pool: PoolState, action: InsertVm) -> dict[str, object]:
-    """Return an insert's values that differ from the template's. ``labels`` is complete: it replaces the template's."""
+    """Return an insert's values that differ from the template's. ``labels`` is complete: it replaces the template's.
+
+    A machine that names a reservation gets no placement policy: its policy must be that of the reservation, if any.
+    """
     body: dict[str, object] = {
         "name": names.vm_name(stack, action.job, action.node, action.attempt),
         "labels": names.labels(stack, pool.name, action.job, action.node, action.attempt),
     }
-    if policy := pool.placement.get(action.zone):
+    if action.reservation is not None:
+        body["reservationAffinity"] = {
+            "consumeReservationType": SPECIFIC,
+            "key": "compute.googleapis.com/reservation-name",
+            "values": [action.reservation],
+        }
+    elif policy := pool.placement.get(action.zone):
         body["resourcePolicies"] = [partial_url(policy)]
     return body
 
@@ -186,7 +204,9 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
     if job and item.name != names.vm_name(stack, job, node, attempt):
         log.warning("%s has labels of this stack that do not match its name: the machine is ignored", item.name)
         return None
-    spot = item.scheduling.provisioning_model == "SPOT"
+    spot, uses = item.scheduling.provisioning_model == "SPOT", item.reservation_affinity
+    reservation = next(iter(uses.values), None) if job and uses.consume_reservation_type == SPECIFIC else None
+    bought = Model.SPOT if spot else Model.ON_DEMAND if reservation is None else Model.RESERVED
     # An unknown status counts as neither running nor gone.
     status = STATUS.get(item.status, VmStatus.PENDING)
     address = next((nic.network_ip for nic in item.network_interfaces), "")
@@ -206,10 +226,11 @@ def to_vm(item: InstanceIn, stack: str, addresses: Addresses) -> Vm | None:
         attempt=attempt if job else 0,
         address=address,
         disks=tuple(last_part(disk.source) for disk in item.disks if not disk.boot and disk.source),
-        model=(Model.SPOT if spot else Model.ON_DEMAND) if job else Model.STATIC,
+        model=bought if job else Model.STATIC,
         # Billing begins with RUNNING, at the start time; before that the machine is only requested.
         created=to_time(item.last_start_timestamp or item.creation_timestamp),
         ends=_end(item),
+        reservation=reservation,
     )
 
 

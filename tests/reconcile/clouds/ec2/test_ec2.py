@@ -24,7 +24,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.market import Chances, Guess, PriceRun
-from spotkeeper.contract.stack import Interface, Model
+from spotkeeper.contract.stack import Interface, Model, Reservation, StackState
 from spotkeeper.reconcile.clouds.ec2 import errors
 from spotkeeper.reconcile.clouds.ec2.api import Api
 from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
@@ -34,7 +34,7 @@ from tests.reconcile.clouds.ec2 import iam
 from tests.reconcile.clouds.ec2.region import JOB, POOL, STACK, UID, A, B, Region, insert, region
 from tests.reconcile.clouds.ec2.standin import protocol
 from tests.reconcile.clouds.ec2.standin.site import Delays, Fault
-from tests.reconcile.clouds.ec2.standin.things import Snapshot, Vol, Volume
+from tests.reconcile.clouds.ec2.standin.things import Reserved, Snapshot, Vol, Volume
 from tests.reconcile.clouds.gce.test_gce import silent_server
 
 DISK = names.disk_name("demo", JOB, 0, 1)
@@ -46,6 +46,15 @@ COPY = names.disk_name("demo", JOB, 0, 2)
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Region]:
     with region(monkeypatch) as found:
         yield found
+
+
+def with_reserved(block: bool = False) -> StackState:
+    pool = replace(POOL, reservations=(Reservation("cr-1", A, 1, block=block),))
+    return replace(STACK, pools=(pool,))
+
+
+def into_reserved(node: int = 0) -> InsertVm:
+    return InsertVm(JOB, UID, node, 1, "gpu", A, Model.RESERVED, "cr-1")
 
 
 class TestLaunches:
@@ -86,6 +95,44 @@ class TestLaunches:
         assert vm.model is Model.ON_DEMAND and vm.zone == B
         assert set(here.instance(vm).boot) == {"volume", "network-interface"}
         assert here.asked("RunInstances")[0]["Placement"] == {"AvailabilityZone": B}, "no group is declared there"
+
+    @pytest.mark.parametrize("block", [False, True])
+    def test_a_launch_into_reserved_capacity_names_it_and_no_placement_group(self, here: Region, block: bool) -> None:
+        here.site.reserved = {"cr-1": Reserved("cr-1", A, "g6.xlarge", 1, block)}
+        here.site.market.capacity = lambda zone, spot: 0  # the reserved machine is none of these
+        ec2 = open_ec2(with_reserved(block), here.engine, here.endpoint)  # type: ignore[arg-type]
+        result = ec2.perform(into_reserved(), 30)
+        assert result.kind is ResultKind.ACCEPTED, result.detail
+        (asked,) = here.asked("RunInstances")
+        assert asked["CapacityReservationSpecification"] == {
+            "CapacityReservationTarget": {"CapacityReservationId": "cr-1"}
+        }
+        assert asked.get("InstanceMarketOptions") == ({"MarketType": "capacity-block"} if block else None)
+        assert asked["Placement"] == {"AvailabilityZone": A}
+        assert asked["LaunchTemplate"] == {"LaunchTemplateId": "lt-od", "Version": "1"}
+        (vm,) = here.pass_(6.0).vms
+        assert (vm.model, vm.reservation, vm.status) == (Model.RESERVED, "cr-1", VmStatus.RUNNING)
+
+        full = ec2.perform(into_reserved(node=1), 30)
+        assert full.kind is ResultKind.CAPACITY and "ReservationCapacityExceeded" in full.detail
+
+    @pytest.mark.parametrize(
+        ("there", "told"),
+        [
+            ((), "InvalidCapacityReservationId.NotFound"),
+            ((Reserved("cr-1", A, "g6.xlarge", 1, active=False),), "InvalidCapacityReservationState"),
+            ((Reserved("cr-1", B, "g6.xlarge", 1),), "do not match"),
+            ((Reserved("cr-1", A, "p5.48xlarge", 1),), "do not match"),
+            ((Reserved("cr-1", A, "g6.xlarge", 1, block=True),), "market type"),
+        ],
+    )
+    def test_reserved_capacity_that_is_not_as_declared_is_refused_for_good(
+        self, here: Region, there: tuple[Reserved, ...], told: str
+    ) -> None:
+        here.site.reserved = {one.id: one for one in there}
+        ec2 = open_ec2(with_reserved(), here.engine, here.endpoint)  # type: ignore[arg-type]
+        result = ec2.perform(into_reserved(), 30)
+        assert result.kind is ResultKind.PERMANENT and told in result.detail
 
     def test_network_cards_name_the_subnet_and_groups_themselves(self, here: Region) -> None:
         """EC2 refuses a subnet beside interfaces, and so does the stand-in."""

@@ -30,7 +30,7 @@ from spotkeeper.contract.cloud import (
     Vm,
     VmStatus,
 )
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, Reservation
 from spotkeeper.reconcile.clouds.gce import api
 from spotkeeper.reconcile.clouds.gce.api import Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.clouds.gce.cloud import Gce, open_gce
@@ -62,6 +62,12 @@ from tests.reconcile.clouds.gce.compute import (
 )
 
 INSERT = InsertVm(JOB, UID, 7, 3, "gpu", A, Model.SPOT)
+IN_RESERVATION = InsertVm(JOB, UID, 7, 3, "gpu", A, Model.RESERVED, "res")
+RESERVATION = {
+    "consumeReservationType": "SPECIFIC_RESERVATION",
+    "key": "compute.googleapis.com/reservation-name",
+    "values": ["res"],
+}
 
 
 @pytest.fixture
@@ -97,6 +103,37 @@ class TestCalls:
         google.script["instances.insert"] = operation()
         gce.perform(msgspec.structs.replace(INSERT, zone=B), 5)
         assert "resourcePolicies" not in google.asked[0].body
+
+    def test_an_insert_into_a_reservation_names_it_and_no_placement_policy(self, google: Google) -> None:
+        """It takes the template of on-demand machines, since spot machines cannot use a reservation."""
+        google.script["instances.insert"] = operation()
+        pool, *others = STACK.pools
+        link = f"{LINK}/regions/us-x1/instanceTemplates/sk-demo-gpu-od"
+        pool = msgspec.structs.replace(pool, templates={"on-demand": link}, reservations=(Reservation("res", A, 1),))
+        gce = open_gce(msgspec.structs.replace(STACK, pools=(pool, *others)), Clock(), google.endpoint)
+        assert gce.perform(IN_RESERVATION, 5).kind is ResultKind.ACCEPTED
+        (asked,) = google.asked
+        assert asked.query["sourceInstanceTemplate"].endswith("sk-demo-gpu-od")
+        assert asked.body["reservationAffinity"] == RESERVATION
+        assert "resourcePolicies" not in asked.body
+
+    @pytest.mark.parametrize(
+        ("affinity", "model", "name"),
+        [
+            (RESERVATION, Model.RESERVED, "res"),
+            ({"consumeReservationType": "ANY_RESERVATION"}, Model.ON_DEMAND, None),
+        ],
+    )
+    def test_only_a_machine_that_names_its_reservation_is_a_reserved_one(
+        self, google: Google, gce: Gce, affinity: dict[str, object], model: Model, name: str | None
+    ) -> None:
+        google.script["instances.aggregatedList"] = scopes(
+            "instances",
+            us_x1_a=[instance(scheduling={"provisioningModel": "STANDARD"}, reservationAffinity=affinity)],
+            us_x1_b=[],
+        )
+        (vm,) = gce.list("demo").vms
+        assert (vm.model, vm.reservation) == (model, name)
 
     @pytest.mark.parametrize("change", [{"pool": "none"}, {"model": Model.ON_DEMAND}])
     def test_a_launch_without_a_template_is_not_sent(self, google: Google, gce: Gce, change: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.reconcile.clouds.ec2.standin.protocol import Ec2Error, Params
 from tests.reconcile.clouds.ec2.standin.site import TOKEN_S, Site
-from tests.reconcile.clouds.ec2.standin.things import OWNER, Instance, Run, Template, show_instance
+from tests.reconcile.clouds.ec2.standin.things import OWNER, Instance, Reserved, Run, Template, show_instance
 
 TAGGABLE = ("instance", "volume", "network-interface", "spot-instances-request")
 # Instance type -> how many network cards it has, and the first that takes an Elastic Fabric Adapter.
@@ -31,8 +31,11 @@ class Launcher:
         data = template.versions[version]
         zone, subnet = self._place(params, data)
         tags = tags_of(params, TAGGABLE if spot else TAGGABLE[:-1])
-        self._market(zone, spot)
+        reserved = self._reserved(params, data["InstanceType"], zone, spot)
+        if reserved is None:
+            self._market(zone, spot)
         instance = self._made(params, data, zone, subnet, spot, tags)
+        instance.reservation = reserved
         self.site.tokens["RunInstances", params["ClientToken"]] = (_plain(params), instance.id)
         self.site.launch(instance)
         return _reservation(instance)
@@ -91,6 +94,29 @@ class Launcher:
         if (group := placed.get("GroupName", "")) and group not in self.site.groups:
             raise Ec2Error("InvalidPlacementGroup.Unknown", f"The placement group '{group}' is unknown.")
         return zone, subnet
+
+    def _reserved(self, params: Params, kind: str, zone: str, spot: bool) -> Reserved | None:
+        """The reserved capacity that a launch names, which must have room for its machine; None: it names none."""
+        market = params.get("InstanceMarketOptions", {}).get("MarketType", "")
+        named = params.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+        uid = named.get("CapacityReservationId", "")
+        if not uid:
+            if market:
+                raise Ec2Error("InvalidParameterValue", f"{market}: a launch names a capacity block")
+            return None
+        found = self.site.reserved.get(uid)
+        if found is None:
+            raise Ec2Error("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{uid}' does not exist")
+        if spot or (market == "capacity-block") is not found.block:
+            raise Ec2Error("InvalidParameterCombination", f"{uid} cannot be used with this market type")
+        if (found.zone, found.kind) != (zone, kind) or params.get("Placement", {}).get("GroupName"):
+            raise Ec2Error("InvalidParameterValue", f"The attributes of {uid} do not match the launch")
+        if not found.active:
+            raise Ec2Error("InvalidCapacityReservationState", f"The capacity reservation '{uid}' is not active")
+        used = sum(one.there and one.reservation is found for one in self.site.instances.values())
+        if used >= found.count:
+            raise Ec2Error("ReservationCapacityExceeded", f"Requested capacity exceeds the capacity of {uid}")
+        return found
 
     def _market(self, zone: str, spot: bool) -> None:
         site, market = self.site, self.site.market

@@ -14,7 +14,7 @@ from random import Random
 from typing import Protocol
 
 from tests.reconcile.clouds.ec2.standin.protocol import Ec2Error
-from tests.reconcile.clouds.ec2.standin.things import Instance, Run, Snapshot, Template, Vol, Volume
+from tests.reconcile.clouds.ec2.standin.things import Instance, Reserved, Run, Snapshot, Template, Vol, Volume
 
 LISTED_S = 3600.0  # a terminated machine
 TOKEN_S = 86_400.0  # a token, after its machine's end
@@ -93,6 +93,7 @@ class Site:
         self.templates: dict[str, Template] = {}
         self.subnets: dict[str, str] = {}  # id -> zone
         self.groups: set[str] = set()
+        self.reserved: dict[str, Reserved] = {}  # capacity reservations and capacity blocks, by id
         self.spot_role = True  # AWSServiceRoleForEC2Spot: a fresh account has none, and the function may not make it
         self.instances: dict[str, Instance] = {}
         self.volumes: dict[str, Volume] = {}

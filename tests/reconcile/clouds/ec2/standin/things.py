@@ -44,6 +44,18 @@ class Template:
         return self.versions[version].get("InstanceMarketOptions", {}).get("MarketType") == "spot"
 
 
+@dataclass(frozen=True)
+class Reserved:
+    """A targeted capacity reservation, or a capacity block."""
+
+    id: str
+    zone: str
+    kind: str
+    count: int
+    block: bool = False
+    active: bool = True
+
+
 @dataclass
 class Instance:
     id: str
@@ -63,6 +75,7 @@ class Instance:
     stopped: float = 0.0  # when it began to go down
     notice: float | None = None
     boot: dict[str, dict[str, str]] = field(default_factory=dict)  # tags of what came with it, by kind
+    reservation: Reserved | None = None
 
     @property
     def there(self) -> bool:
@@ -123,6 +136,11 @@ def show_instance(one: Instance) -> dict[str, Any]:
     }
     if one.spot:
         told["InstanceLifecycle"] = "spot"
+    if one.reservation is not None:
+        uid = one.reservation.id
+        told["CapacityReservationId"] = uid
+        told["CapacityReservationSpecification"] = {"CapacityReservationTarget": {"CapacityReservationId": uid}}
+        told |= {"InstanceLifecycle": "capacity-block", "CapacityBlockId": uid} if one.reservation.block else {}
     if one.reason[0]:
         told["StateReason"] = {"Code": one.reason[0], "Message": one.reason[1]}
     if one.state is not Run.TERMINATED:
