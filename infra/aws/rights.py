@@ -113,9 +113,10 @@ class Arns:
     def ec2(self, kind: str, which: str = "*") -> str:
         """Return an ARN pattern of EC2 resources of a kind.
 
-        ARNs of images and snapshots contain no account id. For subnets the pattern matches any account.
+        ARNs of images and snapshots contain no account id. Another account may share subnets and reserved capacity,
+        so for these the pattern matches any account.
         """
-        accounts = {"image": "", "snapshot": "", "subnet": "*"}
+        accounts = {"image": "", "snapshot": "", "subnet": "*", "capacity-reservation": "*"}
         return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
     def secret(self, name: str) -> tuple[str, ...]:
@@ -197,6 +198,8 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
     ours: Conditions = {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}}
     declared = (arns.ec2("launch-template"), arns.ec2("placement-group"))
     places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
+    # Without this statement a launch can use no reservation that it names; with it, only these.
+    reserved = [arns.ec2("capacity-reservation", one.name) for pool in settings.pools for one in pool.reservations]
     machines_only: Conditions = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
     # EC2 looks up an image with the caller's rights; AWS has changed which of the two actions that needs.
     looked_up = tuple(arns.parameter(name) for name in _parameters(settings))
@@ -209,6 +212,7 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
         Statement("FromOurTemplatesInOurGroups", run, declared, ours),
         Statement("OfTheirImages", run, (arns.ec2("image"),), {"Bool": {"ec2:IsLaunchTemplateResource": "true"}}),
         Statement("InOurNetwork", run, places),
+        *((Statement("InReservedCapacity", run, reserved),) if reserved else ()),
         Statement("AsOurMachines", ("iam:PassRole",), (arns.role(MACHINE),), machines_only),
     )
 

@@ -18,6 +18,7 @@ from infra.settings import teams
 from infra.settings.both import range_of, twice
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
+from infra.settings.reserved import pool_reservations
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
 from spotkeeper.contract.notification import (
     CHANNEL_NAME,
@@ -418,4 +419,6 @@ def pool_run(pool: Pool, s: Settings) -> Iterator[Problem]:
         yield problem("max_run_hours", _OVER_BEFORE, hours)
 
 
-POOL_RULES: tuple[PoolRule, ...] = (pool_name, pool_zones, pool_prices, pool_kind, pool_placement, pool_run)
+POOL_RULES: tuple[PoolRule, ...] = (
+    pool_name, pool_zones, pool_prices, pool_kind, pool_placement, pool_run, pool_reservations,
+)  # fmt: skip

@@ -343,8 +343,11 @@ def _by_place(named: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def models(pool: Pool) -> tuple[str, ...]:
-    """Return the provisioning models that a spot pool allows; each has a machine template."""
-    return ("spot", "on-demand") if pool.on_demand_machines() else ("spot",)
+    """Return the provisioning models for which a spot pool has a machine template.
+
+    Reserved capacity is used by on-demand machines.
+    """
+    return ("spot", "on-demand") if pool.on_demand_machines() or pool.reservations else ("spot",)
 
 
 def pool_state(
@@ -379,6 +382,7 @@ def pool_state(
         machines=tuple(machines),
         disk_key=settings.kms_key,
         disk_usd_gb_month=DISK_PRICES.get(pool.disk.type),
+        reservations=tuple(one.state() for one in pool.reservations),
     )
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from infra.catalog import AWS_PRICES, BUILT_IN, DISK_PRICES, GCP_ACCELERATOR_PRICES, GCP_PRICES, list_price
-from spotkeeper.contract.stack import Price
+from spotkeeper.contract.stack import Price, ReservedCapacity
 
+BLOCK_ENDS_S = 1800.0  # EC2 begins to terminate a capacity block's machines 30 minutes before its end
 SPOT_NOTICE_S = 120  # the longest preemption notice that both clouds give
 OnDestroy = Literal["delete", "retain", "protect"]
 """What `pulumi destroy` does to data: delete it, leave it in the cloud, or refuse to run."""
@@ -114,6 +116,40 @@ class Placement(Struct, frozen=True, forbid_unknown_fields=True):
     ) = None
 
 
+class Reservation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Reserved capacity that its owner pays for anyway: machines in it cost a job nothing."""
+
+    name: Annotated[
+        str, about("gcp: name of the reservation; aws: id of the capacity reservation or capacity block, cr-...")
+    ]
+    zone: Annotated[str, about("its zone, one of the pool's")]
+    count: Annotated[int, Meta(ge=1, le=10_000, description="number of its machines for this stack")]
+    starts: Annotated[str, about("when it starts, such as 2026-12-01T11:30:00Z; unset: it has started")] = ""
+    ends: Annotated[str, about("when it ends, as its cloud shows it; jobs move before; unset: it has no end")] = ""
+    block: Annotated[bool, about("aws: a capacity block, whose machines EC2 ends 30 minutes early")] = False
+
+    def state(self) -> ReservedCapacity:
+        """Return it as the function reads it: its times are unix seconds, and a block ends when EC2 ends it."""
+        starts, ends = moment(self.starts), moment(self.ends)
+        return ReservedCapacity(
+            name=self.name,
+            zone=self.zone,
+            count=self.count,
+            starts=None if starts is None else starts.timestamp(),
+            ends=None if ends is None else ends.timestamp() - BLOCK_ENDS_S * self.block,
+            block=self.block,
+        )
+
+
+def moment(text: str) -> datetime | None:
+    """Return the time in a text; None if the text is "", no time, or a time without its zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """A machine shape in a set of zones."""
 
@@ -138,6 +174,10 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=0, le=SPOT_NOTICE_S, description="seconds of a preemption notice; unset: 120")] | None
     ) = None
     max_run_hours: Annotated[Hours | None, about("gcp: longest life, hours; unset: `limits.max_run_hours`")] = None
+    reservations: Annotated[
+        tuple[Reservation, ...],
+        Meta(max_length=100, description="reserved capacity for machines of this type, preferred while it is idle"),
+    ] = ()
     prices: Annotated[dict[str, Price], about("USD per machine-hour by zone; unset: that of infra/catalog.py")] = {}
 
     def price(self, zone: str) -> Price | None:

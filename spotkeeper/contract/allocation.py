@@ -29,7 +29,7 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
     """An entry of the allocation: permits this attempt to have a machine of this ``resource``.
 
     ``resource`` is ``slot:<pool>`` for a spot machine under the pool's limit,
-    ``slot:<pool>/on-demand`` for an on-demand machine and ``slot:<pool>/reserved/<name>``
+    ``slot:<pool>/on-demand`` for an on-demand machine and ``slot:<pool>/reserved/<key>``
     for one in this reserved capacity (both also count under the pool's limit), or
     ``machine:<name>`` for a static machine.
     """
@@ -58,9 +58,9 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def reservation(self) -> str | None:
-        """The reserved capacity that the machine uses; None: none."""
-        _, found, name = self.resource.partition(RESERVED)
-        return name if found and self.machine is None else None
+        """The key of the reserved capacity that the machine uses; None: none."""
+        _, found, key = self.resource.partition(RESERVED)
+        return key if found and self.machine is None else None
 
 
 class Stop(str, Enum):
@@ -173,7 +173,7 @@ def resource(offer: Offer) -> str:
     if offer.machine is not None:
         return f"machine:{offer.machine}"
     if offer.model is Model.RESERVED:
-        return f"slot:{offer.pool}{RESERVED}{offer.reservation or ''}"
+        return f"slot:{offer.pool}{RESERVED}{offer.zone}/{offer.reservation or ''}"
     return f"slot:{offer.pool}" + ("/on-demand" if offer.model is Model.ON_DEMAND else "")
 
 
@@ -245,7 +245,7 @@ class Tally:
         if offer.model is not Model.RESERVED:
             return False
         pool = stack.pool(offer.pool)
-        found = pool.reservation(offer.reservation) if pool is not None else None
+        found = pool.reservation(offer.zone, offer.reservation) if pool is not None else None
         return found is None or self._resources[resource(offer)] >= found.count
 
     def _under_the_teams(self, stack: StackState, team: TeamState, new: str, later_usd: float) -> bool:

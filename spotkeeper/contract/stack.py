@@ -56,7 +56,7 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True, rename={"on_demand"
         return self.spot if model is Model.SPOT else self.on_demand
 
 
-class Reservation(Struct, frozen=True, forbid_unknown_fields=True):
+class ReservedCapacity(Struct, frozen=True, forbid_unknown_fields=True):
     """Reserved capacity of a cloud: an owner pays for its machines whether they run or not. Times are unix seconds.
 
     ``name``: of a Compute Engine reservation; the id (``cr-...``) of an EC2 capacity reservation or capacity block.
@@ -69,6 +69,11 @@ class Reservation(Struct, frozen=True, forbid_unknown_fields=True):
     starts: float | None = None  # None: it has started
     ends: float | None = None  # None: unknown
     block: bool = False  # an EC2 capacity block, which a launch must name as such
+
+    @property
+    def key(self) -> str:
+        """Identify it within its pool: Compute Engine's names are unique only in their zone."""
+        return f"{self.zone}/{self.name}"
 
     def usable(self, now: float, for_s: float = 0.0) -> bool:
         """Whether machines may run in it from now on for this long."""
@@ -110,10 +115,10 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     # A fixed version number, so that a repeated call makes the same machine after a newer `pulumi up`.
     template_versions: dict[str, str] = {}  # model -> version of its launch template
     tags: dict[str, str] = {}  # for every machine, in addition to those that identify it; agents read them
-    reservations: tuple[Reservation, ...] = ()  # reserved capacity for machines of this type
+    reservations: tuple[ReservedCapacity, ...] = ()  # reserved capacity for machines of this type
 
-    def reservation(self, name: str | None) -> Reservation | None:
-        return next((one for one in self.reservations if one.name == name), None)
+    def reservation(self, zone: str, name: str | None) -> ReservedCapacity | None:
+        return next((one for one in self.reservations if (one.zone, one.name) == (zone, name)), None)
 
     def dearest(self, model: Model) -> float:
         """Return a machine's USD per hour in the most expensive zone. Used for grants, which name no zone."""

@@ -19,7 +19,7 @@ from spotkeeper.contract.parse.typed import read_text
 
 if TYPE_CHECKING:
     from infra.settings.model import Channel, Settings
-    from infra.settings.pool import Pool
+    from infra.settings.pool import Pool, Reservation
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 STAND_IN = "http://127.0.0.1:80"  # placeholder for a one-machine cloud's address, which is known only while it runs
@@ -273,6 +273,7 @@ class CheckedPool(Struct, frozen=True):
     on_demand: int  # how many of them may be on-demand
     usd_hour_spot: float | None
     usd_hour_most: float
+    reserved: tuple[str, ...] = ()  # each of its reservations, in words
 
 
 class CheckedChannel(Struct, frozen=True):
@@ -386,7 +387,13 @@ def _pool(pool: Pool) -> CheckedPool:
         on_demand=bought,
         usd_hour_spot=round(pool.size * spot, 2) if pool.kind == "spot" else None,
         usd_hour_most=round(bought * dear + (pool.size - bought) * spot, 2),
+        reserved=tuple(map(_reserved, pool.reservations)),
     )
+
+
+def _reserved(one: Reservation) -> str:
+    when = (f" from {one.starts}" if one.starts else "") + (f" to {one.ends}" if one.ends else "")
+    return f"{one.count} of them reserved in {one.zone} as {one.name}{when}, paid for already: used first"
 
 
 def _text(checked: CheckedStack) -> str:
@@ -399,6 +406,7 @@ def _text(checked: CheckedStack) -> str:
         if pool.usd_hour_spot is not None:
             price = f"${pool.usd_hour_spot:.2f} an hour as spot, at most ${pool.usd_hour_most:.2f}"
         lines.append(f"  {pool.name} ({pool.kind}): {count} {pool.machine}, {price}")
+        lines += [f"    {told}" for told in pool.reserved]
     for channel in checked.channels:
         where = "its address is a secret" if channel.secret else "its address is in the stack file"
         lines.append(f"  channel {channel.name} ({channel.kind}, {where}): {', '.join(channel.events) or 'no events'}")

@@ -90,7 +90,7 @@ class Need:
         refused: keys of offers refused since the need arose.
         fallback: an on-demand fallback is active: on-demand comes first, then spot.
         on_demand_left: how many more on-demand machines the job may have.
-        idle: the machines of each reserved capacity that other jobs do not use, by its name.
+        idle: how many machines of each reserved capacity other jobs do not use, by its pool and key.
         cold_s: how long an offer stays cold after a refusal to any job.
         salt: the seed of the shuffle; the job's uid.
         runs: the machine that an offer must be better than; None: no machine runs.
@@ -112,7 +112,7 @@ class Need:
     refused: frozenset[str] = frozenset()
     fallback: bool = False
     on_demand_left: int = 0
-    idle: Mapping[str, int] = field(default_factory=dict)
+    idle: Mapping[tuple[str, str], int] = field(default_factory=dict)
     market: tuple[OfferHistory, ...] = ()
     cold_s: float = 180.0
     salt: str = ""
@@ -200,12 +200,13 @@ def _reserved(spec: JobSpec, stack: StackState, need: Need) -> list[Offer]:
         return []
     least_s = 2 * (need.hung_s + need.cold_s + need.save_s)  # a machine that boots late would have to go at once
     found = [
-        Offer(pool.name, one.zone, Model.RESERVED, 0.0, reservation=one.name)
+        (-idle, Offer(pool.name, one.zone, Model.RESERVED, 0.0, reservation=one.name))
         for pool in pools_of(spec, stack)
         for one in pool.reservations
-        if need.zone in (None, one.zone) and need.idle.get(one.name, 0) > 0 and one.usable(need.now, least_s)
+        if need.zone in (None, one.zone) and one.usable(need.now, least_s)
+        if (idle := need.idle.get((pool.name, one.key), 0)) > 0
     ]
-    return sorted(found, key=lambda offer: (-need.idle[offer.reservation or ""], offer.key()))
+    return [offer for _, offer in sorted(found, key=lambda one: (one[0], one[1].key()))]
 
 
 def _bought(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Selection:

@@ -90,8 +90,17 @@ def test_json_has_the_same_content(cli: Cli, checkout: Path) -> None:
     )
     assert told["pools"][0] | {"machine": ""} == {
         "name": "burst", "kind": "spot", "machine": "", "machines": 8, "on_demand": 2,
-        "usd_hour_spot": 11.75, "usd_hour_most": 16.16,
+        "usd_hour_spot": 11.75, "usd_hour_most": 16.16, "reserved": [],
     }  # fmt: skip
+
+
+def test_what_is_reserved_is_said(cli: Cli, checkout: Path) -> None:
+    file = checkout / "infra/stacks/Pulumi.dev.yaml"
+    reserved = "{name: res, zone: us-east1-b, count: 4, ends: 2026-12-08T11:30:00Z}"
+    change(file, "max_on_demand: 2", f"max_on_demand: 2\n      reservations: [{reserved}]")
+    told = "4 of them reserved in us-east1-b as res to 2026-12-08T11:30:00Z, paid for already: used first"
+    assert f"    {told}\n" in cli("check", file).out
+    assert json.loads(cli("check", file, "--json").out)["pools"][0]["reserved"] == [told]
 
 
 def test_all_problems_of_stack_and_jobs_are_listed_with_file_and_line(cli: Cli, checkout: Path) -> None:

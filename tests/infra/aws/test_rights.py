@@ -21,6 +21,7 @@ from infra.aws.rights import (
 )
 from infra.aws.storage import bucket_rules
 from infra.settings.model import Settings
+from infra.settings.pool import Reservation
 from infra.settings.read import from_config
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.local.deploy.config import read_config
@@ -176,6 +177,22 @@ def test_only_the_images_parameter_may_be_read(settings: Settings) -> None:
     public = replace(settings, pools=(replace(burst, image="resolve:ssm:/aws/service/debian/12:3"), *others))
     theirs = "arn:aws:ssm:us-east-1::parameter/aws/service/debian/12"
     assert may(document(function_rights(public, SUBNETS, GROUP)), "ssm:GetParameters", theirs)
+
+
+def test_a_launch_may_use_only_the_reserved_capacity_of_the_stack_file(settings: Settings, function: str) -> None:
+    burst, *others = settings.dynamic()
+    ours = Reservation("cr-0123456789abcdef0", burst.zones[0], 4)
+    pools = (replace(burst, reservations=(ours,)), *others)
+    before, after = (function_rights(each, SUBNETS, GROUP) for each in (settings, replace(settings, pools=pools)))
+    (more,) = (one for one in after if one not in before)
+    arn = "arn:aws:ec2:us-east-1:*:capacity-reservation"
+    assert more.plain() == {
+        "Sid": "InReservedCapacity",
+        "Effect": "Allow",
+        "Action": ["ec2:RunInstances"],
+        "Resource": [f"{arn}/{ours.name}"],
+    }
+    assert not may(function, "ec2:RunInstances", f"{EC2}:capacity-reservation/{ours.name}")
 
 
 def test_where_all_pools_are_static_no_machine_may_be_launched(settings: Settings) -> None:

@@ -437,7 +437,8 @@ def test_a_misspelt_required_key_names_the_right_one(key: str) -> None:
 
 
 def test_no_refused_key_is_a_valid_field() -> None:
-    ours = {name for struct in structs() if struct is not pool_model.Accelerator for name in struct.__struct_fields__}
+    apart = (pool_model.Accelerator, pool_model.Reservation)  # `count` and `zone` are right there
+    ours = {name for struct in structs() if struct not in apart for name in struct.__struct_fields__}
     assert not checks.ELSEWHERE.keys() & ours
 
 

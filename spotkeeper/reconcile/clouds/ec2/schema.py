@@ -197,7 +197,7 @@ def _reserved(pool: PoolState, action: InsertVm) -> dict[str, object]:
     """
     if action.reservation is None:
         return {}
-    found = pool.reservation(action.reservation)
+    found = pool.reservation(action.zone, action.reservation)
     target = {"CapacityReservationTarget": {"CapacityReservationId": action.reservation}}
     block = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if found is not None and found.block else {}
     return {"CapacityReservationSpecification": target, **block}

@@ -60,7 +60,7 @@ def _reservation_ends(draft: Draft, slot: Slot, vm: Vm) -> float | None:
     All its machines end at that time, so they are replaced together, in one stop of the gang.
     """
     pool = draft.snapshot.stack.pool(slot.pool) if slot.reservation is not None else None
-    found = pool.reservation(slot.reservation) if pool is not None else None
+    found = pool.reservation(slot.zone, slot.reservation) if pool is not None else None
     if found is None or found.ends is None:
         return None
     lead = min(_lead_s(draft), MOST * max(0.0, found.ends - vm.created))

@@ -207,17 +207,18 @@ def selection(
     return draft.offers[key]
 
 
-def _idle(draft: Draft) -> dict[str, int]:
-    """Return how many machines of each reserved capacity no other job has, by its name."""
-    taken = Counter(one.reservation for one in draft.snapshot.allocation.grants if one.job != draft.record.job)
-    return {one.name: one.count - taken[one.name] for pool in draft.snapshot.stack.pools for one in pool.reservations}
+def _idle(draft: Draft) -> dict[tuple[str, str], int]:
+    """Return how many machines of each reserved capacity no other job has, by its pool and key."""
+    job, pools = draft.record.job, [pool for pool in draft.snapshot.stack.pools if pool.reservations]
+    grants = draft.snapshot.allocation.grants if pools else ()
+    taken = Counter((one.pool, one.reservation) for one in grants if one.job != job)
+    return {(pool.name, one.key): one.count - taken[pool.name, one.key] for pool in pools for one in pool.reservations}
 
 
 def reserved_for_all(draft: Draft, zone: str) -> bool:
     """Whether the idle reserved capacity in this zone has a machine for every node of the job."""
-    found = [one for one in choices(draft, gang_as_node(draft), zone) if one.offer.model is Model.RESERVED]
-    idle = _idle(draft)
-    return sum(idle[choice.offer.reservation or ""] for choice in found) >= draft.size()
+    idle, found = _idle(draft), choices(draft, gang_as_node(draft), zone, (Model.RESERVED,))
+    return sum(idle[one.offer.pool, f"{zone}/{one.offer.reservation}"] for one in found) >= draft.size()
 
 
 def _select(draft: Draft, need: Need) -> Selection:

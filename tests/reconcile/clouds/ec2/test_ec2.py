@@ -24,7 +24,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.market import Chances, Guess, PriceRun
-from spotkeeper.contract.stack import Interface, Model, Reservation, StackState
+from spotkeeper.contract.stack import Interface, Model, ReservedCapacity, StackState
 from spotkeeper.reconcile.clouds.ec2 import errors
 from spotkeeper.reconcile.clouds.ec2.api import Api
 from spotkeeper.reconcile.clouds.ec2.cloud import open_ec2
@@ -49,7 +49,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Region]:
 
 
 def with_reserved(block: bool = False) -> StackState:
-    pool = replace(POOL, reservations=(Reservation("cr-1", A, 1, block=block),))
+    pool = replace(POOL, reservations=(ReservedCapacity("cr-1", A, 1, block=block),))
     return replace(STACK, pools=(pool,))
 
 

@@ -30,7 +30,7 @@ from spotkeeper.contract.cloud import (
     Vm,
     VmStatus,
 )
-from spotkeeper.contract.stack import Model, Reservation
+from spotkeeper.contract.stack import Model, ReservedCapacity
 from spotkeeper.reconcile.clouds.gce import api
 from spotkeeper.reconcile.clouds.gce.api import Api, MetadataToken, NoAnswerError
 from spotkeeper.reconcile.clouds.gce.cloud import Gce, open_gce
@@ -109,7 +109,9 @@ class TestCalls:
         google.script["instances.insert"] = operation()
         pool, *others = STACK.pools
         link = f"{LINK}/regions/us-x1/instanceTemplates/sk-demo-gpu-od"
-        pool = msgspec.structs.replace(pool, templates={"on-demand": link}, reservations=(Reservation("res", A, 1),))
+        pool = msgspec.structs.replace(
+            pool, templates={"on-demand": link}, reservations=(ReservedCapacity("res", A, 1),)
+        )
         gce = open_gce(msgspec.structs.replace(STACK, pools=(pool, *others)), Clock(), google.endpoint)
         assert gce.perform(IN_RESERVATION, 5).kind is ResultKind.ACCEPTED
         (asked,) = google.asked

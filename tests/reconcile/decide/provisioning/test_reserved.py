@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.cloud import ResultKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Phase
-from spotkeeper.contract.stack import Model, Reservation, StackState
+from spotkeeper.contract.stack import Model, ReservedCapacity, StackState
 from spotkeeper.reconcile.controller.repair import _live
 from spotkeeper.report.job.recovery import preemptions
 from spotkeeper.report.money.money import attempts, money
@@ -19,14 +19,14 @@ SECOND = "bcde2345"
 HOUR_S = 3600.0
 
 
-def reserved(*reservations: Reservation, of: StackState | None = None) -> StackState:
+def reserved(*reservations: ReservedCapacity, of: StackState | None = None) -> StackState:
     plain = of or stack()
     pool, *others = plain.pools
     return replace(plain, pools=(replace(pool, reservations=reservations), *others))
 
 
 def has(zone: str = "z-c", count: int = 2, name: str = "res", **more: object) -> StackState:
-    return reserved(Reservation(name, zone, count, **more))  # type: ignore[arg-type]
+    return reserved(ReservedCapacity(name, zone, count, **more))  # type: ignore[arg-type]
 
 
 def wants(world: World, job: str = JOB) -> list[tuple[Model | None, str | None]]:
@@ -43,7 +43,7 @@ def test_idle_reserved_capacity_comes_first_whatever_the_policy(policy: str) -> 
     world = trained(World(nodes=2, the_stack=has(), policy=policy))
     assert wants(world) == [(Model.RESERVED, "z-c")] * 2
     assert {call.reservation for call in world.inserts()} == {"res"}
-    assert in_use(world) == ["slot:pool/reserved/res"] * 2
+    assert in_use(world) == ["slot:pool/reserved/z-c/res"] * 2
 
 
 def test_a_gang_takes_what_is_reserved_and_buys_the_rest_beside_it() -> None:
@@ -153,5 +153,5 @@ def test_a_lost_reserved_machine_is_no_preemption() -> None:
 
 def test_a_repair_of_the_allocation_finds_what_each_machine_uses() -> None:
     world = trained(World(nodes=2, the_stack=has()))
-    assert [grant.resource for grant in _live([world.record()])] == ["slot:pool/reserved/res"] * 2
-    assert all(grant.pool == "pool" and grant.reservation == "res" for grant in _live([world.record()]))
+    assert [grant.resource for grant in _live([world.record()])] == ["slot:pool/reserved/z-c/res"] * 2
+    assert all(grant.pool == "pool" and grant.reservation == "z-c/res" for grant in _live([world.record()]))
