@@ -114,8 +114,8 @@ RULES = (
     Mutant(
         "rule 8: a retry picks its zone anew",
         calls(
-            "slot.attempt, slot.pool, slot.zone, slot.model)",
-            "slot.attempt, slot.pool, max(draft.queries.answered), slot.model)",
+            "slot.attempt, slot.pool, slot.zone, slot.model,",
+            "slot.attempt, slot.pool, max(draft.queries.answered), slot.model,",
         ),
         CALM,
         "S10",
@@ -343,7 +343,7 @@ STEPS = (
         "a machine whose longest run ends is given up before its successor stands by",
         in_(
             "provisioning.machine_health",
-            '    draft.put_slot(index, "cur", ends=vm.ends)\n',
+            '    draft.put_slot(index, "cur", ends=ends)\n',
             "    draft.put(index, cur=None)\n",
         ),
         LONGEST,

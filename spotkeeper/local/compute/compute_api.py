@@ -227,7 +227,7 @@ class ComputeApi:
         stored = self._parts.stored
         for collection in COLLECTIONS.values():
             for scope in collection.scopes:
-                base = {"global": "/global", "regions": REGION}[scope] + f"/(?P<kind>{collection.kind})"
+                base = {"global": "/global", "regions": REGION, "zones": ZONE}[scope] + f"/(?P<kind>{collection.kind})"
                 yield "POST", base, self._insert_stored
                 yield "GET", base, self._list_stored
                 yield "GET", f"{base}/{NAME}", lambda call: stored.view(stored.get(call.ref(call.at["kind"])))

@@ -15,6 +15,7 @@ from spotkeeper.local.compute import validate
 from spotkeeper.local.compute.attachments import Attachments
 from spotkeeper.local.compute.disks import Disks
 from spotkeeper.local.compute.operations import OpDoc, Operations
+from spotkeeper.local.compute.reservations import Reservations
 from spotkeeper.local.compute.stored import StoredResources
 from spotkeeper.local.core import catalog, errors
 from spotkeeper.local.core import schema as w
@@ -28,8 +29,9 @@ from spotkeeper.local.spot_market.power import Power
 class InstanceBuilder:
     """Builds, from an insert's body and template, the instance that the API will show; it stores nothing."""
 
-    def __init__(self, world: World, stored: StoredResources, disks: Disks) -> None:
+    def __init__(self, world: World, stored: StoredResources, disks: Disks, reservations: Reservations) -> None:
         self._world = world
+        self.reservations = reservations
         self._stored = stored
         self._disks = disks
 
@@ -37,6 +39,7 @@ class InstanceBuilder:
         """Resolve every reference and fill in every default; ApiError if ``instances.insert`` must refuse the body."""
         merged = self.merged(body, template)
         validate.properties(merged, in_template=False)
+        self.reservations.check(ref, merged)
         machine = validate.machine_type(merged.machine_type)
         accelerated = bool(merged.guest_accelerators) or machine.accelerators > 0
         values = merged.metadata.values() if merged.metadata else {}
@@ -224,7 +227,7 @@ class InstanceApi:
         if vm is None or vm.id != op.operation.target_id or vm.ending is not Ending.NONE:
             raise errors.failed_preempted_while_created(op.target)
         timing = self._world.timing
-        if not self.capacity.has_capacity(vm):
+        if not self._has_room(vm):
             self._machines.put(vm, ending=Ending.STOCKOUT)
             self._operations.show_error(op.path, errors.stockout(vm.project, vm.zone))
             return timing.stockout_s
@@ -236,6 +239,11 @@ class InstanceApi:
         self._machines.put(vm, accepted=True)
         self._world.soon(timing.stage_s, "vm.stage", vm.path)
         return timing.stage_s + timing.start_s
+
+    def _has_room(self, vm: LocalVm) -> bool:
+        if vm.reservation is not None:
+            return self._builder.reservations.has_room(vm)
+        return self.capacity.has_capacity(vm)
 
     def _stage(self, path: str) -> None:
         vm = self._machines.find(path)
@@ -294,7 +302,7 @@ class InstanceApi:
         if vm is None or vm.wire.status != "TERMINATED" or vm.ending is Ending.DELETE:
             raise errors.failed_not_found(op.target)
         vm = self._machines.put(vm, ending=Ending.NONE, preempted=False, accepted=False)
-        if not self.capacity.has_capacity(vm):
+        if not self._has_room(vm):
             raise errors.stockout(vm.project, vm.zone)
         self._machines.show(self._machines.put(vm, accepted=True), "STAGING")
         return self._world.timing.start_s

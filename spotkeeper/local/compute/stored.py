@@ -1,4 +1,4 @@
-"""Stores resources without an effect on this cloud: networks, subnetworks, firewalls, resource policies, templates.
+"""Stores resources that do nothing here: networks, subnetworks, firewalls, policies, templates, reservations.
 
 Names, references and fields are checked, and a resource in use cannot be deleted, so that a program that would fail in
 the real cloud fails here too.
@@ -18,7 +18,7 @@ from spotkeeper.local.core import errors
 from spotkeeper.local.core.rest import Ref, parse_body, parse_ref, timestamp, to_json, without_nulls
 from spotkeeper.local.core.schema import InstanceProperties, JsonObject, JsonValue, TemplateBody
 from spotkeeper.local.core.vm import KIND as INSTANCES
-from spotkeeper.local.core.vm import LocalVm
+from spotkeeper.local.core.vm import RESERVATIONS, LocalVm
 from spotkeeper.local.core.world import World
 
 
@@ -64,6 +64,10 @@ COLLECTIONS = {
         ),
         Collection(
             "resourcePolicies", "compute#resourcePolicy", ("regions",), _fields("groupPlacementPolicy region")
+        ),
+        Collection(
+            RESERVATIONS, "compute#reservation", ("zones",),
+            _fields("specificReservation specificReservationRequired zone"),
         ),
         Collection("instanceTemplates", "compute#instanceTemplate", ("global", "regions"), frozenset()),
     )
@@ -143,6 +147,10 @@ class StoredResources:
             clean[name] = self._world.self_link(target.path)
         if isinstance(routing := clean.get("routingConfig"), dict):
             routing.pop("deleteBgpAlwaysCompareMed", None)  # Terraform's provider sends it; Google's schema lacks it
+        if ref.kind == RESERVATIONS and clean.get("specificReservationRequired") is not True:
+            raise errors.not_built("only reservations with specificReservationRequired are supported")
+        if "zone" in collection.fields:
+            clean["zone"] = self._world.self_link(f"projects/{ref.project}/{ref.scope}")
         if "region" in collection.fields:
             clean["region"] = self._world.self_link(f"projects/{ref.project}/{ref.scope}")
         return clean
@@ -188,6 +196,10 @@ class StoredResources:
                 if link in links or link in (vm.wire.resource_policies or []):
                     yield vm.path
 
+        if ref.kind == RESERVATIONS:
+            vms = self._world.state.all(INSTANCES, LocalVm, f"projects/{ref.project}/")
+            yield from (vm.path for vm in vms if vm.reservation == ref)
+
     def _in_network(self, kind: str, project: str, link: str) -> Iterator[StoredResource]:
         items = self._world.state.all(kind, StoredResource, f"projects/{project}/")
         return (item for item in items if item.body.get("network") == link)
@@ -211,6 +223,6 @@ class StoredResources:
             links: list[JsonValue] = [self._world.self_link(item.path) for item in found]
             shown |= {"subnetworks": links} if links else {}
             shown.setdefault("routingConfig", {"routingMode": "REGIONAL"})
-        if ref.kind == "resourcePolicies":
+        if ref.kind in ("resourcePolicies", RESERVATIONS):
             shown["status"] = "READY"
         return shown

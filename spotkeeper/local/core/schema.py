@@ -141,6 +141,19 @@ class Accelerator(RequestPart, frozen=True):
     accelerator_count: int | None = None
 
 
+class ReservationAffinity(RequestPart, frozen=True):
+    """Which reservations a VM may use; ``values``: the name of the one, if it is specific."""
+
+    consume_reservation_type: str | None = None
+    key: str | None = None
+    values: list[str] | None = None
+
+    @property
+    def reservation(self) -> str | None:
+        specific = self.consume_reservation_type == "SPECIFIC_RESERVATION"
+        return next(iter(self.values or ()), None) if specific else None
+
+
 class InstanceProperties(RequestPart, frozen=True):
     """The properties of a template; an instance also has a name and a zone."""
 
@@ -159,7 +172,7 @@ class InstanceProperties(RequestPart, frozen=True):
     resource_policies: list[str] | None = None
     shielded_instance_config: JsonValue = None
     advanced_machine_features: JsonValue = None
-    reservation_affinity: JsonValue = None
+    reservation_affinity: ReservationAffinity | None = None
     network_performance_config: JsonValue = None
     confidential_instance_config: JsonValue = None
     private_ipv6_google_access: str | None = None

@@ -13,7 +13,7 @@ class VmView(Struct, frozen=True):
     name: str
     id: str
     zone: str
-    model: str  # "spot" | "on-demand"
+    model: str  # "spot" | "on-demand" | "reserved"
     machine: str
     status: str
     address: str

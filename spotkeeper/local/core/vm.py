@@ -14,6 +14,7 @@ from spotkeeper.local.core.schema import Instance, Scheduling
 from spotkeeper.local.core.world import World
 
 KIND = "instances"
+RESERVATIONS = "reservations"
 
 
 class Ending(str, Enum):
@@ -68,6 +69,12 @@ class LocalVm(Struct, frozen=True):
     @property
     def spot(self) -> bool:
         return self.scheduling.spot
+
+    @property
+    def reservation(self) -> Ref | None:
+        """The reservation that it uses; None: none."""
+        name = self.wire.reservation_affinity.reservation if self.wire.reservation_affinity is not None else None
+        return Ref(self.project, f"zones/{self.zone}", RESERVATIONS, name) if name is not None else None
 
     @property
     def scheduling(self) -> Scheduling:

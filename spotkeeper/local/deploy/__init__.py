@@ -56,7 +56,26 @@ def up(
         DeployError: the stack file is wrong, or a resource could not be made. The state records all resources that
             were made: another ``up`` continues, a ``destroy`` removes them.
     """
+    _reserve(stack, config_file, cloud)
     return _driver(engine).up(stack, config_file, cloud, folder, on_event)
+
+
+def _reserve(stack: str, config_file: Path, cloud: Endpoint) -> None:
+    """Make the reservations that the stack file names. In a real cloud they exist: their owner has bought them."""
+    from infra.settings.read import from_config
+    from spotkeeper.contract.parse.problem import SpecError
+    from spotkeeper.local.deploy.api import ResourceClient
+    from spotkeeper.local.deploy.config import read_config
+
+    try:
+        settings = from_config(read_config(config_file, cloud.endpoint), stack)
+    except SpecError:
+        return  # the program reports it
+    client = ResourceClient(cloud.endpoint, cloud.token)
+    for pool in settings.pools:
+        for one in pool.reservations:
+            scope = f"projects/{settings.project}/zones/{one.zone}"
+            client.reserve(scope, one.name, pool.machine.type, one.count)
 
 
 def preview(

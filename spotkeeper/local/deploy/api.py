@@ -60,6 +60,16 @@ class ResourceClient:
             self._set(t, url, key)
         return {}
 
+    def reserve(self, scope: str, name: str, machine_type: str, count: int) -> None:
+        """Make a reservation unless it exists. ``scope``: ``projects/<project>/zones/<zone>``."""
+        url = self._compute(f"{scope}/reservations")
+        try:
+            self._call("GET", f"{url}/{name}")
+        except GoneError:
+            specific = {"count": str(count), "instanceProperties": {"machineType": machine_type}}
+            body: Json = {"name": name, "specificReservation": specific, "specificReservationRequired": True}
+            self._operation(self._call("POST", url, body))
+
     def delete(self, t: PlacedResource) -> None:
         """Delete the resource, if it exists."""
         try:

@@ -9,6 +9,7 @@ from spotkeeper.local.compute.attachments import Attachments
 from spotkeeper.local.compute.disks import Disks
 from spotkeeper.local.compute.instances import InstanceApi, InstanceBuilder
 from spotkeeper.local.compute.operations import Operations
+from spotkeeper.local.compute.reservations import Reservations
 from spotkeeper.local.compute.resources import Resources
 from spotkeeper.local.compute.stored import StoredResources
 from spotkeeper.local.core.vm import VmTable
@@ -31,8 +32,9 @@ class CloudParts:
         self.stored = StoredResources(world, self.operations, self.policies)
         self.disks = Disks(world, self.operations, self.host)
         self.billing = Billing(world)
-        self.builder = InstanceBuilder(world, self.stored, self.disks)
         self.machines = VmTable(world)
+        reservations = Reservations(self.stored, self.machines)
+        self.builder = InstanceBuilder(world, self.stored, self.disks, reservations)
         self.attachments = Attachments(world, self.operations, self.disks, self.host, self.machines)
         self.power = Power(world, self.operations, self.host, self.billing, self.machines, self.attachments)
         self.instances = InstanceApi(world, self.operations, self.builder, self.machines, self.attachments, self.power)

@@ -27,6 +27,7 @@ class Line(Struct, frozen=True):
     start: float
     end: float | None = None
     preempted: bool = False
+    reserved: bool = False  # in a reservation, which is paid for without a VM, too: not on this bill
 
 
 class Bill(Struct, frozen=True):
@@ -63,7 +64,7 @@ class Billing:
             if line.spot and line.preempted and end - line.start < FREE_S:
                 continue
             duration = (end - line.start) / 3600.0
-            full = self.on_demand(line.machine) * duration
+            full = 0.0 if line.reserved else self.on_demand(line.machine) * duration
             share = self._world.market.mean_price(line.zone, line.start, end) if line.spot else 1.0
             spent, only, hours = spent + full * share, only + full, hours + duration
             spot_hours += duration if line.spot else 0.0

@@ -54,7 +54,8 @@ class Power:
             vm, "RUNNING", last_start_timestamp=timestamp(now), resource_status=_until(vm.scheduling, now)
         )
         vm = self._machines.put(vm, boots=vm.boots + 1, pid=0, started=0)
-        self._billing.begin(Line(vm.path, vm.id, vm.zone, vm.machine, vm.spot, now))
+        reserved = vm.reservation is not None
+        self._billing.begin(Line(vm.path, vm.id, vm.zone, vm.machine, vm.spot, now, reserved=reserved))
         limit = vm.scheduling.max_run_duration
         if limit is not None:
             self._world.state.drop_timers("vm.expire", vm.path)

@@ -56,13 +56,10 @@ class Spot:
         return override.spot if override.spot is not None else self._world.market.capacity(zone, self._world.now())
 
     def running(self, zone: str, spot: bool) -> list[LocalVm]:
-        """Return the VMs that use capacity: all that start or run, except VMs that have a notice."""
+        """Return the VMs that use capacity: all that start or run, except those with a notice or in a reservation."""
         states = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
-        return [
-            vm
-            for vm in self._machines.list()
-            if vm.zone == zone and vm.spot is spot and vm.accepted and not vm.preempted and vm.wire.status in states
-        ]
+        here = (vm for vm in self._machines.list() if vm.zone == zone and vm.spot is spot and vm.reservation is None)
+        return [vm for vm in here if vm.accepted and not vm.preempted and vm.wire.status in states]
 
     def has_capacity(self, vm: LocalVm) -> bool:
         limit = self.limit(vm.zone, vm.spot)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import requests
 
@@ -32,6 +33,7 @@ from spotkeeper.reconcile.clouds.gce.cloud import Gce, open_gce
 
 A, B = "us-central1-a", "us-central1-b"
 JOB, UID = "abcd2345", str(uuid.uuid4())
+ON_DEMAND = "projects/local/regions/us-central1/instanceTemplates/sk-demo-p-od"
 TEMPLATE = "projects/local/regions/us-central1/instanceTemplates/sk-demo-p-spot"
 POOL = PoolState(
     name="p",
@@ -213,6 +215,43 @@ def test_a_preempted_machine_is_listed_stopping_and_its_disk_stays(gce: Gce, clo
     assert made(gce, DeleteDisk(disk, A)) is ResultKind.ACCEPTED
 
 
+def test_a_reservation_keeps_machines_for_those_that_name_it(cloud: LocalCloud) -> None:
+    """The zone has no on-demand machine left, but the reservation has one."""
+    link = ON_DEMAND.rpartition("/")
+    standard = {**PROPERTIES, "scheduling": {"provisioningModel": "STANDARD"}}
+    reserved = {"count": "1", "instanceProperties": {"machineType": "e2-standard-4"}}
+    for url, body in (
+        (link[0], {"name": link[2], "properties": standard}),
+        (
+            f"projects/local/zones/{A}/reservations",
+            {"name": "res", "specificReservation": reserved, "specificReservationRequired": True},
+        ),
+    ):
+        answer = requests.post(f"{cloud.compute_endpoint}/{url}", json=body, headers=cloud.headers, timeout=10)
+        assert answer.status_code == 200, answer.text
+    pool = msgspec.structs.replace(POOL, templates={"on-demand": ON_DEMAND})
+    stack = msgspec.structs.replace(STACK, pools=(pool,))
+    gce = open_gce(stack, cloud.clock, cloud.compute_endpoint, cloud.token)
+    cloud.set_capacity(A, 0, model="on-demand")
+    try:
+        first, second = (InsertVm(JOB, UID, 20, n, "p", A, Model.RESERVED, "res") for n in (1, 2))
+        assert made(gce, first) is ResultKind.ACCEPTED
+        vm = vm_of(until(gce, running(20)), 20)
+        assert vm is not None and (vm.model, vm.reservation) == (Model.RESERVED, "res")
+        (shown,) = (one for one in cloud.status().vms if one.name == vm.name)
+        assert (shown.model, shown.price) == ("reserved", 0.0)
+
+        assert made(gce, second) in (ResultKind.ACCEPTED, ResultKind.CAPACITY)
+        listing = until(gce, lambda seen: any(one.action == second for one in seen.results))
+        assert {one.kind for one in listing.results if one.action == second} == {ResultKind.CAPACITY}
+        missing = gce.perform(msgspec.structs.replace(second, attempt=3, reservation="none"), 10)
+        assert missing.kind is ResultKind.PERMANENT and "do not exist" in missing.detail
+    finally:
+        cloud.set_capacity(A, None, model="on-demand")
+    assert made(gce, DeleteVm(vm.name, vm.uid, A)) is ResultKind.ACCEPTED
+    until(gce, lambda seen: not seen.vms)
+
+
 def test_quota_and_wrong_templates(gce: Gce, cloud: LocalCloud) -> None:
     assert (
         made(open_gce(_with_template("none"), cloud.clock, cloud.compute_endpoint, cloud.token), insert(4))
@@ -226,7 +265,5 @@ def test_quota_and_wrong_templates(gce: Gce, cloud: LocalCloud) -> None:
 
 
 def _with_template(name: str) -> StackState:
-    import msgspec
-
     pool = msgspec.structs.replace(POOL, templates={"spot": TEMPLATE.replace("sk-demo-p-spot", name)})
     return msgspec.structs.replace(STACK, pools=(pool,))
