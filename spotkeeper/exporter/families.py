@@ -105,8 +105,10 @@ def _pools(reading: StackReading) -> Iterator[Metric]:
         if pool.kind == "static":
             used.add_metric([pool.name, Model.STATIC.value], pool.used)
         else:
-            used.add_metric([pool.name, Model.SPOT.value], pool.used - pool.used_on_demand)
+            used.add_metric([pool.name, Model.SPOT.value], pool.used - pool.used_on_demand - pool.used_reserved)
             used.add_metric([pool.name, Model.ON_DEMAND.value], pool.used_on_demand)
+            if pool.reserved or pool.used_reserved:
+                used.add_metric([pool.name, Model.RESERVED.value], pool.used_reserved)
         most.add_metric([pool.name], pool.max_machines)
         for zone in pool.zones:
             for model, usd in ((Model.ON_DEMAND, zone.on_demand), (Model.SPOT, zone.spot)):

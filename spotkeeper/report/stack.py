@@ -53,6 +53,7 @@ class PoolView(Struct, frozen=True):
     Attributes:
         used: the number of machines that jobs have or are about to get, at most ``max_machines``.
         used_on_demand: how many of these are on-demand, at most ``max_on_demand``.
+        used_reserved: how many of these are in the pool's reserved capacity, which has ``reserved`` machines now.
     """
 
     name: str
@@ -63,6 +64,8 @@ class PoolView(Struct, frozen=True):
     max_machines: int
     max_on_demand: int
     zones: tuple[PoolZone, ...]
+    used_reserved: int = 0
+    reserved: int = 0
 
 
 class HeldJob(Struct, frozen=True):
@@ -112,6 +115,7 @@ def stack_view(
     known = list(jobs)
     taken = Counter(grant.pool for grant in allocation.grants if grant.machine is None)
     dear = Counter(grant.pool for grant in allocation.grants if grant.on_demand)
+    paid = Counter(grant.pool for grant in allocation.grants if grant.reservation is not None)
     static = Counter(grant.machine for grant in allocation.grants if grant.machine is not None)
     there = Counter(
         (node.pool, node.zone) for view, _ in known for node in view.nodes if node.model not in (None, Model.STATIC)
@@ -125,6 +129,8 @@ def stack_view(
             used_on_demand=dear[pool.name],
             max_machines=pool.max_machines if pool.kind == "spot" else len(pool.machines),
             max_on_demand=pool.max_on_demand,
+            used_reserved=paid[pool.name],
+            reserved=sum(one.count for one in pool.reservations if one.usable(now)),
             zones=tuple(_zones(pool, there, now, prices.get(pool.name), (observed or {}).get(pool.name, ()))),
         )
         for pool in stack.pools
@@ -143,7 +149,9 @@ def stack_view(
         machines=sum(taken.values()),
         max_machines=stack.max_machines,
         usd_hour=_always(stack) + sum(usd_per_hour(ledger, now, prices) for _, ledger in known),
-        listed_usd_hour=sum(_listed(pool, taken[pool.name] - dear[pool.name], dear[pool.name]) for pool in stack.pools),
+        listed_usd_hour=sum(
+            _listed(pool, taken[pool.name] - dear[pool.name] - paid[pool.name], dear[pool.name]) for pool in stack.pools
+        ),
         max_usd_hour=stack.max_usd_hour,
         jobs=len(views),
         training=sum(view.phase is Phase.RUN and view.gen > 0 and not view.stopping for view in views),

@@ -177,6 +177,10 @@ def test_on_demand_machines_are_no_spot_machines(reading: StackReading) -> None:
     used = replace(reading, view=replace(reading.view, pools=pools), site=replace(reading.site, no_tick="no tick"))
     found = values(used, "spotkeeper_pool_machines", "pool", "model")
     assert (found["workers", "spot"], found["workers", "on-demand"]) == (2.0, 1.0)
+    assert ("workers", "reserved") not in found, "the pool has none"
+    some = tuple(replace(pool, used_reserved=2, reserved=4) for pool in pools)
+    found = values(replace(used, view=replace(used.view, pools=some)), "spotkeeper_pool_machines", "pool", "model")
+    assert (found["workers", "spot"], found["workers", "reserved"]) == (0.0, 2.0)
     assert values(used, "spotkeeper_ticks_failing") == {(): 1.0}
 
 

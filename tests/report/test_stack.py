@@ -8,7 +8,7 @@ from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import Observation, PriceRun, Prices
 from spotkeeper.contract.record import Hold, Phase
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, ReservedCapacity, StackState
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.stack import StackView, stack_view
 from tests.contract.samples import STACK, ZONES
@@ -38,12 +38,12 @@ OBSERVED = {
 }
 
 
-def a_stack(**over: object) -> StackView:
+def a_stack(grants: tuple[Grant, ...] = GRANTS, state: StackState = STACK, **over: object) -> StackView:
     view = job_view(a_record(), None, NOTICED[:6], STACK, NOW)
     held = replace(view, name="held", phase=Phase.HOLD, reason="spent its max_usd", nodes=())
     given = {"prices": PRICES, "observed": OBSERVED, **over}
-    state = replace(STACK, max_usd_hour=10.0)
-    return stack_view(state, Allocation(1, "n", GRANTS), [(view, NOTICED[:6]), (held, ())], NOW, **given)
+    limited = replace(state, max_usd_hour=10.0)
+    return stack_view(limited, Allocation(1, "n", grants), [(view, NOTICED[:6]), (held, ())], NOW, **given)
 
 
 def test_pools_show_their_limits_and_what_is_used() -> None:
@@ -68,6 +68,16 @@ def test_an_hour_costs_all_machines_at_present_prices() -> None:
     assert a_stack().usd_hour == 3.0 + 2 * 0.5
     assert a_stack(prices={}).usd_hour == 3.0 + 2 * 1.0
     assert a_stack().listed_usd_hour == 1.0 + 3.0
+
+
+def test_reserved_machines_are_counted_apart_and_cost_nothing_more() -> None:
+    workers, *others = STACK.pools
+    ours = (ReservedCapacity("res", A, 2), ReservedCapacity("later", A, 8, starts=NOW + 1))
+    state = replace(STACK, pools=(replace(workers, reservations=ours), *others))
+    view = a_stack((*GRANTS, Grant("abcdefgh", 3, 1, f"slot:workers/reserved/{A}/res")), state)
+    (pool, *_) = view.pools
+    assert (pool.used, pool.used_on_demand, pool.used_reserved, pool.reserved) == (3, 1, 1, 2)
+    assert view.listed_usd_hour == a_stack().listed_usd_hour
 
 
 def test_jobs_on_hold_are_named_with_their_reason() -> None:

@@ -151,6 +151,8 @@ def compare(
 
 
 def _rows(made: Forecast, task: Task, shape: GangShape, took: float, reduce: float) -> list[ForecastRow]:
+    if not made.bought:
+        return [ForecastRow(made.pool, shape, "reserved", took, reduce, task.work_h, made.expected)]
     bought = [("spot", made.expected)] if task.spec.policy != "on-demand" and made.runs else []
     bought += [("on-demand", made.on_demand)] if task.shop.on_demand else []
     return [ForecastRow(made.pool, shape, how, took, reduce, task.work_h, outlook) for how, outlook in bought]

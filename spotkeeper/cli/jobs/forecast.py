@@ -34,6 +34,7 @@ from spotkeeper.report.forecast.compare import GangShape, MeasuredStep, Networks
 from spotkeeper.report.forecast.forecast import Forecast, Library, forecast, markdown, table
 from spotkeeper.report.forecast.player import Shop, most_on_demand
 from spotkeeper.report.forecast.recordings import RecordingPart, Task, own_recording, parts
+from spotkeeper.report.forecast.reserved import reserved_machines
 from spotkeeper.report.money.money import attempts
 from spotkeeper.report.text.words import code
 
@@ -105,7 +106,6 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     if problems := tuple(feasible(spec, (pool,), known.now, start_s)):
         raise SpecError(problems)
     prices = known.prices.get(pool.name)
-    spot = [_spot(pool, zone, prices, known.now) for zone in pool.zones]
     if known.store is not None and (untold := [zone for zone in pool.zones if _told(zone, prices, known.now) is None]):
         where = ", ".join(untold)
         said.append(f"prices: the cloud reported none for {where} within a day, so this uses the stack's list prices")
@@ -113,11 +113,12 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     return Task(
         spec=spec,
         shop=Shop.of(spec, known.stack, pool),
-        spot=tuple(spot),
+        spot=tuple(_spot(pool, zone, prices, known.now) for zone in pool.zones),
         on_demand=sum(demand) / len(demand),
         work_h=work_h,
         restart_h=start_s / 3600.0,
         deadline_h=None if spec.deadline is None else (deadline_at(spec.deadline, known.now) - known.now) / 3600.0,
+        reserved=reserved_machines(spec, pool, known.store, known.now, work_h + start_s / 3600.0, said),
     )
 
 

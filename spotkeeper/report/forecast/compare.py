@@ -80,7 +80,7 @@ class MeasuredStep(Struct, frozen=True):
 
 
 class ForecastRow(Struct, frozen=True):
-    """The forecast for one shape. ``bought``: ``spot`` (by the job's policy) or ``on-demand`` (no spot)."""
+    """The forecast for one shape. ``bought``: ``spot`` (by the job's policy), ``on-demand`` or ``reserved``."""
 
     pool: str
     shape: GangShape

@@ -74,6 +74,7 @@ class Forecast(Struct, frozen=True):
     replays: int
     assumptions: tuple[str, ...]
     runs: bool = True  # False: no replay had a machine, because no spot price was below its `max_price`
+    bought: int = 1  # its machines that are not in reserved capacity; both costs are theirs
 
 
 def forecast(
@@ -90,8 +91,10 @@ def forecast(
     """
     if not library.parts:
         raise ValueError("no recorded market has spot capacity")
-    own, others = ([_played(task, part, library, done) for part in parts] for parts in (library.own, library.others))
-    expected, whole = outlook(task, others, own), on_demand_only(task)
+    whole, own, others = on_demand_only(task), [], []
+    if task.bought:
+        own, others = ([_played(task, one, library, done) for one in of] for of in (library.own, library.others))
+    expected = outlook(task, others, own) if task.bought else whole
     return Forecast(
         job=task.spec.name,
         pool=task.shop.pool.name,
@@ -101,10 +104,11 @@ def forecast(
         deadline_h=task.deadline_h,
         expected=expected,
         on_demand=whole,
-        saves=1.0 - expected.usd.mid / whole.usd.mid,
+        saves=1.0 - expected.usd.mid / whole.usd.mid if task.bought else 0.0,
         replays=sum(map(len, (*own, *others))),
-        assumptions=(*assumptions, *_assumed(task, library)),
-        runs=task.shop.on_demand or expected.spot_share.high > 0,
+        assumptions=(*assumptions, *(_assumed(task, library) if task.bought else ())),
+        runs=not task.bought or task.shop.on_demand or expected.spot_share.high > 0,
+        bought=task.bought,
     )
 
 
@@ -147,7 +151,7 @@ def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) ->
 
 
 def cost_usd(task: Task, out: PlayedOutcome) -> float:
-    return out.cost * task.nodes
+    return out.cost * task.bought
 
 
 def spot_share(out: PlayedOutcome) -> float:
@@ -157,7 +161,7 @@ def spot_share(out: PlayedOutcome) -> float:
 
 def on_demand_only(task: Task) -> Outlook:
     hours = task.work_h + task.restart_h
-    cost, nothing = hours * task.on_demand * task.nodes, Band(0.0, 0.0, 0.0)
+    cost, nothing = hours * task.on_demand * task.bought, Band(0.0, 0.0, 0.0)
     late = None if task.deadline_h is None else float(hours > task.deadline_h)
     over = None if task.spec.max_usd is None else float(cost > task.spec.max_usd)
     return Outlook(Band(cost, cost, cost), Band(hours, hours, hours), nothing, nothing, late, 0.0, over)
@@ -240,6 +244,8 @@ def risks(of: Outlook) -> Iterator[tuple[str, float]]:
 
 
 def headline(made: Forecast) -> str:
+    if not made.bought:
+        return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training in reserved capacity"
     saved = f"{percent(made.saves)} cheaper than on-demand" if made.saves >= 0.005 else "no cheaper than on-demand"
     until = "" if made.deadline_h is None else f", deadline in {hours(made.deadline_h)}"
     return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training{until}: {saved}"

@@ -40,6 +40,7 @@ class Task:
     Attributes:
         deadline_h: hours from the job's start; None without a deadline.
         restart_h: hours from each launch until it trains; they are billed.
+        reserved: how many of its machines are in reserved capacity, which is paid for already.
     """
 
     spec: JobSpec
@@ -49,6 +50,12 @@ class Task:
     work_h: float
     restart_h: float
     deadline_h: float | None = None
+    reserved: int = 0
+
+    @property
+    def bought(self) -> int:
+        """The machines whose cost the job causes."""
+        return self.nodes - self.reserved
 
     @property
     def nodes(self) -> int:

@@ -52,11 +52,12 @@ def _pool(pool: PoolView) -> Markup:
         aria_label=f"{pool.name}: machines in use",
     )
     dear = f", {pool.used_on_demand} of at most {pool.max_on_demand} on demand" if pool.kind == "spot" else ""
+    paid = f", {pool.used_reserved} of {pool.reserved} reserved" if pool.reserved or pool.used_reserved else ""
     return el(
         "section",
         el("h2", pool.name, " ", badge(pool.kind, pool.kind), " ", el("span", pool.machine_type, class_="dim small")),
         meter,
-        el("p", f"{pool.used} of {pool.max_machines} machines in use{dear}", class_="dim small"),
+        el("p", f"{pool.used} of {pool.max_machines} machines in use{dear}{paid}", class_="dim small"),
         _zones(pool),
         class_="card",
     )

@@ -61,7 +61,8 @@ body{background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-sy
 .figure{font-size:1.15rem;font-weight:600;font-variant-numeric:tabular-nums}
 .badge{display:inline-block;padding:0 .55em;border-radius:1em;font-size:.82rem;font-weight:600;border:1px solid
   currentColor;white-space:nowrap}
-.badge.spot{color:var(--link)} .badge.on-demand{color:var(--warn)} .badge.static{color:var(--static-ink)}
+.badge.spot{color:var(--link)} .badge.on-demand{color:var(--warn)} .badge.static,.badge.reserved{color:
+  var(--static-ink)}
 .badge.plain{color:var(--dim)}
 table.rows{border-collapse:collapse;width:100%}
 table.rows th{font-size:.8rem;font-weight:600;color:var(--dim);text-align:left;padding:6px 10px;border-bottom:1px solid

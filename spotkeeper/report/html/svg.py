@@ -14,7 +14,7 @@ from spotkeeper.report.text.words import duration, usd
 WIDTH = 1000.0  # of the drawing's own units; a page scales it
 LEFT, RIGHT, LANE, TOP, FOOT = 70.0, 14.0, 34.0, 8.0, 24.0
 HEIGHT = 240.0  # of lines
-MODEL_COLOR = {Model.SPOT: "spot", Model.ON_DEMAND: "demand", Model.STATIC: "static"}
+MODEL_COLOR = {Model.SPOT: "spot", Model.ON_DEMAND: "demand", Model.STATIC: "static", Model.RESERVED: "static"}
 KIND_COLOR = {BarKind.SAVE: "save", BarKind.NOTICE: "notice", BarKind.LEAVE: "dim"}
 KIND_WORD = {
     BarKind.BOOT: "boots",
@@ -26,7 +26,7 @@ KIND_WORD = {
     BarKind.REFUSED: "refused by the cloud",
 }
 KEYS = (
-    *(("spot", "spot"), ("demand", "on-demand"), ("static", "static")),
+    *(("spot", "spot"), ("demand", "on-demand"), ("static", "static or reserved")),
     *(("save", "saves and waits"), ("notice", "notice")),
 )
 LOSS_UP = 8  # pixels above the middle of a lane: a replacement that is ready takes over in the same second

@@ -14,7 +14,12 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.report.text.words import percent, usd
 
 MACHINE = "machine:"  # the prefix of a static machine's grant
-_A_MACHINE = {Model.SPOT: "a spot machine", Model.ON_DEMAND: "an on-demand machine", Model.STATIC: "a static machine"}
+_A_MACHINE = {
+    Model.SPOT: "a spot machine",
+    Model.ON_DEMAND: "an on-demand machine",
+    Model.STATIC: "a static machine",
+    Model.RESERVED: "a reserved machine",
+}
 
 
 class EventLine(Struct, frozen=True):
@@ -129,6 +134,8 @@ def _requesting(entry: Entry, machine: str) -> str:
 
 def _price(entry: Entry) -> str:
     """The price of a requested machine: `` at $2.54/h (23 % of on-demand)``; "" if unknown."""
+    if entry.model is Model.RESERVED:
+        return ", paid for already"
     if entry.price is None:
         return ""
     share = f" ({percent(entry.price / entry.on_demand)} of on-demand)" if entry.on_demand else ""

@@ -12,7 +12,7 @@ from spotkeeper.report.job.events import EventLine
 from spotkeeper.report.job.metrics import MetricView
 from spotkeeper.report.job.view import JobView, NodeView, OutputView
 from spotkeeper.report.job.waiting import place, trial_lines, waiting_line
-from spotkeeper.report.money.money import SETTLED_S
+from spotkeeper.report.money.money import SETTLED_S, Money
 from spotkeeper.report.text.words import count, duration, percent, saved, usd, value_word
 
 # For each kind of hold: what a resume grants, and what a person may want to change in the files before it.
@@ -103,10 +103,15 @@ def _stale(view: JobView) -> bool:
 def money_line(view: JobView) -> str:
     """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; or why none is."""
     money = view.money
+    reserved = f"; {reserved_text(money)}" if money.reserved_hours else ""
     if money.saved_percent is None:
-        return f"spent {usd(money.spent)}, {no_saving(view)}"
+        return f"spent {usd(money.spent)}, {no_saving(view)}{reserved}"
     hours = f"the same machine-hours on demand {usd(money.on_demand_only)}"
-    return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}"
+    return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}{reserved}"
+
+
+def reserved_text(money: Money) -> str:
+    return f"{money.reserved_hours:.1f} machine-hours in reserved capacity, paid for already"
 
 
 def no_saving(view: JobView) -> str:

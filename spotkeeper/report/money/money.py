@@ -89,6 +89,7 @@ class Money(Struct, frozen=True):
     saved: float
     saved_percent: float | None
     undisturbed: float = 0.0
+    reserved_hours: float = 0.0  # machine-hours in reserved capacity
 
 
 # One pass writes all its events at one moment; causes come before their effects.
@@ -200,7 +201,8 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
     spent = sum(machine.cost(now, prices) for machine in machines)
     whole = sum(seconds([one.span(now)]) / HOUR_S * price for one, price in listed.items() if one.bought)
     percent = 100.0 * (whole - spent) / whole if whole > 0 and _settled(entries, now) else None
-    return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now))
+    reserved = sum(seconds([one.span(now)]) / HOUR_S for one in machines if not one.bought)
+    return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now), reserved)
 
 
 def over_time(

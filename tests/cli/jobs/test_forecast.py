@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -18,16 +19,18 @@ from spotkeeper.cli.jobs import forecast as forecasting
 from spotkeeper.cli.jobs.compare import measured_step_s as step_s
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.lookup import starts_of
+from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobSpec, MachineGroup
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import HOUR_S, Observation, PriceRun, Prices
 from spotkeeper.contract.record import Outcome, Phase
-from spotkeeper.contract.stack import Model, Price
+from spotkeeper.contract.stack import Model, Price, ReservedCapacity
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.forecast import forecast as report
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job
+from tests.contract.samples import STACK
 from tests.infra.conftest import STACKS
 
 EXAMPLE = STACKS / "Pulumi.example-gcp.yaml"
@@ -56,6 +59,26 @@ def test_a_stack_s_own_pool_and_prices(cli: Cli, store: Store, folder: Path) -> 
     assert (done.code, made["work_h"], made["pool"]) == (0, 5.0, "workers")
     assert made["expected"]["usd"]["low"] <= made["expected"]["usd"]["mid"] <= made["expected"]["usd"]["high"]
     assert made["on_demand"]["finish_h"]["mid"] == pytest.approx(5 + 1 / 6)
+
+
+def test_idle_reserved_capacity_is_counted_as_paid_and_named(cli: Cli, store: Store, folder: Path) -> None:
+    workers, *others = STACK.pools
+    now = time.time()
+    ours = (
+        ReservedCapacity("few", "us-central1-a", 2),
+        ReservedCapacity("over-soon", "us-central1-a", 9, ends=now + 3600),
+        ReservedCapacity("most", "us-central1-b", 3),
+    )
+    state = replace(STACK, pools=(replace(workers, max_machines=9, reservations=ours), *others))
+    store.put("stack/pools.json", msgspec.json.encode(state))
+    assert store.cas_allocation(Allocation(1, "n", (Grant(JOB, 0, 1, "slot:workers/reserved/us-central1-b/most"),)), "")
+    words = said(cli("forecast", job(folder, "work: 5h\nnodes: 3"), "--json").out)
+    other = "costs are those of the other 1"
+    assert f"reserved: 2 of its machines in idle reserved capacity in us-central1-a, paid for already; {other}" in words
+    made = json.loads(cli("forecast", job(folder, "work: 5h\nnodes: 2"), "--json").out)
+    assert (made["expected"]["usd"]["mid"], made["bought"]) == (0.0, 0)
+    rows = json.loads(cli("compare", job(folder, "work: 5h\nnodes: 2"), "--json").out)["rows"]
+    assert {(row["pool"], row["bought"]) for row in rows if row["pool"] == "workers"} == {("workers", "reserved")}
 
 
 @pytest.mark.parametrize(("told_h", "usd"), [(None, "$1.00"), (-25.0, "$1.00"), (-1.0, "$0.70")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as with_
 from statistics import mean
 from typing import Any
 
@@ -90,6 +91,16 @@ def test_uninterrupted_spot_costs_its_start_and_work() -> None:
     out = one(task(nodes=3), "1" * 30, "1" * 30)
     assert (out.preemptions, out.on_demand_h) == (0, 0)
     assert cost_usd(task(nodes=3), out) == pytest.approx(3 * (6.0 + RESTART_H))
+
+
+def test_reserved_machines_cost_nothing_in_a_forecast() -> None:
+    library = Library((part("1" * 30, "1" * 30),))
+    some, all_ = (forecast(with_(task(nodes=3), reserved=count), library) for count in (1, 3))
+    assert some.expected.usd.mid == pytest.approx(2 * (6.0 + RESTART_H))
+    assert some.on_demand.usd.mid == pytest.approx(2 * 4.0 * (6.0 + RESTART_H)), "the same machines"
+    assert (all_.expected.usd.mid, all_.expected.preemptions.mid, all_.replays, all_.runs) == (0.0, 0.0, 0, True)
+    assert all_.expected.finish_h.mid == pytest.approx(6.0 + RESTART_H)
+    assert "3 x m, 6.0 h of training in reserved capacity" in markdown(all_)
 
 
 def test_with_rare_spot_the_job_runs_on_demand() -> None:

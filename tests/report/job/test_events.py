@@ -61,6 +61,10 @@ SPOT, ON_DEMAND = ({"model": model, "price": 1.0, "on_demand": 4.0} for model in
             entry(Event.ADMITTED, 1.0, 1, 2, cause=PROBE, zone=A),
             f"node 1: {A} has capacity: the probing machine is ready (probe)",
         ),
+        (
+            entry(Event.INTENT, 1.0, 1, 2, model=Model.RESERVED, price=0.0, on_demand=4.0),
+            "node 1: requesting a reserved machine, paid for already",
+        ),
         (entry(Event.CRASH, 1.0, 1, cause=HANG, detail="node 1 hangs in forward"), "node 1 hangs in forward"),
         (entry(Event.CRASH, 1.0, 1, cause="exit 1"), "the job's own code failed (exit 1)"),
         (entry(Event.NOTICE, 1.0, 1, cause="preemption"), "node 1: preemption notice"),
