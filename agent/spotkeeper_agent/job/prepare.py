@@ -31,6 +31,7 @@ from spotkeeper_agent.launcher import pyenv
 from spotkeeper_agent.launcher.spool import lines_of
 
 WARM_S = 60.0  # real; the hello waits at most this long for the launcher
+PULL_S = 300.0  # real; and this long for a container image: the function waits 8 minutes for a boot
 LAUNCH_RETRY_S = 2.0  # real
 SAVER_RETRY_S = 5.0  # real
 TRIES = 3  # tries to read the secrets, a second apart; then the start fails, which the job's crash budget covers
@@ -48,7 +49,8 @@ class Preparation:
         self._bucket = bucket
         self._launcher = launcher
         self._helper = helper
-        self._greet_by: float | None = None  # monotonic; the latest time for the hello
+        self._greet_since: float | None = None  # monotonic; since when a hello waits for the launcher
+        self._pulls = False  # whether the job has a container image
         self._launching = False  # from begin() until the launcher ends
         self._launch_at = 0.0  # monotonic; earliest time of the next launch
         self._launch_failed = False
@@ -60,6 +62,7 @@ class Preparation:
 
         Called in every iteration of the agent's loop.
         """
+        self._pulls = bool(run.image)
         if self.source is None:
             folder, bucket, sha256 = self._sources, self._bucket, run.source_sha256
 
@@ -107,7 +110,7 @@ class Preparation:
 
     def greet_when_warm(self) -> None:
         """Have the hello sent once the launcher is warm, so that training need not wait for this machine."""
-        self._greet_by = time.monotonic() + WARM_S
+        self._greet_since = time.monotonic()
 
     def may_greet(self) -> bool:
         """Return whether to send the hello now; True only once.
@@ -115,13 +118,14 @@ class Preparation:
         A machine joins even if its launcher cannot start: its generation then ends with a crash, which the job's crash
         budget covers.
         """
-        if self._greet_by is None:
+        if self._greet_since is None:
             return False
         # An environment under construction may need the node's disk, which is attached after the hello.
-        due = self._launcher.building or time.monotonic() > self._greet_by
+        builds = self._launcher.building and not self._pulls
+        due = builds or time.monotonic() > self._greet_since + (PULL_S if self._pulls else WARM_S)
         if not (self._launcher.up or self._launch_failed or due):
             return False
-        self._greet_by = None
+        self._greet_since = None
         return True
 
     def end_saver(self, hurry: bool) -> bool:
@@ -139,7 +143,7 @@ class Preparation:
 
     def forget_job(self) -> None:
         self.source = None
-        self._greet_by, self._launch_failed = None, False
+        self._greet_since, self._launch_failed = None, False
 
     def forget_sources(self) -> None:
         """Delete all sources; call it only while no job is assigned. The next job's fetch waits for the deletion."""

@@ -23,7 +23,7 @@ from tests.agent.fakes import JOB, document, wait_until
 from tests.agent.jobs import OBEDIENT
 from tests.agent.systemd import box as boxes
 from tests.agent.systemd.registry import Registry
-from tests.agent.systemd.stage import UID, Stage
+from tests.agent.systemd.stage import PYTHON, UID, Stage
 
 UNPACKED = os.environ.get("SPOTKEEPER_PODMAN", "")  # a folder with usr/bin/podman and what it needs
 
@@ -66,6 +66,13 @@ told["ppid"] = os.getppid()
 with open(run + "/told.json.new", "w") as file:
     json.dump(told, file)
 os.rename(run + "/told.json.new", run + "/told.json")
+"""
+STACKS = """
+import socket
+with socket.socket(socket.AF_UNIX) as launcher:
+    launcher.connect("/run/spotkeeper/node/launcher.sock")
+    launcher.send(b'{"op": "stacks", "gen": 3}\\n')
+    launcher.recv(99)
 """
 
 
@@ -125,6 +132,8 @@ def test_a_job_runs_in_its_image_and_stops_and_ends_as_without(contained: Contai
     except AssertionError as error:
         raise AssertionError(f"{error}: {contained.log(1)}") from None
     assert exit_.value == "0", contained.log(1)
+    log = stage.log()
+    assert log.index('"launcher.up"') < log.index('"kind": "hello"'), "while it pulls, its predecessor may train on"
     told = json.loads((folder / "told.json").read_text())
     uid = int(stage.box.run("id -u spotkeeper-job").stdout)
     assert told["metadata"] == 1, "the fence refuses the machine's credentials: EPERM"
@@ -140,6 +149,9 @@ def test_a_job_runs_in_its_image_and_stops_and_ends_as_without(contained: Contai
     assert stage.box.run(f"ls /proc/{before}", check=False).returncode
     group = stage.box.run(f"cat /proc/{worker}/cgroup").stdout
     assert group.rstrip().endswith("/gen-3") and stage.box.show("spotkeeper-job", "ControlGroup") in group
+    stage.box.run(f"{PYTHON} -", stdin=STACKS)
+    stacks = stage.box.path(f"/run/spotkeeper/{JOB}/3/stacks.log")
+    assert "train.py" in wait_until(lambda: stacks.exists() and stacks.read_text(), 20)
     # It saves, stops and is released.
     stop = document(4, 3, (stage.member(disk=False),), DocState.SAVE_STOP, port=29500)
     stage.cloud.reply(UID, SyncReply(Role.MEMBER, JOB, 0, 1, doc=stop, run=contained.run, bundle=stage.bundle))
