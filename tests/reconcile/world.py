@@ -496,7 +496,9 @@ class World:
     # -- safety
 
     def check(self) -> None:
-        """One member per node and generation, one writer per disk, caps kept."""
+        """One member per node and generation, one writer per disk, caps kept; each machine is of its node's pool."""
+        for vm in (machine.vm for machine in self.dynamic() if machine.vm.job == JOB):
+            assert self.spec.pool_of(vm.node) in ("", vm.pool), f"node {vm.node} has a machine of {vm.pool}"
         seen: set[tuple[str, int, int]] = set()
         for agent in (m.agent for m in self.machines.values() if m.agent):
             if agent.gen and agent.alive and agent.job:

@@ -8,9 +8,10 @@ job ends as it should and nothing is left. Seeds make every story repeatable.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import VmStatus
-from spotkeeper.contract.job import Checkpoint, RequestKind, Retry
+from spotkeeper.contract.job import Checkpoint, MachineGroup, RequestKind, Retry
 from spotkeeper.contract.record import Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model
 from tests.reconcile.world import ZONES, World, stack
@@ -149,6 +150,17 @@ def test_sharded_state_survives_random_faults(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_static_and_spot_together_survive_random_faults(seed: int) -> None:
     survive(World(nodes=3, seed=seed, the_stack=stack(static=1), retry=Retry(crashes=1000)))
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mix_of_machines_survives_random_faults(seed: int, spread: bool) -> None:
+    """The pools share one zone; ``World.check`` compares machines and nodes."""
+    base = stack().pools[0]
+    pools = replace(base, name="l4", zones=ZONES[:2]), replace(base, name="t4", zones=ZONES[1:], max_machines=3)
+    mix = (MachineGroup("l4", 2), MachineGroup("t4", 1))
+    the_stack = replace(stack(), pools=(*pools, replace(base, name="other")))
+    survive(World(the_stack=the_stack, machines=mix, seed=seed, spread=spread, retry=Retry(crashes=1000)))
 
 
 @pytest.mark.parametrize("seed", range(16))

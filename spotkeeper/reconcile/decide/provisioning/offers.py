@@ -35,7 +35,7 @@ def open_to(draft: Draft, index: int, which: str) -> list[Offer]:
     assert node.cur is not None
     models = REPLACED_BY.get(node.replace_reason or "", ()) if node.cur.notice is None else ()
     if models == REPLACED_BY["on-demand"]:
-        return [*static(draft, node.cur.zone), *cheaper(draft, node, node.cur, pool)]
+        return [*static(draft, node.cur.zone), *cheaper(draft, node, node.cur)]
     found = choices(draft, node, node.cur.zone, models, pool)
     return [*static(draft, node.cur.zone), *_alike(draft, node, found)]
 
@@ -95,10 +95,10 @@ def gang_as_node(draft: Draft) -> Node:
     return Node(refused=refused, refused_at=max((node.refused_at for node in draft.nodes), default=0.0))
 
 
-def cheaper(draft: Draft, node: Node, slot: Slot, pool: str = "") -> list[Offer]:
-    """Return the on-demand offers in the machine's zone that cost less than the machine. ``pool``: as for ``Need``."""
+def cheaper(draft: Draft, node: Node, slot: Slot) -> list[Offer]:
+    """Return the on-demand offers in the machine's zone that cost less than the machine."""
     most = limits.price(draft, slot)
-    found = choices(draft, node, slot.zone, REPLACED_BY["on-demand"], pool)
+    found = choices(draft, node, slot.zone, REPLACED_BY["on-demand"])
     return [choice.offer for choice in found if choice.offer.price < most]
 
 

@@ -8,13 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.cloud import CreateDisk
 from spotkeeper.contract.job import JobRequest, MachineGroup, RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Hold
+from spotkeeper.contract.record import Hold, Node
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.gang import zone_probe
 from spotkeeper.reconcile.decide.job import limits
-from spotkeeper.reconcile.decide.provisioning import offers
+from spotkeeper.reconcile.decide.provisioning import offers, pending, reservations
+from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.queue.room import of_running
 from tests.reconcile.decide.queue import situation
 from tests.reconcile.decide.queue.situation import reserved, runs, waits
@@ -117,6 +120,10 @@ def test_a_user_moves_the_gang_only_to_a_zone_of_all_pools() -> None:
     one.request(RequestKind.MOVE, zone="z-b")
     one.until(lambda: one.training() and one.record().zone == "z-b", 30 * MINUTE)
     assert there(one) == whole("z-b")
+    copies = {
+        (action.node, action.pool) for _, action, _ in one.made if isinstance(action, CreateDisk) and action.snapshot
+    }
+    assert copies == {(0, "l4"), (1, "l4"), (2, "t4")}
 
 
 def test_a_swap_and_a_backup_keep_the_pool() -> None:
@@ -128,10 +135,9 @@ def test_a_swap_and_a_backup_keep_the_pool() -> None:
     gen = one.record().gen
     one.until(lambda: one.record().gen > gen and one.training(), 10 * MINUTE)
     assert there(one) == whole("z-a")
-    draft = Draft(*on_snapshot(stack=one.stack)(*calm(3, machines=MIX)))
+    made = draft(one.stack)
     for index, pool in enumerate(("l4", "l4", "t4")):
-        draft.put_slot(index, "cur", pool=pool)
-        assert {offer.pool for offer in offers.beside(draft, index)} == {pool}
+        assert {offer.pool for offer in offers.beside(made, index)} == {pool}
 
 
 def test_a_spread_mix_takes_each_pool_where_it_has_capacity() -> None:
@@ -150,6 +156,104 @@ def test_on_demand_follows_per_pool() -> None:
     one.until(one.training, 15 * MINUTE)
     assert {machine.vm.model for machine in one.dynamic()} == {Model.ON_DEMAND}
     assert [pool for _, pool, _ in there(one)] == ["l4", "l4", "t4"]
+
+
+def test_nothing_is_bought_while_one_pool_costs_more_than_max_price() -> None:
+    one = world(policy="spot", max_price=0.5)
+    one.submit()
+    one.run(2 * MINUTE)
+    assert not one.dynamic()
+    assert (
+        one.record().reason
+        == "waiting: max_price is $0.5, and the cheapest spot machine in pool l4 costs $0.90 an hour"
+    )
+
+
+# -- decisions about one node or zone
+
+
+def priced(l4: tuple[float | None, ...], t4: tuple[float | None, ...]) -> StackState:
+    """Both pools with these spot prices in the three zones; None: no spot there."""
+    base = stack().pools[0]
+
+    def of(name: str, spot: tuple[float | None, ...]) -> PoolState:
+        return replace(base, name=name, prices={zone: Price(1.0, usd) for zone, usd in zip(ZONES, spot, strict=True)})
+
+    return replace(stack(), pools=(of("l4", l4), of("t4", t4)))
+
+
+def draft(the_stack: StackState | None = None, **spec: object) -> Draft:
+    """A gang that trains in z-a."""
+    made = Draft(*on_snapshot(stack=the_stack or pools())(*calm(3, machines=MIX, **spec)))
+    for index in range(3):
+        made.put_slot(index, "cur", pool=made.pool(index))
+    return made
+
+
+NONE = (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("l4", "t4", "zones"),
+    [
+        ((0.1, 0.2, 0.3), (0.3, 0.2, 0.1), ["z-b", "z-a", "z-c"]),  # the second best of both before the worst of one
+        ((0.1, 0.2, 0.3), (None, None, 0.1), ["z-c", "z-a", "z-b"]),  # spot in both pools before on-demand in one
+    ],
+)
+def test_the_best_zone_is_the_best_for_the_whole_gang(l4: Any, t4: Any, zones: list[str]) -> None:
+    found = offers.of_gang(draft(priced(l4, t4)), Node(), None)
+    assert list(dict.fromkeys(choice.offer.zone for choice in found)) == zones
+
+
+def test_room_for_a_gang_is_room_in_each_pool() -> None:
+    made = draft()
+    options = [choice.offer for choice in offers.of_gang(made, Node(), "z-b")]
+    assert offers.fits(made, 3, options)
+    assert not offers.fits(made, 3, [offer for offer in options if offer.pool == "l4"])
+
+
+def test_a_node_goes_back_to_spot_only_within_its_pool() -> None:
+    made = draft(priced((0.1, 0.1, 0.1), NONE))
+    for index in range(3):
+        made.put_slot(index, "cur", model=Model.ON_DEMAND)
+    assert [offers.warm_spot(made, index) for index in range(3)] == [True, True, False]
+
+
+def test_on_demand_joins_at_once_in_a_pool_without_spot() -> None:
+    made = draft(priced((0.1, 0.1, 0.1), NONE), max_wait="30m")
+    made.set(stop_since=made.now)
+    assert [pending.on_demand_from(made, index) is None for index in range(3)] == [False, False, True]
+
+
+def test_a_zone_is_not_given_up_for_a_pool_that_has_no_spot_anywhere() -> None:
+    made = draft(priced((0.1, 0.1, 0.1), NONE))
+    made.put(2, cur=None, refused=("t4/z-b/on-demand",), refused_at=made.now)
+    assert not reservations._all_refused(made)
+    made.put(2, refused=tuple(f"t4/{zone}/on-demand" for zone in ZONES))
+    assert reservations._all_refused(made)
+
+
+def test_a_zone_that_one_pool_has_no_more_is_left() -> None:
+    assert not offers.out_of_pools(draft())
+    assert offers.out_of_pools(draft(pools(zones=ZONES[1:])))
+
+
+def test_a_mix_does_not_look_for_cheaper_zones() -> None:
+    case = on_snapshot(stack=pools())
+    assert zone_probe._calm(Draft(*case(*calm(3))))
+    assert not zone_probe._calm(Draft(*case(*calm(3, machines=MIX))))
+
+
+def test_a_claim_says_what_is_missing_of_which_pool() -> None:
+    made = draft()
+    own = claim.claim(made)
+    assert own is not None and own.mix == (("l4", 2), ("t4", 1)) and own.pools == ()
+    made.set(dry_since=made.now - 10)
+    made.put(2, cur=None)
+    short = claim._short(made)
+    assert short is not None and {offer.partition("/")[0] for offer in short.offers} == {"t4"}
+    made.put(0, cur=None)
+    assert claim._short(made) is None
 
 
 # -- the queue
@@ -177,12 +281,28 @@ def test_a_mix_of_other_numbers_is_another_claim() -> None:
 
 
 def test_a_mix_is_placed_by_pool_beside_its_grants_and_replacements() -> None:
-    claim = runs("a", 3, **MIXED)
+    mixed = runs("a", 3, **MIXED)
     held = tuple(Grant("a", 0, attempt, "slot:l4/on-demand") for attempt in (1, 2, 3))
-    room = of_running(Allocation(grants=held, claims=(claim,)), small())
+    room = of_running(Allocation(grants=held, claims=(mixed,)), small())
     assert dict(room.placed("a")) == {"l4/on-demand": 2, "t4": 1}
     none = small(situation.pool("l4", 1), situation.pool("t4", 1))
-    assert dict(of_running(Allocation(claims=(claim,)), none).placed("a")) == {"l4": 2, "t4": 1}, "beyond lowered caps"
+    assert dict(of_running(Allocation(claims=(mixed,)), none).placed("a")) == {"l4": 2, "t4": 1}, "beyond lowered caps"
+
+
+def test_a_mix_is_placed_before_a_job_that_may_use_any_pool() -> None:
+    """A job of any pool would take the L4 first."""
+    claims = runs("a", 2), runs("b", 3, **MIXED)
+    room = of_running(Allocation(claims=claims), small(situation.pool("l4", 3), situation.pool("t4", 2)))
+    assert [dict(room.placed(job)) for job in "ab"] == [{"l4": 1, "t4": 1}, {"l4": 2, "t4": 1}]
+
+
+def test_machines_are_taken_for_a_mix_though_another_one_cannot_have_them() -> None:
+    low = runs("r", 2, pools=("l4",), priority=0)
+    same = runs("x", 1, pools=("t4",))
+    other = waits("v", 3, ago_s=9 * MINUTE, **MIXED | {"mix": (("l4", 1), ("t4", 2))})
+    on = small(situation.pool("l4", 2), situation.pool("t4", 2))
+    found = reserved(low, same, other, waits("w", 3, **MIXED), on=on)
+    assert found == {"r": 0, "x": 1, "v": 0, "w": 3}
 
 
 def test_two_mixes_share_the_pools_without_half_a_gang() -> None:
