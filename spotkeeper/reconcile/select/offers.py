@@ -201,9 +201,9 @@ def _reserved(spec: JobSpec, stack: StackState, need: Need) -> list[Offer]:
     least_s = 2 * (need.hung_s + need.cold_s + need.save_s)  # a machine that boots late would have to go at once
     found = [
         (-idle, Offer(pool.name, one.zone, Model.RESERVED, 0.0, reservation=one.name))
-        for pool in pools_of(spec, stack)
+        for pool in _dynamic(spec, stack, need)
         for one in pool.reservations
-        if need.zone in (None, one.zone) and one.usable(need.now, least_s)
+        if one.zone in pool.zones and need.zone in (None, one.zone) and one.usable(need.now, least_s)
         if (idle := need.idle.get((pool.name, one.key), 0)) > 0
     ]
     return [offer for _, offer in sorted(found, key=lambda one: (one[0], one[1].key()))]

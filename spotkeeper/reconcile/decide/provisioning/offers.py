@@ -21,6 +21,7 @@ from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.select.offers import Need, RankedOffer, Runs, Selection, select
 from spotkeeper.reconcile.store.documents import StaticHello
 
+_BY_PRICE = (Model.RESERVED, Model.SPOT, Model.ON_DEMAND)
 REPLACED_BY = {"spot": (Model.RESERVED, Model.SPOT), "on-demand": (Model.ON_DEMAND,)}
 
 
@@ -134,8 +135,8 @@ def choices(
 def of_gang(draft: Draft, node: Node, zone: str | None) -> tuple[RankedOffer, ...]:
     """Return the offers for the whole gang, the best zone first. ``node``: as ``gang_as_node``.
 
-    A mix starts only in a zone with offers for each of its pools. Zones in which more pools have spot come first, then
-    those in which the pool that is worst off is better off.
+    A mix starts only in a zone with offers for each of its pools. Zones in which more pools have cheap models come
+    first, then those in which the pool that is worst off is better off.
     """
     spec = draft.snapshot.spec
     if spec is None or not spec.machines:
@@ -148,8 +149,8 @@ def of_gang(draft: Draft, node: Node, zone: str | None) -> tuple[RankedOffer, ..
 
     def key(zone: str) -> tuple[int, int, int, str]:
         ranks = [first[zone] for first in firsts]
-        bought = sum(of[rank].offer.model is Model.ON_DEMAND for of, rank in zip(found, ranks, strict=True))
-        return bought, max(ranks), sum(ranks), zone
+        dear = sum(_BY_PRICE.index(of[rank].offer.model) for of, rank in zip(found, ranks, strict=True))
+        return dear, max(ranks), sum(ranks), zone
 
     zones = sorted(set.intersection(*map(set, firsts)), key=key)
     return tuple(choice for zone in zones for of in found for choice in of if choice.offer.zone == zone)
@@ -215,10 +216,10 @@ def _idle(draft: Draft) -> dict[tuple[str, str], int]:
     return {(pool.name, one.key): one.count - taken[pool.name, one.key] for pool in pools for one in pool.reservations}
 
 
-def reserved_for_all(draft: Draft, zone: str) -> bool:
-    """Whether the idle reserved capacity in this zone has a machine for every node of the job."""
-    idle, found = _idle(draft), choices(draft, gang_as_node(draft), zone, (Model.RESERVED,))
-    return sum(idle[one.offer.pool, f"{zone}/{one.offer.reservation}"] for one in found) >= draft.size()
+def reserved_for(draft: Draft, zone: str, count: int, pool: str = "") -> bool:
+    """Whether the idle reserved capacity in this zone has a machine for ``count`` nodes. ``pool``: as for ``Need``."""
+    idle, found = _idle(draft), choices(draft, gang_as_node(draft), zone, (Model.RESERVED,), pool)
+    return sum(idle[one.offer.pool, f"{zone}/{one.offer.reservation}"] for one in found) >= count
 
 
 def _select(draft: Draft, need: Need) -> Selection:
@@ -260,7 +261,7 @@ def idle_reservation(draft: Draft, index: int) -> bool:
     node = draft.nodes[index]
     if node.cur is None or draft.snapshot.spec is None or draft.snapshot.draining or draft.snapshot.blind:
         return False
-    found = choices(draft, replace(node, refused=()), node.cur.zone, (Model.RESERVED,))
+    found = choices(draft, replace(node, refused=()), node.cur.zone, (Model.RESERVED,), draft.pool(index))
     open_ = [choice.offer for choice in found if draft.tally.fits(draft.snapshot.stack, choice.offer)]
     return any(not cold(draft, offer) for offer in open_)
 

@@ -67,9 +67,15 @@ def _best_zone(draft: Draft) -> str | None:
     As with static machines, reserved capacity for only some of the nodes counts only in a zone with other offers.
     """
     found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
-    others = {offer.zone for offer in found if offer.model is not Model.RESERVED}
-    zones = dict.fromkeys(offer.zone for offer in found)
-    return next((zone for zone in zones if zone in others or offers.reserved_for_all(draft, zone)), None)
+    others = {(pool, offer.zone) for offer in found if offer.model is not Model.RESERVED for pool in ("", offer.pool)}
+    spec, zones = draft.snapshot.spec, dict.fromkeys(offer.zone for offer in found)
+    groups = [(group.pool, group.nodes) for group in spec.machines] if spec is not None else []
+
+    def whole(zone: str) -> bool:
+        each = groups or [("", draft.size())]
+        return all((pool, zone) in others or offers.reserved_for(draft, zone, count, pool) for pool, count in each)
+
+    return next(filter(whole, zones), None)
 
 
 def _idle_zone(draft: Draft) -> str | None:

@@ -12,7 +12,7 @@ from spotkeeper.contract.cloud import CreateDisk
 from spotkeeper.contract.job import JobRequest, MachineGroup, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node
-from spotkeeper.contract.stack import Model, PoolState, Price, StackState
+from spotkeeper.contract.stack import Model, PoolState, Price, ReservedCapacity, StackState
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import zone_probe
 from spotkeeper.reconcile.decide.job import limits
@@ -167,6 +167,31 @@ def test_nothing_is_bought_while_one_pool_costs_more_than_max_price() -> None:
         one.record().reason
         == "waiting: max_price is $0.5, and the cheapest spot machine in pool l4 costs $0.90 an hour"
     )
+
+
+def test_reserved_capacity_serves_only_nodes_of_its_pool() -> None:
+    """Three reserved L4 in z-b: the gang starts there, and its T4 is bought."""
+    on = pools()
+    on = replace(on, pools=(replace(on.pools[0], reservations=(ReservedCapacity("res", "z-b", 3),)), on.pools[1]))
+    one = world(on)
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    assert there(one) == whole("z-b")
+    models = {machine.vm.node: machine.vm.model for machine in one.dynamic()}
+    assert models == {0: Model.RESERVED, 1: Model.RESERVED, 2: Model.SPOT}
+    assert [offers.idle_reservation(draft(on), index) for index in range(3)] == [False] * 3, "not in z-a"
+
+
+def test_reserved_capacity_for_a_part_of_a_group_is_no_start() -> None:
+    """Without spot or on-demand L4 in z-b, one reserved L4 there would bind a gang that needs two."""
+    base = pools(zones=ZONES[1:2])
+    for count, starts in ((1, False), (2, True)):
+        capacity = (ReservedCapacity("res", "z-b", count),)
+        l4 = replace(base.pools[0], max_on_demand=0, reservations=capacity, prices={"z-b": Price(3.0, None)})
+        one = world(replace(base, pools=(l4, base.pools[1])))
+        one.submit()
+        one.run(2 * MINUTE)
+        assert bool(one.dynamic()) is starts
 
 
 # -- decisions about one node or zone
