@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from spotkeeper.contract.stack import Price
 
-# Letters of the zones of each Compute Engine region.
+# Letters of the zones of each Compute Engine region. Append new regions: a region's place determines its address range.
 GCP_ZONES: dict[str, str] = dict.fromkeys((
     "africa-south1", "asia-east1", "asia-east2", "asia-northeast1", "asia-northeast2", "asia-northeast3",
     "asia-south1", "asia-south2", "asia-southeast1", "asia-southeast2", "australia-southeast1",

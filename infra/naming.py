@@ -27,9 +27,13 @@ def custom_role(stack: str, role: str, life: str) -> str:
     return f"sk_{stack.replace('-', '_')}_{role}_{life[-8:]}"
 
 
-def template(stack: str, pool: str, model: str) -> str:
-    """Return a Google Cloud template's name (limit: 63). The provider appends 8 characters, new ones at each change."""
-    return f"{stack}-{pool}-{'spot' if model == 'spot' else 'od'}"
+TEMPLATE_LENGTH = 55  # of 63 characters: the provider appends 8, new ones at each change
+
+
+def template(stack: str, pool: str, model: str, region: str, home: str) -> str:
+    """Return a Google Cloud template's name without the provider's 8 characters; abroad it ends with the region."""
+    abroad = "" if region == home else f"-{region}"
+    return f"{stack}-{pool}-{'spot' if model == 'spot' else 'od'}{abroad}"
 
 
 def launch_template(stack: str, pool: str, model: str) -> str:
@@ -46,7 +50,10 @@ def placement_group(stack: str, pool: str, zone: str) -> str:
 
 
 def placement(stack: str, pool: str, zone: str) -> str:
-    """Return the name (at most 54 characters) of a pool's Google placement policy; it ends with the zone's letter."""
+    """Return the name (at most 54 characters) of a pool's Google placement policy; it ends with the zone's letter.
+
+    Policies of two regions may have one name, as each name is of its region.
+    """
     return f"sk-{stack}-{pool}-{zone.rsplit('-', 1)[1]}"
 
 

@@ -29,10 +29,10 @@ PLACE = ("cloud", "stack", "project", "region")
 class Drain(Resource):
     """The resource that drains the stack when it is deleted.
 
-    ``drain_args`` in each cloud's ``function.py`` sets its properties. Both clouds: ``cloud``, ``stack``, ``bucket``.
-    Google Cloud: ``project``, ``zones``, and its APIs' addresses ``compute`` and ``storage``. AWS: ``region``, the
-    addresses ``ec2`` and ``s3`` ("" for AWS's own), and ``profile``, the AWS profile of `up` ("" if the operator's
-    shell chooses it).
+    ``drain_args`` in each cloud's ``function.py`` sets its properties. Both clouds: ``cloud``, ``stack``, ``bucket``
+    and ``region`` (home). Google Cloud: ``project``, ``zones``, and its APIs' addresses ``compute`` and ``storage``.
+    AWS: the addresses ``ec2`` and ``s3`` ("" for AWS's own), and ``profile``, the AWS profile of `up` ("" if the
+    operator's shell chooses it).
     """
 
     def __init__(self, name: str, properties: dict[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:

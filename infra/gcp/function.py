@@ -148,6 +148,7 @@ def drain_args(settings: Settings, storage: GcpStorage) -> dict[str, Any]:
         "cloud": "gcp",
         "stack": settings.stack,
         "project": settings.project,
+        "region": settings.region,
         "zones": list(settings.zones),
         "bucket": storage.bucket.name,
         "compute": settings.endpoints.compute,

@@ -13,7 +13,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
-from infra.gcp.network import GcpNetwork, project_of
+from infra.gcp.network import GcpNetwork, key_in, project_of
 from infra.settings.gcp import is_local
 from infra.settings.model import Settings
 from infra.shared import IAM_SPREADS_S, Component, Settled
@@ -189,7 +189,7 @@ class GcpIdentity(Component):
             )
         )
         if settings.network.exists():
-            self.bindings.append(self._uses(network))
+            self.bindings += [self._uses(region, link) for region, link in network.subnetworks.items()]
         if settings.job_identity:
             self.bindings.append(self._tokens(settings.job_identity))
             found = zip(secret_keys(settings.secrets), settings.secrets, strict=True)
@@ -221,13 +221,13 @@ class GcpIdentity(Component):
             opts=self.child,
         )
 
-    def _uses(self, network: GcpNetwork) -> gcp.compute.SubnetworkIAMMember:
-        """Let the function use the subnetwork, by a right on the subnetwork itself, which can be in another project."""
+    def _uses(self, region: str, link: pulumi.Output[str]) -> gcp.compute.SubnetworkIAMMember:
+        """Let the function use a subnetwork, by a right on the subnetwork itself, which can be in another project."""
         return gcp.compute.SubnetworkIAMMember(
-            "function-uses-subnetwork",
-            project=network.subnetwork.apply(lambda link: project_of(link, self.settings.project)),
-            region=self.settings.region,
-            subnetwork=network.subnetwork.apply(lambda link: link.rsplit("/", 1)[-1]),
+            key_in("function-uses-subnetwork", region, self.settings),
+            project=link.apply(lambda found: project_of(found, self.settings.project)),
+            region=region,
+            subnetwork=link.apply(lambda found: found.rsplit("/", 1)[-1]),
             role="roles/compute.networkUser",
             member=self.function.member,
             opts=self.child,

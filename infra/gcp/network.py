@@ -1,4 +1,6 @@
-"""The stack's network: a new private subnetwork whose machines reach each other and Google, or an existing one.
+"""The stack's network: a new private one whose machines reach each other and Google, or an existing one.
+
+It has a subnetwork in each region of the stack.
 
 There is no NAT, and there are no public addresses unless the stack file asks for them: machines reach storage and the
 function through Private Google Access, which is free. The firewall admits no connection from outside except shells (if
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_gcp as gcp
 
+from infra.settings.gcp import subnet_ranges
 from infra.settings.model import Settings
 from infra.shared import Component
 
@@ -48,39 +51,47 @@ class Card:
 
 
 class GcpNetwork(Component):
-    """The network. ``subnetwork`` has all machines; ``cards``: pool -> the additional network cards of its machines."""
+    """The network. ``subnetworks``: region -> the subnetwork of its machines; ``cards``: pool -> additional cards."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("Network", settings)
-        network, self.subnetwork = self._existing() if settings.network.exists() else self._own()
+        network, self.subnetworks = self._existing() if settings.network.exists() else self._own()
         self._firewall(network)
         self.cards = self._gpu_cards()
-        self.register_outputs({"subnetwork": self.subnetwork})
+        self.register_outputs({"subnetwork": self.subnetworks[settings.region]})
 
-    def _own(self) -> tuple[pulumi.Output[str], pulumi.Output[str]]:
+    def _own(self) -> tuple[pulumi.Output[str], dict[str, pulumi.Output[str]]]:
         network = gcp.compute.Network(
             "network", name=self.prefix, auto_create_subnetworks=False, routing_mode="REGIONAL", opts=self.child
         )
-        subnetwork = gcp.compute.Subnetwork(
-            "subnetwork",
-            name=self.prefix,
-            network=network.id,
-            region=self.settings.region,
-            ip_cidr_range=self.settings.network.cidr,
-            private_ip_google_access=True,
-            opts=self.child,
-        )
-        self.parts += [network, subnetwork]
-        return network.id, subnetwork.self_link
+        subnetworks = {
+            region: gcp.compute.Subnetwork(
+                key_in("subnetwork", region, self.settings),
+                name=self.prefix,
+                network=network.id,
+                region=region,
+                ip_cidr_range=addresses,
+                private_ip_google_access=True,
+                opts=self.child,
+            )
+            for region, addresses in subnet_ranges(self.settings).items()
+        }
+        self.parts += [network, *subnetworks.values()]
+        return network.id, {region: made.self_link for region, made in subnetworks.items()}
 
-    def _existing(self) -> tuple[pulumi.Output[str], pulumi.Output[str]]:
-        """Return the links of the network and subnetwork that the stack file or another stack's outputs name."""
-        given, region = self.settings.network, self.settings.region
+    def _existing(self) -> tuple[pulumi.Output[str], dict[str, pulumi.Output[str]]]:
+        """Return the links of the network and subnetworks that the stack file or another stack's outputs name."""
+        given, regions = self.settings.network, self.settings.regions
         if not given.from_stack:
-            return pulumi.Output.from_input(given.vpc), pulumi.Output.from_input(given.subnets[region])
+            links = {region: pulumi.Output.from_input(given.subnets[region]) for region in regions}
+            return pulumi.Output.from_input(given.vpc), links
         other = pulumi.StackReference("network-of", stack_name=given.from_stack, opts=self.child)
         subnets: pulumi.Output[Mapping[str, str]] = other.require_output("subnets")
-        return other.require_output("vpc"), subnets.apply(lambda found: subnet_of(found, region, given.from_stack))
+
+        def link(region: str) -> pulumi.Output[str]:
+            return subnets.apply(lambda found: subnet_of(found, region, given.from_stack))
+
+        return other.require_output("vpc"), {region: link(region) for region in regions}
 
     def _firewall(self, network: pulumi.Output[str]) -> None:
         """Open all ports between the stack's machines, since rendezvous, NCCL and state transfers use any port."""
@@ -168,6 +179,11 @@ class GcpNetwork(Component):
         self.parts.append(made)
         link: pulumi.Output[str] = made.self_link
         return link
+
+
+def key_in(key: str, region: str, settings: Settings) -> str:
+    """Return the name in Pulumi of a region's resource, so that a region's addition renames none of the home region."""
+    return key if region == settings.region else f"{key}-{region}"
 
 
 def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:

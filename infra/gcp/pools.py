@@ -1,4 +1,4 @@
-"""The pools: two machine templates for each spot pool, and the machines of each static pool.
+"""The pools: two machine templates for each spot pool in each of its regions, and the machines of each static pool.
 
 For a launch the function chooses only a template and a zone. A pool's templates differ only in scheduling. None has the
 data disk: it is attached to a running machine, so that a replacement can boot while its predecessor ends.
@@ -15,11 +15,12 @@ from infra import naming
 from infra.boot import Scripts
 from infra.gcp.function import GcpFunction
 from infra.gcp.identity import GcpIdentity
-from infra.gcp.network import GVNIC, Card, GcpNetwork
+from infra.gcp.network import GVNIC, Card, GcpNetwork, key_in
 from infra.gcp.storage import GcpStorage
 from infra.settings.model import models, pool_state, state_text
 from infra.settings.pool import Pool
 from infra.shared import Component, Disks, PlacementGroups
+from spotkeeper.contract.stack import region_of, template_key
 
 DATA_DEVICE = "sk-data"  # the agent mounts /dev/disk/by-id/google-sk-data
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"  # narrowed by the identity's roles
@@ -27,7 +28,7 @@ _DOMAINS = 8  # availability domains, the maximum of a spread policy; more machi
 
 
 class GcpPools(Component):
-    """The pools. ``templates``: pool -> provisioning model -> self link; ``machines``: name -> static machine."""
+    """The pools. ``templates``: pool -> ``template_key`` -> self link; ``machines``: name -> static machine."""
 
     def __init__(
         self,
@@ -47,7 +48,11 @@ class GcpPools(Component):
         # A machine without its rights to the bucket and the function would only wait, and cost money.
         self._needs = [storage.bundle, *storage.access, *function.access]
         self.templates = {
-            pool.name: {model: self._template(pool, model).self_link for model in models(pool)}
+            pool.name: {
+                template_key(model, region, self.settings.region): self._template(pool, model, region).self_link
+                for region in self.settings.regions_of(pool)
+                for model in models(pool)
+            }
             for pool in self.settings.dynamic()
         }
         self.machines = {
@@ -58,7 +63,7 @@ class GcpPools(Component):
         self.parts += self.machines.values()
         self.register_outputs({})
 
-    def _template(self, pool: Pool, model: str) -> gcp.compute.RegionInstanceTemplate:
+    def _template(self, pool: Pool, model: str, region: str) -> gcp.compute.RegionInstanceTemplate:
         disk = gcp.compute.RegionInstanceTemplateDiskArgs(
             boot=True,
             auto_delete=True,
@@ -69,12 +74,12 @@ class GcpPools(Component):
             labels=self.labels(pool.name),
         )
         return gcp.compute.RegionInstanceTemplate(
-            naming.template(self.settings.stack, pool.name, model),
-            region=self.settings.region,
+            naming.template(self.settings.stack, pool.name, model, region, self.settings.region),
+            region=region,
             scheduling=scheduling(pool, model, pool.max_run_s()),
             disks=[disk],
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
-            **self._shape(pool),
+            **self._shape(pool, region),
         )
 
     def _machine(self, pool: Pool, index: int) -> gcp.compute.Instance:
@@ -112,10 +117,10 @@ class GcpPools(Component):
             ],
             resource_policies=self._placement.groups.get(pool.name, {}).get(zone),
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["bootDisk"]),
-            **self._shape(pool),
+            **self._shape(pool, region_of(zone)),
         )
 
-    def _shape(self, pool: Pool) -> dict[str, Any]:
+    def _shape(self, pool: Pool, region: str) -> dict[str, Any]:
         """Return the properties that templates and static machines share; both accept dictionaries for nested ones."""
         added = pool.machine.accelerator
         return {
@@ -128,7 +133,7 @@ class GcpPools(Component):
                     "nic_type": card.nic_type or None,
                     "access_configs": [{}] if public else [],
                 }
-                for card, public in self._cards(pool)
+                for card, public in self._cards(pool, region)
             ],
             "service_account": {"email": self._identity.machine.email, "scopes": [SCOPE]},
             "shielded_instance_config": {"enable_vtpm": True, "enable_integrity_monitoring": True},
@@ -137,9 +142,9 @@ class GcpPools(Component):
             "metadata": self._metadata(pool),
         }
 
-    def _cards(self, pool: Pool) -> list[tuple[Card, bool]]:
+    def _cards(self, pool: Pool, region: str) -> list[tuple[Card, bool]]:
         """Return (card, whether it has a public address) for each network card; only the first can have one."""
-        first = Card(self._network.subnetwork, nic_type(pool))
+        first = Card(self._network.subnetworks[region], nic_type(pool))
         further = [(card, False) for card in self._network.cards.get(pool.name, ())]
         return [(first, self.settings.network.public_ip), *further]
 
@@ -243,11 +248,11 @@ def disk(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.Resour
 
 def placement_policy(component: Component, pool: Pool, zone: str) -> tuple[pulumi.Resource, pulumi.Output[str]]:
     """Declare the placement policy of a pool in a zone; return the policy and its self link."""
-    name = naming.placement(component.settings.stack, pool.name, zone)
+    name, region = naming.placement(component.settings.stack, pool.name, zone), region_of(zone)
     policy = gcp.compute.ResourcePolicy(
-        name,
+        key_in(name, region, component.settings),
         name=name,
-        region=component.settings.region,
+        region=region,
         group_placement_policy=group(pool),
         opts=component.child,
     )

@@ -68,6 +68,12 @@ def region_has_urls(s: Settings) -> Iterator[Problem]:
         yield problem("region", "has no Lambda function URLs, which Spotkeeper needs: want another region", s.region)
 
 
+def one_region(s: Settings) -> Iterator[Problem]:
+    if len(s.regions) > 1:
+        told = "a stack on aws has one region: name one, and declare another stack elsewhere"
+        yield problem("regions", told, list(s.regions))
+
+
 def account(s: Settings) -> Iterator[Problem]:
     if not s.account:
         yield Problem("account", 'missing: set the account id, for example "123456789012"')
@@ -199,8 +205,8 @@ OF_GCP: dict[str, tuple[object, str]] = {
     "endpoints.issuer": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
 }
 RULES: tuple[Rule, ...] = (
-    account, region_has_urls, partial(both.image, wrong=_image), existing_network, subnets_hold_their_nodes, callers,
-    team_members, job_identity,
+    account, one_region, region_has_urls, partial(both.image, wrong=_image), existing_network,
+    subnets_hold_their_nodes, callers, team_members, job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
     partial(both.channel_secrets, schemes=(AWS_SECRET, AWS_PARAMETER), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),

@@ -30,7 +30,7 @@ NEVER = tuple(
 
 
 def filled(s: Settings, *, disk: Callable[[Pool], str], near: str, compute: str, storage: str) -> Settings:
-    """Return the settings with omitted zones, images, disk types, placement, network range and endpoints filled in.
+    """Return the settings with what the stack file omits: regions, zones, images, disk types, placement, endpoints ...
 
     Args:
         disk: returns the default disk type of a pool.
@@ -38,7 +38,9 @@ def filled(s: Settings, *, disk: Callable[[Pool], str], near: str, compute: str,
         compute: the address of the cloud's compute API.
         storage: the address of the cloud's storage API.
     """
-    whole = replace(s, zones=s.zones or zones_of(s.region))
+    regions = s.regions or (s.region,)
+    every = tuple(zone for region in dict.fromkeys(regions) for zone in zones_of(region))
+    whole = replace(s, regions=regions, zones=s.zones or every)
     ends = s.endpoints
     return replace(
         whole,

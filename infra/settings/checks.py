@@ -84,21 +84,29 @@ def stack_name(s: Settings) -> Iterator[Problem]:
         yield problem("stack", _NAME, s.stack)
 
 
-def region(s: Settings) -> Iterator[Problem]:
-    if s.region not in _REGIONS[s.cloud]:
-        near = nearest(s.region, _REGIONS[s.cloud])
-        yield problem("region", f"is not a region of {s.cloud} in infra/catalog.py", s.region, near)
+def regions(s: Settings) -> Iterator[Problem]:
+    for index, region in enumerate(s.regions):
+        path = join("regions", index) if len(s.regions) > 1 else "region"
+        if region not in _REGIONS[s.cloud]:
+            near = nearest(region, _REGIONS[s.cloud])
+            yield problem(path, f"is not a region of {s.cloud} in infra/catalog.py", region, near)
+    yield from twice("regions", s.regions)
 
 
 def _known_zones(s: Settings) -> tuple[str, ...]:
-    """Return the zones of the stack's region; () if the region is unknown, which another rule reports."""
-    return zones_of(s.region) if s.region in _REGIONS[s.cloud] else ()
+    """Return the zones of the stack's regions; () if a region is unknown, which another rule reports."""
+    known = all(region in _REGIONS[s.cloud] for region in s.regions)
+    return tuple(zone for region in s.regions for zone in zones_of(region)) if known else ()
+
+
+def _where(s: Settings) -> str:
+    return " or ".join(s.regions)
 
 
 def zones_in_region(s: Settings) -> Iterator[Problem]:
     known = _known_zones(s)
     for index, zone in enumerate(s.zones if known else ()):
-        yield from _zone(join("zones", index), zone, s.zones[:index], known, f"a zone of {s.region}")
+        yield from _zone(join("zones", index), zone, s.zones[:index], known, f"a zone of {_where(s)}")
 
 
 def _zone(path: str, zone: str, before: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Problem]:
@@ -322,7 +330,7 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    stack_name, region, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
+    stack_name, regions, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
     machine_cap, spend_cap, function_timeout, fallback_times, alarms, channels, budget_steps, interpreter,
     callers_once, secrets_are_names, job_files, label_rules, teams.teams, production_bucket, addresses,
 )  # fmt: skip
@@ -347,7 +355,7 @@ def pool_zones(pool: Pool, s: Settings) -> Iterator[Problem]:
     allowed = s.zones if set(s.zones) <= set(in_region) else in_region
     for index, zone in enumerate(pool.zones):
         if zone not in in_region:
-            yield problem(join("zones", index), f"is not a zone of {s.region}", zone, nearest(zone, in_region))
+            yield problem(join("zones", index), f"is not a zone of {_where(s)}", zone, nearest(zone, in_region))
         else:
             yield from _zone(join("zones", index), zone, pool.zones[:index], allowed, "one of the stack's zones")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -12,8 +13,8 @@ from msgspec.structs import replace
 from infra import naming
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_ZONES
 from infra.settings import both, teams
-from infra.settings.checks import EMAIL, PoolRule, Rule
-from infra.settings.model import Endpoints, Settings
+from infra.settings.checks import EMAIL, PRIVATE, PoolRule, Rule
+from infra.settings.model import OWN_RANGE, Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
 from spotkeeper.contract.notification import GCP_SECRET
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
@@ -111,19 +112,59 @@ def _image(path: str, name: str) -> Iterator[Problem]:
         yield problem(path, "want projects/<project>/global/images/<name>", name)
 
 
+def subnet_ranges(s: Settings) -> dict[str, str]:
+    """Return the address range of the stack's own subnetwork in each region.
+
+    At home it is `network.cidr`. Elsewhere it is one of the ranges of the same size that follow it, by the region's
+    place in the catalog, so that it does not change when other regions are added or removed.
+
+    Raises:
+        ValueError: `network.cidr` is no IPv4 range, or an address after it does not exist.
+    """
+    home, order = ipaddress.IPv4Network(s.network.cidr), list(GCP_ZONES)
+    found = {s.region: s.network.cidr}
+    for region in s.regions[1:]:
+        start = int(home.network_address) + (1 + order.index(region)) * home.num_addresses
+        found[region] = str(ipaddress.IPv4Network((start, home.prefixlen)))
+    return found
+
+
+def ranges_abroad(s: Settings) -> Iterator[Problem]:
+    """Check the address ranges of the other regions; other rules check that of the home region."""
+    if s.network.exists() or not all(region in GCP_ZONES for region in s.regions):
+        return
+    try:
+        home, ranges = ipaddress.IPv4Network(s.network.cidr), subnet_ranges(s)
+        admitted = [ipaddress.IPv4Network(text) for text in s.network.addresses]
+    except ValueError:
+        return  # another rule reports it
+    block = next((each for each in PRIVATE if home.subnet_of(each)), None)
+    for region in s.regions[1:] if block else ():
+        found = ipaddress.IPv4Network(ranges[region])
+        if block and not found.subnet_of(block):
+            told = f"gives {region} the range {found}, which is not within {block}: want a range like {OWN_RANGE}"
+            yield problem("network.cidr", told, s.network.cidr)
+        elif admitted and not any(map(found.subnet_of, admitted)):
+            told = f"lacks {found}, from which machines in {region} get their addresses: add it"
+            yield problem("network.addresses", told, list(s.network.addresses))
+
+
 def existing_network(s: Settings) -> Iterator[Problem]:
+    own = " and ".join(s.regions)
     if s.network.vpc and not _NETWORK.match(s.network.vpc):
         yield problem("network.vpc", "want projects/<project>/global/networks/<name>", s.network.vpc)
     for place, subnet in s.network.subnets.items():
         path, found = join("network.subnets", place), _SUBNETWORK.match(subnet)
-        if place != s.region:
-            yield problem(
-                path, f"machines run only in {s.region}: name no other region", subnet, nearest(place, [s.region])
-            )
+        if place not in s.regions:
+            told = f"machines run only in {own}: name no other region"
+            yield problem(path, told, subnet, nearest(place, s.regions))
         elif found is None:
             yield problem(path, "want projects/<project>/regions/<region>/subnetworks/<name>", subnet)
-        elif found[1] != s.region:
-            yield problem(path, f"is not in {s.region}", subnet)
+        elif found[1] != place:
+            yield problem(path, f"is not in {place}", subnet)
+    if s.network.subnets and set(s.network.subnets) < set(s.regions):
+        for region in (each for each in s.regions if each not in s.network.subnets):
+            yield Problem(join("network.subnets", region), "missing: machines run in this region too")
 
 
 def even_ticks(s: Settings) -> Iterator[Problem]:
@@ -213,8 +254,8 @@ OF_AWS: dict[str, tuple[object, str]] = {
     "service_linked_role": (False, "only aws has this key: leave it out"),
 }
 RULES: tuple[Rule, ...] = (
-    project_id, partial(both.image, wrong=_image), existing_network, both.machine_addresses, even_ticks, people,
-    team_members, job_identity,
+    project_id, partial(both.image, wrong=_image), existing_network, ranges_abroad, both.machine_addresses, even_ticks,
+    people, team_members, job_identity,
     partial(both.secret_names, like=_SECRET, want=_A_NAME),
     partial(both.channel_secrets, schemes=(GCP_SECRET,), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=", - and _"),
@@ -249,6 +290,13 @@ def pool_accelerator(pool: Pool, s: Settings) -> Iterator[Problem]:
         yield problem("machine.accelerator.count", told, machine.accelerator.count)
 
 
+def pool_name_abroad(pool: Pool, s: Settings) -> Iterator[Problem]:
+    for region in s.regions_of(pool):
+        over = len(naming.template(s.stack, pool.name, "spot", region, s.region)) - naming.TEMPLATE_LENGTH
+        if over > 0:
+            yield problem("name", f"is {over} characters too long for names of templates in {region}", pool.name)
+
+
 def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
     """Check network card and GPUDirect: a machine type has at most one variant of GPUDirect, which needs gVNIC."""
     machine = pool.machine
@@ -272,6 +320,9 @@ def pool_cards(pool: Pool, s: Settings) -> Iterator[Problem]:
         )
     elif known == "rdma" and len(pool.zones) > 1:
         yield problem("zones", "an RDMA network belongs to one zone: name only one", list(pool.zones))
+    elif set(s.regions_of(pool)) - {s.region}:
+        told = f"the networks of GPUDirect are in the home region {s.region}: name only zones there"
+        yield problem("zones", told, list(pool.zones))
 
 
 def pool_notice(pool: Pool, s: Settings) -> Iterator[Problem]:
@@ -326,7 +377,7 @@ def _bought(disk: DataDisk, kind: _Disk) -> Iterator[Problem]:
 POOL_RULES: tuple[PoolRule, ...] = (
     partial(both.pool_image, wrong=_image), partial(both.only_elsewhere, fields=POOL_OF_AWS),
     partial(both.pool_architecture, is_arm=lambda kind: kind.startswith(_ARM)),
-    pool_accelerator, pool_cards, pool_notice, partial(both.pool_near, own="compact", other="cluster", cloud="aws"),
-    pool_near,
+    pool_name_abroad, pool_accelerator, pool_cards, pool_notice,
+    partial(both.pool_near, own="compact", other="cluster", cloud="aws"), pool_near,
     partial(both.pool_disk_sizes, kinds=_SIZES, word="disk", say=_sizes), pool_disks,
 )  # fmt: skip

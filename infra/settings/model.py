@@ -19,7 +19,7 @@ from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
 from spotkeeper.contract.notification import USUAL_EVENTS, ChannelKind, ChannelState, NotifyEvent
 from spotkeeper.contract.parse.problem import join
 from spotkeeper.contract.stack import Fallback as FallbackState
-from spotkeeper.contract.stack import PoolState, StackState, StaticMachine, TeamState
+from spotkeeper.contract.stack import PoolState, StackState, StaticMachine, TeamState, region_of
 
 Alarm = Literal["ticks", "holds", "spend", "orphans"]
 ALARMS: tuple[Alarm, ...] = ("ticks", "holds", "spend", "orphans")
@@ -239,13 +239,22 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     stack: Annotated[str, _from("Pulumi")]
     project: Annotated[str, _from("`gcp:project`")]
     cloud: Annotated[Literal["gcp", "aws"], about("cloud of the stack")]
-    region: Annotated[str, offers("region of the whole stack", [*GCP_ZONES, *(AWS_ZONES.keys() - AWS_WITHOUT_URLS)])]
+    region: Annotated[
+        str,
+        offers(
+            "region of the whole stack; with `regions`, leave it out",
+            [*GCP_ZONES, *(AWS_ZONES.keys() - AWS_WITHOUT_URLS)],
+        ),
+    ]
     image: Annotated[
         str, about("one pinned image: projects/<project>/global/images/<name>, ami-... or resolve:ssm:<name>:<version>")
     ]
     pools: Annotated[tuple[Pool, ...], Meta(min_length=1, max_length=500, description="pools of machines")]
     account: Annotated[str, about("aws: account id, in quotes")] = ""
-    zones: Annotated[tuple[str, ...], about("zones for machines; unset: all zones of the region")] = ()
+    regions: Annotated[
+        tuple[str, ...], about("gcp: several regions, in place of `region`; function and bucket are in the first")
+    ] = ()
+    zones: Annotated[tuple[str, ...], about("zones for machines; unset: all zones of the regions")] = ()
     network: Network = Network()
     bucket: Bucket = Bucket()
     limits: Limits = Limits()
@@ -282,6 +291,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_data_loss: Annotated[
         bool, about("lets a stack named prod* delete data on destroy and replace static machines' disks")
     ] = False
+
+    def regions_of(self, pool: Pool) -> tuple[str, ...]:
+        """Return the regions with zones of a pool, in the stack file's order."""
+        found = {region_of(zone) for zone in pool.zones}
+        return tuple(region for region in self.regions if region in found)
 
     def owner(self) -> str:
         """Return the project id (Google Cloud) or account number (AWS) that pays for the stack."""
@@ -358,7 +372,7 @@ def pool_state(
 ) -> PoolState:
     """Return a pool as reconcile reads it.
 
-    ``templates``: provisioning model -> machine template; ``placement``: zone -> placement policy or group.
+    ``templates``: ``template_key`` -> machine template; ``placement``: zone -> placement policy or group.
     """
     machines = (
         StaticMachine(naming.static_machine(settings.stack, pool.name, index), pool.machine_zone(index))
@@ -406,6 +420,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         ssh=bool(settings.ssh),
         channels=tuple(ChannelState(each.name, each.kind, each.events) for each in settings.channels),
         teams=settings.team_states(),
+        regions=settings.regions if len(settings.regions) > 1 else (),
     )
 
 

@@ -38,7 +38,7 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
     """
     plain: dict[str, object] = {}
     wrong: list[Problem] = []
-    cloud, region = config.get(f"{NAMESPACE}:cloud"), config.get(f"{NAMESPACE}:region")
+    cloud, region = config.get(f"{NAMESPACE}:cloud"), home_region(config)
     for name, text in config.items():
         namespace, _, key = name.partition(":")
         if namespace == NAMESPACE and text == _NOT_SET.get(key):
@@ -52,6 +52,13 @@ def from_config(config: Mapping[str, str], stack: str) -> Settings:
     if wrong:  # a limit in a misspelt namespace would have no effect
         raise SpecError(wrong)
     return parse(plain, stack=stack, project=config.get(PROJECT, ""))
+
+
+def home_region(config: Mapping[str, str]) -> str:
+    """Return the home region in Pulumi's flat configuration: `region`, or the first of `regions`; "": unknown."""
+    regions = _value("regions", config.get(f"{NAMESPACE}:regions", ""))
+    first = next(iter(regions), "") if isinstance(regions, list) else ""
+    return config.get(f"{NAMESPACE}:region", "") or str(first)
 
 
 def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
@@ -96,15 +103,32 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
     if problems:
         raise SpecError(problems)
     given = {key: value for key, value in plain.items() if not (key == "budget" and value == {})}
+    problems = _home_first(given)
     document: dict[str, object] = {**given, "stack": stack, "project": project}
-    problems = [checks.explained(found) for found in problems_of(document, Settings, by_hand=True)]
+    derived = {"region"} if given.get("regions") else set()  # a problem with it is one with `regions`
+    wrong = [found for found in problems_of(document, Settings, by_hand=True) if found.path not in derived]
+    problems += map(checks.explained, wrong)
     settings, positions, unknown = _usable(document, problems)
     if settings is None:
         raise SpecError(problems)
+    unknown |= derived
     problems += [found for found in _judged(settings, positions, unknown) if _head(found.path) not in unknown]
     if problems:
         raise SpecError(problems)
     return settings
+
+
+def _home_first(given: dict[str, object]) -> list[Problem]:
+    """Take the home region from `regions`, its first, if it has any; return a problem if `region` is there too."""
+    regions = given.get("regions")
+    if not regions or not isinstance(regions, list | tuple):
+        return []
+    if "region" in given:
+        told = "cannot be used with `region`: leave `region` out; the first of `regions` is the home region"
+        return [problem("regions", told, regions)]
+    if isinstance(regions[0], str):  # else only `regions` is reported
+        given["region"] = regions[0]
+    return []
 
 
 def _judged(settings: Settings, positions: list[int], unknown: set[str]) -> list[Problem]:

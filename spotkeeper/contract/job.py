@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from spotkeeper.contract.notification import NotifyEvent
-from spotkeeper.contract.stack import PoolState, StackState, TeamState
+from spotkeeper.contract.stack import PoolState, StackState, TeamState, region_of
 from spotkeeper.contract.sweep import Params, Trial
 
 HOLD_DAYS = 14.0
@@ -116,6 +116,9 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     pools: Annotated[tuple[str, ...], _about("pools to take machines from; empty: every pool of the stack")] = ()
     machines: Annotated[
         tuple[MachineGroup, ...], _about("a mix of machines, [{pool: l4, nodes: 2}, ...], in place of nodes and pools")
+    ] = ()
+    regions: Annotated[
+        tuple[str, ...], _about("regions of the stack to take machines from; unset: the stack's home region")
     ] = ()
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
@@ -303,20 +306,27 @@ def start_s(boot_s: float | None, begin_s: float | None, save_s: float) -> float
     return boot_s + begin_s + save_s
 
 
+def named_pools(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
+    """Return the pools that a job names, or all; if the stack has several regions, only with zones in the job's.
+
+    A pool without such a zone is left out, unless the job is a mix, which needs each of its pools.
+    """
+    names = spec.pool_names()
+    named = tuple(pool for pool in stack.pools if not names or pool.name in names)
+    if not stack.regions:
+        return named
+    regions = spec.regions or (stack.region,)
+    zones = {zone for pool in named for zone in pool.zones if region_of(zone) in regions}
+    return tuple(found for pool in named if (found := pool.only(zones)).zones or spec.machines)
+
+
 def pools_of(spec: JobSpec, stack: StackState) -> tuple[PoolState, ...]:
     """Return the pools from which a job may take machines; of a mix in one zone, only with the zones that all have."""
-    names = spec.pool_names()
-    wanted = [pool for pool in stack.pools if not names or pool.name in names]
-    found = tuple(pool for pool in wanted if pool.kind == "spot" or spec.static == "use")
+    found = tuple(pool for pool in named_pools(spec, stack) if pool.kind == "spot" or spec.static == "use")
     if not spec.machines or spec.spread:
         return found
-    zones = tuple(zone for zone in stack.zones() if all(zone in pool.zones for pool in found))
-    return tuple(
-        msgspec.structs.replace(
-            pool, zones=zones, prices={zone: price for zone, price in pool.prices.items() if zone in zones}
-        )
-        for pool in found
-    )
+    zones = [zone for zone in stack.zones() if all(zone in pool.zones for pool in found)]
+    return tuple(pool.only(zones) for pool in found)
 
 
 def allowed(spec: JobSpec, stack: StackState, owner: str) -> tuple[TeamState, str]:

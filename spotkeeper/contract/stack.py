@@ -6,6 +6,7 @@ virtual.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -34,6 +35,16 @@ class Model(str, Enum):
     def template(self) -> str:
         """The key of its machine template: reserved capacity is used by on-demand machines that name it."""
         return Model.ON_DEMAND.value if self is Model.RESERVED else self.value
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone such as ``us-east-1a`` or ``us-east1-b``; any other name is its own region."""
+    return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdecimal() else zone
+
+
+def template_key(model: str, region: str, home: str) -> str:
+    """Return the key of a region's template in ``PoolState.templates``: ``spot`` at home, ``us-east1/spot`` abroad."""
+    return model if region == home else f"{region}/{model}"
 
 
 class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +111,7 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     disk_gb: Annotated[int, Meta(ge=1, le=65_536)]
     disk_type: str
     prices: dict[str, Price]  # by zone
-    templates: dict[str, str] = {}  # model ("spot", "on-demand") -> template: its self link, or its id on EC2
+    templates: dict[str, str] = {}  # ``template_key`` -> template: its self link, or its id on EC2
     placement: dict[str, str] = {}  # zone -> placement policy's self link, or the group's name on EC2
     machines: tuple[StaticMachine, ...] = ()
     disk_usd_gb_month: Annotated[float, Meta(ge=0)] | None = None  # a data disk's price; None: unknown
@@ -119,6 +130,19 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
 
     def reservation(self, zone: str, name: str | None) -> ReservedCapacity | None:
         return next((one for one in self.reservations if (one.zone, one.name) == (zone, name)), None)
+
+    def only(self, zones: Collection[str]) -> PoolState:
+        """Return the pool with only its zones among these, and with what it has in those zones."""
+        own = tuple(zone for zone in self.zones if zone in zones)
+        if own == self.zones:
+            return self
+        return replace(
+            self,
+            zones=own,
+            prices={zone: price for zone, price in self.prices.items() if zone in own},
+            machines=tuple(machine for machine in self.machines if machine.zone in own),
+            reservations=tuple(one for one in self.reservations if one.zone in own),
+        )
 
     def dearest(self, model: Model) -> float:
         """Return a machine's USD per hour in the most expensive zone. Used for grants, which name no zone."""
@@ -152,7 +176,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     stack: str
     cloud: Literal["gcp", "aws"]
     project: str  # on AWS the account id
-    region: str
+    region: str  # the home region: function, schedule, bucket
     bucket: str
     pools: tuple[PoolState, ...]
     function_url: str = ""
@@ -169,6 +193,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     ssh: bool = False  # whether the stack file allows shells on its machines
     channels: tuple[ChannelState, ...] = ()
     teams: tuple[TeamState, ...] = ()  # without the team `default`, if the stack file does not mention it
+    regions: tuple[str, ...] = ()  # all regions, home first; (): only ``region``
 
     @property
     def size(self) -> int:
@@ -197,6 +222,12 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
 
     def pool(self, name: str) -> PoolState | None:
         return next((pool for pool in self.pools if pool.name == name), None)
+
+    def template(self, pool: str, model: Model, zone: str) -> str:
+        """Return the template from which a pool's machines of this model are made in a zone; "": there is none."""
+        found = self.pool(pool)
+        key = template_key(model.template, region_of(zone) if self.regions else self.region, self.region)
+        return found.templates.get(key, "") if found is not None else ""
 
     def zones(self) -> tuple[str, ...]:
         """Return every zone of the stack's pools."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from spotkeeper.contract import codec
+from spotkeeper.contract.stack import region_of
 
 MOST = 1000.0  # times the on-demand price: a higher value must be in another unit
 LEAST_TICK_S, LONGEST_TICK_S = 1.0, 86_400.0
@@ -118,11 +119,6 @@ def read_folder(folder: Path) -> tuple[Recording, ...]:
     if not found:
         raise RecordingError(f"{folder}: no recording (*.json) found")
     return found
-
-
-def region_of(zone: str) -> str:
-    """Return the region of a zone such as ``us-east-1a`` or ``us-east1-b``; any other name is its own region."""
-    return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdecimal() else zone
 
 
 def _zone(zone: _ZoneSeries, ratio: float) -> RecordedZone:

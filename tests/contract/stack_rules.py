@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
 from spotkeeper.contract.parse.problem import Problem, SpecError, join, nearest, problem
-from spotkeeper.contract.stack import PoolState, StackState
+from spotkeeper.contract.stack import PoolState, StackState, region_of, template_key
 
 
 def check_stack(state: StackState) -> StackState:
@@ -42,9 +42,9 @@ def pool_zones(pool: PoolState, state: StackState) -> Iterator[Problem]:
     for index, zone in enumerate(pool.zones):
         if zone in pool.zones[:index]:
             yield problem(join("zones", index), "is named twice", zone)
-        elif not zone.startswith(state.region):
-            others = [z for z in state.zones() if z.startswith(state.region)]
-            yield problem(join("zones", index), f"is not a zone of {state.region}", zone, nearest(zone, others))
+        elif region_of(zone) not in (regions := state.regions or (state.region,)):
+            others = [z for z in state.zones() if region_of(z) in regions]
+            yield problem(join("zones", index), f"is not a zone of {' or '.join(regions)}", zone, nearest(zone, others))
     for zone in pool.placement:
         if zone not in pool.zones:
             yield problem(join("placement", zone), "is not a zone of this pool", hint=nearest(zone, pool.zones))
@@ -66,14 +66,18 @@ def pool_kind(pool: PoolState, state: StackState) -> Iterator[Problem]:
     """A spot pool needs templates, a static one its nodes; neither may have the other's."""
     if pool.max_on_demand > pool.max_machines:
         yield problem("max_on_demand", f"is above max_machines ({pool.max_machines})", pool.max_on_demand)
-    for model in pool.templates:
-        if model not in ("spot", "on-demand"):
-            yield problem(join("templates", model), "is no model", hint=nearest(model, ("spot", "on-demand")))
+    regions = [region for region in state.regions or (state.region,) if region in map(region_of, pool.zones)]
+    spot, bought = ([template_key(model, each, state.region) for each in regions] for model in ("spot", "on-demand"))
+    for key in pool.templates:
+        if key not in (*spot, *bought):
+            yield problem(join("templates", key), "is no model", hint=nearest(key, (*spot, *bought)))
     if pool.kind == "spot":
-        if "spot" not in pool.templates:
-            yield problem("templates.spot", "missing, want the template's link")
-        if pool.max_on_demand and "on-demand" not in pool.templates:
-            yield problem("templates.on-demand", "missing, but max_on_demand is above 0")
+        for key in spot:
+            if key not in pool.templates:
+                yield problem(f"templates.{key}", "missing, want the template's link")
+        for key in bought if pool.max_on_demand else ():
+            if key not in pool.templates:
+                yield problem(f"templates.{key}", "missing, but max_on_demand is above 0")
         if pool.machines:
             yield problem("machines", "only a static pool has machines", len(pool.machines))
         return

@@ -142,6 +142,6 @@ def serve() -> Iterator[Cloud]:
 def props_of(cloud: Cloud, *zones: str) -> dict[str, Any]:
     """What Pulumi's state has of the drain of the stack ``dev`` on it."""
     return {
-        "stack": "dev", "project": "local", "zones": list(zones), "bucket": "sk-local-dev",
+        "stack": "dev", "project": "local", "region": "us-central1", "zones": list(zones), "bucket": "sk-local-dev",
         "compute": f"{cloud.endpoint}/compute/v1", "storage": cloud.endpoint,
     }  # fmt: skip

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from bench.market._cases import draw, optimum
 from spotkeeper.contract.policy import End, PolicyAnswer, Start, Terms, Tick
+from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.select.player import Player
 from spotkeeper.replay.model import Case, PlayedOutcome, play
-from spotkeeper.replay.recording import SHIPPED, RecordedZone, Recording, RecordingError, read, read_folder, region_of
+from spotkeeper.replay.recording import SHIPPED, RecordedZone, Recording, RecordingError, read, read_folder
 
 TERMS = Terms(
     work_h=4.0,

@@ -26,10 +26,10 @@ from spotkeeper.contract.parse.check import cautions, feasible
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.redact import redact
-from spotkeeper.contract.stack import PoolState, Price, StackState
+from spotkeeper.contract.stack import PoolState, Price, StackState, region_of
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.store import Store
-from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder, region_of
+from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder
 from spotkeeper.report.forecast.compare import GangShape, MeasuredStep, Networks, measured, step_s
 from spotkeeper.report.forecast.forecast import Forecast, Library, forecast, markdown, table
 from spotkeeper.report.forecast.player import Shop, most_on_demand

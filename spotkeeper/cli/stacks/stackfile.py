@@ -191,11 +191,13 @@ def stack_schema() -> dict[str, Any]:
     for name in ("stack", "project"):  # they come from the file's name and from `gcp:project`
         del ours[f"{NAMESPACE}:{name}"]
         required.remove(f"{NAMESPACE}:{name}")
+    required.remove(f"{NAMESPACE}:region")
     config = {
         "type": "object",
         "description": "the stack's settings; keys of other namespaces belong to Pulumi's providers",
         "properties": {"gcp:project": {"type": "string", "description": "gcp: the project's id"}, **ours},
         "required": required,
+        "oneOf": [{"required": [f"{NAMESPACE}:region"]}, {"required": [f"{NAMESPACE}:regions"]}],
         "allOf": [
             {"if": _cloud("gcp"), "then": {"required": ["gcp:project"]}},
             {"if": _cloud("aws"), "then": {"required": [f"{NAMESPACE}:account"]}},
@@ -293,6 +295,7 @@ class CheckedStack(Struct, frozen=True):
     problems: tuple[PlacedProblem, ...] = ()
     cloud: str = ""
     region: str = ""
+    regions: tuple[str, ...] = ()  # the home region first
     pools: tuple[CheckedPool, ...] = ()
     channels: tuple[CheckedChannel, ...] = ()
     jobs: tuple[str, ...] = ()  # job files
@@ -366,7 +369,8 @@ def _checked(read: StackFile, jobs: tuple[str, ...]) -> CheckedStack:
     pools = tuple(map(_pool, settings.pools))
     examples = tuple(key for key, text in sorted(read.config.items()) if any(word in text for word in EXAMPLES))
     channels = tuple(map(_channel, settings.channels))
-    return CheckedStack(read.name, True, (), settings.cloud, settings.region, pools, channels, jobs, examples)
+    where = settings.region, settings.regions
+    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, channels, jobs, examples)
 
 
 def _channel(channel: Channel) -> CheckedChannel:
@@ -399,7 +403,7 @@ def _reserved(one: Reservation) -> str:
 def _text(checked: CheckedStack) -> str:
     left = len(checked.examples)
     examples = f", but {left} field{'s' * (left != 1)} still hold{'s' * (left == 1)} example values" if left else ""
-    lines = [f"{checked.stack}: valid ({checked.cloud}, {checked.region}){examples}"]
+    lines = [f"{checked.stack}: valid ({checked.cloud}, {' and '.join(checked.regions)}){examples}"]
     for pool in checked.pools:
         count = f"{pool.machines} x" if pool.kind == "static" else f"up to {pool.machines} x"
         price = f"${pool.usd_hour_most:.2f} an hour"

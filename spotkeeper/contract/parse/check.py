@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 
-from spotkeeper.contract.job import START_S, JobSpec, UnknownError, deadline_at, span_s
+from spotkeeper.contract.job import START_S, JobSpec, UnknownError, deadline_at, named_pools, span_s
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.parse import check_mix, check_params, check_run, check_team
@@ -154,7 +154,7 @@ def channels_exist(job: JobContext) -> Iterator[Problem]:
 
 def pools_usable(job: JobContext) -> Iterator[Problem]:
     """Check that no other field of the file makes all named pools unusable."""
-    named = [p for p in job.stack.pools if p.name in job.spec.pools] if job.stack else []
+    named = named_pools(job.spec, job.stack) if job.stack and job.spec.pools else ()
     if named and not job.pools():
         yield problem("static", "rules out every pool under `pools`, since all are static", job.spec.static)
     usable = job.pools()
@@ -378,6 +378,7 @@ JOB_VALIDATORS = (
     check_run.source_folder,
     check_run.requirements,
     pools_exist,
+    check_run.regions_exist,
     pools_usable,
     channels_exist,
     check_team.team_exists,

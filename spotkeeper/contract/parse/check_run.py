@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotkeeper.contract.job import START_S, JobSpec, pools_of
+from spotkeeper.contract.job import START_S, JobSpec, named_pools, pools_of
 from spotkeeper.contract.parse.problem import SHELL_WORDS, Problem, argv, join, nearest, problem, runner
-from spotkeeper.contract.stack import PoolState, StackState
+from spotkeeper.contract.stack import PoolState, StackState, region_of
 
 IMAGE = re.compile(  # registry, repository, digest: podman would look up a name without a registry elsewhere
     r"(?=[a-z0-9].{1,511}\Z)(localhost|[a-z0-9-]+(\.[a-z0-9-]+)+|[a-z0-9.-]+(?=:))(:[0-9]{1,5})?"
@@ -56,6 +56,31 @@ class JobContext:
 
     def pools(self) -> tuple[PoolState, ...]:
         return () if self.stack is None else pools_of(self.spec, self.stack)
+
+
+def regions_exist(job: JobContext) -> Iterator[Problem]:
+    """Check that the stack is in the job's regions, and that each pool that the job names has zones there."""
+    spec, stack = job.spec, job.stack
+    for index, name in enumerate(spec.regions):
+        path = join("regions", index)
+        if name in spec.regions[:index]:
+            yield problem(path, "is named twice", name)
+        elif stack is not None and name not in (known := stack.regions or (stack.region,)):
+            told = f"the stack {stack.stack} is not in this region, only in {', '.join(known)}"
+            yield problem(path, told, name, nearest(name, known))
+    if stack is None or not stack.regions:
+        return
+    regions = spec.regions or (stack.region,)
+    usable = {pool.name for pool in named_pools(spec, stack) if pool.zones}
+    for index, name in enumerate(spec.pool_names()):
+        pool = stack.pool(name)
+        if pool is not None and name not in usable:
+            there = ", ".join(dict.fromkeys(map(region_of, pool.zones)))
+            told = f"has no zone in {', '.join(regions)}, only in {there}: add one of its regions to `regions`"
+            path = f"{join('machines', index)}.pool" if spec.machines else join("pools", index)
+            yield problem(path, told, name)
+    if not usable and not spec.pool_names():
+        yield problem("regions", "no pool of the stack has a zone in these regions", list(regions))
 
 
 def command_words(job: JobContext) -> Iterator[Problem]:

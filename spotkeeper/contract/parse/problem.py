@@ -120,7 +120,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "nnodes": ("nodes",), "nproc_per_node": ("nproc",), "num_gpus": ("nproc",), "num_machines": ("nodes",),
     "num_nodes": ("nodes",), "num_workers": ("nodes",),
     "on_demand": ("on-demand", "policy"), "preemptible": ("spot", "policy"), "provisioning_model": ("policy",),
-    "region": ("pools",), "replicas": ("nodes",), "resource_pool": ("pools",), "resources": ("pools",),
+    "region": ("regions",), "replicas": ("nodes",), "resource_pool": ("pools",), "resources": ("pools",),
     "retries": ("retry", "crashes"), "run": ("command",), "script": ("command",), "setup": ("requirements",),
     "slots_per_trial": ("nodes",), "source_dir": ("source",), "spot": ("policy",), "spot_max_price": ("max_price",),
     "spot_policy": ("policy",), "standard": ("on-demand",), "time_limit": ("deadline",), "timeout": ("deadline",),

@@ -76,7 +76,9 @@ def _run(stack: str, config: dict[str, str], cloud: Endpoint, folder: Path, on_e
 
 
 def _defaults(config: dict[str, str]) -> ProviderDefaults:
-    return ProviderDefaults(config.get("gcp:project", ""), config.get("spotkeeper:region", ""))
+    from infra.settings.read import home_region
+
+    return ProviderDefaults(config.get("gcp:project", ""), home_region(config))
 
 
 def declared(stack: str, config: dict[str, str]) -> tuple[StateEntry, ...]:

@@ -172,9 +172,9 @@ def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[s
         pool, zone, *_ = need.runs.offer.split("/")
         if usd := listed.get((pool, zone)):
             return usd
-    dynamic = [pool.name for pool in _dynamic(spec, stack, need)]
-    here = (usd for (pool, zone), usd in listed.items() if pool in dynamic and need.zone in (None, zone) and usd > 0)
-    return min(here, default=1.0)
+    pools = _dynamic(spec, stack, need)
+    found = (price.on_demand for pool in pools for zone, price in pool.prices.items() if need.zone in (None, zone))
+    return min((usd for usd in found if usd > 0), default=1.0)
 
 
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:

@@ -519,6 +519,12 @@ JOB_CASES = [
         "over-budget, finished, failed (did you mean failed?)",
     ),
     (GOOD + "pools: [workers, workers]\n", 'job.yaml:3: pools[1]: "workers": is named twice'),
+    (
+        GOOD + "regions: [us-esat1]\n",
+        'job.yaml:3: regions[0]: "us-esat1": the stack prod is not in this region, only in us-central1 '
+        "(did you mean us-central1?)",
+    ),
+    (GOOD + "regions: [us-central1, us-central1]\n", 'job.yaml:3: regions[1]: "us-central1": is named twice'),
     (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: is more machines than pool workers may have (4)"),
     (
         GOOD + "nodes: {min: 1, max: 9}\n",

@@ -144,7 +144,7 @@ def test_a_stack_cannot_change_cloud_name_project_or_region(props: dict[str, Any
     """From another name, project or region nobody would look for the machines and disks of its jobs any more."""
     check = DrainProvider().check
     assert check(props, props).failures == check({}, props).failures == []
-    for name in ("stack", "project"):
+    for name in ("stack", "project", "region"):
         (failure,) = check(props, {**props, name: "other"}).failures
         assert failure.property == name and "`pulumi destroy` first" in failure.reason
     assert [each.property for each in check(AWS, {**AWS, "region": "eu-west-1"}).failures] == ["region"]

@@ -45,9 +45,10 @@ class GceVerbs:
 
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
         pool = self._stack.pool(action.pool)
-        template = pool.templates.get(action.model.template) if pool else None
+        template = self._stack.template(action.pool, action.model, action.zone)
         if pool is None or not template:
-            return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.template} template"
+            told = f"pool {action.pool!r} has no {action.model.template} template for {action.zone}"
+            return ResultKind.PERMANENT, told
         query = {
             "sourceInstanceTemplate": partial_url(template),
             "requestId": names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from spotkeeper.contract.cloud import disks_kept
-from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind
+from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind, named_pools
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model, StackState
@@ -230,9 +230,7 @@ def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str
 
 def _kinds(spec: JobSpec, stack: StackState) -> set[str]:
     """Return the kinds of pools (spot, static) that the job can use; disks of their machines can have checkpoints."""
-    names = spec.pool_names()
-    named = (pool for pool in stack.pools if not names or pool.name in names)
-    return {pool.kind for pool in named if pool.kind == "spot" or spec.static == "use"}
+    return {pool.kind for pool in named_pools(spec, stack) if pool.kind == "spot" or spec.static == "use"}
 
 
 def _changed(old: JobSpec, new: JobSpec, before: str, after: str) -> str:

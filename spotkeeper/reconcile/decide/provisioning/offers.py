@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Grant, Tally, resource
 from spotkeeper.contract.cloud import Offer, VmStatus
-from spotkeeper.contract.job import JobSpec, pools_of
+from spotkeeper.contract.job import JobSpec, named_pools, pools_of
 from spotkeeper.contract.record import Node, Slot
 from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -120,8 +120,7 @@ def bound_to(draft: Draft) -> str | None:
 def out_of_pools(draft: Draft) -> bool:
     """Whether the gang is bound to a zone that was removed from all of its pools."""
     spec, zone = draft.snapshot.spec, bound_to(draft)
-    names = spec.pool_names() if spec is not None else ()
-    pools = (pool for pool in draft.snapshot.stack.pools if not names or pool.name in names)
+    pools = draft.snapshot.stack.pools if spec is None else named_pools(spec, draft.snapshot.stack)
     enough = all if spec is not None and spec.machines else any  # each node of a mix needs its pool
     return zone is not None and not enough(zone in pool.zones for pool in pools)
 
