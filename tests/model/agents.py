@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from spotkeeper.contract.allocation import Allocation, Grant
-from spotkeeper.contract.facts import HANG, Fact, Hung, Kind, StacksAnswer, WorkerState
+from spotkeeper.contract.facts import HANG, Fact, Hung, Kind, Rung, StacksAnswer, WorkerState
 from spotkeeper.contract.generation import DocState, Role
 from spotkeeper.contract.record import Record, SlotState
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller.document import Speaker, place, role
 from spotkeeper.reconcile.controller.document import state as doc_state
 from tests.model import sky as clouds
-from tests.model.values import DEADLINE, JOBS, NODE, Life, N, Papers, Sky, V
+from tests.model.values import DEADLINE, JOBS, NODE, VALUE, Life, N, Papers, Sky, V
 
 
 class Said(NamedTuple):
@@ -110,10 +110,15 @@ def _mounted(sky: Sky, v: V, papers: Papers, blind: bool) -> Iterator[Said]:
 
 
 def _copies(v: V, sky: Sky, record: Record, papers: Papers) -> Iterator[Said]:
-    """The lowest member has copied what its generation has committed."""
-    if v.alive and v.writes and v.node == min(record.members) and papers.copy < papers.newest == record.gen == v.gen:
+    """The lowest member has copied what its generation has committed, or a trial what it has saved at its rung."""
+    there = v.alive or (_reached(v, record, papers) and doc_state(record) in (DocState.RUN, DocState.ROLL_CALL))
+    if there and v.writes and v.node == min(record.members) and papers.copy < papers.newest == record.gen == v.gen:
         word = fact(v, Kind.MIRRORED, f"{record.gen}-0", record.gen)
         yield Said(f"{v.uid} has copied its checkpoint", sky, _add(papers, word)._replace(copy=record.gen))
+
+
+def _reached(v: V, record: Record, papers: Papers) -> bool:
+    return any(f.kind is Kind.RUNG and (f.uid, f.gen) == (v.uid, record.gen) for f in papers.facts)
 
 
 def _fetches(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
@@ -151,6 +156,7 @@ def _member(
         yield Said(f"{v.uid} trains in generation {record.gen}", began, papers, why=begun(began, record, papers, v.job))
     elif v.alive:
         yield from _exits(sky, v, record, papers, faults, requests)
+        yield from _stops_at_rung(sky, v, record, papers)
 
 
 def _stacks(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
@@ -185,6 +191,16 @@ def _exits(
         yield Said(
             f"the job has finished on {v.uid}", ended, _add(papers, done, *_kept(sky, v)), request=0 if others else 1
         )
+
+
+def _stops_at_rung(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
+    """A trial has done its rung's steps: it has saved, tells its metric, and its processes end."""
+    trial = record.trial
+    if trial is not None and trial.until is not None and papers.newest == record.gen == v.gen:
+        told = fact(v, Kind.RUNG, str(Rung(trial.until, VALUE)), record.gen)
+        released = fact(v, Kind.RELEASED, "0", record.gen)
+        ended = clouds.put(sky, v, alive=False)
+        yield Said(f"{v.uid} stops at the rung", ended, _add(papers, told, released, *_kept(sky, v)))
 
 
 # -- training

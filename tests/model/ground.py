@@ -17,8 +17,10 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
 from spotkeeper.contract.record import Node, Record
 from spotkeeper.contract.stack import Model, PoolState, Price, StackState, StaticMachine
+from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.controller.steps import Pass, Todo
 from spotkeeper.reconcile.decide import Draft, Snapshot, calls
+from spotkeeper.reconcile.decide.checkpoint import mirrors
 from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.model import rules
 from tests.model.story import Story
@@ -30,6 +32,7 @@ from tests.model.values import (
     POOL,
     STACK,
     STATIC_POOL,
+    TRIAL,
     UIDS,
     USUAL_BOOT_S,
     Interner,
@@ -46,6 +49,7 @@ from tests.model.values import (
     live_slots,
     plain,
     plain_allocation,
+    plain_sweep,
     progress,
     slot_of,
     times,
@@ -80,7 +84,7 @@ Then = tuple[tuple[ResultKind, int], ...]  # what a round does after each answer
 
 
 class Round(NamedTuple):
-    """A round under way. ``kind``: read, tick (reads in a tick's order), write, grant, call, tidy, orphan."""
+    """A round under way. ``kind``: read, tick (reads in a tick's order), write, grant, call, report, tidy, orphan."""
 
     kind: str
     job: int
@@ -135,7 +139,8 @@ class Ground:
             for j in range(self.story.jobs)
         )
         sky = Sky(machine=N() if self.story.static else None)
-        world = World(records, (Papers(),) * self.story.jobs, Allocation(), sky)
+        papers = Papers(sweep=SweepState(TRIAL.sweep) if self.story.trial else None)
+        world = World(records, (papers,) * self.story.jobs, Allocation(), sky)
         story = self.story
         return (self.intern(world), (0,) * story.rounds, story.budget, story.requests, story.deaths)
 
@@ -181,7 +186,9 @@ class Ground:
         ref = Ref(job, record, papers, allocation, self._look_at(sky, self.zones), Moment.FRESH)
         at = self.make(ref)
         there = {v.uid for v in self.skies[sky].vms}
-        over = {fact for fact in calls.stale(Draft(at.record, at.snapshot)) if fact.uid not in there}
+        draft = Draft(at.record, at.snapshot)
+        over = {fact for fact in calls.stale(draft) if fact.uid not in there}
+        over -= {fact for fact in over if fact.kind is Kind.MIRRORED} - set(mirrors.stale(draft))  # written down first
         heard = self.papers[self.heard(record, papers)]
         left = self.papers(heard._replace(facts=heard.facts - over))
         if left != papers:
@@ -263,6 +270,7 @@ class Ground:
             allocation=self.allocations[ref.allocation],
             hellos=hello(ref.machine, self.story.zones[0]),
             progress=progress(papers.newest),
+            sweep=papers.sweep,
             market=self.market,
             save_s=1.0,
             grants_first=ref.first,
@@ -304,6 +312,9 @@ class Ground:
             return self.rounds(Round("grant", ref.job, (ref.allocation, allocation, ref, why)))
         if at.todo is Todo.REST:
             return self._tidies(ref, at)
+        if at.todo is Todo.REPORT:
+            assert decision.sweep is not None
+            return self.rounds(Round("report", ref.job, (at.snapshot.sweep, plain_sweep(decision.sweep), ref)))
         tidy = 0  # whoever looks next tidies: what is over stays over, so a stale tidying is no other story
         keep = self._answers(ref, at)
         return self.rounds(Round("call", ref.job, (ref.record if keep else -1, at.calls, (), keep, tidy)))
@@ -356,6 +367,7 @@ def _spec(story: Story) -> JobSpec:
         policy="spot",
         checkpoint=Checkpoint(replicated=story.replicated, mirror=Mirror(keep=1) if story.mirror else None),
         retry=Retry(crashes=1),
+        trial=TRIAL if story.trial else None,
         spread=story.spread,
     )
 
@@ -379,7 +391,7 @@ def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fac
         match fact.kind:
             case Kind.HELLO:
                 over = (fact.node, fact.attempt, fact.boot) in boots
-            case Kind.RELEASED | Kind.EXIT:
+            case Kind.RELEASED | Kind.EXIT | Kind.RUNG:
                 over = fact.gen < record.gen and (fact.node, fact.attempt) in live
             case Kind.HUNG | Kind.STACKS | Kind.FAILED:
                 over = fact.gen < record.gen

@@ -20,7 +20,7 @@ from tests.model.ground import Round, Step, Unpacked, may_be_blind
 from tests.model.left import may_forget
 from tests.model.rounds import NONE, Rounds
 from tests.model.story import Story
-from tests.model.values import NOW, Life, World, changed, plain_allocation
+from tests.model.values import BETTER, NOW, WORSE, Life, World, changed, other_reports, plain_allocation
 
 
 class Machine(Rounds):
@@ -157,6 +157,7 @@ class Machine(Rounds):
             if record is not None:
                 yield from self._requests(world, job, record, request_kinds)
                 yield from self._wiped(world, job, record, kinds)
+                yield from self._compared(world, job)
                 if "gone" in kinds and self.story.lost_records and record.phase is Phase.RUN and record.gen:
                     gone = world._replace(records=changed(world.records, job, None))
                     yield Step(f"the record of job {job} is deleted by hand", self.intern(gone), 0, 1)
@@ -173,6 +174,14 @@ class Machine(Rounds):
             if disk.job == job and not disk.user:
                 sky = world.sky._replace(disks=world.sky.disks - {disk})
                 yield Step(f"disk {disk.name} is destroyed", self.intern(world._replace(sky=sky)), 0, 1)
+
+    def _compared(self, world: World, job: int) -> Iterator[Step]:
+        """The other trial of the search reports its rung, and is better or worse."""
+        papers = world.papers[job]
+        if papers.sweep is not None and not papers.sweep.trial(1).values:
+            for say, value in (("better", BETTER), ("worse", WORSE)):
+                told = world._replace(papers=changed(world.papers, job, other_reports(papers, value)))
+                yield Step(f"the other trial reports, and is {say}", self.intern(told), 0)
 
     def _speech(
         self, world: World, kinds: frozenset[str], request_kinds: frozenset[str]

@@ -55,6 +55,7 @@ class Rounds(Left):
             "write": self._write,
             "grant": self._grant,
             "call": self._call,
+            "report": self._report,
             "tidy": self._tidy,
             "orphan": self._orphan,
         }
@@ -155,7 +156,8 @@ class Rounds(Left):
             yield Moment.DRY
         if any(node.refused for node in record.nodes):
             yield Moment.THAWED
-        if record.phase is Phase.HOLD and record.hold_until is not None:
+        copying = record.phase is Phase.RUN and record.trial is not None and record.trial.reached
+        if copying or (record.phase is Phase.HOLD and record.hold_until is not None):
             yield Moment.PAST
         if _waits_to_free(record, world.sky):
             yield Moment.FREE
@@ -220,6 +222,16 @@ class Rounds(Left):
         if isinstance(keep, Ref):
             return self.answered(keep, self.make(keep), results)
         return next(number for kind, number in keep if kind is results[0].kind)
+
+    def _report(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
+        """A compare-and-swap of the search's state: the next pass reads what is there then, even if it is lost."""
+        before, after, ref = at.data
+        world = self.world(number)
+        won = world.papers[at.job].sweep == before
+        told = world.papers[at.job]._replace(sweep=after if won else world.papers[at.job].sweep)
+        then = self.future(ref._replace(papers=self.papers(self.papers[ref.papers]._replace(sweep=told.sweep))))
+        on = self.intern(world._replace(papers=changed(world.papers, at.job, told)))
+        yield Step("the round reports to the search" + ("" if won else ", too late: it looks again"), on, then)
 
     def _tidy(self, at: Round, number: int, kinds: frozenset[str]) -> Iterator[Step]:
         record, *_ = self.worlds[number]

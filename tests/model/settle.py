@@ -14,7 +14,7 @@ from tests.model import sky as clouds
 from tests.model.ground import Ref, Round
 from tests.model.machine import Machine
 from tests.model.rounds import NONE
-from tests.model.values import JOBS, Life, Moment, N, World
+from tests.model.values import JOBS, WORSE, Life, Moment, N, World, other_reports
 
 STEPS = 100  # shipped code needs at most 24
 PASSES = 24
@@ -145,6 +145,10 @@ class Settler:
             if done is not None:
                 papers = tuple(done.papers if j == job else p for j, p in enumerate(world.papers))
                 world = world._replace(sky=done.sky, papers=papers)
+        for job, papers in enumerate(world.papers):
+            if papers.sweep is not None and papers.sweep.trial(0).values and not papers.sweep.trial(1).values:
+                told = other_reports(papers, WORSE)
+                world = world._replace(papers=tuple(told if j == job else p for j, p in enumerate(world.papers)))
         return machine.intern(world), ""
 
     def _moved(self, sky: clouds.Sky, v: clouds.V) -> clouds.Sky:

@@ -40,6 +40,7 @@ class Story(NamedTuple):
     least: int = 0  # an elastic job's smallest size; 0: it is fixed
     mirror: bool = False  # checkpoints are copied to the bucket, and disks may be "wiped" (a fault) once there is one
     recall: bool = False  # the first of two jobs has a lower priority, so the second takes its machines
+    trial: bool = False  # the job is one of two trials of a search: both stop at a rung, and the better one continues
     dear: bool = False  # spot in the first zone costs three times what it costs in the second
     pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
 
@@ -50,7 +51,7 @@ class Story(NamedTuple):
         Two rounds that race for ever, each granting what the other burns, use up one number after the other,
         and nothing else changes; so numbers end a little above what faults and requests use up.
         """
-        return 2 + self.faults + self.requests + (2 if self.dear else 0)  # a look, and the machine after the move
+        return 2 + self.faults + self.requests + self.trial + (2 if self.dear else 0)  # a look, and after the move
 
     @property
     def budget(self) -> int:

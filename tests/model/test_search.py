@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from spotkeeper.contract.record import Hold, Outcome
 from tests.model import mutants
 from tests.model.ground import Ground, Ref, same
 from tests.model.machine import Machine
@@ -20,7 +21,7 @@ from tests.model.mutants import MUTANTS, SLICE
 from tests.model.mutate import Finder, Mutant, Patch
 from tests.model.search import Search, search, unpack
 from tests.model.story import Story
-from tests.model.worlds import HANG, NODE_NOTICE
+from tests.model.worlds import HANG, NODE_NOTICE, RUNG
 from tests.model.worlds import SLICE as WORLDS
 from tests.sizes import size
 
@@ -138,3 +139,14 @@ def test_decisions_do_not_depend_on_forgotten_state(cloud: str, monkeypatch: pyt
     found = search(Story("any of these", cloud, faults=1, requests=0, rounds=1, kinds=kinds, states=STATES[1]))
     assert found.why == ""
     assert len(doubted) > 30
+
+
+def test_a_trial_waits_without_a_machine_and_continues_or_ends() -> None:
+    """Else the worlds of a trial would hold nothing of its rung."""
+    one = Search(RUNG)
+    assert one.run().whole
+    records = [record for record in one.machine.records.values if record is not None]
+    assert any(record.hold is Hold.RUNG and record.mirror for record in records), "with a copy"
+    assert any(record.hold is Hold.RUNG and not record.mirror for record in records), "or after a long wait for it"
+    assert {record.gen for record in records if record.trial is not None and record.trial.rung} >= {1, 2}
+    assert any(record.outcome is Outcome.STOPPED for record in records)

@@ -20,9 +20,12 @@ from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest
 from spotkeeper.contract.record import Budget, Limits, Moved, Node, Record, Slot
 from spotkeeper.contract.stack import Fallback, Model
+from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, decided
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.store.documents import StaticHello
 
+TRIAL = Trial("s", 0, "loss", count=2, rungs=(1,), eta=2)
+VALUE, BETTER, WORSE = 0.5, 0.25, 0.75  # of its metric at the rung, and what the other trial may report
 STACK, POOL, STATIC_POOL = "m", "p", "s"
 JOBS = ("abcd2345", "efgh2345")
 UIDS = ("00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002")
@@ -134,13 +137,15 @@ class Sky(NamedTuple):
 class Papers(NamedTuple):
     """What lies in the bucket of one job beside its record.
 
-    ``newest``: the generation of the newest commit; ``copy``: of the newest that the bucket has a copy of.
+    ``newest``: the generation of the newest commit; ``copy``: of the newest that the bucket has a copy of. ``sweep``:
+    the state of the search of which the job is a trial.
     """
 
     facts: frozenset[Fact] = frozenset()
     requests: tuple[JobRequest, ...] = ()
     newest: int = 0
     copy: int = 0
+    sweep: SweepState | None = None
 
 
 class World(NamedTuple):
@@ -273,10 +278,21 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         hold_late=None if record.hold_late is None else NOW,
         hold_count=0,
         limits=Limits(),
+        trial=None if record.trial is None else replace(record.trial, reached_at=NOW),
         mirror=tuple(replace(one, at=0.0) for one in record.mirror),
         probes=tuple(replace(look, at=NOW) for look in record.probes),
         moved=None if record.moved is None else Moved(NOW, 0.0),
     )
+
+
+def other_reports(papers: Papers, value: float) -> Papers:
+    """The other trial reports its rung."""
+    assert papers.sweep is not None
+    return papers._replace(sweep=plain_sweep(decided(papers.sweep.told(TrialReport(1, (value,))), TRIAL)))
+
+
+def plain_sweep(state: SweepState) -> SweepState:
+    return replace(state, ver=0, nonce="")
 
 
 def _class(moment: float | None, now: float) -> float | None:

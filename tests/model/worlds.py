@@ -225,9 +225,23 @@ WIPED_PAUSE = WIPED._replace(
 )
 WIPED_TWO = WIPED._replace(name="two nodes, a disk is destroyed, and the bucket has a copy", nodes=2, cap=5)
 
+# A trial of a search stops at its rung, waits with a copy in the bucket and no disk, and continues or ends.
+RUNG = Story(
+    "a trial stops at its rung", zones=("a",), rounds=1, faults=0, requests=0, split=False, mirror=True, trial=True
+)
+RUNG_ROUNDS = RUNG._replace(name="a trial stops at its rung, two rounds, one dies", rounds=2, deaths=1)
+RUNG_LOSS = RUNG._replace(name="a trial stops at its rung, any one loss", faults=1, kinds=LOSSES | {"crashes"})
+RUNG_ASKED = RUNG._replace(
+    name="a trial stops at its rung, and is paused, cancelled or done",
+    requests=1,
+    request_kinds=frozenset({"pause", "cancel", "finish"}),
+)
+
 # What `make test` explores, up to a number of states: everything that one thing can break, on both clouds.
 # `make model` has larger worlds, to their end.
 SLICE = (
+    RUNG,
+    RUNG_LOSS,
     WIPED,
     NODE_NOTICE,
     LONGEST,
@@ -276,6 +290,11 @@ WORLDS = (
         for story in (RECALL, RECALL_ENDS, RECALL_LOSS)
         for rounds in (1, 2)
     ),
+    *(
+        story._replace(cloud=cloud)
+        for cloud in CLOUDS
+        for story in (RUNG, RUNG_ROUNDS, RUNG_LOSS, RUNG_ASKED, RUNG_LOSS._replace(rounds=2))
+    ),
     LONGEST._replace(rounds=2),
     LONGEST_TWICE,
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SLOW_BOOT, SLOW_BOOT_ROUNDS)),
@@ -293,6 +312,10 @@ __all__ = [
     "NODE_NOTICE",
     "RECALL",
     "RECALL_ENDS",
+    "RUNG",
+    "RUNG_ASKED",
+    "RUNG_LOSS",
+    "RUNG_ROUNDS",
     "SLICE",
     "SLOW_BOOT",
     "WIPED",

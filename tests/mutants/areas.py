@@ -10,6 +10,7 @@ RECONCILE, AGENT, TRAIN = "spotkeeper/reconcile", "agent/spotkeeper_agent", "spo
 AREAS: dict[str, tuple[str, ...]] = {  # folders and files; the last area that has a file counts
     "decide": (f"{RECONCILE}/decide",),
     "queue": (f"{RECONCILE}/decide/queue", "spotkeeper/contract/allocation.py"),
+    "searches": ("spotkeeper/contract/sweep.py", f"{RECONCILE}/decide/gang/rungs.py", "spotkeeper/report/sweep.py"),
     "select": (f"{RECONCILE}/select",),
     "rounds": (f"{RECONCILE}/controller", f"{RECONCILE}/service/rounds.py"),
     "stores": (f"{RECONCILE}/store",),
@@ -55,8 +56,11 @@ TESTS = (
     "tests/cli/stacks/test_check.py",
     "tests/cli/stacks/test_schema.py",
     "tests/cli/jobs/test_queue.py",
+    "tests/cli/sweeps",
     "tests/client",
+    "tests/contract/test_sweep.py",
     "tests/report/test_queue.py",
+    "tests/report/test_sweep.py",
     "tests/security/test_lambda.py",
     "tests/security/test_table.py",
     "tests/sim/test_ledger.py",
@@ -69,6 +73,10 @@ NEAR = {
         *("tests/reconcile/decide/queue", "tests/reconcile/store/test_allocation.py"),
         *("tests/reconcile/controller/test_queue_rounds.py", "tests/cli/jobs/test_queue.py"),
         "tests/report/test_queue.py",
+    ),
+    "searches": (
+        *("tests/reconcile/decide/gang/test_rungs.py", "tests/reconcile/decide/gang/test_rung_decisions.py"),
+        *("tests/contract/test_sweep.py", "tests/report/test_sweep.py", "tests/cli/sweeps"),
     ),
 }
 

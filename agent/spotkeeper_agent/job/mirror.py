@@ -78,7 +78,7 @@ class Mirroring:
         full = child is not None and child.control.fault is Fault.DISK_FULL
         if want is None or doc is None or full or mounting.number is None or not _copies(doc, machine.node):
             self._give_up()
-        elif not (_rests(machine, doc, child) or (child is not None and not child.saving and _calm(machine, doc))):
+        elif not _undisturbed(machine, doc, child):
             if self._upload is not None:
                 self._upload.stop.set()  # parts in the bucket stay, and a later try continues there
         elif self._upload is None:
@@ -231,13 +231,14 @@ def _copies(doc: Generation, node: int) -> bool:
     return node in writers and (not doc.replicated or node == min(writers))
 
 
-def _rests(machine: MachineState, doc: Generation, child: Child | None) -> bool:
-    """Whether a trial of a search has ended its generation here: once its checkpoint is copied, its machines go."""
+def _undisturbed(machine: MachineState, doc: Generation, child: Child | None) -> bool:
+    """Whether an upload delays nothing: the job trains, or a trial of a search has ended its generation at its rung.
+
+    The trial's machines go once its checkpoint is copied.
+    """
+    if doc.state not in (DocState.RUN, DocState.ROLL_CALL) or machine.saved.notice is not None:
+        return False
+    if child is not None:
+        return not child.saving and machine.state is AgentState.RUNNING
     run = machine.saved.run
-    trial = run is not None and run.until is not None and doc.state in (DocState.RUN, DocState.ROLL_CALL)
-    return trial and child is None and machine.saved.ended == doc.gen and machine.saved.notice is None
-
-
-def _calm(machine: MachineState, doc: Generation) -> bool:
-    quiet = doc.state in (DocState.RUN, DocState.ROLL_CALL) and machine.state is AgentState.RUNNING
-    return quiet and machine.saved.notice is None
+    return run is not None and run.until is not None and machine.saved.ended == doc.gen

@@ -55,7 +55,8 @@ def released(draft: Draft, dropped: Sequence[Grant]) -> Allocation:
     left = [grant for grant in draft.queries.own_grants() if grant not in dropped]
     own = claim(draft, left)
     claims = tuple(one for one in new.claims if one.job != draft.record.job or own is not None)
-    return schedule(replace(new, claims=claims, use=used), stack, draft.now)
+    kept = tuple(grant for grant in new.grants if grant not in dropped)
+    return schedule(replace(new, claims=claims, use=used, grants=kept), stack, draft.now)
 
 
 def _with(draft: Draft, old: Claim | None, new: Claim | None) -> Allocation:

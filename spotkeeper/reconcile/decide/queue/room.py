@@ -41,6 +41,7 @@ class Room:
         )
         self._placed: dict[str, tuple[Claim, Spread]] = {}
         self._trials: Counter[str] = Counter()  # trials with machines, by search
+        self._leaving: set[str] = set()  # of them, those whose machines are being deleted
 
     def copy(self) -> Room:
         new = object.__new__(Room)
@@ -59,7 +60,8 @@ class Room:
 
     def limit(self, claim: Claim, count: int) -> str:
         """Return which limit of its team or search keeps this claim from ``count`` more machines; "" if none does."""
-        if claim.sweep and not self.placed(claim.job) and self._trials[claim.sweep] >= claim.parallel:
+        others = self._trials[claim.sweep] - (claim.job in self._leaving)
+        if claim.sweep and not self.placed(claim.job) and others >= claim.parallel:
             return f"search {claim.sweep} has {claim.parallel} trials at work, as many as its `parallel` allows"
         if why := self._over.get(claim.team):
             return why
@@ -114,6 +116,7 @@ class Room:
 
     def count_leaving(self, claim: Claim) -> None:
         """Count a trial whose machines are still being deleted: it uses no room, but one of its search's `parallel`."""
+        self._leaving.add(claim.job)
         self._trials[claim.sweep] += 1
 
     def placed(self, job: str) -> Spread:
@@ -180,11 +183,12 @@ class Room:
                 self._machines[key] += number
                 self._usd[key] += number * self._prices[pool.name, dear]
         _, spread = self._placed.get(claim.job, (claim, ()))
-        self._trials[claim.sweep] -= bool(spread)
+        leaves = claim.job in self._leaving
+        self._trials[claim.sweep] -= bool(spread) or leaves
         counts = Counter(dict(spread))
         counts[name] += number
         self._placed[claim.job] = claim, tuple((each, left) for each, left in counts.items() if left)
-        self._trials[claim.sweep] += bool(self._placed[claim.job][1])
+        self._trials[claim.sweep] += bool(self._placed[claim.job][1]) or leaves
 
 
 def _pool(name: str) -> str:

@@ -194,5 +194,12 @@ def test_a_trial_whose_machines_are_being_deleted_counts_for_parallel_and_uses_n
     assert "search lr has 2 trials at work" in limit(vm, claims=(trains, leaves, waiting))
     assert not limit(claims=(trains, leaves, waiting)), "it waits at a rung"
     assert not limit(machine, claims=(trains, leaves, waiting)), "a static machine may never answer"
+    back = replace(waiting, job="gone")
+    room = of_running(Allocation(grants=(*grants(trains), vm), claims=(trains, back)), stack(pool("p", 2)))
+    assert not room.limit(back, 1), "the same trial continues"
+    room.place(back, 1)
+    assert room.limit(waiting, 1) and not room.limit(replace(waiting, parallel=3), 1), "and counts once"
+    room.free("gone", 1)
+    assert room.limit(waiting, 1), "its old machine is there yet"
     room = of_running(Allocation(grants=(*grants(trains), vm), claims=(trains, leaves)), stack(pool("p", 2)))
     assert room.most(waits("other", 1), 0, 100) == 1
