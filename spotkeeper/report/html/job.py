@@ -18,7 +18,7 @@ from spotkeeper.report.job.lines import (
     queue_lines,
     undisturbed_line,
 )
-from spotkeeper.report.job.view import JobView, NodeState
+from spotkeeper.report.job.view import JobView, NodeState, several_pools
 from spotkeeper.report.money import account_text
 from spotkeeper.report.money.account import Account
 from spotkeeper.report.text.words import count, duration, saved, usd, value_word
@@ -98,20 +98,22 @@ def _speed(view: JobView) -> str | None:
 
 
 def machines(view: JobView) -> Markup:
+    mixed = several_pools(view.nodes)
     rows = [
         (
             f"{node.node}{' (master)' if node.master else ''}",
             badge(node_word(node), _NODE_KIND.get(node.state, "plain")),
             badge(node.model.value, node.model.value) if node.model else None,
             el("span", node.zone, class_="nobreak"),
+            *((node.pool,) if mixed else ()),
             node.vm,
             el("span", duration(node.age_s), class_="nobreak"),
             el("span", why, class_="small") if (why := node.lag or node.reason) else None,
         )
         for node in view.nodes
     ]
-    head = ("Node", "State", "Model", "Zone", "Machine", "Age", "Why")
-    return table(head, rows, "Machines now", (5,), "No machine now.")
+    head = ("Node", "State", "Model", "Zone", *(("Pool",) if mixed else ()), "Machine", "Age", "Why")
+    return table(head, rows, "Machines now", (head.index("Age"),), "No machine now.")
 
 
 def recoveries(found: Account) -> Markup:

@@ -73,6 +73,11 @@ class NodeView(Struct, frozen=True):
     reason: str = ""  # why this model and zone; "" for a static machine
 
 
+def several_pools(nodes: tuple[NodeView, ...]) -> bool:
+    """Whether the machines are of several pools, so that views name each one's."""
+    return len({node.pool for node in nodes if node.pool}) > 1
+
+
 class Site(Struct, frozen=True):
     """The stack's clock and whether its ticks succeed. ``scale``: the clock's speed, as a multiple of real time.
 

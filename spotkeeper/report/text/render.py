@@ -42,7 +42,7 @@ from spotkeeper.report.job.lines import (
     step_word,
     training_line,
 )
-from spotkeeper.report.job.view import JobView, NodeState, NodeView
+from spotkeeper.report.job.view import JobView, NodeState, NodeView, several_pools
 from spotkeeper.report.text.words import count, duration, saved, usd, value_word
 
 LOG_TITLE = "the last lines of the log:"
@@ -222,9 +222,15 @@ _NODE_SPARE = ("age", "zone", "model", "machine")  # users copy names of machine
 
 
 def nodes_fitting(nodes: tuple[NodeView, ...]) -> Fitting:
-    slow = any(node.lag for node in nodes)
-    rows = (_node(node) | ({"own time": Text(node.lag, style="bold yellow")} if slow else {}) for node in nodes)
-    return fitting(rows, _NODE_SPARE, {"age"}, "spotkeeper status JOB --json")
+    slow, mixed = any(node.lag for node in nodes), several_pools(nodes)
+    rows = (
+        _node(node)
+        | ({"pool": node.pool or "-"} if mixed else {})
+        | ({"own time": Text(node.lag, style="bold yellow")} if slow else {})
+        for node in nodes
+    )
+    spare = ("age", "zone", "pool", *_NODE_SPARE[2:]) if mixed else _NODE_SPARE
+    return fitting(rows, spare, {"age"}, "spotkeeper status JOB --json")
 
 
 def _node(node: NodeView) -> dict[str, str | Text]:

@@ -120,6 +120,8 @@ def _loss(draft: Draft, index: int) -> tuple[float, ...]:
 def refusal(spec: JobSpec, nodes: int) -> str:
     """Return why a job with this file can never have this size; or ""."""
     size = spec.size()
+    if spec.machines:
+        return "the job file says `machines`: each of its nodes has its pool, so their number is fixed"
     if size.min == size.max:
         return f"the job file says `nodes: {size.max}`; only `nodes: {{min, max}}` lets a job change its size"
     if not spec.checkpoint.replicated:

@@ -82,8 +82,9 @@ def fits(draft: Draft, count: int, options: list[Offer], *, replaces: bool = Fal
         if grant.job != job or not (replaces or (grant.node < len(tops) and grant.attempt > tops[grant.node]))
     )
     for index in range(count):
-        own = [offer for offer in options if draft.pool(index) in ("", offer.pool)]
-        offer = next((offer for offer in own if tally.fits(draft.snapshot.stack, offer)), None)
+        own = draft.pool(index)
+        fitting = (one for one in options if own in ("", one.pool) and tally.fits(draft.snapshot.stack, one))
+        offer = next(fitting, None)
         if offer is None:
             return False
         tally.add(Grant(job, index, 0, resource(offer)))

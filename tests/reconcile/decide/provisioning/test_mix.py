@@ -19,6 +19,9 @@ from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import offers, pending, reservations
 from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.queue.room import of_running
+from spotkeeper.report.html.job import machines
+from spotkeeper.report.job.view import job_view
+from spotkeeper.report.text.render import nodes_fitting
 from tests.reconcile.decide.queue import situation
 from tests.reconcile.decide.queue.situation import reserved, runs, waits
 from tests.reconcile.decide.test_guards import calm, on_snapshot
@@ -56,6 +59,14 @@ def test_each_node_gets_a_machine_of_its_pool_though_another_is_cheaper() -> Non
     one.until(one.training, 5 * MINUTE)
     assert there(one) == whole("z-a")
     assert {machine.vm.pool for machine in one.dynamic()} == {"l4", "t4"}
+    view = job_view(one.record(), None, one.events(), one.stack, one.now())
+    assert nodes_fitting(view.nodes).columns[-1] == "pool"
+    page = str(machines(view))
+    assert all(f">{word}</t" in page for word in ("Pool", "l4", "t4")), page
+    alike = tuple(replace(node, pool="l4") for node in view.nodes)
+    assert "pool" not in nodes_fitting(alike).columns
+    one.request(RequestKind.RESIZE, nodes=2)
+    assert "the job file says `machines`" in one.events(Event.REQUEST)[-1].detail
 
 
 @pytest.mark.parametrize("notice_s", [None, 90.0])
