@@ -62,7 +62,7 @@ def test_each_node_gets_a_machine_of_its_pool_though_another_is_cheaper() -> Non
     view = job_view(one.record(), None, one.events(), one.stack, one.now())
     assert nodes_fitting(view.nodes).columns[-1] == "pool"
     page = str(machines(view))
-    assert all(f">{word}</t" in page for word in ("Pool", "l4", "t4")), page
+    assert all(f">{word}</" in page for word in ("Pool", "l4", "t4")), page
     alike = tuple(replace(node, pool="l4") for node in view.nodes)
     assert "pool" not in nodes_fitting(alike).columns
     one.request(RequestKind.RESIZE, nodes=2)
