@@ -128,6 +128,11 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     tags: dict[str, str] = {}  # for every machine, in addition to those that identify it; agents read them
     reservations: tuple[ReservedCapacity, ...] = ()  # reserved capacity for machines of this type
 
+    @property
+    def reserved(self) -> int:
+        """The machines of all its reserved capacity, whether that has started or not."""
+        return sum(one.count for one in self.reservations)
+
     def reservation(self, zone: str, name: str | None) -> ReservedCapacity | None:
         return next((one for one in self.reservations if (one.zone, one.name) == (zone, name)), None)
 

@@ -11,7 +11,7 @@ from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.market import PriceRun, Prices
 from spotkeeper.contract.parse import check
 from spotkeeper.contract.parse.check_run import JobContext
-from spotkeeper.contract.stack import Model, PoolState
+from spotkeeper.contract.stack import Model, PoolState, ReservedCapacity
 from tests.contract.samples import STACK
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
@@ -100,6 +100,17 @@ def test_a_job_above_the_stacks_limits_is_refused(caps: dict[str, object], words
     job = JobContext(JobSpec("job", ("/x/train.py",), nodes=4), replace(STACK, **caps))
     found = [problem.message for problem in check.job_problems(job)]
     assert len(found) == bool(words) and all(words in message for message in found)
+
+
+def test_reserved_machines_count_as_paid_for() -> None:
+    workers, *others = STACK.pools
+    ours = (ReservedCapacity("res", workers.zones[0], 2),)
+    stack = replace(STACK, pools=(replace(workers, reservations=ours), *others), max_usd_hour=1.5)
+    spec = JobSpec("job", ("/x/train.py",), nodes=4, max_usd=0.01, work="4h", deadline="9h", max_on_demand=1)
+    assert not list(check.job_problems(JobContext(spec, stack))), "one of its machines is static, one costs $1"
+    assert not list(check.cautions_of(spec, stack.pools)), "four of its machines cannot be preempted"
+    assert list(check.job_problems(JobContext(spec, replace(STACK, max_usd_hour=1.5))))
+    assert len(list(check.cautions_of(spec, STACK.pools))) == 2
 
 
 def test_feasible_or_unknown_values_cause_no_caution() -> None:

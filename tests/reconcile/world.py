@@ -510,6 +510,10 @@ class World:
         except CorruptError:
             return
         assert len({(g.job, g.node, g.attempt) for g in grants}) == len(grants)
+        for pool in self.stack.pools:
+            for one in pool.reservations:
+                used = sum((g.pool, g.reservation) == (pool.name, one.key) for g in grants)
+                assert used <= one.count, f"{used} machines of {one.name}, which has {one.count}"
         nodes = [g.resource for g in grants if g.resource.startswith("machine:")]
         assert len(set(nodes)) == len(nodes), "a static machine is granted twice"
 

@@ -196,7 +196,12 @@ def stack_caps(job: JobContext) -> Iterator[Problem]:
         yield problem(path, message, least)
     model = Model.ON_DEMAND if job.spec.policy == "on-demand" else Model.SPOT
     bought = (pool for pool in usable if pool.kind == "spot")
-    usd = check_mix.gang_price(job.spec, bought, dynamic, lambda pool: pool.dearest(model)) or 0.0
+
+    def price(pool: PoolState) -> float:
+        return 0.0 if job.spec.machines and pool.reserved else pool.dearest(model)
+
+    paid = sum(pool.reserved for pool in usable)  # reserved machines, which cost nothing more
+    usd = check_mix.gang_price(job.spec, bought, max(0, dynamic - paid), price) or 0.0
     if stack.max_usd_hour is not None and usd > stack.max_usd_hour + 1e-9:
         most = f"`limits.usd_per_hour` of the stack is {stack.max_usd_hour:g}"
         yield problem(path, f"needs dynamic machines for at least ${usd:,.2f} an hour, but {most}", least)
@@ -251,7 +256,7 @@ def feasible(spec: JobSpec, pools: Iterable[PoolState], now: float, start_s: flo
 def budget(spec: JobSpec, pools: Iterable[PoolState], start_s: float = START_S) -> Iterator[Problem]:
     """Check that the budget lasts until the first step. ``start_s``: duration of a start, seconds."""
     offers = tuple(pools)
-    if spec.max_usd is None or not offers:
+    if spec.max_usd is None or not offers or any(pool.reserved for pool in offers):
         return
     models = (Model.ON_DEMAND,) if spec.policy == "on-demand" else (Model.SPOT, Model.ON_DEMAND)
     prices = [usd for model in models if (usd := _least_usd_hour(spec, offers, model)) is not None]
@@ -300,8 +305,11 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:
-    """Return the job's cost on the cheapest machines (static ones included) without interruptions; 0: unknown."""
-    if spec.work is None:
+    """Return the job's cost on the cheapest machines (static ones included) without interruptions; 0: unknown.
+
+    It is unknown, too, how long reserved capacity will be idle.
+    """
+    if spec.work is None or any(pool.reserved for pool in pools):
         return 0.0
     try:
         hours = span_s(spec.work) / 3600.0
@@ -325,10 +333,11 @@ def _no_net(spec: JobSpec, pools: tuple[PoolState, ...]) -> str:
 
 
 def steady(spec: JobSpec, pools: Iterable[PoolState]) -> int:
-    """Return how many machines that cannot be preempted (static and on-demand) the job may have."""
+    """Return how many machines that cannot be preempted (static, reserved and on-demand) the job may have."""
     offers = tuple(pools)
     static = sum(pool.max_machines for pool in offers if pool.kind == "static")
     demand = sum(min(pool.max_on_demand, spec.most_of(pool.name)) for pool in offers if pool.kind == "spot")
+    static += sum(pool.reserved for pool in offers)
     return static + (demand if spec.max_on_demand is None else min(demand, spec.max_on_demand))
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.cloud import VmStatus
 from spotkeeper.contract.job import Checkpoint, MachineGroup, RequestKind, Retry
 from spotkeeper.contract.record import Outcome, Phase, SlotState
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, ReservedCapacity
 from tests.reconcile.world import ZONES, World, stack
 
 FAULTS_S = 900
@@ -161,6 +161,18 @@ def test_a_mix_of_machines_survives_random_faults(seed: int, spread: bool) -> No
     mix = (MachineGroup("l4", 2), MachineGroup("t4", 1))
     the_stack = replace(stack(), pools=(*pools, replace(base, name="other")))
     survive(World(the_stack=the_stack, machines=mix, seed=seed, spread=spread, retry=Retry(crashes=1000)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reserved_and_spot_together_survive_random_faults(seed: int) -> None:
+    """The second reservation is smaller than the stack file says, and the first one ends during the storm."""
+    pool, *others = stack().pools
+    ours = (ReservedCapacity("res", "z-a", 2, ends=1_000_000.0 + 2 * FAULTS_S), ReservedCapacity("few", "z-b", 2))
+    the_stack = replace(stack(), pools=(replace(pool, reservations=ours), *others))
+    world = World(nodes=3, seed=seed, the_stack=the_stack, retry=Retry(crashes=1000))
+    world.capacity["z-b", Model.RESERVED] = 1
+    survive(world)
+    assert {"res"} <= {call.reservation for call in world.inserts()}
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant
-from spotkeeper.contract.stack import PoolState, Price, TeamState
+from spotkeeper.contract.stack import PoolState, Price, ReservedCapacity, TeamState
 from spotkeeper.reconcile.decide.queue.room import of_running, reserved_elsewhere, usd_elsewhere
 from tests.reconcile.decide.queue.situation import grants, pool, runs, stack, waits
 
@@ -60,6 +60,15 @@ def test_the_stacks_own_limits_hold_for_dynamic_machines() -> None:
     assert most(waits("w", 1, pools=("p",)), pools=pools, max_usd_hour=3 * 1.2) == 1
     assert most(waits("w", 1, pools=("q",)), runs("r", 1, pools=("p",)), pools=pools, max_usd_hour=5.0) == 2
     assert most(waits("w", 1, pools=("q",)), pools=(pool("q", 4, usd=1.2),), max_usd_hour=3 * 1.2) == 3
+
+
+def test_reserved_machines_count_in_no_limit_on_dollars() -> None:
+    paid = replace(pool("p", 6, usd=1.0), reservations=(ReservedCapacity("res", "z", 2),))
+    held = tuple(Grant("a", node, 1, "slot:p/reserved/z/res") for node in range(2))
+    limited = stack(paid, max_usd_hour=2.0)
+    assert of_running(Allocation(), limited).most(waits("w", 1), 0, 100) == 4
+    room = of_running(Allocation(grants=held, claims=(runs("a", 2),)), limited)
+    assert dict(room.placed("a")) == {"p": 2} and room.most(waits("w", 1), 0, 100) == 2
 
 
 def test_on_demand_jobs_stay_within_the_pools_limit_of_on_demand_machines() -> None:
