@@ -192,6 +192,7 @@ class SyncReply(Struct, frozen=True, omit_defaults=True):
     lease_minutes: int = 120
     bundle: str = ""  # sha256 of the agent's bundle; "": unknown
     over: bool = False  # the job ended and its disks are deleted: a static machine deletes the job's files
+    moves: bool = False  # with SUPERSEDED: the disk is copied to another zone, so delete its scratch folder before
     ended: tuple[str, ...] = ()  # jobs in `old_jobs` whose files a static machine must delete
     mirrored: str | None = None  # the newest copy of a checkpoint in the bucket; None: none
     mirrored_at: float | None = None  # when that copy was complete, virtual unix seconds

@@ -97,7 +97,9 @@ class ReplyHandler:
                     self._machine.say(Kind.HELLO, gen=0, again=True)
             case Role.SUPERSEDED:
                 then = Then.IDLE if static else Then.POWER_OFF
-                self._teardown.begin(Departure("superseded", then, attempt=reply.attempt, over=reply.over))
+                self._teardown.begin(
+                    Departure("superseded", then, attempt=reply.attempt, over=reply.over, moves=reply.moves)
+                )
             case Role.IDLE:
                 if self._machine.saved.assignment is None:
                     self._machine.become(AgentState.IDLE)

@@ -41,6 +41,7 @@ class Departure:
     deadline: float | None = None  # for the save, real unix seconds
     attempt: int | None = None  # the attempt that the function names, if this boot has no assignment
     over: bool = False  # the job has ended: delete its folder from a static machine's disk
+    moves: bool = False  # the job moves to another zone: delete its scratch folder, which is not to be copied
     began: float | None = None  # monotonic, once the job has ended
     unmounted: bool = False
     said_at: float | None = None  # monotonic, when the end was reported
@@ -79,7 +80,8 @@ class Teardown:
         if not self._end_helpers(departure):
             return False
         if not departure.unmounted:
-            self._components.mounting.unmount(self._ended_job() if departure.over else None)
+            job = self._machine.job if departure.moves else None
+            self._components.mounting.unmount(self._ended_job() if departure.over else None, job)
             return False
         return self._report(departure)
 

@@ -19,6 +19,7 @@ from spotkeeper_agent.host.systemd import has_units, request_root
 
 BUSY_TRIES = 20
 BUSY_S = 0.25  # real
+LOCAL_VOLUME = "scratch"  # in the job's folder: a scratch folder of the one-machine cloud
 
 
 class Why(str, Enum):
@@ -118,7 +119,7 @@ class Disk:
         """
         try:
             if self.point.is_symlink():
-                made = self._link_scratch(self.point.resolve() / job / "scratch")
+                made = self._link_scratch(self.point.resolve() / job / LOCAL_VOLUME)
             elif has_units():
                 made = request_root("scratch", job=job, gb=str(gb))
             else:

@@ -20,7 +20,8 @@ from spotkeeper.train.checkpoint.store import damaged, newest
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.core.events import Dropped, HelperThread, Mounted, Unmounted
 from spotkeeper_agent.core.log import Log
-from spotkeeper_agent.host.disk import Disk, Why
+from spotkeeper_agent.host.disk import LOCAL_VOLUME, Disk, Why
+from spotkeeper_agent.host.roothelper import VOLUME
 from spotkeeper_agent.job.jobhost import share
 
 DAMAGED = 4  # maximum number of damaged checkpoints reported per disk
@@ -126,13 +127,19 @@ class Mounting:
             self.newest = max(commit, self.newest or commit)
             self._say(Kind.CHECKPOINT, str(self.newest), gen=gen)
 
-    def unmount(self, over: Path | None = None) -> None:
-        """Unmount for good, then post the event :class:`Unmounted`. ``over``: a folder to delete before the unmount."""
+    def unmount(self, over: Path | None = None, scratch_of: str | None = None) -> None:
+        """Unmount for good, then post the event :class:`Unmounted`.
+
+        ``over``: a folder to delete before the unmount. ``scratch_of``: a job whose scratch folder to delete before.
+        """
         disk = self._disk
 
         def unmount() -> Unmounted:
             if over is not None:
                 beneath.remove(over.parent, over.name)
+            if scratch_of is not None and disk.mounted():
+                for name in (LOCAL_VOLUME, VOLUME):
+                    beneath.remove(disk.point / scratch_of, name)
             disk.unmount()
             return Unmounted()
 

@@ -271,6 +271,7 @@ def reply(
         lease_minutes=stack.lease_minutes,
         bundle=stack.bundle_sha256,
         over=over,
+        moves=record.move is not None and what is Role.SUPERSEDED,
         mirrored=record.mirror[0].commit if record.mirror else None,
         mirrored_at=record.mirror[0].at if record.mirror else None,
         fetch=_fetch(record, where) if what is not Role.SUPERSEDED else None,

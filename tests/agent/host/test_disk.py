@@ -197,6 +197,24 @@ def test_a_damaged_checkpoint_is_reported_with_the_newest_intact_one(tmp_path: P
     assert said == [*told * 2, told[-1]]
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_scratch_folder_follows_its_disk_but_for_a_move_to_another_zone(tmp_path: Path, moves: bool) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "dev").symlink_to(tmp_path / "store")
+    one, helper = Disk(tmp_path / "dev", tmp_path / "mnt/sk-data", QUIET), AtOnce()
+    mounting = Mounting(one, helper, lambda *_, **__: None, Clock(), QUIET)  # type: ignore[arg-type]
+    for again in (False, True):
+        mounting.look(0, one.point / JOB / "ckpt", True, 1)
+        mounting.mounted(helper.events.pop())
+        assert mounting.scratch_made is (not again or moves)
+        (one.scratch / "file").write_text("x")
+        mounting.unmount(scratch_of=JOB if moves else None)
+        mounting.number = None
+        helper.events.clear()
+    assert (tmp_path / "store" / JOB / "scratch").exists() is not moves
+    assert (tmp_path / "store" / JOB / "ckpt").is_dir()
+
+
 @pytest.mark.parametrize("serving", [True, False])
 def test_files_of_ended_jobs_are_deleted_and_the_disk_is_unmounted_again(tmp_path: Path, serving: bool) -> None:
     store = tmp_path / "store"

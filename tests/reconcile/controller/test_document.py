@@ -157,6 +157,14 @@ def test_an_ended_job_supersedes_every_machine() -> None:
     assert (holds.role, holds.over) == (Role.SUPERSEDED, False)
 
 
+def test_a_machine_learns_that_its_disk_is_about_to_be_copied() -> None:
+    moving = record(move=Move("z-b", 1.0))
+    assert not reply(moving, SPEC, STACK, dynamic(0, 1), say(boot="b0")).moves, "it may still train"
+    left = replace(moving, nodes=(Node(top=1), Node(top=2), Node(top=4)))
+    assert reply(left, SPEC, STACK, dynamic(0, 1), say()).moves
+    assert not reply(replace(left, move=None), SPEC, STACK, dynamic(0, 1), say()).moves
+
+
 def test_the_document_comes_only_when_it_is_newer_and_the_run_with_it() -> None:
     fresh = reply(record(), SPEC, STACK, dynamic(0, 1), say(ver=6))
     assert fresh.doc is not None and fresh.run is not None

@@ -139,7 +139,7 @@ def survive(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_gang_survives_random_faults(seed: int) -> None:
-    survive(World(nodes=3, seed=seed, retry=Retry(crashes=1000)))
+    survive(World(nodes=3, seed=seed, scratch_gb=seed % 2, retry=Retry(crashes=1000)))
 
 
 @pytest.mark.parametrize("seed", range(12))
