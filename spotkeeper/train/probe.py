@@ -40,7 +40,7 @@ from spotkeeper.train.agent_link.control import AgentRequest
 from spotkeeper.train.core import rng
 from spotkeeper.train.core.parts import Attached, Stateful, adapt
 from spotkeeper.train.core.shards import is_shared, local_part
-from spotkeeper.train.loop import boundary
+from spotkeeper.train.loop import boundary, lag
 from spotkeeper.train.loop.run import Run
 
 STOP = "SPOTKEEPER_PROBE_STOP"
@@ -310,6 +310,7 @@ def record(argv: list[str]) -> None:
 
     Run.steps, Run.report = steps, report  # type: ignore[method-assign]
     boundary.EVERY_S = 0.0  # a stop falls on the same step in every run
+    lag._FIRST = sys.maxsize  # work is not divided anew, so equal runs have equal bits
     with contextlib.suppress(ImportError):
         importlib.import_module("numpy")
     rng.seed_all(int(os.environ[SEED]), int(os.environ.get("RANK", "0")))

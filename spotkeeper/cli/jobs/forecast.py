@@ -5,6 +5,7 @@ It makes an assumption for each unknown value and prints it. It buys nothing and
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ from spotkeeper.reconcile.store.store import Store
 from spotkeeper.replay.recording import SHIPPED, RecordingError, read_folder
 from spotkeeper.report.forecast.compare import GangShape, MeasuredStep, Networks, measured, step_s
 from spotkeeper.report.forecast.forecast import Forecast, Library, forecast, markdown, table
+from spotkeeper.report.forecast.mix import as_one_pool
 from spotkeeper.report.forecast.player import Shop, most_on_demand
 from spotkeeper.report.forecast.recordings import RecordingPart, Task, own_recording, parts
 from spotkeeper.report.forecast.reserved import reserved_machines
@@ -63,6 +65,8 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
     """Forecast a job file on a stack, for the command and for the comment on a pull request."""
     spec = known.job(file)
     said = list(known.said)
+    if spec.machines:
+        spec, known = _unmixed(spec, known, said)
     task = task_of(spec, known, work, said)
     if known.named:
         said += cautions(task.spec, known.stack, known.prices, known.now)
@@ -72,6 +76,17 @@ def of_file(file: Path, known: Ground, work: str | None = None, markets: Path | 
     if not made.runs:
         raise CliError(f"{spec.name}: {never(spec, made.replays)}", Exit.REFUSED, NEVER)
     return made
+
+
+def _unmixed(spec: JobSpec, known: Ground, said: list[str]) -> tuple[JobSpec, Ground]:
+    """Return a mix of machines as a job of one pool, and the stack with that pool."""
+    try:
+        spec, stack, prices, told = as_one_pool(spec, known.stack, known.prices, known.now)
+    except KeyError as error:
+        why = f"{known.stack.stack} has no pool {error}, or no price for it"
+        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "name the stack: --stack or --stack-file") from None
+    said.append(told)
+    return spec, dataclasses.replace(known, stack=stack, prices=prices)
 
 
 def never(spec: JobSpec, replays: int) -> str:
@@ -185,8 +200,10 @@ def pool_of(spec: JobSpec, stack: StackState, said: list[str]) -> PoolState:
         CliError: no such pool.
     """
     if spec.machines:
-        why = "a forecast replays the market of a single pool, but the job is a mix of machines (`machines`)"
-        raise CliError(f"{spec.name}: {why}", Exit.REFUSED, "forecast it with `pools:` and `nodes:` of each pool alone")
+        why = "it compares pools that have all machines of the job, but the job is a mix of machines (`machines`)"
+        raise CliError(
+            f"{spec.name}: {why}", Exit.REFUSED, "compare a job file with `nodes:` instead, and no `machines:`"
+        )
     pools = dynamic(spec, stack)
     fits = [pool for pool in pools if pool.max_machines >= spec.size().max]
     if not fits:

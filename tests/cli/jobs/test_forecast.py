@@ -270,10 +270,31 @@ def test_an_on_demand_job_is_forecast_on_an_allowed_pool(folder: Path) -> None:
         assert forecasting.pool_of(spec, stack, []).name == wanted
 
 
-def test_a_mix_of_machines_has_no_forecast() -> None:
-    spec = JobSpec("first", ("train.py",), machines=(MachineGroup("l4", 1), MachineGroup("t4", 1)))
-    with pytest.raises(CliError, match="a forecast replays the market of a single pool"):
-        forecasting.pool_of(spec, forecasting.recorded_stack(), [])
+def test_a_mix_is_forecast_at_the_mean_price_in_the_market_of_its_dearest_group() -> None:
+    """Three machines: two at 3 and 0.9 dollars, one at 1 and 0.3; of the latter, none may be on-demand."""
+    (pool,) = forecasting.recorded_stack().pools
+    zones, now = pool.zones, 1e6
+    l4 = replace(pool, name="l4", max_on_demand=9, prices=dict.fromkeys(zones, Price(3.0, 0.9)))
+    t4 = replace(
+        pool, name="t4", machine_type="t4-small", max_on_demand=0, prices=dict.fromkeys(zones, Price(1.0, 0.3))
+    )
+    stack = replace(forecasting.recorded_stack(), pools=(t4, l4))
+    mix = JobSpec("first", ("train.py",), machines=(MachineGroup("t4", 1), MachineGroup("l4", 2)))
+    said: list[str] = []
+    spec, known = forecasting._unmixed(mix, forecasting.Ground(stack, now=now), said)
+    task = forecasting.task_of(spec, known, "10h", said)
+    assert (task.shop.pool.name, task.nodes, task.shop.on_demand) == ("l4", 3, False)
+    assert task.shop.pool.machine_type == f"{pool.machine_type} and t4-small"
+    assert forecasting.shape_of(spec, task.shop.pool, ()).nodes == 3
+    assert task.on_demand == pytest.approx(7 / 3) and task.spot == pytest.approx((0.7,) * len(zones))
+    assert said[0].startswith("machines: all 3 as if of l4's market, at the mean price of the mix")
+    told = {name: Prices(name, now, now, (PriceRun(0.0, usd),)) for name, usd in (("l4", 0.6), ("t4", 0.3))}
+    spec, known = forecasting._unmixed(mix, forecasting.Ground(stack, now=now, prices=told), said)
+    assert forecasting.task_of(spec, known, "10h", said).spot == pytest.approx((0.5,) * len(zones))
+    with pytest.raises(CliError, match="has no pool 'a3', or no price for it"):
+        forecasting._unmixed(replace(mix, machines=(MachineGroup("a3", 1),)), known, said)
+    with pytest.raises(CliError, match="compares pools that have all machines of the job"):
+        forecasting.pool_of(mix, stack, said)
 
 
 def test_recordings_without_spot_are_refused(cli: Cli, store: Store, folder: Path) -> None:
