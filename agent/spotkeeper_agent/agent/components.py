@@ -62,7 +62,9 @@ class Components:
             ),
             old_jobs=OldJobs(),
             launcher=launcher,
-            preparation=Preparation(settings, bucket, launcher, helper),
+            preparation=Preparation(
+                settings, bucket, launcher, helper, identity_server.environment if identity_server else dict
+            ),
             supervisor=Supervisor(settings.run, templates_path(), launcher, log),
             output=Outputs(bucket, output_helper, settings.mount, settings.state / "out", clock, log),
             metrics=Metrics(bucket, output_helper, clock, log),

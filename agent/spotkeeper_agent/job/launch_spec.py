@@ -55,17 +55,20 @@ class LaunchSpec:
     scratch_made: bool = False  # whether the scratch folder is new, so that it is empty
 
 
-def launcher_kind(run: JobRun, source: Path, home: Path, folders: tuple[Path, ...] = ()) -> LauncherKind:
+def launcher_kind(
+    run: JobRun, source: Path, home: Path, folders: tuple[Path, ...] = (), identity: Mapping[str, str] | None = None
+) -> LauncherKind:
     """Return the launcher that a job needs. If ``run.python`` contains a ``/``, it is a path in the job's source.
 
     ``home``: the folder on the boot disk for the job's own Python environment. ``folders``: those of a container.
+    ``identity``: variables of the job's identity, for the container image's pull.
     """
     python = run.python
     if "/" in python:
         python = str(source / python)
     if run.image:  # the launcher itself runs outside of it, under the agent's Python
         path = tuple(item for item in run.env.items() if item[0] == "PYTHONPATH")
-        return LauncherKind("exec", sys.executable, path, image=Image(run.image, python, folders))
+        return LauncherKind("exec", sys.executable, path, image=Image(run.image, python, folders, identity or {}))
     if "/" not in python:
         python = shutil.which(python, path=run.env.get("PATH") or os.environ.get("PATH")) or python
     env = {"OMP_NUM_THREADS": str(threads(run.nproc))} | run.env

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -73,11 +73,15 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Image:
-    """A job's container image (``launcher/image.py``). ``folders``: they have the same paths in the container."""
+    """A job's container image (``launcher/image.py``). ``folders``: they have the same paths in the container.
+
+    ``identity``: the variables of the job's identity, by which the pull logs in.
+    """
 
     reference: str
     python: str
     folders: tuple[Path, ...]
+    identity: Mapping[str, str] = field(default_factory=dict, repr=False)  # no part of the launcher's key
 
 
 @dataclass(frozen=True)
@@ -348,6 +352,7 @@ class Launcher:
             if not has_units():
                 raise LaunchError("image: machines of the one-machine cloud run no containers: leave it out there")
             beneath.make_way(self.folder, pyenv.BUILDING)
+            env |= image.identity
             words = [str(self._job_path.launcher / "image.py"), str(self.folder), image.reference, image.python]
             command = [*guard, kind.python, "-B", *words, *map(str, image.folders)]
         self._log("launcher.start", mode=kind.mode, python=kind.python)

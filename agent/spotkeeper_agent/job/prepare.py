@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from spotkeeper.contract.generation import JobRun
@@ -40,7 +40,16 @@ TRIES = 3  # tries to read the secrets, a second apart; then the start fails, wh
 class Preparation:
     """Prepares what a generation needs. ``source``: the folder with the job's files, once they are fetched."""
 
-    def __init__(self, settings: Settings, bucket: Bucket, launcher: Launcher, helper: HelperThread) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bucket: Bucket,
+        launcher: Launcher,
+        helper: HelperThread,
+        identity: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """``identity``: returns the variables of the job's identity."""
+        self._identity = identity
         self.source: Path | None = None
         self._set = settings
         self._sources = settings.state / "src"
@@ -77,7 +86,8 @@ class Preparation:
             self._launching = True
             home = jobhost.home(self._set.state, job) / "env"
             folders = (self._set.run, self._set.state, self._set.mount.parent)
-            self._launcher.begin(launcher_kind(run, self.source, home, folders))
+            identity = self._identity() if run.image else {}
+            self._launcher.begin(launcher_kind(run, self.source, home, folders, identity))
 
     def mounted(self, folder: Path | None) -> None:
         """Set the folder on the disk for the job's Python environment; None while the disk is not mounted."""

@@ -20,6 +20,7 @@ Runs as the job's user, under the agent's Python: standard library only.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -33,6 +34,8 @@ from pathlib import Path
 BUILDING = "environment.building"  # as ``pyenv.py``: exists while the image is pulled
 CONTAINER = "SPOTKEEPER_CONTAINER"  # variable of the launcher: a :class:`Container` as JSON
 NEEDS = ("unshare", "podman", "conmon", "crun")
+GOOGLES = (".pkg.dev", "gcr.io")
+TOKEN_S = 30.0  # real; the agent asks the cloud
 SHARED = ("/tmp", "/dev/shm")  # noqa: S108 - as without an image: the unit has its own
 CDI = ("/etc/cdi", "/var/run/cdi")
 GPU, GPU_DRIVER = "nvidia.com/gpu", "/dev/nvidiactl"
@@ -71,11 +74,33 @@ class Container:
         if self._run("image", "exists", self.image) == 0:
             return
         print(f"image: pulling {self.image}", flush=True)
-        if code := self._run("pull", self.image):
+        if code := self._run("pull", *self._login(), self.image):
             raise ImageError(
                 f"image: podman cannot pull {self.image} (code {code}, its last lines are above): this machine needs a "
-                "way to the registry, which must ask for no login, and room on its boot disk"
+                "way to the registry, the job's identity the right to read it, and the boot disk room"
             )
+
+    def _login(self) -> list[str]:
+        """Return the options with which the job's identity reads Google's registries; [] for all others."""
+        import urllib.request  # not in every launcher
+
+        host, at = self.image.partition("/")[0], os.environ.get("GCE_METADATA_HOST", "")
+        if not at or not host.endswith(GOOGLES):
+            return []
+        url = f"http://{at}/computeMetadata/v1/instance/service-accounts/default/token"
+        asked = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+        try:
+            with urllib.request.urlopen(asked, timeout=TOKEN_S) as answer:  # noqa: S310 - http
+                token = json.load(answer)["access_token"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ImageError(f"image: no token of the job's identity for {host}: {error}") from None
+        file = Path(self.state, "auth.json")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        auth = base64.b64encode(f"oauth2accesstoken:{token}".encode()).decode()
+        file.unlink(missing_ok=True)
+        file.touch(0o600)
+        file.write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+        return [f"--authfile={file}"]
 
     def _run(self, *words: str) -> int:
         return subprocess.run(self._podman("pull", *words), check=False, stdin=subprocess.DEVNULL).returncode

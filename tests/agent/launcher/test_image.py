@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -49,6 +54,36 @@ def test_each_generation_begins_with_an_empty_state(container: Container, tmp_pa
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize(("name", "logs_in"), [("us-docker.pkg.dev/p/r/a", True), ("docker.io/a/b", False)])
+def test_a_pull_from_googles_registries_uses_the_jobs_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, logs_in: bool
+) -> None:
+    (tmp_path / "podman").write_text('#!/bin/sh\ncase "$*" in *exists*) exit 1;; esac\necho "$@" >"$ASKED"\n')
+    (tmp_path / "unshare").write_text('#!/bin/sh\nwhile [ "$1" != env ]; do shift; done; exec "$@"\n')
+    for program in ("podman", "unshare"):
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200 if self.path.endswith("/service-accounts/default/token") else 404)
+            self.end_headers()
+            self.wfile.write(b'{"access_token": "of-the-job"}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        Container(f"{name}@sha256:{'0' * 64}", "python3", str(tmp_path / "image"), ()).pull()
+    asked, file = (tmp_path / "asked").read_text(), tmp_path / "image/auth.json"
+    assert (f"pull --authfile={file} {name}@" in asked) is logs_in and file.exists() is logs_in
+    if logs_in:
+        assert file.stat().st_mode & 0o777 == 0o600
+        auth = json.loads(file.read_text())["auths"]["us-docker.pkg.dev"]["auth"]
+        assert base64.b64decode(auth) == b"oauth2accesstoken:of-the-job"
 
 
 def test_gpus_need_a_cdi_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
