@@ -22,7 +22,7 @@ FRESH_S = 24 * HOUR_S  # older prices and guesses count as unknown for decisions
 class PriceRun(Struct, frozen=True, array_like=True):
     """A spot price of ``usd`` per machine-hour from ``start`` (virtual unix seconds) until the next run.
 
-    ``zone`` "": the whole region, since Compute Engine publishes prices by region; EC2 publishes them by zone.
+    ``zone`` "": all zones, in a stack with one region of Google Cloud, where prices are those of a region.
     """
 
     start: float
@@ -63,7 +63,7 @@ class Network(Struct, frozen=True):
 
 
 class Prices(Struct, frozen=True, omit_defaults=True):
-    """``market/prices/<pool>``: a pool's spot prices in the stack's region, and the cloud's estimates of spot capacity.
+    """``market/prices/<pool>``: a pool's spot prices, and the cloud's estimates of spot capacity.
 
     ``asked``: time of the last query; ``told``: time of the last answer; ``runs``: periods of constant price. If there
     are no ``runs``, the prices are unknown, not zero.

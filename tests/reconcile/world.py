@@ -346,7 +346,8 @@ class World:
             self._disk(key) for key, drive in self.drives.items() if drive.disk.job and key[1] not in self.blind
         )
         shots = tuple(DiskSnapshot(s.name, s.job, s.node, s.number, self.t >= at) for s, at, _ in self.shots.values())
-        return Listing(vms, disks, shots, frozenset(ZONES) - self.blind, tuple(self.ops))
+        every = frozenset((*ZONES, *self.stack.zones(), *(disk.zone for disk in disks)))
+        return Listing(vms, disks, shots, every - self.blind, tuple(self.ops))
 
     def _vm(self, machine: Machine) -> Vm:
         vm = machine.vm

@@ -33,7 +33,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Record, Slot, SlotState
-from spotkeeper.contract.stack import Fallback, Model, StackState
+from spotkeeper.contract.stack import Fallback, Model, StackState, region_of
 from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
@@ -140,7 +140,7 @@ class Queries:
         self.snapshot = snapshot
         self.job = job = record.job
         self.answered = listing.answered
-        self.complete = set(snapshot.stack.zones()) <= listing.answered
+        self.complete = _own_zones(record, snapshot) <= listing.answered
         self.vms = _group((vm.node, vm.attempt, vm) for vm in listing.vms if vm.job == job)
         self.static_machines = {vm.name: vm for vm in listing.vms if vm.job == ""}
         self.disks = _group((disk.node, disk.number, disk) for disk in listing.disks if disk.job == job)
@@ -372,6 +372,22 @@ class Queries:
 def parse_commit(text: str) -> Commit | None:
     gen, _, step = text.partition("-")
     return (int(gen), int(step)) if gen.isdecimal() and step.isdecimal() else None
+
+
+def _own_zones(record: Record, snapshot: Snapshot) -> set[str]:
+    """Return the zones that must answer before something of the job counts as gone.
+
+    They are those of the home region, of the job's regions, and of the regions where the record has it. So another
+    region that does not answer delays no job. What a job left there, and no record tells, is deleted once it is listed.
+    """
+    stack, spec = snapshot.stack, snapshot.spec
+    if not stack.regions or (spec is None and not record.over):
+        return set(stack.zones())
+    slots = [slot for node in record.nodes for slot in (node.cur, node.next) if slot is not None]
+    here = {record.zone, record.move and record.move.zone, *(node.zone for node in record.nodes)}
+    here |= {slot.zone for slot in slots}
+    regions = {stack.region, *(spec.regions if spec else ()), *(region_of(zone) for zone in here if zone)}
+    return {zone for zone in stack.zones() if region_of(zone) in regions}
 
 
 def admitted(slot: Slot | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import get_args
@@ -112,6 +113,17 @@ def test_zones_are_listed_separately_and_a_silent_one_proves_nothing(caplog: pyt
         "listing the things of all zones at once failed: no",
         "zone b: listing its things failed: b is away",
     ]
+
+
+def test_a_slow_zone_takes_no_time_from_the_others() -> None:
+    """Each zone answers only once all have been asked."""
+    together = threading.Barrier(3)
+
+    def slow(zone: str) -> list[int]:
+        together.wait(timeout=60)
+        return of_zone(zone)
+
+    assert look("things", refused, slow, "abc").answered == frozenset("ac")
 
 
 def test_a_throttling_cloud_gets_no_further_requests() -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from spotkeeper.clock import Clock
 from spotkeeper.contract import codec
 from spotkeeper.contract.market import HOUR_S, Chances, Guess, PriceRun
-from spotkeeper.contract.stack import PoolState, StackState
+from spotkeeper.contract.stack import PoolState, StackState, region_of
 from spotkeeper.reconcile.clouds.gce.api import Api
 from spotkeeper.reconcile.clouds.gce.errors import parse_error
 from spotkeeper.reconcile.clouds.gce.schema import Part, to_time
@@ -187,15 +187,28 @@ class Hints:
         self._stack, self._clock = stack, clock
         self._versions = {name: api.version(name) for name in VERSIONS}
         self._answering: dict[str, str] = {}  # method -> the API version that has answered it
-        self._path = f"projects/{stack.project}/regions/{stack.region}/advice"
 
     def price_history(self, pool: str, deadline_s: float) -> tuple[PriceRun, ...] | None:
-        """Return spot prices of the pool's machine type in the stack's region; None: unknown."""
-        found = self._pool(pool)
+        """Return spot prices of the pool's machine type; None: unknown.
+
+        In a stack with several regions each run names a zone, and the zones of a region without an answer have none.
+        """
+        found, ends = self._pool(pool), time.monotonic() + deadline_s
         if found is None:
             return None
-        question = price_question(found.machine_type)
-        body = self._ask("capacityHistory", question, time.monotonic() + deadline_s, f"prices of pool {pool}")
+        if not self._stack.regions:
+            return self._prices(found, self._stack.region, ends)
+        regions = list(dict.fromkeys(map(region_of, found.zones)))
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            told = dict(
+                zip(regions, threads.map(lambda region: self._prices(found, region, ends), regions), strict=True)
+            )
+        runs = [replace(run, zone=zone) for zone in found.zones for run in told[region_of(zone)] or ()]
+        return tuple(sorted(runs, key=lambda run: (run.start, run.zone))) or None
+
+    def _prices(self, pool: PoolState, region: str, ends: float) -> tuple[PriceRun, ...] | None:
+        question, what = price_question(pool.machine_type), f"prices of pool {pool.name} in {region}"
+        body = self._ask(region, "capacityHistory", question, ends, what)
         return None if body is None else price_runs(body)
 
     def chances(self, pool: str, deadline_s: float) -> Chances | None:
@@ -214,27 +227,32 @@ class Hints:
         return Chances(self._clock.now(), by_zone) if by_zone else None
 
     def _capacity(self, pool: PoolState, zone: str, ends: float) -> Guess | None:
-        body = self._ask("capacity", capacity_question(pool, zone), ends, f"pool {pool.name} in {zone}")
+        question, what = capacity_question(pool, zone), f"pool {pool.name} in {zone}"
+        body = self._ask(self._region(zone), "capacity", question, ends, what)
         return None if body is None else obtainable(body, zone)
 
     def _preemptions(self, pool: PoolState, zone: str, ends: float) -> Guess | None:
-        question = preemptions_question(pool.machine_type, zone)
-        body = self._ask("capacityHistory", question, ends, f"preemptions of pool {pool.name} in {zone}")
+        question, what = preemptions_question(pool.machine_type, zone), f"preemptions of pool {pool.name} in {zone}"
+        body = self._ask(self._region(zone), "capacityHistory", question, ends, what)
         return None if body is None else kept(body)
 
     def _pool(self, pool: str) -> PoolState | None:
         found = self._stack.pool(pool)
         return found if found is not None and supported(found.machine_type) else None
 
-    def _ask(self, method: str, question: dict[str, object], ends: float, what: str) -> bytes | None:
+    def _region(self, zone: str) -> str:
+        return region_of(zone) if self._stack.regions else self._stack.region
+
+    def _ask(self, region: str, method: str, question: dict[str, object], ends: float, what: str) -> bytes | None:
         """Send a request to the API version that answered before, otherwise to each version until one answers."""
         known = self._answering.get(method)
+        path = f"projects/{self._stack.project}/regions/{region}/advice/{method}"
         for version in (known,) if known else VERSIONS:
             left = ends - time.monotonic()
             if left <= 0:
                 return None
             try:
-                answer = self._versions[version].call("POST", f"{self._path}/{method}", left, {}, question)
+                answer = self._versions[version].call("POST", path, left, {}, question)
             except NoAnswerError as error:
                 log.info("%s: %s", what, error)
                 return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from spotkeeper.contract import codec
+from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.clouds.base import LIST_S, ListError, Looked, look
 from spotkeeper.reconcile.clouds.gce.api import Api, NoAnswerError
 from spotkeeper.reconcile.clouds.gce.errors import parse_error
@@ -77,7 +78,7 @@ class Lists:
                 raise ListError("the answer is an error, not a list")
             if is_partial(page.warning) and not page.unreachables:
                 raise ListError(f"warning {page.warning.code if page.warning else ''}")
-            silent |= {last_part(scope) for scope in page.unreachables}
+            silent |= _zones_in(page.unreachables, zones)
             for scope, part in page.items.items():
                 seen.add(last_part(scope))
                 if is_partial(part.warning):
@@ -127,6 +128,12 @@ class Lists:
             return codec.decode(answer.body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ListError(f"{path}: the answer is not a list: {error}") from error
+
+
+def _zones_in(scopes: Iterable[str], zones: Sequence[str]) -> set[str]:
+    """Return the zones in these scopes, each a zone, or a region with all of its ``zones``."""
+    names = set(map(last_part, scopes))
+    return names | {zone for zone in zones if region_of(zone) in names}
 
 
 # -- fields of a list, from the structs that its answer is decoded into
