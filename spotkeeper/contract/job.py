@@ -64,7 +64,9 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     replicated: Annotated[bool, _about("true (DDP): each node has the whole state; false (FSDP): only a part")] = True
     interval_s: Annotated[float, Meta(gt=0, description="seconds between saves; unset: automatic")] | None = None
     keep: Annotated[int, Meta(ge=2, le=100, description="complete checkpoints kept on each disk")] = 2
-    snapshots: Annotated[bool, _about("true: saves copy during training, and a loss costs few steps")] = False
+    snapshots: Annotated[bool, _about("false: saves copy at once, and a loss costs the steps since the last one")] = (
+        True
+    )
     overhead_percent: Annotated[float, Meta(gt=0, le=100, description="most time that images may cost, percent")] = 1.0
     peers: Annotated[
         int, Meta(ge=0, le=1, description="1: with sharded state, a neighbour's memory keeps each machine's part")

@@ -29,8 +29,8 @@ from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.store import FileSum, Manifest
 
-_LEAST = 64 << 20  # bytes that must stay free for training; 1/_SHARE of the limit if that is more
-_SHARE = 50
+_LEAST = 64 << 20  # bytes that must stay free for training; a share of the limit if that is more
+SAVE_SHARE, IMAGE_SHARE = 50, 8  # 1/50 stays free beside a save; a loss costs more steps if training needs an image's
 _PROC = Path("/proc")
 _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of cgroup version 1
 PAGE = 4096
@@ -126,9 +126,14 @@ class Headroom:
     bytes: int
 
 
-def memory_refusal(wanted: int) -> str:
-    """Return why this process may not take ``wanted`` more bytes of memory; "" if it may."""
-    tightest = min(_limits(), key=lambda each: each.bytes, default=None)
+def memory_refusal(wanted: int, share: int = SAVE_SHARE) -> str:
+    """Return why this process may not take ``wanted`` more bytes of memory; "" if it may.
+
+    Args:
+        wanted: bytes.
+        share: 1/``share`` of each limit must stay free.
+    """
+    tightest = min(_limits(share), key=lambda each: each.bytes, default=None)
     if tightest is None or wanted <= tightest.bytes:
         return ""
     return (
@@ -138,27 +143,28 @@ def memory_refusal(wanted: int) -> str:
     )
 
 
-def _limits() -> Iterator[Headroom]:
+def _limits(share: int) -> Iterator[Headroom]:
     with contextlib.suppress(OSError, ValueError, LookupError):
         known = _table(_PROC / "meminfo")
-        yield _headroom("this machine", known["MemTotal:"] << 10, (known["MemTotal:"] - known["MemAvailable:"]) << 10)
+        total, free = known["MemTotal:"] << 10, known["MemAvailable:"] << 10
+        yield _headroom("this machine", total, total - free, share)
     for folder, version in _groups():
         with contextlib.suppress(OSError, ValueError, LookupError):  # no limit, or another kernel's files
-            yield _group(folder, version)
+            yield _group(folder, version, share)
 
 
-def _headroom(source: str, limit: int, used: int) -> Headroom:
-    return Headroom(source, limit, limit - used - max(_LEAST, limit // _SHARE))
+def _headroom(source: str, limit: int, used: int, share: int) -> Headroom:
+    return Headroom(source, limit, limit - used - max(_LEAST, limit // share))
 
 
-def _group(folder: Path, version: int) -> Headroom:
+def _group(folder: Path, version: int, share: int) -> Headroom:
     """Return the headroom of one control group. Raises ValueError if it has no limit ("max")."""
     limit_file, used_file = ("memory.max", "memory.current") if version == 2 else _FIRST
     limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
     stat = _table(folder / "memory.stat")
     prefix = "" if version == 2 else "total_"
     cache = stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"]  # the kernel frees these before it kills
-    return _headroom(f"the memory limit of control group {folder}", limit, used - cache)
+    return _headroom(f"the memory limit of control group {folder}", limit, used - cache, share)
 
 
 def _groups() -> Iterator[tuple[Path, int]]:
@@ -254,8 +260,8 @@ class Buffer:
         self.staged: Manifest | None = None  # durable checkpoint in the memory
         self.stretches: tuple[Stretch, ...] = ()
 
-    def reserve(self, size: int) -> None:
-        """Allocate the memory's pages now, in the saver.
+    def reserve(self, size: int, share: int = SAVE_SHARE) -> None:
+        """Allocate the memory's pages now, in the saver. 1/``share`` of the memory must stay free.
 
         Otherwise the trainer's first copy into the memory would allocate them, and stop the training for 3 s per GB.
 
@@ -263,7 +269,7 @@ class Buffer:
             OSError: no memory; the size is unchanged.
         """
         if size > self.size:
-            if why := memory_refusal(size - self.size):
+            if why := memory_refusal(size - self.size, share):
                 raise OSError(errno.ENOMEM, why)
             with _killed_first():
                 os.posix_fallocate(self.fd, 0, size)

@@ -5,11 +5,11 @@ and lists which bytes go into which file. The saver writes the files with O_DIRE
 then deletes old checkpoints. The saver outlives generations: a checkpoint staged before its trainer was killed still
 becomes durable. The next trainer finds the memory allocated, and restores its state from there if possible.
 
-**Images.** A trainer with ``checkpoint.snapshots`` copies its state into an image memory and seals the image once it is
-complete (``seal.py``), without a message. A save is an image that the trainer then asks to write. Once the trainer is
-gone, its newest image is written, and the next trainer may restore it from memory meanwhile (``handover.py``). So a
-lost machine costs the survivors only the steps since their last image. There are up to three image memories; the last
-one to be allocated takes over the staging memory.
+**Images.** Unless ``checkpoint.snapshots`` is off, a trainer copies its state into an image memory and seals the image
+once it is complete (``seal.py``), without a message. A save is an image that the trainer then asks to write. Once the
+trainer is gone, its newest image is written, and the next trainer may restore it from memory meanwhile
+(``handover.py``). So a lost machine costs the survivors only the steps since their last image. There are up to three
+image memories; the last one to be allocated takes over the staging memory.
 
 Standard library only (7 MB resident, 500 MB with torch). The saver handles one message at a time, so it answers the
 ``hello`` of a new generation after the save that an older generation requested is finished. It must for a save in

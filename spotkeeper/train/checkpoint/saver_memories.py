@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from spotkeeper.train.checkpoint.durable import Buffer
+from spotkeeper.train.checkpoint.durable import IMAGE_SHARE, Buffer
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.protocol import IMAGES, LEFT_PARTS
 from spotkeeper.train.checkpoint.seal import read_seal
@@ -86,11 +86,11 @@ class SaverMemories:
         if self._handover.writes(image):
             self._await_writes()
         if image.size or not self.staging.size:
-            image.reserve(size)
+            image.reserve(size, IMAGE_SHARE)
             return False
         if not all(other.size for other in others):
             with contextlib.suppress(OSError):
-                image.reserve(size)
+                image.reserve(size, IMAGE_SHARE)
                 return False
         self.images[number], self.staging = self.staging, image
         self.images[number].staged = None

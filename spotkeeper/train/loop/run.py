@@ -368,8 +368,8 @@ class Run:
     def copied(self) -> None:
         """Wait until the last save no longer needs the state.
 
-        With ``checkpoint.snapshots``, call it before code between two optimizer steps that changes weights, such as a
-        swap with their average. ``untimed`` and the frameworks' callbacks do so themselves.
+        Call it before code between two optimizer steps that changes weights, such as a swap with their average.
+        ``untimed`` and the frameworks' callbacks do so themselves.
         """
         self._boundary.copied()
 

@@ -498,9 +498,9 @@ def test_a_reply_names_the_newest_copy_and_when_it_was_reported() -> None:
     assert (found.mirrored, found.mirrored_at) == (None, None)
 
 
-def test_machines_take_snapshots_only_if_the_job_file_says_so() -> None:
-    assert not job_run(SPEC, 1).snapshots
-    assert job_run(replace(SPEC, checkpoint=Checkpoint(snapshots=True)), 1).snapshots
+def test_machines_take_snapshots_unless_the_job_file_says_no() -> None:
+    assert job_run(SPEC, 1).snapshots
+    assert not job_run(replace(SPEC, checkpoint=Checkpoint(snapshots=False)), 1).snapshots
 
 
 def test_machines_keep_copies_for_neighbours_only_if_the_job_file_says_so() -> None:

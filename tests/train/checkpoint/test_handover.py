@@ -235,7 +235,7 @@ def test_refused_memory_waits_for_the_write_of_an_image(lost: Node, monkeypatch:
     from spotkeeper.train.checkpoint import durable
 
     client, _ = lost.hello(2)
-    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    monkeypatch.setattr(durable, "memory_refusal", lambda *_: "only 3 MB are left")
     lost.disk.set()
     client.reserve(1 << 20)
     lost.server._drain(lost.server._peers[-1])

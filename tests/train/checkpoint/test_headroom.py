@@ -47,6 +47,7 @@ def test_memory_limits_of_all_control_groups_count(groups: Path, version: int, g
     within(groups, group, version)
     limit(groups / "job", version)
     assert durable.memory_refusal(86 * MB) == "", "64 MB stay free"
+    assert durable.memory_refusal(75 * MB, 4) == "" and durable.memory_refusal(76 * MB, 4), "a quarter"
     refused = durable.memory_refusal(87 * MB)
     assert f"needs 87 MB more memory, but the memory limit of control group {groups}/job leaves only 86 MB" in refused
 

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from spotkeeper.train.agent_link.control import NAME, Commit, Control, Fault
-from spotkeeper.train.checkpoint import handover, store
+from spotkeeper.train.checkpoint import durable, handover, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer, CopyOnWrite
 from spotkeeper.train.checkpoint.image import Image, RunState
@@ -262,14 +262,12 @@ def test_with_memory_for_one_image_its_save_is_written_and_then_it_becomes_stagi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first image is a save, before which the trainer asks for the other memories."""
-    from spotkeeper.train.checkpoint import durable
-
     pair = Pair(tmp_path)
     memory = pair.image(0)
     manifest = new_manifest(Commit(1, 5), GANG, {})
     assert seal(memory, manifest, (STATE, SKELETON))
 
-    def refusal(wanted: int) -> str:
+    def refusal(wanted: int, share: int) -> str:
         return "only 3 MB are left" if any(each.size for each in pair.server._memories.images) else ""
 
     monkeypatch.setattr(durable, "memory_refusal", refusal)
@@ -288,12 +286,10 @@ def test_with_memory_for_one_image_its_save_is_written_and_then_it_becomes_stagi
 
 def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that grows must not lose its saves to the images."""
-    from spotkeeper.train.checkpoint import durable
-
     pair = Pair(tmp_path)
     pair.image(0)
     pair.image(1)
-    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    monkeypatch.setattr(durable, "memory_refusal", lambda *_: "only 3 MB are left")
     pair.client.reserve(SIZE)
     pair.serve()
     with pytest.raises(SaverError, match="only 3 MB are left"):
@@ -368,11 +364,9 @@ def test_a_full_disk_loses_the_image_and_no_saver(
 
 
 def test_refused_image_memory_is_an_error_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotkeeper.train.checkpoint import durable
-
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server, client = SaverServer(peer=theirs), Client(ours)
-    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    monkeypatch.setattr(durable, "memory_refusal", lambda *_: "only 3 MB are left")
     client._request({"op": "hello", "folder": str(tmp_path), "gen": 1, "keep": 2})
     assert client.image(0, SIZE) is None
     server._drain(server._peers[0])
@@ -783,12 +777,10 @@ def memories(pid: int) -> list[int]:
 def test_with_memory_for_two_images_the_third_is_refused_and_the_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spotkeeper.train.checkpoint import durable
-
     pair = Pair(tmp_path)
     pair.image(0)
     pair.image(1)
-    monkeypatch.setattr(durable, "memory_refusal", lambda _: "only 3 MB are left")
+    monkeypatch.setattr(durable, "memory_refusal", lambda *_: "only 3 MB are left")
     assert pair.client.image(2, SIZE) is None
     pair.serve()
     assert pair.client.image(2, SIZE) is None and pair.client.images.refused is None
@@ -800,13 +792,11 @@ def test_with_memory_for_two_images_the_third_is_refused_and_the_others_stay(
 def test_a_node_with_memory_for_two_states_uses_the_staging_memory_as_second_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spotkeeper.train.checkpoint import durable
-
     pair = Pair(tmp_path)
     pair.client.reserve(SIZE + AREA)
     pair.serve()
     pair.image(0)
-    monkeypatch.setattr(durable, "memory_refusal", lambda wanted: f"{wanted} are too many" if wanted > AREA else "")
+    monkeypatch.setattr(durable, "memory_refusal", lambda wanted, _: f"{wanted} are too many" if wanted > AREA else "")
     assert pair.image(1) is not None and pair.server._memories.staging.size == 0
 
 
@@ -834,6 +824,19 @@ def test_an_image_that_is_no_longer_the_one_to_save_is_not_committed(tmp_path: P
     pair.serve()
     failed = pair.client.poll()
     assert isinstance(failed, SaveFailed) and "the image changed" in failed.why and store.scan(tmp_path) == []
+
+
+def test_images_leave_more_memory_free_than_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on the way to its memory limit shall not meet images there: they are worth less than its next steps."""
+    shares: list[int] = []
+    monkeypatch.setattr(durable, "memory_refusal", lambda _, share: shares.append(share) or "")
+    pair = Pair(tmp_path)
+    pair.client.reserve(SIZE)
+    pair.serve()
+    for number in range(IMAGES):
+        pair.image(number)
+    assert shares == [durable.SAVE_SHARE, durable.IMAGE_SHARE, durable.IMAGE_SHARE, durable.SAVE_SHARE]
+    assert durable.IMAGE_SHARE < durable.SAVE_SHARE, "the last one was the staging memory"
 
 
 def test_memories_of_an_earlier_trainer_are_used_before_new_ones(tmp_path: Path) -> None:

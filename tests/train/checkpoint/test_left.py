@@ -130,7 +130,7 @@ def test_what_is_left_gives_way_to_new_images(node: Node, monkeypatch: pytest.Mo
     keep(node, node.hello(1)[0], 0, 5)
     client, _ = node.hello(2)
     left = node.server._memories._left
-    monkeypatch.setattr(durable, "memory_refusal", lambda size: "only 3 MB are left" if left else "")
+    monkeypatch.setattr(durable, "memory_refusal", lambda *_: "only 3 MB are left" if left else "")
     opened(node, client, 0)
     assert steps(node, client) == {}
 

@@ -472,7 +472,7 @@ from pathlib import Path
 from spotkeeper.train.checkpoint import durable
 (Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
 if sys.argv[2] == "unasked":
-    durable.memory_refusal = lambda wanted: ""  # another process took the memory right after it was asked for
+    durable.memory_refusal = lambda *_: ""  # another process took the memory right after it was asked for
 ballast = bytearray(os.urandom(1 << 20)) * 64  # the trainer's, far more than the saver has
 if saver := os.fork():
     print(os.waitpid(saver, 0)[1])
