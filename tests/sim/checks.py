@@ -84,7 +84,7 @@ class Checks:
         requested = (before.replace_reason or old.move or new.move or old.pause or new.pause) is not None and (
             before.replace_reason or old.move or new.move or old.pause
         )
-        if requested or cur.notice is not None or self.world.shrinks(new, index):
+        if requested or cur.notice is not None or cur.ends is not None or self.world.shrinks(new, index):
             return
         if cur.state is SlotState.ADMITTED and old.zone != new.zone:
             return  # the gang starts in another zone; nothing was trained yet

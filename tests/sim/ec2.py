@@ -7,6 +7,8 @@ memory dies with it.
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,7 @@ from spotkeeper.reconcile.clouds.ec2.cloud import Ec2
 from tests.reconcile.clouds.ec2.standin import site, things
 from tests.reconcile.clouds.ec2.standin.server import Here
 from tests.reconcile.clouds.ec2.standin.site import Site, Watcher
-from tests.reconcile.clouds.ec2.standin.things import OWNER, Template, Vol, Volume
+from tests.reconcile.clouds.ec2.standin.things import OWNER, Reserved, Template, Vol, Volume
 from tests.reconcile.clouds.ec2.standin.verbs import Ec2Service
 from tests.sim.cloud import Cloud, Commit, Delays, Drive, Machine
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 MARKET = ("Server.SpotInstanceTermination", "Spot instance termination")
+BLOCK_ENDED = ("Server.CapacityBlockEnded", "Capacity Block ended")
 ITSELF = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 
 
@@ -101,9 +104,20 @@ class Ec2Cloud(Cloud):
             for template, data in ((pool.templates["spot"], spot), (pool.templates["on-demand"], plain)):
                 self.site.templates[template] = Template(template, {"1": data})
             self.site.groups |= set(pool.placement.values())
+            for one in pool.reservations:
+                self.site.reserved[one.name] = Reserved(one.name, one.zone, "m5.large", one.count, one.block)
+                if one.block and one.ends is not None:
+                    world.engine.at(one.ends, partial(self._block_ends, one.name))
         self.site.market.capacity = lambda zone, spot: self.limit(zone, Model.SPOT if spot else Model.ON_DEMAND)
         self.site.watcher = _Told(self)
         self.service = Ec2Service(self.site)
+
+    def _block_ends(self, name: str) -> None:
+        """EC2 terminates what still runs in a capacity block, and takes no more launches into it."""
+        self.site.reserved[name] = dataclasses.replace(self.site.reserved[name], active=False)
+        for instance in list(self.site.instances.values()):
+            if instance.reservation is not None and instance.reservation.id == name:
+                self.site.stop(instance, BLOCK_ENDED)
 
     def process(self) -> Seat:
         return Seat(self)
@@ -221,7 +235,7 @@ class _Told(Watcher):
             node=int(tags[names.LABEL_NODE]),
             attempt=int(tags[names.LABEL_ATTEMPT]),
             address=instance.address,
-            model=Model.SPOT if instance.spot else Model.ON_DEMAND,
+            model=Model.SPOT if instance.spot else Model.RESERVED if instance.reservation else Model.ON_DEMAND,
             created=instance.launched,
         )
         cloud.machines[instance.id] = Machine(vm, instance.token, cloud._id())

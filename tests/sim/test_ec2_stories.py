@@ -11,17 +11,20 @@ from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract import names
 from spotkeeper.contract.cloud import ResultKind
+from spotkeeper.contract.stack import Model, ReservedCapacity, StackState
 from spotkeeper.reconcile.clouds.ec2 import schema
 from spotkeeper.reconcile.clouds.ec2.actions import Ec2Verbs
 from spotkeeper.reconcile.clouds.ec2.schema import InstanceIn
 from tests.reconcile.clouds.ec2.standin.site import Fault
 from tests.sim.ec2 import Ec2Cloud, on_ec2
+from tests.sim.engine import START
 from tests.sim.scenarios import ROUGH, SCENARIOS, Play, Scenario, Told, perform
 from tests.sim.test_crash_points import LEAST, LEAST_OF_ALL, effects, freeze, kill, lose, show_old
-from tests.sim.world import World
+from tests.sim.world import ZONES, World
 
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.name for scenario in SCENARIOS])
 whole = pytest.mark.matrix
@@ -128,6 +131,29 @@ def test_refused_lost_and_throttled_calls_only_cost_time() -> None:
 
     for name in ("start", "silent loss"):
         assert why(next(s for s in SCENARIOS if s.name == name), trouble) == ""
+
+
+def _trains_in_its_block(play: Play) -> None:
+    assert play.models() == {Model.RESERVED}
+
+
+def in_a_block(stack: StackState) -> StackState:
+    """The same stack on AWS, with a capacity block for a gang of two."""
+    declared = on_ec2(stack)
+    (pool,) = declared.pools
+    block = ReservedCapacity("cr-0123456789abcdef0", ZONES[1], 2, ends=START + 2400.0, block=True)
+    return replace(declared, pools=(replace(pool, reservations=(block,)),))
+
+
+BLOCK = Scenario("a capacity block ends", _trains_in_its_block, lambda play: play.on and play.models() == {Model.SPOT})
+
+
+def test_a_job_leaves_a_capacity_block_before_ec2_ends_it() -> None:
+    """No step is lost, also where the function is killed on the way."""
+    told = perform(BLOCK, on=in_a_block)
+    assert told.why == "" and told.took_s < 2400.0 - 10 * 60.0, "long before its machines are terminated"
+    points = effects(told)
+    assert perform(BLOCK, kill(points[len(points) // 2]), on=in_a_block).why == ""
 
 
 # -- what is broken is seen

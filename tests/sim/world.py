@@ -340,8 +340,11 @@ class World:
                 return now  # something is awaited: every tick looks
             if any(slot.state is SlotState.INTENT for node in record.nodes for slot in (node.cur, node.next) if slot):
                 return now  # a boot may turn out to be slow
-            if any(slot.model is Model.ON_DEMAND for node in record.nodes for slot in (node.cur, node.next) if slot):
+            models = {slot.model for node in record.nodes for slot in (node.cur, node.next) if slot}
+            if Model.ON_DEMAND in models:
                 return now  # a price that is asked for by the hour, or a refusal forgotten, may bring it back to spot
+            if Model.RESERVED in models:
+                return now  # its reserved capacity may end
         return min((moment for moment in at if moment >= now), default=float("inf"))
 
 
