@@ -50,9 +50,14 @@ demo: setup
 test: setup
 	@$(BIN)/python -m tests.run "$(if $(ARGS),,test)" -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Unit tests of what is pure or has a stand-in, and one job that loses a machine and is cancelled.
+# Unit tests of what is pure or has a stand-in, without simulated hours of whole jobs, and one real job that loses a
+# machine and is cancelled.
 QUICK := tests/contract tests/report tests/replay tests/client tests/reconcile tests/cli/stacks tests/infra/settings \
-  tests/lifecycle/test_ends.py::test_a_job_cancelled_while_it_recovers_leaves_nothing
+  tests/lifecycle/test_ends.py::test_a_job_cancelled_while_it_recovers_leaves_nothing \
+  $(addprefix --ignore=tests/reconcile/,decide/gang/test_zone_probe.py decide/gang/test_zone_probe_faults.py \
+  decide/provisioning/test_all_or_nothing.py decide/provisioning/test_backup.py decide/test_chaos.py \
+  decide/queue/test_whole_jobs.py select/test_hostile_markets.py service/test_aws_lambda.py) \
+  --ignore=tests/report/forecast/test_forecast.py
 
 quick: setup
 	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n logical --dist loadfile --no-loadscope-reorder -p no:schemathesis \
