@@ -168,13 +168,13 @@ def _mixed() -> None:
 
 def test_work_moves_while_training_when_speeds_change(tmp_path: Path) -> None:
     """Rank 1 is slow, then rank 0; loaders fetch ahead; a stop, and a generation that begins with what was measured."""
-    steps, one, two = 36, tmp_path / "one", tmp_path / "two"
+    steps, one, two = 24, tmp_path / "one", tmp_path / "two"
     common = (*SPLITS["uneven"], "--steps", f"{steps}")
     with Gang(tmp_path / "a", Job(one), nodes=1, script=(SCRIPT, f"{one}", *common)) as gang:
         assert [ended.code for ended in gang.run(1)] == [0], gang.log(0, 1)
     moving = (SCRIPT, f"{two}", *common, "--slow", "--workers", "1")
     with Gang(tmp_path / "b", Job(two), nodes=2, before=_short_windows) as gang:
-        for gen, stop in ((1, 18), (2, 0)):
+        for gen, stop in ((1, 12), (2, 0)):
             gang.script = (*moving, "--stop-at", f"{stop}")
             assert [ended.code for ended in gang.run(gen)] == [0, 0], gang.log(0, gen)
             done = [[int(count) for count in re.findall(r"^work: (\d)$", gang.log(node, gen), re.M)] for node in (0, 1)]
