@@ -27,6 +27,7 @@ from spotkeeper.reconcile.select.offers import Selection
 PROBE_EVERY_S = 1800.0  # interval of a zone's probes; equals ``rule.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
 SELDOM = 6  # number of times the interval may double
+PAID = (Model.STATIC, Model.RESERVED)  # machines that cost nothing more: no gang leaves them for cheaper ones
 STAY = 10.0  # minimum stay in a zone, in durations of the last move, so that price swings do not cause repeated moves
 
 
@@ -87,7 +88,7 @@ def _calm(draft: Draft) -> bool:
     if record.moved is not None and draft.now < record.moved.at + STAY * record.moved.s:
         return False
     members = [slot for _, slot in draft.members()]
-    if any(slot.model is Model.STATIC or slot.notice is not None or slot.ends is not None for slot in members):
+    if any(slot.model in PAID or slot.notice is not None or slot.ends is not None for slot in members):
         return False
     return all(map(admitted, members)) and location.costs_nothing(draft) and location.pinned(draft) is None
 

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import ResultKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Phase
+from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.record import PROBE, Phase
 from spotkeeper.contract.stack import Model, ReservedCapacity, StackState
 from spotkeeper.reconcile.controller.repair import _live
 from spotkeeper.report.job.recovery import preemptions
@@ -49,6 +50,19 @@ def test_idle_reserved_capacity_comes_first_whatever_the_policy(policy: str) -> 
 def test_a_gang_takes_what_is_reserved_and_buys_the_rest_beside_it() -> None:
     world = trained(World(nodes=3, the_stack=has(count=2)))
     assert sorted(wants(world)) == [(Model.RESERVED, "z-c"), (Model.RESERVED, "z-c"), (Model.SPOT, "z-c")]
+
+
+def test_a_gang_does_not_leave_a_reserved_machine_for_spot_in_another_zone() -> None:
+    """Its own zone has no spot at times, and the spot machine beside the reserved one costs more than elsewhere."""
+    world = trained(World(nodes=2, the_stack=has(count=1)))
+    at = world.now()
+    world.prices["pool"] = (PriceRun(at, 0.9, "z-c"), PriceRun(at, 0.1, "z-a"), PriceRun(at, 0.1, "z-b"))
+    alone = trained(World(nodes=1, the_stack=has(count=1)))
+    alone.capacity["z-c", Model.SPOT] = 0
+    for one in (world, alone):
+        one.run(3 * HOUR_S)
+        assert one.record().zone == "z-c" and one.record().gen == 1
+        assert not [entry for entry in one.events(Event.INTENT) if entry.cause == PROBE]
 
 
 def test_a_second_job_gets_no_machine_of_a_reservation_that_is_used_up() -> None:
