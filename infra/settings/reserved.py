@@ -12,6 +12,7 @@ from infra.settings.model import Settings
 from infra.settings.pool import Pool, Reservation, moment
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 
+MOST_AWS = 30  # IAM allows 10,240 characters for all policies of a role
 _GCP = re.compile(r"(projects/[^/\s]+/reservations/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _AWS = re.compile(r"cr-[0-9a-f]{8,17}\Z")
 _A_TIME = "want a time with its zone, such as 2026-12-01T11:30:00Z"
@@ -24,6 +25,8 @@ def pool_reservations(pool: Pool, s: Settings) -> Iterator[Problem]:
         )
         yield Problem("reservations", message)
         return
+    if pool.reservations and s.cloud == "aws" and sum(len(other.reservations) for other in s.pools) > MOST_AWS:
+        yield Problem("reservations", f"the policy of the function's role has room for {MOST_AWS}, in all pools")
     for index, one in enumerate(pool.reservations):
         for found in (*_of(one, pool, s), *_times(one)):
             yield Problem(f"{join('reservations', index)}.{found.path}", found.message, found.value, found.hint)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from spotkeeper.cli.output import emit
-from spotkeeper.cli.stacks.stackfile import CHECKOUT, read_stack_file
+from spotkeeper.cli.stacks.stackfile import CHECKOUT, read_stack_file, reserved_text
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract.generation import DocState, Generation, Member
 from spotkeeper.contract.job import JobSpec
@@ -114,7 +114,13 @@ class Planned(Struct, frozen=True, omit_defaults=True):
 
 def run_plan(stack: str | None, *, as_json: bool) -> None:
     planned = plan(None, stack)
-    emit(planned, as_json, "" if as_json else "\n".join(lines(planned)))
+    emit(planned, as_json, "" if as_json else "\n".join((*lines(planned), *used(stack))))
+
+
+def used(stack: str | None) -> Iterator[str]:
+    """Yield a line for each reserved capacity that the stack will use: it exists, so no resource is planned for it."""
+    for pool in read_stack_file(None, stack, "spotkeeper plan FILE").settings.pools:
+        yield from (f"pool {pool.name} uses {reserved_text(one)}" for one in pool.reservations)
 
 
 def plan(file: Path | None, stack: str | None) -> tuple[Planned, ...]:

@@ -391,13 +391,13 @@ def _pool(pool: Pool) -> CheckedPool:
         on_demand=bought,
         usd_hour_spot=round(pool.size * spot, 2) if pool.kind == "spot" else None,
         usd_hour_most=round(bought * dear + (pool.size - bought) * spot, 2),
-        reserved=tuple(map(_reserved, pool.reservations)),
+        reserved=tuple(map(reserved_text, pool.reservations)),
     )
 
 
-def _reserved(one: Reservation) -> str:
+def reserved_text(one: Reservation) -> str:
     when = (f" from {one.starts}" if one.starts else "") + (f" to {one.ends}" if one.ends else "")
-    return f"{one.count} of them reserved in {one.zone} as {one.name}{when}, paid for already: used first"
+    return f"{one.count} reserved in {one.zone} as {one.name}{when}, paid for already: first"
 
 
 def _text(checked: CheckedStack) -> str:

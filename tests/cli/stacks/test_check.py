@@ -98,7 +98,7 @@ def test_what_is_reserved_is_said(cli: Cli, checkout: Path) -> None:
     file = checkout / "infra/stacks/Pulumi.dev.yaml"
     reserved = "{name: res, zone: us-east1-b, count: 4, ends: 2026-12-08T11:30:00Z}"
     change(file, "max_on_demand: 2", f"max_on_demand: 2\n      reservations: [{reserved}]")
-    told = "4 of them reserved in us-east1-b as res to 2026-12-08T11:30:00Z, paid for already: used first"
+    told = "4 reserved in us-east1-b as res to 2026-12-08T11:30:00Z, paid for already: first"
     assert f"    {told}\n" in cli("check", file).out
     assert json.loads(cli("check", file, "--json").out)["pools"][0]["reserved"] == [told]
 

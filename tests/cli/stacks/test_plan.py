@@ -56,16 +56,25 @@ def test_text_has_one_line_per_input_and_json_has_all(
     planned: tuple[Planned, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "plan", lambda *_: planned)
+    monkeypatch.setattr(planning, "used", lambda _: ("pool burst uses 4 reserved",))
     told = cli("plan").out.splitlines()
-    assert told == list(lines(planned))
+    assert told == [*lines(planned), "pool burst uses 4 reserved"]
     assert told[0] == "network (spotkeeper:gcp:Network)"
     assert "  + gcp:compute:Disk  sk-demo-floor-s0-data [protect]" in told
     assert all(len(line) < 200 for line in told)
     count = sum(not one.type.startswith("spotkeeper:") for one in planned)
-    assert told[-1].startswith(f"{count} resources; no cloud was called")
+    assert told[-2].startswith(f"{count} resources; no cloud was called")
     whole = json.loads(cli("plan", "--json").out)
     scripts = [one["inputs"]["metadata"]["startup-script"] for one in whole if "metadata" in one.get("inputs", ())]
     assert scripts and all(script.startswith("#!") and len(script) > 1000 for script in scripts)
+
+
+def test_a_plan_names_the_reserved_capacity_that_the_stack_uses(tmp_path: Path) -> None:
+    file = tmp_path / "Pulumi.mine.yaml"
+    ours = "      max_on_demand: 2\n      reservations: [{name: res, zone: us-central1-a, count: 4}]\n"
+    file.write_text(EXAMPLE.read_text().replace("      max_on_demand: 2\n", ours, 1))
+    told = list(planning.used(str(file)))
+    assert told == ["pool burst uses 4 reserved in us-central1-a as res, paid for already: first"]
 
 
 def test_an_invalid_stack_file_has_line_path_value_and_remedy(cli: Cli, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -459,8 +460,30 @@ def test_machines_with_only_hyperdisk_get_hyperdisk(kind: str) -> None:
     assert {other.disk.type, other.boot_disk.type} == {"pd-balanced"}
 
 
+def test_a_capacity_block_ends_when_ec2_begins_to_end_its_machines() -> None:
+    """A pool whose only on-demand machines are reserved ones has their template, too."""
+    ours = {"name": "cr-0123456789abcdef0", "zone": "us-east-1a", "count": 4}
+    times = {"starts": "2026-12-01T11:30:00Z", "ends": "2026-12-08T12:30:00+01:00"}
+    changed = {"pools.1.reservations": [ours | times | {"block": True}], "pools.1.max_on_demand": 0}
+    (_, pool) = (made := stackfiles.read("aws", changed)).pools
+    (block,) = model.pool_state(made, pool).reservations
+    start = datetime(2026, 12, 1, 11, 30, tzinfo=UTC).timestamp()
+    assert (block.starts, block.ends, block.block) == (start, start + 7 * 86_400.0 - 1800.0, True)
+    assert (model.models(pool), model.models(made.pools[1])) == (("spot", "on-demand"),) * 2
+    lasting = stackfiles.read("aws", {"pools.1.reservations": [ours | times]}).pools[1]
+    (plain,) = (one.state() for one in lasting.reservations)
+    assert plain.ends == start + 7 * 86_400.0
+
+
 def test_literal_addresses_of_channels_must_fit_into_the_functions_environment() -> None:
     channels = [{"name": f"c{n}", "kind": "webhook", "address": f"https://a.test/{'x' * 1000}"} for n in range(3)]
     with pytest.raises(SpecError, match="at most 2500 fit: put long ones into the secret store"):
         stackfiles.read("gcp", {"channels": channels})
     assert len(stackfiles.read("gcp", {"channels": channels[:2]}).addresses()) <= 2500
+
+
+def test_more_reservations_than_fit_into_the_functions_policy_are_refused() -> None:
+    ours = [{"name": f"cr-{n:017x}", "zone": "us-east-1a", "count": 1} for n in range(31)]
+    assert len(stackfiles.read("aws", {"pools.1.reservations": ours[:30]}).pools[1].reservations) == 30
+    with pytest.raises(SpecError, match="has room for 30, in all pools"):
+        stackfiles.read("aws", {"pools.1.reservations": ours})

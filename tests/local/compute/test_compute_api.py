@@ -66,6 +66,37 @@ def test_an_instance_from_a_template_is_overridden_by_the_body(api: Api) -> None
         api.post(INSTANCES, body | {"resourcePolicies": []}, sourceInstanceTemplate=link)
 
 
+def test_a_reservation_serves_matching_vms_that_name_it_and_stays_while_one_does(api: Api) -> None:
+    specific = {"count": "1", "instanceProperties": {"machineType": "e2-standard-4"}}
+    body = {"name": "res", "specificReservation": specific, "specificReservationRequired": True}
+    path = f"zones/{ZONE}/reservations"
+    api.ok(api.post(path, body))
+    assert [one["status"] for one in api.get(path)["items"]] == ["READY"]
+    assert api.get(f"{path}/res")["zone"].endswith(f"/zones/{ZONE}")
+    with refused(501, "notImplemented"):
+        api.post(path, body | {"name": "open", "specificReservationRequired": False})
+
+    def named(vm: str, name: str = "res", **more: Any) -> dict[str, Any]:
+        key = "compute.googleapis.com/reservation-name"
+        uses = {"consumeReservationType": "SPECIFIC_RESERVATION", "key": key, "values": [name]}
+        return vm_body(vm) | {"reservationAffinity": uses} | more
+
+    with refused(400, "invalid"):
+        api.post(INSTANCES, named("other", "none"))
+    with refused(400, "invalid"):
+        api.post(INSTANCES, named("spot", scheduling=SPOT))
+    with refused(400, "invalid"):
+        api.post(INSTANCES, named("large", machineType=f"zones/{ZONE}/machineTypes/e2-standard-8"))
+    api.ok(api.post(INSTANCES, named("first")))
+    with pytest.raises(AssertionError, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
+        api.ok(api.post(INSTANCES, named("second")))
+    with refused(400, "resourceInUseByAnotherResource"):
+        api.delete(f"{path}/res")
+    api.ok(api.delete(f"{INSTANCES}/first"))
+    api.ok(api.delete(f"{path}/res"))
+    assert not api.exists(f"{path}/res")
+
+
 def test_the_same_request_id_is_the_same_operation_even_after_the_vm_is_gone(api: Api) -> None:
     key = str(uuid.uuid4())
     first = api.post(INSTANCES, vm_body("again"), requestId=key)
