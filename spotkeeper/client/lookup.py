@@ -170,10 +170,20 @@ def view_of(
     waits = record.phase is Phase.HOLD and resume_waits(store, record)
     log, failed = _crash_log(store, record, ledger)
     waiting = queue.waiting(record.job) if queue is not None else None
-    view = job_view(record, progress, ledger, stack, now, log, waits, prices, site)
+    disks = _with_disks(store, record, stack) if record.phase is Phase.HOLD else stack  # what a hold costs
+    view = job_view(record, progress, ledger, disks, now, log, waits, prices, site)
     in_s = None if deadline is None else deadline - (record.created + view.elapsed_s)
     reason = view.reason if waiting is None else waiting.reason
     return replace(view, failed=failed, deadline_in_s=in_s, queue=waiting, reason=reason)
+
+
+def _with_disks(store: Store, record: Record, stack: StackState | None) -> StackState | None:
+    """Return the stack with the disks of this job, which has room for its scratch folder on each."""
+    spec = store.read_spec(record.job, record.spec_key())
+    if spec is None or stack is None or not spec.scratch_gb:
+        return stack
+    pools = (replace(pool, disk_gb=pool.disk_gb + spec.more_disk_gb()) for pool in stack.pools)
+    return replace(stack, pools=tuple(pools))
 
 
 def may_wait(record: Record) -> bool:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spotkeeper.client import lookup
-from spotkeeper.contract.record import Outcome, Phase, Record
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Hold, Outcome, Phase, Record
+from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.store.store import Store
+from tests.report.ledgers import HOUR, entry, held, priced
 
 
 def ended(store: Store, job: str, name: str, created: float) -> None:
@@ -42,3 +46,13 @@ def test_only_the_newest_ended_jobs_are_searched(store: Store, monkeypatch: pyte
     ended(store, "kkkkkkk1", "other", 9.0)
     monkeypatch.setattr(lookup, "MOST_ENDED", 1)
     assert lookup.earlier(store, "first") is None
+
+
+def test_a_held_jobs_disks_cost_their_scratch_folders_too(store: Store) -> None:
+    record = held(Hold.CLOUD)
+    up = [entry(Event.ADMITTED, 60.0, node, 1, pool="workers", model=Model.SPOT) for node in (0, 1)]
+    for gb, size in ((0, 200), (50, 302)):
+        store.put_spec(record.job, JobSpec(name="first", command=("train.py",), scratch_gb=gb), record.spec_key())
+        hold = lookup.view_of(store, record, priced(0.10), HOUR, ledger=up, prices={}).hold
+        assert hold is not None and hold.disk_gb == size
+        assert hold.usd_per_day == pytest.approx(size * 0.10 * 12 / 365)
