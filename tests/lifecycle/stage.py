@@ -31,6 +31,7 @@ from spotkeeper.local import deploy
 from spotkeeper.local.demo import proof
 from spotkeeper.local.demo.chaos import Chaos, ChaosError, ticks
 from spotkeeper.local.demo.proof import Watcher
+from spotkeeper.local.deploy.config import zones_for
 from spotkeeper.local.lifecycle.cloud import LeftOver, LocalCloud
 from spotkeeper.local.lifecycle.folder import LocalCloudError
 from spotkeeper.reconcile.store import paths
@@ -110,7 +111,7 @@ class Stage:
     @classmethod
     def set_up(cls, folder: Path, alone: Path | None = None, stack_file: Path = STACK_FILE) -> Stage:
         """Start cloud and stack, and wait for the idle static machine; a failure stops all."""
-        cloud = LocalCloud.up(folder / "cloud", scale=SCALE, seed=1, per_zone=ROOM)
+        cloud = LocalCloud.up(folder / "cloud", scale=SCALE, seed=1, per_zone=ROOM, zones=zones_for(stack_file))
         stage = cls(cloud, alone or folder / "alone", stack_file=stack_file)
         try:
             stage.fill()

@@ -107,7 +107,11 @@ def up(folder: Path, options: UpOptions) -> None:
         only_one(folder, "spotkeeper local up", "choose another folder with --folder"),
         interrupted,
     ):
-        cloud = LocalCloud.up(folder, scale=options.scale, seed=options.seed)
+        zones = _zones(folder, options.stack_file)
+        cloud = LocalCloud.up(folder, scale=options.scale, seed=options.seed, zones=zones)
+        if lacking := [zone for zone in zones if zone not in cloud.config.zones]:
+            why = f"this cloud has no {' and no '.join(lacking)}, since it was made for another stack file"
+            raise CliError(why, Exit.REFUSED, "start it anew: spotkeeper local down, then spotkeeper local up")
         if not cloud.fresh and options.scale not in (SCALE, cloud.clock.scale):
             remedy = "run spotkeeper local down first"
             note(f"--scale {options.scale:g} is ignored, since this cloud already runs: {remedy}")
@@ -166,6 +170,14 @@ def _stack_file(cloud: LocalCloud, given: Path | None) -> Path:
     if given is not None:
         kept.write_bytes(given.read_bytes())
     return kept if kept.exists() else STACK_FILE
+
+
+def _zones(folder: Path, given: Path | None) -> tuple[str, ...]:
+    """Return the zones that the cloud needs for the given stack file, or for the one that it kept."""
+    from spotkeeper.local.deploy.config import zones_for
+
+    kept = folder / STACK_FILE.name
+    return zones_for(given or (kept if kept.exists() else STACK_FILE))
 
 
 def _example() -> str:

@@ -165,6 +165,8 @@ class ComputeApi:
         template = parse_ref(link, call.at["project"]) if link else None
         if link and (template is None or template.kind != "instanceTemplates"):
             raise errors.invalid("sourceInstanceTemplate", link, "The URL is malformed.")
+        if template is not None and template.place not in ("global", catalog.region_of(call.at["zone"])):
+            raise errors.invalid("sourceInstanceTemplate", link, "The template is in another region.")
         return template
 
     def _accounts(self, machine: Ref) -> list[str]:

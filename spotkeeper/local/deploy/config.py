@@ -11,6 +11,7 @@ import msgspec
 from spotkeeper.contract import codec
 from spotkeeper.contract.parse.problem import Problem, SpecError
 from spotkeeper.contract.parse.typed import load
+from spotkeeper.local.core.catalog import ZONES
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT_FILE = ROOT / "Pulumi.yaml"
@@ -18,6 +19,7 @@ NAMESPACE = "spotkeeper"
 # Environment variables of the provider that the engine starts: the control plane's root, and the operator's token.
 ENDPOINT = "SPOTKEEPER_LOCAL_ENDPOINT"
 TOKEN = "SPOTKEEPER_COMPUTE_TOKEN"  # noqa: S105 - the name of a variable
+ANY_ENDPOINT = "http://127.0.0.1:9"  # makes the stack one of a one-machine cloud
 PLUGIN = "pulumi-resource-gcp"  # the name under which the engine finds the provider on PATH
 
 
@@ -60,6 +62,20 @@ def stack_config(config_file: Path, endpoint: str | None = None) -> dict[str, ob
     given = values.get(f"{NAMESPACE}:endpoints")
     written = dict(given) if isinstance(given, Mapping) else {}
     return {**values, f"{NAMESPACE}:endpoints": {**addresses(endpoint), **written}}
+
+
+def zones_for(config_file: Path) -> tuple[str, ...]:
+    """Return the zones of a cloud for this stack file: the usual ones, and those of the file that are in other regions.
+
+    A file with errors gives none, since the deployment reports them.
+    """
+    from infra.settings.read import from_config
+
+    try:
+        found = from_config(read_config(config_file, ANY_ENDPOINT), "local").zones
+    except SpecError:
+        found = ()
+    return tuple(dict.fromkeys((*ZONES, *found)))
 
 
 def _of_this_project(config: Mapping[str, object], file: str) -> dict[str, object]:

@@ -104,6 +104,10 @@ def test_a_given_stack_file_is_kept_for_later_ups(shell: Shell, tmp_path: Path) 
     finally:
         (shell.folder / ".spotkeeper" / "local" / "Pulumi.local.yaml").unlink()
         shell.json("local", "up")
+    text = own.read_text().replace("region: us-central1", "regions: [us-central1, us-east1]")
+    own.write_text(text.replace("us-central1-c]", "us-east1-b]"))
+    abroad = shell("local", "up", "--stack-file", str(own))
+    assert abroad.returncode == 4 and "this cloud has no us-east1-b" in abroad.stderr
     wrong = shell("local", "up", "--stack-file", str(tmp_path / "none.yaml"))
     assert wrong.returncode == 2 and "no such stack file" in wrong.stderr
 

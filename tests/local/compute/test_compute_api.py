@@ -64,6 +64,8 @@ def test_an_instance_from_a_template_is_overridden_by_the_body(api: Api) -> None
     api.ok(api.delete("regions/us-central1/instanceTemplates/t-over"))
     with refused(404, "notFound"):
         api.post(INSTANCES, body | {"resourcePolicies": []}, sourceInstanceTemplate=link)
+    with refused(400, "invalid"):  # a regional template serves its region
+        api.post(INSTANCES, body, sourceInstanceTemplate=link.replace("regions/us-central1", "regions/us-east1"))
 
 
 def test_a_reservation_serves_matching_vms_that_name_it_and_stays_while_one_does(api: Api) -> None:

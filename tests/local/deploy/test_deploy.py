@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from spotkeeper.local import deploy
+from spotkeeper.local.core.catalog import ZONES
 from spotkeeper.local.deploy import DeployError, DeployEvent, DeployOp
+from spotkeeper.local.deploy.config import zones_for
 from spotkeeper.local.deploy.result import Printer, summary, type_words
 from spotkeeper.local.deploy.state import DeployState, StateEntry
 from spotkeeper.local.deploy.table import (
@@ -285,3 +287,12 @@ def test_events_are_printed_as_pulumi_prints_them(cloud: Cloud, tmp_path: Path) 
     assert f"Resources: {result.changes[DeployOp.CREATE]} created" in text
     assert "bucket" in text and "sk-local-local" in text
     assert type_words("pulumi-python:dynamic:Resource") == "pulumi-python:dynamic:Resource"
+
+
+def test_a_cloud_has_the_zones_of_its_stack_file(tmp_path: Path) -> None:
+    file, text = tmp_path / "Pulumi.local.yaml", LOCAL.read_text()
+    both = text.replace("region: us-central1", "regions: [us-central1, us-east1]")
+    file.write_text(both.replace("-c]", "-c, us-east1-b]"))
+    assert zones_for(file) == (*ZONES, "us-east1-b")
+    file.write_text(text.replace("us-central1-c]", "us-east9-b]"))
+    assert zones_for(file) == zones_for(LOCAL) == ZONES, "`up` reports what is wrong"

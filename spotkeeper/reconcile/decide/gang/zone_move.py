@@ -7,19 +7,22 @@ never used again, even if the move is cancelled.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, ResultKind
+from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, Offer, ResultKind
 from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, region_of
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import takeover
 from spotkeeper.reconcile.decide.snapshot import admitted
 
+TRIED_S = 1800.0  # for so long a zone that refused comes after one that did not
 COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and cost money
 FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 
@@ -175,8 +178,20 @@ def _dry(draft: Draft) -> None:
     if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
         return
     found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
-    for zone in dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone):  # the best zone first
+    zones = dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone)  # the best zone first
+    for zone in sorted(zones, key=lambda zone: _reluctance(draft, zone, found)):
         warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
         if offers.fits(draft, spec.size().min, warm, replaces=True):
             begin(draft, zone, "stockout")
             return
+
+
+def _reluctance(draft: Draft, zone: str, found: Iterable[Offer]) -> tuple[bool, bool]:
+    """Return the order in which a gang leaves a dry zone: for zones of its region, then others; tried ones come last.
+
+    A zone was tried if the cloud refused each of its offers recently: a gang must not go to and fro between dry zones.
+    A copy of the disks to another region costs money.
+    """
+    known = (draft.queries.known(offer) for offer in found if offer.zone == zone)
+    tried = all(seen is not None and seen.denied_within(TRIED_S, draft.now) for seen in known)
+    return tried, region_of(zone) != region_of(draft.record.zone or zone)

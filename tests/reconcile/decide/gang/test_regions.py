@@ -15,11 +15,11 @@ HOME, ABROAD = "z", "y"
 ZONES = ("z-a", "y-b", "y-c")
 
 
-def both() -> StackState:
-    """A stack whose only zone at home is cheaper than the two abroad."""
+def both(zones: tuple[str, ...] = ZONES) -> StackState:
+    """A stack whose zones at home are cheaper than those abroad."""
     found = stack()
-    prices = {zone: Price(on_demand=1.0, spot=0.30 + 0.01 * n) for n, zone in enumerate(ZONES)}
-    return replace(found, regions=(HOME, ABROAD), pools=(replace(found.pools[0], zones=ZONES, prices=prices),))
+    prices = {zone: Price(on_demand=1.0, spot=0.30 + 0.01 * n) for n, zone in enumerate(zones)}
+    return replace(found, regions=(HOME, ABROAD), pools=(replace(found.pools[0], zones=zones, prices=prices),))
 
 
 def begun(**spec: object) -> World:
@@ -32,7 +32,8 @@ def begun(**spec: object) -> World:
 
 
 def dry(world: World, region: str, machines: int = 0) -> None:
-    for zone in (zone for zone in ZONES if zone.startswith(region)):
+    """``region``: or one of its zones."""
+    for zone in (zone for zone in world.stack.zones() if zone.startswith(region)):
         for model in (Model.SPOT, Model.ON_DEMAND):
             world.capacity[zone, model] = machines
 
@@ -61,6 +62,21 @@ def test_a_gang_goes_abroad_with_its_disks_and_returns_without_a_step_lost() -> 
     world.until(lambda: world.record().zone == "z-a" and world.training())
     assert zones(world) == {"z-a"} and {zone for _, zone in world.drives} == {"z-a"}
     assert world.started[-1][1] is not None and world.started[-1][1] >= abroad
+
+
+def test_a_gang_does_not_go_to_and_fro_between_dry_zones() -> None:
+    """Home is cheaper, but refused a few minutes ago; abroad has not been asked."""
+    near, far = ("z-a", "z-b"), "y-b"
+    world = World(2, the_stack=both((*near, far)), regions=(HOME, ABROAD))
+    world.submit()
+    world.until(lambda: world.training() and world.newest is not None)
+    for zone in near:
+        dry(world, zone)
+    for node in (0, 1):
+        world.preempt(node, 120.0)
+    world.until(lambda: world.record().zone == far and world.training(), 3600)
+    moves = [entry.detail for entry in world.events(Event.MOVE) if "->" in entry.detail]
+    assert moves == ["z-a -> z-b", "z-b -> y-b"]
 
 
 def test_a_gang_stays_at_home_unless_its_file_names_another_region() -> None:
@@ -99,6 +115,17 @@ def test_a_silent_region_delays_no_job_of_another_one(regions: tuple[str, ...]) 
     world.request(RequestKind.CANCEL)
     world.until(lambda: world.record().phase is Phase.DONE)
     assert world.record().outcome is Outcome.CANCELLED and not world.drives
+
+
+def test_a_job_that_may_be_abroad_keeps_its_grants_until_abroad_answers() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    world.blind |= {"y-b", "y-c"}
+    world.preempt(1)
+    world.until(lambda: world.training() and world.record().gen > 1)
+    world.run(180)
+    assert len(world.store.read_allocation().value.grants) == 3
+    world.blind.clear()
+    world.until(lambda: len(world.store.read_allocation().value.grants) == 2)
 
 
 def test_what_a_silent_region_has_of_a_job_is_unknown() -> None:

@@ -1,0 +1,56 @@
+"""Home runs dry, and a gang goes abroad with its disks: the same weights as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotkeeper.client.target import STACK_FILE
+from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Outcome
+from spotkeeper.contract.stack import region_of
+from tests.lifecycle.stage import STEPS, Run, Stage, tiny
+
+pytestmark = pytest.mark.lifecycle
+
+HOME, ABROAD = "us-central1", "us-east1"
+ZONES = "[us-central1-a, us-east1-b]"
+
+
+@pytest.fixture
+def both(tmp_path: Path, alone: Path) -> Iterator[Stage]:
+    """The stack `local` with a zone of another region."""
+    file, text = tmp_path / "Pulumi.local.yaml", STACK_FILE.read_text()
+    text = text.replace(f"spotkeeper:region: {HOME}\n", f"spotkeeper:regions: [{HOME}, {ABROAD}]\n")
+    file.write_text(
+        text.replace("spotkeeper:zones: [us-central1-a, us-central1-b, us-central1-c]", f"spotkeeper:zones: {ZONES}")
+    )
+    stage = Stage.set_up(tmp_path, alone, file)
+    try:
+        yield stage
+    finally:
+        left = stage.tear_down()
+    assert not left, f"left over after destroy: {left}"
+
+
+def test_a_gang_goes_abroad_when_home_is_dry_with_the_same_weights(both: Stage) -> None:
+    spec = tiny("emigrant", STEPS, nodes=2, static="never", regions=(HOME, ABROAD))
+    with Run(both, spec) as run:
+        run.steady("at home")
+        assert region_of(run.record().zone or "") == HOME
+        both.cloud.set_capacity("us-central1-a", 0, model="on-demand")
+        both.cloud.set_capacity("us-central1-a", 0, reclaim=True)
+        run.until("the gang to leave home", lambda: run.record().zone == "us-east1-b" and not run.record().move)
+        run.steady("abroad")
+        vms = [vm for vm in both.cloud.status().vms if vm.labels.get("sk-job") == run.job]
+        assert {vm.zone for vm in vms} == {"us-east1-b"}, vms
+        restored = run.watcher.traces()[run.record().gen].restored
+        assert restored is not None and restored.step > 0, "the disks abroad hold what those at home held"
+        record = run.over()
+        weights = run.weights()
+    assert record.outcome is Outcome.SUCCEEDED, run.story()
+    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "move"], run.story()
+    assert [one.steps_again for one in run.view().recoveries if one.steps_again] == [], run.story()
+    assert weights == run.weights_left_alone(2)
