@@ -5,16 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spotkeeper.contract.generation import JobRun
+from spotkeeper_agent.core.events import LauncherLost
+from spotkeeper_agent.core.log import Log
+from spotkeeper_agent.core.settings import job_path
 from spotkeeper_agent.job.launch_spec import launcher_kind
+from spotkeeper_agent.job.launcher_client import Launcher
 from spotkeeper_agent.launcher import image
 from spotkeeper_agent.launcher.image import Container, ImageError
 
@@ -110,3 +116,12 @@ def test_the_launcher_of_an_image_is_cold_and_runs_under_the_agents_python(tmp_p
     assert (kind.mode, kind.python, kind.env) == ("exec", sys.executable, (("PYTHONPATH", "/x"),))
     assert kind.image is not None and kind.image.python == "python3.13"
     assert kind.key() != launcher_kind(run, tmp_path, tmp_path, (tmp_path / "b",)).key()
+
+
+def test_machines_of_the_one_machine_cloud_refuse_an_image(tmp_path: Path) -> None:
+    posted: queue.Queue[Any] = queue.Queue()
+    launcher = Launcher(tmp_path, job_path(), posted.put, Log(write=lambda _: None))
+    launcher.begin(launcher_kind(JobRun("a", ("train.py",), None, image=NAME), tmp_path, tmp_path))
+    lost = posted.get(timeout=30)
+    assert isinstance(lost, LauncherLost)
+    assert lost.reason == "image: machines of the one-machine cloud run no containers: leave it out there"
