@@ -38,6 +38,7 @@ def test_the_plan_is_what_the_function_decides(trials: int, low: int, factor: in
 
 def test_without_halving_every_trial_trains_to_its_end() -> None:
     assert rung_plans(file(None), 9) == () and steps_share(file(None), 9, ()) == 1.0
+    assert steps_share(file(Halving(10, 10)), 9, ()) == 1.0
 
 
 TRIAL = Trial("s", 4, "loss", first=3, count=6, rungs=(10, 30), eta=3)
@@ -70,6 +71,11 @@ def part(*reports: TrialReport) -> list[str]:
         ([TrialReport(number, (0.5,) * (1 + (number == 4))) for number in range(3, 9)],
          ["waits at step 30 until 1 of 2 trials have reported: s-0003"]),
         ([TrialReport(4, (0.5,), over=True)], []),
+        (
+            [TrialReport(4, held=True)],
+            ["the others do not wait for it; once resumed, it continues if it beats the last one that did"],
+        ),
+        ([TrialReport(4, (0.5, 0.4), held=True)], []),
         ([TrialReport(4, (0.5, 0.4, 0.3))], []),
     ],
 )  # fmt: skip

@@ -45,6 +45,7 @@ class TrialPart(Struct, frozen=True):
         step: at which it waits for other trials of its cohort; None: it does not wait.
         waits_for: names of those that have not reported there yet. ``held``: names of those of them that are on hold
             until a person resumes them. ``trials``: number of those that are to report.
+        left_out: whether it is on hold itself, before a rung.
     """
 
     sweep: str
@@ -53,6 +54,7 @@ class TrialPart(Struct, frozen=True):
     waits_for: tuple[str, ...] = ()
     trials: int = 0
     held: tuple[str, ...] = ()
+    left_out: bool = False
 
 
 def trial_part(trial: Trial, state: SweepState) -> TrialPart:
@@ -61,7 +63,8 @@ def trial_part(trial: Trial, state: SweepState) -> TrialPart:
     rung = len(mine.values) - 1
     late = lacking(state, trial, rung) if not mine.over and 0 <= rung < len(trial.rungs) else []
     if not late:
-        return TrialPart(trial.sweep, trial.number)
+        left_out = mine.held and rung + 1 < len(trial.rungs)
+        return TrialPart(trial.sweep, trial.number, left_out=left_out)
     names = tuple(trial_name(trial.sweep, report.number) for report in late)
     held = tuple(trial_name(trial.sweep, report.number) for report in late if report.held)
     trials = len(contenders(state, trial, rung) or ())
@@ -76,6 +79,8 @@ def trial_lines(part: TrialPart) -> list[str]:
         lines.append(f"waits at step {part.step} until {late} have reported: {named(part.waits_for)}")
         if part.held:
             lines.append(f"on hold: {named(part.held)}: resume or cancel")
+    if part.left_out:
+        lines.append("the others do not wait for it; once resumed, it continues if it beats the last one that did")
     return lines
 
 

@@ -611,6 +611,18 @@ def test_a_trials_last_copy_waits_while_something_else_matters_more(loops: Calla
     assert loop.turn() == []
 
 
+@pytest.mark.parametrize("what", ["", "roll call", "saves", "recovers"])
+def test_a_job_that_trains_is_copied(loops: Callable[..., Loop], what: str) -> None:
+    loop = loops()
+    if what == "roll call":
+        loop.machine.doc = msgspec.structs.replace(loop.machine.doc, state=DocState.ROLL_CALL)
+    elif what == "saves":
+        loop.child.saving = True
+    elif what == "recovers":
+        loop.machine.state = AgentState.SAVING
+    assert bool(loop.turn()) == (what in ("", "roll call"))
+
+
 def test_a_damaged_checkpoint_is_logged_and_the_next_one_copied_at_once(loops: Callable[..., Loop], ckpt: Path) -> None:
     loop = loops()
     loop.turn()

@@ -20,6 +20,7 @@ from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.sweep import TrialReport
+from spotkeeper.contract.sweepfile import SweepStop
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli
@@ -122,7 +123,7 @@ def test_a_new_search_has_no_best_trial(cli: Cli, jobs: dict[int, str]) -> None:
 def test_trials_without_a_report_are_compared_by_their_newest_point(
     cli: Cli, store: Store, jobs: dict[int, str]
 ) -> None:
-    for number, curve in ((2, {1: 3.0, 2: 0.7}), (5, {1: 0.1, 2: 0.6}), (7, {1: 0.5, 2: float("nan")})):
+    for number, curve in ((2, {1: 3.0, 2: 0.5, 3: 0.7}), (5, {1: 0.1, 2: 0.6}), (7, {1: 0.5, 2: float("nan")})):
         put_metrics(store, jobs[number], loss=curve)
     told = view(cli)
     assert [row["number"] for row in told["rows"][:2]] == [5, 2] and told["best"] == 5
@@ -210,6 +211,7 @@ def test_a_trial_at_a_rung_waits(cli: Cli, store: Store, jobs: dict[int, str], t
     assert read is not None
     held = msgspec.structs.replace(read.value, phase=Phase.HOLD, hold=Hold.RUNG, hold_ends=9e9, nonce="n")
     assert store.cas_record(held, read.token)
+    assert [row["state"] for row in view(cli)["rows"]].count("waits") == 1, "its report is under way"
     tell({2: TrialReport(2, (0.5,))})
     told = view(cli)
     assert told["rows"][0]["state"] == "waits at step 10" and told["states"] == {"waits": 1, "starting": 8}
@@ -307,6 +309,33 @@ def test_a_stopped_search_submits_no_more_of_its_trials(
     assert "further trials" not in cli("sweep", "status", "lr").out
     assert cli("sweep", "stop", "lr", "--yes").code == 0
     assert [stop.below for stop in store.list_stops("lr")] == [9, 11]
+
+
+def test_stop_cancels_what_is_submitted_until_its_mark_is_there(
+    cli: Cli, store: Store, jobs: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, real = store.read_record(jobs[8]), Store.create_stop
+    assert late is not None
+    store.delete(f"jobs/{jobs[8]}/rec")
+
+    def submitted_first(self: Store, name: str, stop: SweepStop) -> bool:
+        assert self.create_record(late.value)
+        return real(self, name, stop)
+
+    monkeypatch.setattr(Store, "create_stop", submitted_first)
+    assert cli("sweep", "stop", "lr", "--yes").code == 0
+    assert [request.kind for request in store.list_requests(jobs[8])] == [RequestKind.CANCEL]
+
+
+def test_stop_marks_a_search_of_which_trials_are_missing(
+    cli: Cli, store: Store, jobs: dict[int, str], over: Over
+) -> None:
+    for number in range(8):
+        over(jobs[number], Outcome.FAILED)
+    store.delete(f"jobs/{jobs[8]}/rec")
+    store.delete(paths.sweep_trial("lr", 8))
+    assert cli("sweep", "stop", "lr").code == 0
+    assert [stop.below for stop in store.list_stops("lr")] == [9]
 
 
 def test_a_stopped_search_can_be_rerun(cli: Cli, jobs: dict[int, str], tell: Tell) -> None:

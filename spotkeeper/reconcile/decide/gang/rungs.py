@@ -39,7 +39,8 @@ def step(draft: Draft) -> None:
     if not trial.reached and found is not None and found.step >= trial.until:
         trial = replace(trial, values=(*trial.values, found.value), reached_at=draft.now)
         draft.set(trial=trial)
-        draft.log(Event.RUNG, f"r{trial.rung}", detail=f"step {trial.until}: {_worth(draft, found.value)}")
+        worth = f"no value of {trial.of.metric}" if found.value is None else f"{trial.of.metric} {found.value:.6g}"
+        draft.log(Event.RUNG, f"r{trial.rung}", detail=f"step {trial.until}: {worth}")
     asked = record.pause and not record.recalled and not limits.spent_up(draft)
     if not trial.reached or asked:  # the rung does not undo a user's pause
         return
@@ -167,8 +168,3 @@ def resting(state: SweepState) -> frozenset[str]:
     """
     made = {(one.first, one.rung) for one in state.decided}
     return frozenset(one.job for one in state.trials if one.values and (one.first, len(one.values) - 1) not in made)
-
-
-def _worth(draft: Draft, value: float | None) -> str:
-    metric = draft.record.trial.of.metric if draft.record.trial is not None else ""
-    return f"no value of {metric}" if value is None else f"{metric} {value:.6g}"

@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim
+from spotkeeper.contract.facts import Fact, Kind, Rung
 from spotkeeper.contract.job import Checkpoint, Mirror, RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Hold, Outcome, Phase, TrialProgress
+from spotkeeper.contract.record import Hold, Limits, Outcome, Phase, TrialProgress
 from spotkeeper.contract.sweep import Decided, SweepState, Trial, TrialReport
 from spotkeeper.reconcile.controller.tick import RESTS, _at_rungs, tick
 from spotkeeper.reconcile.decide import Draft
@@ -178,6 +179,47 @@ def test_a_trial_is_held_if_only_a_person_ends_its_hold(hold: Hold | None, until
     assert (told.held, told.first, told.job, told.values, told.over) == (held, 4, record.job, (), False)
     again = changed(snapshot, sweep=found)
     assert rungs.report(Draft(record, again)) is None, "nothing is new"
+
+
+@pytest.mark.parametrize(("spent", "told"), [(0.01, None), (0.012345, 0.0123)])
+def test_a_trials_cost_is_told_again_once_it_has_grown(spent: float, told: float | None) -> None:
+    """By more than a hundredth of what the search may cost, divided by the trials at work."""
+    of = Trial("lr", 0, "loss", count=2, parallel=2, max_usd=2.0)
+    record, snapshot = on_record(trial=TrialProgress(of), limits=Limits(spent=spent))(*calm(1))
+    known = SweepState("lr", trials=(TrialReport(0, job=record.job),))
+    found = rungs.report(Draft(record, changed(snapshot, sweep=known)))
+    assert (None if found is None else found.trial(0).spent) == told
+
+
+def test_of_two_words_about_the_rung_the_further_one_counts() -> None:
+    of = Trial("lr", 0, "loss", count=2, rungs=(20,))
+    for values in ((Rung(10, 1.0), Rung(20, 0.5)), (Rung(20, 0.5), Rung(10, 1.0))):
+        record, snapshot = on_record(trial=TrialProgress(of))(*calm(1))
+        gen, slot = record.gen, record.nodes[0].cur
+        assert slot is not None and slot.uid and slot.boot
+        told = [Fact(slot.uid, slot.boot, 0, slot.attempt, gen, Kind.RUNG, str(rung)) for rung in values]
+        ended = Fact(slot.uid, slot.boot, 0, slot.attempt, gen, Kind.RELEASED, "20")
+        draft = Draft(record, changed(snapshot, facts=(*snapshot.facts, *told, ended)))
+        rungs.step(draft)
+        assert draft.record.trial is not None and draft.record.trial.values == (0.5,)
+
+
+def test_the_next_trial_has_its_reservation_once_a_machine_is_gone() -> None:
+    """With the write that releases the grant, and not by the next tick."""
+    search = Search(count=2, parallel=1)
+    search.submit()
+    world = search.world
+    world.until(lambda: search.holds(0), 3000)
+
+    def left() -> bool:
+        return any(grant.job == job(0) for grant in world.store.read_allocation().value.grants)
+
+    reserved = []
+    while left():
+        reserved.append(world.store.read_allocation().value.claim(job(1)).reserved)  # type: ignore[union-attr]
+        world.step()
+    assert set(reserved) == {0}, "its machine is there"
+    assert world.store.read_allocation().value.claim(job(1)).reserved == 1  # type: ignore[union-attr]
 
 
 # -- which disks go

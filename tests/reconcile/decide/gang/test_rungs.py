@@ -33,6 +33,7 @@ def test_the_best_half_continues_at_each_rung() -> None:
         "number 2 of 2 at step 60, and the best 1 continue",
         "number 4 of 4 at step 20, and the best 2 continue",
     ]
+    assert [entry.id for entry in search.world.events(Event.RUNG, job=job(0))] == ["rung.r0", "rung.r1"]
     restored = [commit for _, commit in search.world.started if commit is not None]
     assert sorted(step for _, step in restored) == [20, 20, 60], "each went on at the step of its rung"
 
