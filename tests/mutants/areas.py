@@ -20,7 +20,7 @@ AREAS: dict[str, tuple[str, ...]] = {  # folders and files; the last area that h
     "mirror": (f"{AGENT}/job/mirror.py", f"{AGENT}/job/mirror_transfer.py"),
     "roothelper": tuple(f"{AGENT}/host/{name}.py" for name in ("roothelper", "roothelper_fence", "mounting")),
     "checkpoint": (f"{TRAIN}/checkpoint",),
-    "sampler": (f"{TRAIN}/data/sampler.py",),
+    "sampler": (f"{TRAIN}/data/sampler.py", f"{TRAIN}/core/division.py", f"{TRAIN}/core/microbatch.py"),
     "settings": ("infra/settings",),
     "infra": ("infra/aws", "infra/gcp", "infra/shared.py"),
 }
@@ -44,6 +44,8 @@ TESTS = (
     "tests/infra",
     "tests/train/checkpoint",
     "tests/train/core/test_pace.py",
+    "tests/train/core/test_division.py",
+    "tests/train/core/test_micro.py",
     "tests/train/data",
     "tests/train/loop/test_boundary.py",
     "tests/train/loop/test_run.py",

@@ -71,11 +71,11 @@ class Division:
         Raises:
             DataError: this rank has already begun that global batch, so ranks would train on the wrong samples.
         """
-        first = max(number + ahead, self._parts[-1][0])
+        first = number + ahead
         if first <= self._begun:
             raise DataError(f"global batch {first} has begun, so it cannot be divided anew: please report this error")
-        kept = [at for at, _ in self._parts if at <= number][-1]
-        self._parts = [(at, part) for at, part in self._parts if kept <= at < first]
+        present = [at for at, _ in self._parts if at <= number][-1]
+        self._parts = [(at, part) for at, part in self._parts if present <= at < first]
         self._parts.append((first, self._part(costs)))
         return first
 

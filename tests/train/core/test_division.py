@@ -65,6 +65,17 @@ def test_a_fetched_batch_counts_with_the_fewest_micro_batches() -> None:
     assert division.ahead == 1
     division.change(5, 1, (9.0, 1.0))
     assert division.ahead == 4, "from global batch 6 on this rank has one micro-batch each"
+    division.change(20, 4, (1.0, 1.0))
+    assert division.ahead == 4, "not yet: the new division begins at 24"
+    division.change(40, 4, (1.0, 1.0))
+    assert division.ahead == 1
+
+
+def test_a_later_change_replaces_one_that_has_not_begun() -> None:
+    division = Division(20, MICRO, 0, 2)
+    assert division.change(5, 4, (9.0, 1.0)) == 9
+    assert division.change(6, 1, (1.0, 9.0)) == 7
+    assert [len(division.of(number)) for number in (6, 7, 9)] == [4, 6, 6]
 
 
 def windows(speeds: Speeds, *rows: tuple[float, ...], count: int = 12) -> list[bool]:
@@ -77,6 +88,7 @@ def test_two_windows_with_other_speeds_divide_the_work_anew() -> None:
     assert windows(speeds, (1.0, 2.1)) == [True]
     assert speeds.costs == (1.0, 2.1)
     assert windows(speeds, *[(3.0, 6.3)] * 3) == [False] * 3, "all ranks are slower by the same factor"
+    assert windows(speeds, (1.0, 4.0), (1.0, 4.0), (1.0, 1.0), (1.0, 1.0)) == [False, True] * 2
 
 
 @pytest.mark.parametrize(("cost", "divided"), [(1.8, True), (1.83, False), (2.0, False), (2.18, False), (2.25, True)])
@@ -85,6 +97,6 @@ def test_a_change_of_at_most_a_tenth_changes_nothing(cost: float, divided: bool)
 
 
 def test_a_rank_that_was_not_measured_or_an_equal_division_changes_nothing() -> None:
-    assert windows(Speeds((1.0, 1.0)), *[(0.0, 5.0)] * 3) == [False] * 3
+    assert windows(Speeds((1.0, 1.0, 1.0)), *[(0.0, 5.0, 1.0)] * 3) == [False] * 3
     assert shares(2, (1.0, 3.0)) == shares(2, (1.0, 1.0))
     assert windows(Speeds((1.0, 1.0)), *[(1.0, 3.0)] * 3, count=2) == [False] * 3

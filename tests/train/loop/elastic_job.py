@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="the script's own backward and step")
     parser.add_argument("--bare", action="store_true", help="no DDP")
     parser.add_argument("--static-graph", action="store_true")
-    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="of rank 0's loader")
     parser.add_argument("--slow", action="store_true", help="rank 1 is slow until it has less work, then rank 0 is")
     return parser.parse_args()
 
@@ -68,7 +68,7 @@ def main() -> None:
         model = DistributedDataParallel(module, bucket_cap_mb=0.0005, static_graph=args.static_graph)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
-    loader = DataLoader(Points(), args.micro, shuffle=True, num_workers=args.workers)
+    loader = DataLoader(Points(), args.micro, shuffle=True, num_workers=args.workers * (rank == 0))
     run = spotkeeper.attach(model, optimizer, scheduler, global_batch=args.batch)
     work, took, slow = 0, 0.0, args.slow and rank == 1
     if args.slow:  # as if a slow rank needed three times as long: what is measured on a busy machine would be noise
