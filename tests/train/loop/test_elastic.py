@@ -167,7 +167,7 @@ def _mixed() -> None:
 
 
 def test_work_moves_while_training_when_speeds_change(tmp_path: Path) -> None:
-    """Rank 1 is slow, then rank 0; one loader fetches ahead; a stop, and a generation that begins with what it knows."""
+    """Rank 1 is slow, then rank 0; a loader fetches ahead; a stop, and a generation that begins with what it knows."""
     steps, one, two = 24, tmp_path / "one", tmp_path / "two"
     common = (*SPLITS["uneven"], "--steps", f"{steps}")
     with Gang(tmp_path / "a", Job(one), nodes=1, script=(SCRIPT, f"{one}", *common)) as gang:
