@@ -139,7 +139,7 @@ def stack_view(
     return StackView(
         stack=stack.stack,
         cloud=stack.cloud,
-        region=stack.region,
+        region=", ".join(stack.regions or (stack.region,)),
         pools=pools,
         held=tuple(
             HeldJob(view.job, view.name, view.reason, view.hold.usd_per_day if view.hold else None)

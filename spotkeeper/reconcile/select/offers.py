@@ -25,7 +25,7 @@ from typing import NamedTuple
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.job import JobSpec, pools_of, start_s
 from spotkeeper.contract.market import Guess
-from spotkeeper.contract.stack import Model, PoolState, StackState
+from spotkeeper.contract.stack import Model, PoolState, StackState, region_of
 from spotkeeper.reconcile.select.rule import RULE, Go, JobState, Plan, Rule, SpotZone, Work, guessed, plan, weigh
 from spotkeeper.reconcile.select.zone_history import Track, common
 from spotkeeper.reconcile.store.documents import OfferHistory
@@ -144,16 +144,22 @@ class _Market:
     rule: Rule
     seen: dict[tuple[str, str, Model], OfferHistory] = field(default_factory=dict)
     usual: dict[str, Guess] = field(default_factory=dict)  # by pool, the mean of the cloud's estimates, for each field
+    home: str = ""  # the home region, if the stack has several
 
     @classmethod
     def observed(cls, spec: JobSpec, need: Need, stack: StackState, rule: Rule) -> _Market:
         listed = {(pool.name, zone): price.on_demand for pool in stack.pools for zone, price in pool.prices.items()}
         seen = {(m.pool, m.zone, m.model): m for m in need.market}
-        return cls(need, listed, _worth(spec, need, stack, listed), rule, seen, _usual(need.market))
+        home = stack.region if stack.regions else ""
+        return cls(need, listed, _worth(spec, need, stack, listed), rule, seen, _usual(need.market), home)
 
     def on_demand_price(self, offer: Offer) -> float:
         """Return the on-demand price of the same machine, USD per hour."""
         return self.listed.get((offer.pool, offer.zone)) or 1.0
+
+    def by_price(self, offer: Offer) -> tuple[float, bool, str]:
+        """Order offers by price; of equal ones, the home region's come first, since the job's data is there."""
+        return offer.price, bool(self.home) and region_of(offer.zone) != self.home, offer.key()
 
     def costly(self, offer: Offer) -> bool:
         """Whether another allowed machine type costs less on-demand than this spot machine."""
@@ -220,7 +226,9 @@ def _bought(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Se
     every = list(_offers(spec, stack, need, market))
     offers = [offer for offer in every if offer.key() not in need.refused]
     spot = [offer for offer in offers if offer.model is Model.SPOT]
-    demand = sorted((o for o in offers if o.model is Model.ON_DEMAND), key=lambda o: (market.cold(o), o.price, o.key()))
+    demand = sorted(
+        (o for o in offers if o.model is Model.ON_DEMAND), key=lambda o: (market.cold(o), market.by_price(o))
+    )
     if spec.policy == "shuffle":
         return _shuffled([offer for offer in spot if offer.price < market.on_demand_price(offer)], demand, need)
     here = need.runs.offer if need.runs is not None else ""
@@ -266,7 +274,7 @@ def _patience_s(need: Need, chosen: Plan) -> float:
 
 
 def _by_worth(spot: list[Offer], market: _Market) -> list[Offer]:
-    by_key = {offer.key(): offer for offer in sorted(spot, key=lambda offer: (offer.price, offer.key()))}
+    by_key = {offer.key(): offer for offer in sorted(spot, key=market.by_price)}
     zones = tuple(_zone(offer, market) for offer in by_key.values())
     order = [by_key[zone.id] for _, _, _, zone in weigh(_job_state(market.need, spot, market), zones, market.rule)]
     return sorted(order, key=market.cold)
