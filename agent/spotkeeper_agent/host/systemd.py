@@ -20,6 +20,7 @@ from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.host.roothelper import COMMAND_S, SOCKET, RefusedError, command
 
 INIT = "SPOTKEEPER_INIT_PID"  # set by the one-machine cloud: the process that stands for the VM's init
+ANSWER_S = 5.0  # real; longest wait for systemctl
 UNITS = "SPOTKEEPER_UNITS"
 
 
@@ -81,10 +82,17 @@ def is_init() -> bool:
 
 
 def shutting_down() -> bool:
-    """Whether the whole machine shuts down; False if only the agent restarts."""
+    """Whether the whole machine shuts down; False if only the agent restarts.
+
+    Also False without an answer: while a machine shuts down, D-Bus runs longer than the agent's unit.
+    """
     if not is_init():
         return True
-    state = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, timeout=5, check=False)
+    ask = ["systemctl", "is-system-running"]
+    try:
+        state = subprocess.run(ask, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
     return state.stdout.strip() == "stopping"
 
 
