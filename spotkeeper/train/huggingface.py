@@ -26,6 +26,7 @@ from transformers.trainer_utils import TrainOutput
 
 from spotkeeper.train.core import gradorder, rng
 from spotkeeper.train.core.errors import AttachError, CallError
+from spotkeeper.train.core.parts import FrameworkState
 from spotkeeper.train.loop.external import FrameworkLoop, check_world
 from spotkeeper.train.loop.run import Run, attach
 
@@ -142,7 +143,7 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
             self.run.report_at(state.global_step, dict(logs))
 
 
-class _TrainerState:
+class _TrainerState(FrameworkState):
     """The trainer's state, attached to the run. After a restore ``fill`` loads it, once model and optimizer exist."""
 
     def __init__(self, trainer: Any) -> None:
@@ -151,6 +152,10 @@ class _TrainerState:
         self.restored: dict[str, Any] | None = None
         self.random: dict[str, Any] | None = None
         self.output: tuple[Any, ...] | None = None  # result of train()
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return () if self._trainer.optimizer is None else (self._trainer.optimizer,)
 
     def state_dict(self) -> dict[str, Any]:
         trainer, scaler = self._trainer, self._scaler

@@ -30,7 +30,7 @@ from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import DistributedGang, Gang
-from spotkeeper.train.core.parts import Attached
+from spotkeeper.train.core.parts import AllOptimizers, Attached
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.core.shards import is_shared, local_part
 
@@ -245,7 +245,7 @@ def find_strategy(
         AttachError: the model is sharded, but the job file says that the state is replicated.
     """
     if not parts.sharded:
-        copier = BackgroundCopier(parts.optimizers) if settings.snapshots else None
+        copier = BackgroundCopier(AllOptimizers(parts)) if settings.snapshots else None
         return Replicated(gang, writer, control, places, settings.late, copier)
     if settings.replicated:
         raise AttachError(
@@ -254,7 +254,7 @@ def find_strategy(
         )
     copier = peers = None
     if settings.peers_mb_s and len({place.node for place in places}) > 1:
-        copier = BackgroundCopier(parts.optimizers)
+        copier = BackgroundCopier(AllOptimizers(parts))
         peers = PeerImages(gang, DistributedGang(), writer, places, copier, pace, settings.peers_mb_s)
     return Sharded(gang, writer, places, parts, managed=settings.managed, copier=copier, peers=peers)
 

@@ -3,8 +3,8 @@
 Trained parameters and optimizer state change only in an optimizer's step. So a save copies everything else at the
 boundary, and a thread copies these tensors into staging memory. Every optimizer of the process, attached or not, waits
 for the thread before its step (a pre-step hook), and then the save is requested from the saver. ``step(closure)`` waits
-before the closure, so this copy does not overlap with forward and backward. Tensors that are not on the CPU are copied
-at the boundary.
+once the closure has returned, because optimizers change parameters only then. Tensors that are not on the CPU are
+copied at the boundary.
 
 **Check.** A script may change parameters elsewhere too: by ``clamp_`` before the forward pass, or by SAM's first step.
 So the first ``CHECKED`` copies, and then one in ``EVERY``, are made at the boundary and compared with what the tensors
@@ -96,25 +96,25 @@ class BackgroundCopier:
     """Copies optimizers' tensors in a thread, and makes every optimizer wait for it.
 
     Args:
-        optimizers: the attached optimizers. If one of them calls no hooks, all tensors are copied at the boundary.
+        optimizers: those that train the model at the moment of each iteration. While one of them calls no hooks, all
+            tensors are copied at the boundary.
     """
 
-    def __init__(self, optimizers: Sequence[Any]) -> None:
+    def __init__(self, optimizers: Iterable[Any]) -> None:
         self._thread = ThreadPoolExecutor(1, "spotkeeper-copy")
         self._running: _Running | None = None
         self._begun = 0
         self._lock = threading.RLock()  # several threads may step
         self._pid = os.getpid()
         self._optimizers = optimizers
-        self._on = all(map(_calls_hooks, optimizers))
-        if self._on:
-            me = weakref.ref(self)
-            hook = register_optimizer_step_pre_hook(lambda *_: _before_step(me()))
-            weakref.finalize(self, hook.remove)
+        self._on = True
+        me = weakref.ref(self)
+        hook = register_optimizer_step_pre_hook(lambda _, args, kwargs: _before_step(me(), args, kwargs))
+        weakref.finalize(self, hook.remove)
 
     def select(self, owned: Iterable[tuple[str, torch.Tensor]]) -> dict[TensorKey, str]:
         """Return the names of the tensors that may be copied while training continues."""
-        if not self._on:
+        if not self._on or not all(map(_calls_hooks, self._optimizers)):
             return {}
         return {
             tensor_key(tensor): name
@@ -191,6 +191,10 @@ class BackgroundCopier:
         self._on = False
         say(f"snapshots are off for the rest of this run: {why}")
 
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
     def before_step(self) -> None:
         """Wait for the copy before an optimizer's step, and count this time as a stall."""
         running = self._running
@@ -201,9 +205,24 @@ class BackgroundCopier:
                 running.stalls[-1] += time.monotonic() - began
 
 
-def _before_step(copier: BackgroundCopier | None) -> None:
-    if copier is not None:
+def _before_step(
+    copier: BackgroundCopier | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Wait for the copy, or return the arguments of ``step`` with a closure that does so at its end."""
+    if copier is None or not copier.running:
+        return None
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
         copier.before_step()
+        return None
+
+    def closed(*each: Any, **named: Any) -> Any:
+        try:
+            return closure(*each, **named)
+        finally:
+            copier.before_step()
+
+    return (args, kwargs | {"closure": closed}) if "closure" in kwargs else ((args[0], closed, *args[2:]), kwargs)
 
 
 def _calls_hooks(optimizer: Any) -> bool:

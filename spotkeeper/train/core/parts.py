@@ -11,7 +11,7 @@ import dataclasses
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -201,6 +201,25 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
+class FrameworkState:
+    """The state of a framework's trainer. ``optimizers``: those that train the model; they may be made later."""
+
+    optimizers: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class AllOptimizers:
+    """The optimizers that train an attached model at the moment: those given to ``attach()``, and a trainer's own."""
+
+    attached: Attached
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.attached.optimizers
+        for part in self.attached.common.values():
+            if isinstance(part, FrameworkState):
+                yield from part.optimizers
+
+
 @dataclass(frozen=True)
 class Attached:
     """The objects given to ``attach()``."""
@@ -309,7 +328,7 @@ class Attached:
         ones, and those without state in an optimizer that keeps state for others.
         """
         names = {id(param): plain(name) for name, param in self._parameters()}
-        for each in self.optimizers:
+        for each in AllOptimizers(self):
             for param in (param for group in each.param_groups for param in group["params"] if param.requires_grad):
                 state = each.state.get(param, {})
                 if each.state and not state:

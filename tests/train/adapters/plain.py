@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotkeeper.contract.metrics import read_metrics
 from spotkeeper.report.job.metrics import joined
 from spotkeeper.train.agent_link.control import METRICS
+from spotkeeper.train.checkpoint import pace, snapshot
+from spotkeeper.train.checkpoint.image import TensorCopy
 from tests.train.gangs import Gang, Job
 
 HERE = Path(__file__).parent
+COPIED = "copied while it trained"
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,14 @@ def left_alone(root: Path, script: str, case: Case) -> dict[str, str]:
 
 
 def preempted(root: Path, script: str, case: Case) -> dict[str, str]:
-    """The same where it was told to stop once: all ranks at one step, and what follows the training did not run."""
+    """The same where it was told to stop once: all ranks at one step, and what follows the training did not run.
+
+    Each save point has an image, whose copy ends only when an optimizer's step waits for it.
+    """
     notice = ("--stop-at", str(case.stop), "--stop-rank", str(case.world - 1))
-    with _gang(root, script, case, *notice) as gang:
+    with _gang(root, script, case, *notice, before=_late_images) as gang:
         step = _run(gang, 1, "stopped")
+        assert case.stop < 6 or COPIED in gang.log(0, 1), gang.log(0, 1)
         assert case.stop <= step <= case.stop + 2, "all hear of it within a step or two"
         assert not list((root / "out").glob("*.json"))
         _run(gang, 2, "done")
@@ -68,9 +78,29 @@ def fails(root: Path, script: str, case: Case) -> str:
         return gang.log(0, 1)
 
 
-def _gang(root: Path, script: str, case: Case, *more: str) -> Gang:
+def _gang(root: Path, script: str, case: Case, *more: str, before: Callable[[], None] | None = None) -> Gang:
     argv = (str(HERE / script), "--out", str(root / "out"), *case.args, *more)
-    return Gang(root, Job(root / "out"), nodes=case.world, script=argv)
+    return Gang(root, Job(root / "out"), nodes=case.world, script=argv, before=before)
+
+
+def _late_images() -> None:
+    class Late(Future[None]):
+        """A copy that runs when it is waited for, as late as is allowed."""
+
+        def __init__(self, copies: Sequence[TensorCopy]) -> None:
+            super().__init__()
+            self.copies = copies
+
+        def exception(self, timeout: float | None = None) -> BaseException | None:
+            print(COPIED, flush=True)
+            for copy in self.copies:
+                copy.run()
+            return None
+
+    os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
+    snapshot.CHECKED = 1
+    snapshot.BackgroundCopier._submit = lambda _, copies: Late(copies)  # type: ignore[method-assign]
+    pace.IMAGE_S = 0.0
 
 
 def _run(gang: Gang, gen: int, outcome: str) -> int:

@@ -25,7 +25,7 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import snapshot, store
 from spotkeeper.train.checkpoint.image import RunState, TensorCopy, TensorSlot, extent, lay_out_of, thaw, unpack
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.core.parts import Attached
+from spotkeeper.train.core.parts import AllOptimizers, Attached, FrameworkState
 from spotkeeper.train.loop.run import Run
 from tests.train.forks import run_script
 
@@ -606,6 +606,54 @@ def test_two_threads_that_step_request_one_save_of_unchanged_weights(monkeypatch
     slow.optimizer.step()
     second.join(20)
     assert slow.asked == ["request"] and seen == [0.0] and slow.param[0] == -2
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_step_with_a_closure_waits_at_the_closures_end(monkeypatch: pytest.MonkeyPatch, by_name: bool) -> None:
+    """Lightning, among others, runs forward and backward there."""
+    slow, seen = Slow(monkeypatch), []
+
+    def closure() -> float:
+        seen.append((slow.copier.running, slow.param[0].item()))
+        slow.future.set_result(None)
+        return 7.0
+
+    for _ in range(2):
+        loss = slow.optimizer.step(closure=closure) if by_name else slow.optimizer.step(closure)  # type: ignore[arg-type]
+        assert loss == 7.0 and slow.asked == ["request"]
+        slow.future = Future()
+    assert seen == [(True, 0.0), (False, -1.0)] and slow.param[0] == -2
+
+
+def test_a_closure_that_fails_leaves_no_copy_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+
+    def closure() -> float:
+        slow.future.set_result(None)
+        raise ValueError("a batch without samples")
+
+    with pytest.raises(ValueError, match="a batch without samples"):
+        slow.optimizer.step(closure)
+    assert slow.asked == ["request"] and not slow.copier.running and slow.param[0] == 0
+
+
+def test_a_trainers_own_optimizer_counts_once_it_is_made() -> None:
+    class State(FrameworkState):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    state, other = State(), nn.Parameter(torch.zeros(1))
+    parts = Attached.of(None, torch.optim.SGD([other], lr=0.1), None, {"trainer": state, "other": nn.Linear(2, 1)})
+    copier = BackgroundCopier(AllOptimizers(parts))
+    assert [tensor.data_ptr() for _, tensor in parts.optimizer_tensors()] == [other.data_ptr()]
+    trained = nn.Parameter(torch.zeros(3))
+    state.optimizers = [torch.optim.SGD([trained], lr=0.1)]
+    assert [tensor.data_ptr() for _, tensor in parts.optimizer_tensors()] == [other.data_ptr(), trained.data_ptr()]
+    assert len(copier.select(parts.optimizer_tensors())) == 2
+    state.optimizers = [Bare()]
+    assert not copier.select(parts.optimizer_tensors())
 
 
 def test_waits_count_as_stalls(late: LatestCopier) -> None:
