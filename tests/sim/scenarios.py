@@ -78,6 +78,7 @@ class Scenario:
     outcome: Outcome = Outcome.CANCELLED
     crashes: int = 0
     priority: str = "normal"
+    regions: tuple[str, ...] = ()  # of the job
     before_s: float = 70.0  # how long the gang trains before the story begins
 
 
@@ -145,9 +146,8 @@ def perform(
 def _begin(play: Play, scenario: Scenario, act: Callable[[Play], None] | None = None) -> None:
     if act is not None:
         act(play)
-    play.job = play.world.submit(
-        JOB, nodes=scenario.nodes, steps=scenario.steps, interval_s=INTERVAL_S, priority=scenario.priority
-    )
+    more = {"priority": scenario.priority, "regions": scenario.regions}
+    play.job = play.world.submit(JOB, nodes=scenario.nodes, steps=scenario.steps, interval_s=INTERVAL_S, **more)
     play.job.crash_after_s = 100.0
     play.job.crashes_left = scenario.crashes
 

@@ -314,6 +314,18 @@ def test_the_providers_region_must_equal_the_stacks(cloud: str) -> None:
         from_config({**config, f"{cloud}:region": "elsewhere"}, "dev")
 
 
+def test_the_first_of_several_regions_is_home() -> None:
+    """The engine hands over an empty `region` beside them."""
+    flat = {f"spotkeeper:{key}": value for key, value in stackfiles.plain("gcp").items()}
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
+    config |= {"gcp:project": "acme-train", "spotkeeper:region": "", "spotkeeper:regions": '["us-east1", "us-west1"]'}
+    settings = from_config({**config, "gcp:region": "us-east1"}, "dev")
+    assert (settings.region, settings.regions) == ("us-east1", ("us-east1", "us-west1"))
+    assert [settings.regions_of(pool) for pool in settings.pools] == [("us-east1",), ("us-east1", "us-west1")]
+    with pytest.raises(SpecError, match=r'gcp:region: "us-west1": differs from spotkeeper:region: leave it out'):
+        from_config({**config, "gcp:region": "us-west1"}, "dev")
+
+
 def test_text_values_are_not_parsed_as_json() -> None:
     """An account's number, as Pulumi hands it over, is a text like any other."""
     plain = {f"spotkeeper:{key}": value for key, value in stackfiles.plain("aws").items()}
