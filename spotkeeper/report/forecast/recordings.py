@@ -15,7 +15,7 @@ from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import HOUR_S, Fate, Observation, lives
 from spotkeeper.contract.policy import Terms
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, region_of
 from spotkeeper.replay.model import ATTEMPT_H, LEAST_UP, PROBE_H, Case, PlayedOutcome, play
 from spotkeeper.replay.recording import RecordedZone, Recording
 from spotkeeper.report.forecast.player import TIMES, Chooser, Shop
@@ -142,7 +142,7 @@ Span = tuple[float, float, bool]  # from, to, whether spot was there
 
 
 def own_recording(pool: str, region: str, observations: Iterable[Observation]) -> Recording | None:
-    """Make a market recording of a pool's zones from the stack's own history; None if too little is known.
+    """Make a market recording of a pool's zones in a region from the stack's own history; None if too little is known.
 
     The history shows only whether a zone had capacity for one machine. So each zone's capacity is 1 or 0, and a zone
     counts as available if it has capacity for one machine (``gang`` is 1).
@@ -150,7 +150,8 @@ def own_recording(pool: str, region: str, observations: Iterable[Observation]) -
     told = sorted(observations, key=lambda observation: observation.at)
     spans: dict[str, list[Span]] = {}
     for zone, span in _spans(told):
-        spans.setdefault(zone, []).append(span)
+        if region_of(zone) == region:
+            spans.setdefault(zone, []).append(span)
     if not spans:
         return None
     begin = min(span[0] for zone in spans.values() for span in zone)

@@ -281,6 +281,9 @@ def test_own_history_follows_from_machines_lives() -> None:
     assert ups[0] == pytest.approx(70.0)  # the hour in which nothing is known of any zone is left out
     assert found.ticks * found.tick_h == pytest.approx(71.0)
     assert ups[1] == 0
+    abroad = (observation("d", Event.ADMITTED, 0.0, "r2-a"), observation("d", Event.LOSS, 90.0, "r2-a", "loss"))
+    assert own_recording("burst", "r1", told + abroad) == found, "zones of another region are another market"
+    assert own_recording("burst", "r3", told) is None
 
 
 @pytest.mark.parametrize("hours", [0.0, 10.0])
