@@ -68,6 +68,8 @@ def regions_exist(job: JobContext) -> Iterator[Problem]:
         elif stack is not None and name not in (known := stack.regions or (stack.region,)):
             told = f"the stack {stack.stack} is not in this region, only in {', '.join(known)}"
             yield problem(path, told, name, nearest(name, known))
+    if spec.spread and len(set(spec.regions)) > 1:
+        yield problem("spread", "a gang cannot train across regions: name one of them in `regions`", spec.spread)
     if stack is None or not stack.regions:
         return
     regions = spec.regions or (stack.region,)

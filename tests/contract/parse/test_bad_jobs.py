@@ -525,6 +525,12 @@ JOB_CASES = [
         "(did you mean us-central1?)",
     ),
     (GOOD + "regions: [us-central1, us-central1]\n", 'job.yaml:3: regions[1]: "us-central1": is named twice'),
+    (
+        GOOD + "spread: true\nregions: [us-central1, us-central2]\n",
+        'job.yaml:4: regions[1]: "us-central2": the stack prod is not in this region, only in us-central1 '
+        "(did you mean us-central1?)\n"
+        "job.yaml:3: spread: true: a gang cannot train across regions: name one of them in `regions`",
+    ),
     (GOOD + "nodes: 5\npools: [workers]\n", "job.yaml:3: nodes: 5: is more machines than pool workers may have (4)"),
     (
         GOOD + "nodes: {min: 1, max: 9}\n",
