@@ -14,19 +14,12 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 
 from infra.catalog import AWS_PRICES, AWS_ZONES, GCP_PRICES, GCP_ZONES, zones_of
-from infra.settings import teams
+from infra.settings import alerts, teams
 from infra.settings.both import range_of, twice
 from infra.settings.model import Settings
 from infra.settings.pool import Pool
 from infra.settings.reserved import pool_reservations
 from spotkeeper.contract.names import POOL_NAME, STACK_NAME
-from spotkeeper.contract.notification import (
-    CHANNEL_NAME,
-    AddressError,
-    check_address,
-    is_public,
-    is_reference,
-)
 from spotkeeper.contract.parse.problem import Problem, choices, join, nearest, problem
 
 Rule = Callable[[Settings], Iterator[Problem]]
@@ -37,7 +30,6 @@ _PRICES = {"gcp": GCP_PRICES, "aws": AWS_PRICES}
 _REGIONS = {"gcp": GCP_ZONES, "aws": AWS_ZONES}
 _MACHINE = {"gcp": re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+\Z"), "aws": re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+\Z")}
 OURS = 8  # labels on a resource that are kept for Spotkeeper itself
-EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+\Z")
 _LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}\Z")
 # Folders that `.github/workflows` ignore: a change there starts neither `up` nor a preview.
@@ -45,7 +37,6 @@ UNWATCHED = ("bench", "docs", "tests")
 NOT_WATCHED = f"is in one of the folders {', '.join(UNWATCHED)}, whose changes start neither a preview nor an `up`"
 _SAFE = re.compile(r"https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])([:/]|\Z)")
 _STACK_REFERENCE = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+\Z")
-_ADDRESSES_BYTES = 2500  # Lambda allows 4 KB for all environment variables
 _LEAST_TICKS_OF_LEASE = 3  # one or two lost ticks must not power machines off
 _OVER_BEFORE = "is shorter than two boot deadlines (`limits.boot_deadline_s`), so machines might end before they train"
 _NAME = "want a letter, then letters, digits and -, at most 24, all lower case"
@@ -198,60 +189,6 @@ def fallback_times(s: Settings) -> Iterator[Problem]:
         yield problem("fallback.short_life_minutes", f"is above window_minutes ({window:g})", short)
 
 
-def channels(s: Settings) -> Iterator[Problem]:
-    """Check names and literal addresses of channels. Messages never repeat an address, which often is a secret."""
-    names: set[str] = set()
-    for index, channel in enumerate(s.channels):
-        path = join("channels", index)
-        if not CHANNEL_NAME.match(channel.name):
-            yield problem(f"{path}.name", teams.NAME, channel.name)
-        elif channel.name in names:
-            yield problem(f"{path}.name", "is the name of another channel too", channel.name)
-        names.add(channel.name)
-        if is_reference(channel.address):
-            continue  # checked for each cloud
-        try:
-            host = check_address(channel.address)[0]
-        except AddressError as error:
-            yield Problem(f"{path}.address", f"{error}; or name the secret that has the address")
-            continue
-        if not s.endpoints.compute.startswith("http:") and _is_address(host) and not is_public(host):
-            yield Problem(f"{path}.address", "is not a public address, and the function sends to public addresses only")
-    if (size := len(s.addresses())) > _ADDRESSES_BYTES:
-        told = f"the addresses have {size} bytes, at most {_ADDRESSES_BYTES} fit: put long ones into the secret store"
-        yield Problem("channels", told)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def alarms(s: Settings) -> Iterator[Problem]:
-    if s.alerts.email and not EMAIL.match(s.alerts.email):
-        yield problem("alerts.email", "is not an email address", s.alerts.email)
-    if s.alerts.email and not s.alerts.about:
-        told = "is empty, so no alarm is sent: remove `about` to get all alarms, or `email` to get none"
-        yield Problem("alerts.about", told)
-    if s.alerts.missed_minutes < 2 * s.reconcile.tick_minutes:
-        least = 2 * s.reconcile.tick_minutes
-        yield problem("alerts.missed_minutes", f"is below {least}, the length of two ticks", s.alerts.missed_minutes)
-    yield from twice("alerts.about", s.alerts.about)
-
-
-def budget_steps(s: Settings) -> Iterator[Problem]:
-    if s.budget is None:
-        return
-    if not re.fullmatch(r"[A-Z]{3}", s.budget.currency):
-        yield problem("budget.currency", "want a three-letter currency code such as USD", s.budget.currency)
-    if not s.budget.alert_at:
-        yield Problem("budget.alert_at", "is empty, so no email is sent: remove it to get them at 50, 90 and 100 %")
-    yield from twice("budget.alert_at", s.budget.alert_at)
-
-
 def interpreter(s: Settings) -> Iterator[Problem]:
     name = s.agent.interpreter
     if not re.fullmatch(r"(/[\w.+-]+)+|\w[\w.+-]*", name, re.ASCII):
@@ -331,8 +268,8 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     stack_name, regions, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
-    machine_cap, spend_cap, function_timeout, fallback_times, alarms, channels, budget_steps, interpreter,
-    callers_once, secrets_are_names, job_files, label_rules, teams.teams, production_bucket, addresses,
+    machine_cap, spend_cap, function_timeout, fallback_times, alerts.alarms, alerts.channels, alerts.budget_steps,
+    interpreter, callers_once, secrets_are_names, job_files, label_rules, teams.teams, production_bucket, addresses,
 )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from infra import naming
 from infra.catalog import GCP_ACCELERATOR_PRICES, GCP_BUILT_IN, GCP_ZONES
 from infra.settings import both, teams
-from infra.settings.checks import EMAIL, PRIVATE, PoolRule, Rule
+from infra.settings.alerts import EMAIL
+from infra.settings.checks import PRIVATE, PoolRule, Rule
 from infra.settings.model import OWN_RANGE, Endpoints, Settings
 from infra.settings.pool import SPOT_NOTICE_S, DataDisk, Pool
 from spotkeeper.contract.notification import GCP_SECRET
