@@ -13,7 +13,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from spotkeeper.cli.jobs.check_script import trainer
-from spotkeeper.cli.jobs.forecast import Ground, dynamic, ground, library_of, never, pool_of, shape_of, task_of
+from spotkeeper.cli.jobs.forecast import dynamic, library_of, never, pool_of, task_of
+from spotkeeper.cli.jobs.ground import Ground, ground, shape_of
 from spotkeeper.cli.output import emit, note, progress
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract.job import JobSpec

@@ -114,7 +114,8 @@ def _forecasts(settings: Settings | None) -> Iterator[str]:
     files = [] if settings is None else [CHECKOUT / job for job in settings.jobs if _inside(job)]
     if settings is None or not files:
         return
-    from spotkeeper.cli.jobs.forecast import comments, declared
+    from spotkeeper.cli.jobs.forecast import comments
+    from spotkeeper.cli.jobs.ground import declared
 
     yield from comments(files[:JOBS], declared(settings))
     if len(files) > JOBS:

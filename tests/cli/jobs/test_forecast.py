@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.cli.jobs import forecast as forecasting
 from spotkeeper.cli.jobs.compare import measured_step_s as step_s
+from spotkeeper.cli.jobs.ground import Ground, ground, of_settings, recorded_stack, shape_of
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.lookup import starts_of
 from spotkeeper.contract.allocation import Allocation, Grant
@@ -214,7 +215,7 @@ def test_a_starts_duration_comes_from_earlier_jobs(
 ) -> None:
     """One number where nobody measured, and the measured one for the forecast and for what a deadline can hold."""
     monkeypatch.setenv("SPOTKEEPER_CLOCK", f"0:{3000 * HOUR_S}:1")
-    now = forecasting.ground("prod", None).now
+    now = ground("prod", None).now
     tight = job(folder, "work: 5h\ndeadline: 5.1h")
     assert "starting takes 10 min" in cli("forecast", tight).err
     if finished:
@@ -235,7 +236,7 @@ def test_a_starts_duration_comes_from_earlier_jobs(
 
 def test_a_start_counts_a_save_in_the_time_of_the_clock(store: Store) -> None:
     """A save is measured in real seconds; a one-machine cloud's clock runs faster."""
-    stack, now = forecasting.recorded_stack(), 1000 * HOUR_S
+    stack, now = recorded_stack(), 1000 * HOUR_S
     (pool,) = stack.pools
     store.put_name("first", JOB)
     store.put_progress(JOB, Progress(1, 10, 1.0, save_s=4.0, begin_s=26.0))
@@ -252,7 +253,7 @@ def test_the_stack_s_own_history_is_replayed(
     for hour, event in ((2000, Event.ADMITTED), (2100, Event.GONE)):
         observation = Observation("abcdefgh-n0-a1", event, hour * HOUR_S, "us-central1-a", Model.SPOT)
         store.add_observations("workers", hour, (observation,))
-    now = forecasting.ground("prod", None).now / HOUR_S
+    now = ground("prod", None).now / HOUR_S
     monkeypatch.setattr(forecasting, "HISTORY_HOURS", now)
     told = said(cli("forecast", job(folder, "work: 5h"), "--json").out)
     assert "own history.workers us-central1 is the market in which the job would run" in told
@@ -260,11 +261,11 @@ def test_the_stack_s_own_history_is_replayed(
 
 def test_an_on_demand_job_is_forecast_on_an_allowed_pool(folder: Path) -> None:
     """The pool that is cheapest on spot may allow no on-demand machine: there it would wait for ever."""
-    (pool,) = forecasting.recorded_stack().pools
+    (pool,) = recorded_stack().pools
     never = replace(pool, name="never", max_on_demand=0, prices=dict.fromkeys(pool.zones, Price(1.0, 0.1)))
     dear = replace(pool, name="dear", prices=dict.fromkeys(pool.zones, Price(9.0, 0.2)))
     cheap = replace(pool, name="cheap", prices=dict.fromkeys(pool.zones, Price(8.0, 0.3)))
-    stack = replace(forecasting.recorded_stack(), pools=(never, dear, cheap))
+    stack = replace(recorded_stack(), pools=(never, dear, cheap))
     for policy, wanted in (("on-demand", "cheap"), ("balanced", "never")):
         spec = JobSpec("first", ("train.py",), policy=policy)  # type: ignore[arg-type]
         assert forecasting.pool_of(spec, stack, []).name == wanted
@@ -272,24 +273,24 @@ def test_an_on_demand_job_is_forecast_on_an_allowed_pool(folder: Path) -> None:
 
 def test_a_mix_is_forecast_at_the_mean_price_in_the_market_of_its_dearest_group() -> None:
     """Three machines: two at 3 and 0.9 dollars, one at 1 and 0.3; of the latter, none may be on-demand."""
-    (pool,) = forecasting.recorded_stack().pools
+    (pool,) = recorded_stack().pools
     zones, now = pool.zones, 1e6
     l4 = replace(pool, name="l4", max_on_demand=9, prices=dict.fromkeys(zones, Price(3.0, 0.9)))
     t4 = replace(
         pool, name="t4", machine_type="t4-small", max_on_demand=0, prices=dict.fromkeys(zones, Price(1.0, 0.3))
     )
-    stack = replace(forecasting.recorded_stack(), pools=(t4, l4))
+    stack = replace(recorded_stack(), pools=(t4, l4))
     mix = JobSpec("first", ("train.py",), machines=(MachineGroup("t4", 1), MachineGroup("l4", 2)))
     said: list[str] = []
-    spec, known = forecasting._unmixed(mix, forecasting.Ground(stack, now=now), said)
+    spec, known = forecasting._unmixed(mix, Ground(stack, now=now), said)
     task = forecasting.task_of(spec, known, "10h", said)
     assert (task.shop.pool.name, task.nodes, task.shop.on_demand) == ("l4", 3, False)
     assert task.shop.pool.machine_type == f"{pool.machine_type} and t4-small"
-    assert forecasting.shape_of(spec, task.shop.pool, ()).nodes == 3
+    assert shape_of(spec, task.shop.pool, ()).nodes == 3
     assert task.on_demand == pytest.approx(7 / 3) and task.spot == pytest.approx((0.7,) * len(zones))
     assert said[0].startswith("machines: all 3 as if of l4's market, at the mean price of the mix")
     told = {name: Prices(name, now, now, (PriceRun(0.0, usd),)) for name, usd in (("l4", 0.6), ("t4", 0.3))}
-    spec, known = forecasting._unmixed(mix, forecasting.Ground(stack, now=now, prices=told), said)
+    spec, known = forecasting._unmixed(mix, Ground(stack, now=now, prices=told), said)
     assert forecasting.task_of(spec, known, "10h", said).spot == pytest.approx((0.5,) * len(zones))
     with pytest.raises(CliError, match="has no pool 'a3', or no price for it"):
         forecasting._unmixed(replace(mix, machines=(MachineGroup("a3", 1),)), known, said)
@@ -309,7 +310,7 @@ def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
     file = job(folder, "work: 5h\npolicy: spot\nmax_price: 0.001\nnproc: 1\nspread: true")
     done = cli("forecast", file, "--stack-file", EXAMPLE)
     assert done.code == 4 and "since max_price is 0.001" in done.err and "try: a higher `max_price`" in done.err
-    text = "\n".join(forecasting.comments([file], forecasting.of_settings(EXAMPLE, None)))
+    text = "\n".join(forecasting.comments([file], of_settings(EXAMPLE, None)))
     assert "the job gets no machine" in text and "$" not in text
     options = ("--step-time", "1", "--work", "5h", "--stack-file", EXAMPLE, "--json")
     made = json.loads(cli("compare", file, *options).out)
@@ -318,7 +319,7 @@ def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
 
 
 def test_the_comment_names_jobs_without_a_forecast(folder: Path) -> None:
-    known = forecasting.of_settings(EXAMPLE, None)
+    known = of_settings(EXAMPLE, None)
     wrong = folder / "wrong.yaml"
     wrong.write_text("name: 7\n")
     text = "\n".join(forecasting.comments([job(folder, "work: 5h"), wrong], known))
