@@ -1,4 +1,4 @@
-"""Options and help of the commands about stacks; each command imports and calls its module in `stacks/`."""
+"""Options and help of `schema` and of the commands about stacks; each imports and calls its module in `stacks/`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from spotkeeper.cli.app import STACKS, Json, Sections, Stack, Yes, app
+from spotkeeper.cli.app import JOBS, STACKS, Json, Sections, Stack, Yes, app
 
 StackOrFile = Annotated[
     str | None,
@@ -18,6 +18,24 @@ StackOrFile = Annotated[
         help="Stack file (Pulumi.NAME.yaml), or its NAME in this folder or in infra/stacks. Default: SPOTKEEPER_STACK.",
     ),
 ]
+
+
+@app.command(rich_help_panel=JOBS)
+def schema(
+    document: Annotated[str, Argument(metavar="job|sweep|stack|state", help="Which document to describe.")],
+    as_json: Json = False,
+) -> None:
+    """Print the JSON Schema of a job file, a search's file or a stack file (`Pulumi.NAME.yaml`), for editors.
+
+    `state` is the schema of `stack/pools.json` in the bucket, which only `pulumi up` writes.
+
+    Example: `spotkeeper schema job > job.schema.json`, then start the job file with
+    `# yaml-language-server: $schema=job.schema.json`
+    """
+    from spotkeeper.cli.output import say
+    from spotkeeper.cli.stacks.stackfile import schema_of
+
+    say(schema_of(document))
 
 
 @app.command(rich_help_panel=STACKS)

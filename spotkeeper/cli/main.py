@@ -14,14 +14,14 @@ from typing import Any
 
 from typer.main import get_command
 
-from spotkeeper.cli import for_jobs, for_stacks  # the imports add their commands
+from spotkeeper.cli import for_jobs, for_planning, for_running_jobs, for_stacks  # the imports add their commands
 from spotkeeper.cli.app import JOBS, STACKS, app
 from spotkeeper.cli.for_sweeps import app as sweep_app
 from spotkeeper.cli.local.commands import app as local_app
 from spotkeeper.cli.output import note
 from spotkeeper.client.errors import CliError, Exit
 
-__all__ = ["JOBS", "STACKS", "app", "for_jobs", "for_stacks", "main", "run"]
+__all__ = ["JOBS", "STACKS", "app", "for_jobs", "for_planning", "for_running_jobs", "for_stacks", "main", "run"]
 
 # Errors of a file that its user can mend; others, such as a missing file of the program's own, are bugs.
 NOT_BUGS = {
