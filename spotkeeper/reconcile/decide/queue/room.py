@@ -166,8 +166,8 @@ class Room:
         return ((pools[0].name, count),) if pools and count else ()
 
     def _lacks(self, claim: Claim) -> Counter[str]:
-        """Return the machines of a mix that are not placed yet, by pool."""
-        lacks = Counter(dict(claim.mix))
+        """Return the machines of a mix that are not placed yet, by pool. A pool may have left the stack file."""
+        lacks = Counter({name: number for name, number in claim.mix if name in self._named})
         for name, number in self.placed(claim.job):
             lacks[_pool(name)] -= number
         return +lacks

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Allocation, Claim, Grant
 from spotkeeper.contract.stack import PoolState, Price, ReservedCapacity, TeamState
 from spotkeeper.reconcile.decide.queue.room import of_running, reserved_elsewhere, usd_elsewhere
-from tests.reconcile.decide.queue.situation import grants, pool, runs, stack, waits
+from spotkeeper.reconcile.decide.queue.scheduler import schedule
+from tests.reconcile.decide.queue.situation import NOW, grants, pool, runs, stack, waits
 
 
 def most(claim: Claim, *others: Claim, **more: Any) -> int:
@@ -69,6 +70,19 @@ def test_reserved_machines_count_in_no_limit_on_dollars() -> None:
     assert of_running(Allocation(), limited).most(waits("w", 1), 0, 100) == 4
     room = of_running(Allocation(grants=held, claims=(runs("a", 2),)), limited)
     assert dict(room.placed("a")) == {"p": 2} and room.most(waits("w", 1), 0, 100) == 2
+
+
+@pytest.mark.parametrize("limits", [{}, {"teams": (TeamState("default", max_usd_hour=99.0),)}])
+def test_a_mix_whose_pool_left_the_stack_file_stops_no_other_job(limits: dict[str, Any]) -> None:
+    mix, other = {"pools": ("p",), "mix": (("p", 1), ("gone", 1))}, waits("w", 1)
+    held = Grant("a", 0, 1, "slot:p"), Grant("a", 1, 1, "slot:gone")
+    running = Allocation(grants=held, claims=(runs("a", 2, **mix), other))
+    found = schedule(running, stack(pool("p", 4), **limits), NOW).claims
+    assert {claim.job: claim.reserved for claim in found} == {"a": 2, "w": 1}
+    assert dict(of_running(running, stack(pool("p", 4), **limits)).placed("a")) == {"p": 1}
+    waiting = Allocation(claims=(waits("a", 2, **mix), other))
+    found = schedule(waiting, stack(pool("p", 4), **limits), NOW).claims
+    assert {claim.job: claim.reserved for claim in found} == {"a": 0, "w": 1}
 
 
 def test_on_demand_jobs_stay_within_the_pools_limit_of_on_demand_machines() -> None:
