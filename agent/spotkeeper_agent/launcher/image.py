@@ -32,14 +32,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 BUILDING = "environment.building"  # as ``pyenv.py``: exists while the image is pulled
+SECRETS = "SPOTKEEPER_SECRETS"  # as ``spool.py``
 CONTAINER = "SPOTKEEPER_CONTAINER"  # variable of the launcher: a :class:`Container` as JSON
 NEEDS = ("unshare", "podman", "conmon", "crun")
-GOOGLES = (".pkg.dev", "gcr.io")
+GOOGLES = re.compile(r"([a-z0-9-]+\.)+pkg\.dev\Z|([a-z0-9-]+\.)*gcr\.io\Z")  # they get the identity's token
 TOKEN_S = 30.0  # real; the agent asks the cloud
 SHARED = ("/tmp", "/dev/shm")  # noqa: S108 - as without an image: the unit has its own
 CDI = ("/etc/cdi", "/var/run/cdi")
 GPU, GPU_DRIVER = "nvidia.com/gpu", "/dev/nvidiactl"
-# podman would read these for itself, so they reach the container by value. They are no place for secrets.
+# podman would read these for itself, so they reach the container by value, which every user of the machine can read.
+# A secret never does.
 _FOR_PODMAN = re.compile(
     r"(PATH|HOME|TMPDIR|GODEBUG|GOGC|GOMAXPROCS|REGISTRY_AUTH_FILE)\Z|LD_|XDG_|_?CONTAINERS_|STORAGE_"
 )
@@ -85,7 +87,7 @@ class Container:
         import urllib.request  # not in every launcher
 
         host, at = self.image.partition("/")[0], os.environ.get("GCE_METADATA_HOST", "")
-        if not at or not host.endswith(GOOGLES):
+        if not at or not GOOGLES.match(host):
             return []
         url = f"http://{at}/computeMetadata/v1/instance/service-accounts/default/token"
         asked = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -118,9 +120,11 @@ class Container:
         options += ["--pull=never", "--log-driver=none", "--entrypoint=", f"--workdir={cwd}", *devices()]
         # A disk that is attached later is mounted below one of these folders.
         options += [f"--volume={folder}:{folder}:rslave" for folder in (*self.folders, *SHARED)]
-        options += [f"--env={name}={env[name]}" if _FOR_PODMAN.match(name) else f"--env={name}" for name in env]
+        secrets = env.get(SECRETS, "").split()
+        by_value = {name for name in env if _FOR_PODMAN.match(name) and name not in secrets}
+        options += [f"--env={name}={env[name]}" if name in by_value else f"--env={name}" for name in env]
         command = self._podman("run", "run", "--rm", *options, self.image, self.python, *words)
-        return command, dict(os.environ) | {name: env[name] for name in env if not _FOR_PODMAN.match(name)}
+        return command, dict(os.environ) | {name: env[name] for name in env if name not in by_value}
 
     def _podman(self, name: str, *words: str) -> list[str]:
         """Return a podman command in a user namespace of its own: ``pull`` keeps its result, ``run`` nothing."""

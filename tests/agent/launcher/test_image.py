@@ -21,7 +21,7 @@ from spotkeeper_agent.core.log import Log
 from spotkeeper_agent.core.settings import job_path
 from spotkeeper_agent.job.launch_spec import launcher_kind
 from spotkeeper_agent.job.launcher_client import Launcher
-from spotkeeper_agent.launcher import image
+from spotkeeper_agent.launcher import image, spool
 from spotkeeper_agent.launcher.image import Container, ImageError
 
 NAME = "docker.io/a/b@sha256:" + "0" * 64
@@ -36,9 +36,11 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
 
 def test_values_of_variables_are_not_in_the_command(container: Container) -> None:
     env = {"MINE": "hush", "PATH": "/opt/bin", "LD_PRELOAD": "/opt/lib.so", "GOOD_TOKEN": "hush"}
+    env |= {"STORAGE_KEY": "hush", image.SECRETS: "STORAGE_KEY"}
     command, outside = container.command(["-m", "x"], env, "/src")
     assert "hush" not in " ".join(command)
     assert {"--env=MINE", "--env=GOOD_TOKEN", "--env=PYTHONPATH", "--workdir=/src"} <= set(command)
+    assert "--env=STORAGE_KEY" in command and outside["STORAGE_KEY"] == "hush", "a secret, whatever its name"
     assert outside["MINE"] == "hush" and outside["PYTHONPATH"] == "/bundle:/mine"
     assert {"--env=PATH=/opt/bin", "--env=LD_PRELOAD=/opt/lib.so"} <= set(command), "podman itself does not see them"
     assert outside["PATH"] != "/opt/bin" and "LD_PRELOAD" not in outside
@@ -62,7 +64,9 @@ def test_each_generation_begins_with_an_empty_state(container: Container, tmp_pa
     ]
 
 
-@pytest.mark.parametrize(("name", "logs_in"), [("us-docker.pkg.dev/p/r/a", True), ("docker.io/a/b", False)])
+@pytest.mark.parametrize(
+    ("name", "logs_in"), [("us-docker.pkg.dev/p/r/a", True), ("docker.io/a/b", False), ("evilgcr.io/a/b", False)]
+)
 def test_a_pull_from_googles_registries_uses_the_jobs_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, logs_in: bool
 ) -> None:
@@ -90,6 +94,17 @@ def test_a_pull_from_googles_registries_uses_the_jobs_identity(
         assert file.stat().st_mode & 0o777 == 0o600
         auth = json.loads(file.read_text())["auths"]["us-docker.pkg.dev"]["auth"]
         assert base64.b64decode(auth) == b"oauth2accesstoken:of-the-job"
+
+
+def test_only_googles_own_hosts_get_the_identitys_token() -> None:
+    for host in ("gcr.io", "eu.gcr.io", "us-docker.pkg.dev"):
+        assert image.GOOGLES.match(host)
+    for host in ("evilgcr.io", "evilpkg.dev", "gcr.io.evil.dev", "gcr.io:5000", "x@gcr.io", "evil/gcr.io", ".pkg.dev"):
+        assert not image.GOOGLES.match(host)
+
+
+def test_secrets_are_named_as_in_the_spool() -> None:
+    assert image.SECRETS == spool.SECRETS
 
 
 def test_gpus_need_a_cdi_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
