@@ -17,6 +17,7 @@ from spotkeeper.contract.stack import PoolState, StackState, TeamState, region_o
 from spotkeeper.contract.sweep import Params, Trial
 
 HOLD_DAYS = 14.0
+MOST_NODES = 10_000
 PARAMS = "SPOTKEEPER_PARAMS"  # variable of a job's processes with the job file's ``params``, as JSON
 PRIORITIES = ("low", "normal", "high")  # a claim has the index
 # Assumed duration of a start until one is measured: the machine's boot, its data disk, Python and torch, the first
@@ -39,15 +40,15 @@ def _unoffered(text: str) -> Meta:
 class Nodes(Struct, frozen=True, forbid_unknown_fields=True):
     """Number of machines. With ``min < max`` the job shrinks when machines are missing, and later grows again."""
 
-    min: Annotated[int, Meta(ge=1, le=10_000, description="minimum number of machines")]
-    max: Annotated[int, Meta(ge=1, le=10_000, description="maximum number of machines")]
+    min: Annotated[int, Meta(ge=1, le=MOST_NODES, description="minimum number of machines")]
+    max: Annotated[int, Meta(ge=1, le=MOST_NODES, description="maximum number of machines")]
 
 
 class MachineGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes of a job whose machines all come from one pool."""
 
-    pool: Annotated[str, _about("pool that these nodes get their machines from")]
-    nodes: Annotated[int, Meta(ge=1, le=10_000, description="number of these nodes")]
+    pool: Annotated[str, Meta(max_length=24, description="pool that these nodes get their machines from")]
+    nodes: Annotated[int, Meta(ge=1, le=MOST_NODES, description="number of these nodes")]
 
 
 class Mirror(Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +115,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, _about("a-z, 0-9 and -, at most 40 characters; unique among unfinished jobs")]
     command: Annotated[tuple[str, ...], Meta(min_length=1, description="script and its arguments as a list; no shell")]
-    nodes: Annotated[int, Meta(ge=1, le=10_000, description="number of machines, or {min, max}")] | Nodes = 1
+    nodes: Annotated[int, Meta(ge=1, le=MOST_NODES, description="number of machines, or {min, max}")] | Nodes = 1
     pools: Annotated[tuple[str, ...], _about("pools to take machines from; empty: every pool of the stack")] = ()
     machines: Annotated[
         tuple[MachineGroup, ...], _about("a mix of machines, [{pool: l4, nodes: 2}, ...], in place of nodes and pools")
@@ -188,6 +189,15 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     source_sha256: Annotated[str | None, _unoffered("filled in by submit")] = None
     trial: Annotated[Trial | None, _unoffered("filled in by sweep: the job is a trial of a search")] = None
 
+    def __post_init__(self) -> None:
+        """Bound the nodes of a mix like those of other jobs. With a larger claim, nobody could read the allocation.
+
+        Raises:
+            ValueError: the mix has more nodes than a job may have.
+        """
+        if (count := sum(group.nodes for group in self.machines)) > MOST_NODES:
+            raise ValueError(f"machines: {count:,} nodes in all, and a job may have {MOST_NODES:,}")
+
     def size(self) -> Nodes:
         if self.machines:
             count = sum(group.nodes for group in self.machines)
@@ -221,6 +231,9 @@ class UnknownError(Exception):
 
 class PartialJob(JobSpec, frozen=True):
     """A job file with invalid fields: they are ``UNSET``, and reading one raises :class:`UnknownError`."""
+
+    def __post_init__(self) -> None:
+        """Leave ``machines`` as it is: it may be unknown."""
 
     def __getattribute__(self, name: str) -> object:
         value: object = super().__getattribute__(name)

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+MOST_TRIALS = 10_000  # a trial's number has four digits
 Params = dict[str, bool | int | float | str]
 
 
@@ -22,11 +23,11 @@ class Trial(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     """A job's part in a search (``JobSpec.trial``); all trials of a cohort have the same, but for ``number``."""
 
     sweep: str  # the search's name
-    number: Annotated[int, Meta(ge=0)]
+    number: Annotated[int, Meta(ge=0, lt=MOST_TRIALS)]
     metric: str  # as the script reports it
     goal: Literal["min", "max"] = "min"
-    first: Annotated[int, Meta(ge=0)] = 0  # the cohort's lowest number
-    count: Annotated[int, Meta(ge=1)] = 1  # trials in the cohort
+    first: Annotated[int, Meta(ge=0, lt=MOST_TRIALS)] = 0  # the cohort's lowest number
+    count: Annotated[int, Meta(ge=1, le=MOST_TRIALS)] = 1  # trials in the cohort
     rungs: tuple[Annotated[int, Meta(ge=1)], ...] = ()  # steps at which the cohort is halved, ascending; (): never
     eta: Annotated[int, Meta(ge=2)] = 3  # 1/eta of the trials at a rung continue
     parallel: Annotated[int, Meta(ge=1)] = 1  # most trials of the search that have machines

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.job import JobSpec, Mirror
 from spotkeeper.contract.names import new_job_id
-from spotkeeper.contract.sweep import Params, Trial
+from spotkeeper.contract.sweep import MOST_TRIALS, Params, Trial
 
-MOST_TRIALS = 10_000  # a trial's number has four digits
 NAME_LENGTH = 35  # of a search: a trial's name, such as lr-0007, has at most 40 characters
 PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _PLACEHOLDER = re.compile(r"\{(\{)?([A-Za-z_][A-Za-z0-9_]*)\}(?(1)\})")

@@ -34,6 +34,15 @@ def state(*values: tuple[float | None, ...], over: tuple[int, ...] = (), first: 
     return SweepState("s", trials=tuple(reports))
 
 
+@pytest.mark.parametrize("more", [{"count": 10_001}, {"number": 10_000}, {"first": 10_000}])
+def test_a_job_file_can_claim_no_huge_cohort(more: dict[str, int]) -> None:
+    """Anybody who submits can write one, and each round lists the cohort's reports."""
+    whole = {"sweep": "s", "number": 9999, "metric": "loss", "first": 9999, "count": 10_000}
+    assert codec.decode(msgspec.json.encode(whole), Trial).count == 10_000
+    with pytest.raises(msgspec.ValidationError, match="Expected `int` <"):
+        codec.decode(msgspec.json.encode(whole | more), Trial)
+
+
 def decision(found: SweepState, of: Trial, rung: int = 0) -> Decided | None:
     return decided(found, of).decision(of.first, rung)
 

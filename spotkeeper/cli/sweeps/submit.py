@@ -19,7 +19,8 @@ from spotkeeper.client.target import Target, notify, whoami
 from spotkeeper.contract.job import JobSpec, pools_of
 from spotkeeper.contract.parse.sweepfile import SweepAndJob, read_sweep
 from spotkeeper.contract.stack import StackState
-from spotkeeper.contract.sweepfile import MOST_TRIALS, Cohort, SweepFile, SweepSpec, trial_job
+from spotkeeper.contract.sweep import MOST_TRIALS
+from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, trial_job
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.sweep import plan
 from spotkeeper.report.text.words import count

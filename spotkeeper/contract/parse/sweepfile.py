@@ -23,9 +23,8 @@ from spotkeeper.contract.parse.problem import Problem, SpecError, join, located,
 from spotkeeper.contract.parse.typed import convert, problems_of, read_text
 from spotkeeper.contract.parse.yamltext import read
 from spotkeeper.contract.stack import StackState
-from spotkeeper.contract.sweep import Params
+from spotkeeper.contract.sweep import MOST_TRIALS, Params
 from spotkeeper.contract.sweepfile import (
-    MOST_TRIALS,
     NAME_LENGTH,
     PARAM,
     Dimension,

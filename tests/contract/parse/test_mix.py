@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.job import JobSpec, MachineGroup, Nodes, pools_of
+from spotkeeper.contract import codec
+from spotkeeper.contract.allocation import Claim
+from spotkeeper.contract.job import MOST_NODES, JobSpec, MachineGroup, Nodes, pools_of
 from spotkeeper.contract.parse.check import feasible, job_problems
 from spotkeeper.contract.parse.check_mix import gang_price
 from spotkeeper.contract.parse.check_run import JobContext
@@ -21,6 +25,17 @@ def test_each_node_has_its_pool() -> None:
     assert (MIX.pool_names(), MIX.most_of("gpus"), MIX.most_of("workers")) == (("gpus", "workers"), 2, 1)
     plain = replace(MIX, machines=(), nodes=Nodes(1, 4), pools=("gpus",))
     assert (plain.pool_of(0), plain.pool_names(), plain.most_of("gpus")) == ("", ("gpus",), 4)
+
+
+def test_a_mix_has_at_most_as_many_nodes_as_another_job() -> None:
+    most = replace(MIX, machines=(MachineGroup("gpus", MOST_NODES - 1), MachineGroup("workers", 1)))
+    assert codec.decode(msgspec.json.encode(most), JobSpec) == most
+    claim = Claim("abcd2345", most.size().min, most.size().max, 0.0)
+    assert codec.decode(msgspec.json.encode(claim), Claim) == claim
+    groups = [{"pool": "gpus", "nodes": MOST_NODES}, {"pool": "workers", "nodes": 1}]
+    more = msgspec.json.encode({"name": "first", "command": ["train.py"], "machines": groups})
+    with pytest.raises(msgspec.ValidationError, match="machines: 10,001 nodes in all, and a job may have 10,000"):
+        codec.decode(more, JobSpec)
 
 
 def test_a_gang_in_one_zone_uses_the_zones_that_all_of_its_pools_have() -> None:
