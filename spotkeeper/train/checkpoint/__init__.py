@@ -1,12 +1,12 @@
 """Checkpoints: the trainer copies its state into *staging memory*, from which the saver writes it to disk.
 
-``strategy.py`` and ``restore.py`` replicated state, ``sharded.py`` and ``reshard.py`` sharded state · ``writer.py``
-the trainer's side of a save, ``client.py`` the connection to the saver, ``memories.py`` the image memories,
-``protocol.py`` messages · ``saver.py`` the saver (standard library only) · ``durable.py`` staging memory and files ·
-``store.py`` the folder: newest checkpoint, COMMIT, retention · ``image.py`` tensors to bytes and back ·
-``snapshot.py`` copies optimizers' tensors while training continues · ``seal.py`` which image in the saver's memory is
-complete · ``handover.py`` the newest image of a trainer that is gone · ``peers.py`` images of sharded state, and
-their copies on neighbour machines.
+``strategy.py`` and ``restore.py`` replicated state, ``sharded.py`` and ``reshard.py`` sharded state · ``writer.py`` the
+trainer's side of a save, ``client.py`` its requests to the saver, ``connection.py`` its connection to the saver,
+``memories.py`` the image memories, ``protocol.py`` messages · ``saver.py`` the saver (standard library only) ·
+``durable.py`` staging memory and files · ``store.py`` the folder: newest checkpoint, COMMIT, retention · ``image.py``
+tensors to bytes and back · ``snapshot.py`` copies optimizers' tensors while training continues · ``seal.py`` which
+image in the saver's memory is complete · ``handover.py`` the newest image of a trainer that is gone · ``peers.py``
+images of sharded state, and their copies on neighbour machines.
 
 **Order.** A save creates the folder ``<generation>-<step>``, writes its files, then COMMIT (the manifest with hashes,
 written by temporary file, fsync, rename, fsync of the folder). The newest checkpoint has the highest (generation,

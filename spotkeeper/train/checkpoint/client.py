@@ -1,68 +1,45 @@
-"""The trainer's connection to the saver: staging memory, requests, results of saves.
+"""What a trainer asks of its saver: staging memory, memories for images, saves and their results.
 
-Standard library only, like the saver. ``saver.py`` has the table of messages.
+Standard library only, like the saver. ``saver.py`` has the table of messages, ``connection.py`` carries them.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import json
 import mmap
 import os
 import socket
-import struct
 import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit, Fault
-from spotkeeper.train.checkpoint import saver
+from spotkeeper.train.checkpoint.connection import Limit, SaverConnection
 from spotkeeper.train.checkpoint.durable import CopyOnWrite, MemoryHandle, map_shared, round_up
 from spotkeeper.train.checkpoint.memories import ImageMemories, PartMemories
 from spotkeeper.train.checkpoint.protocol import (
-    MESSAGE,
     Event,
     OfferedImage,
     PartWritten,
     SaveDurable,
     SaveFailed,
     SaverError,
-    SaverSilentError,
     SaverState,
     Stretch,
-    address,
 )
 from spotkeeper.train.checkpoint.store import Manifest, RankPlace, SkippedCheckpoint
 
-PATIENCE_S = 120.0  # time to wait for a saver without progress: it is stopped, or waits for a disk that does not answer
-_POLL_S = 0.5
 
-Limit = Callable[[], float | None]  # seconds of silence to accept now; None: PATIENCE_S
-
-
-class Client:
-    """A trainer's connection to its node's saver. Not thread-safe.
-
-    Args:
-        process: the saver, if this client started it.
-        limit: called while the client waits. It returns the seconds without progress after which the saver counts as
-            lost, at most :data:`PATIENCE_S` (two minutes); None: :data:`PATIENCE_S`.
-    """
+class Client(SaverConnection):
+    """A trainer's connection to its node's saver. Not thread-safe."""
 
     def __init__(
         self, sock: socket.socket, process: subprocess.Popen[bytes] | None = None, limit: Limit = lambda: None
     ) -> None:
-        self._sock = sock
-        self._process = process
-        self._limit = limit
         self._events: deque[Event] = deque()
         self._pending: Commit | None = None
         self._kept: Commit | None = None  # image of an earlier trainer that the saver writes; it will tell the result
@@ -75,84 +52,25 @@ class Client:
         self._owning: threading.Thread | None = None
         self.images = ImageMemories(self._request)
         self.parts = PartMemories(self._request)
-        _OPEN.add(self)
-
-    @classmethod
-    def connect(cls, path: Path | str, timeout_s: float = 5.0, limit: Limit = lambda: None) -> Client:
-        """Connect to the node's saver.
-
-        Raises:
-            SaverError: no saver answers within ``timeout_s``.
-        """
-        path = Path(path)
-        end = time.monotonic() + timeout_s
-        while True:
-            try:
-                return cls(_connected(path), limit=limit)
-            except OSError as error:
-                if time.monotonic() > end:
-                    raise SaverError(Fault.SAVER_LOST, f"no saver at {path}: {error}") from None
-            time.sleep(0.02)  # a saver starts in about 40 ms
-
-    @classmethod
-    def private(cls, limit: Limit = lambda: None) -> Client:
-        """Start a saver for this process; it ends with the process.
-
-        Raises:
-            SaverError: the process cannot start a saver, or has no file descriptor left.
-        """
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                argv = [sys.executable, "-S", saver.__file__, "--fd", str(theirs.fileno())]
-                try:
-                    # In its own session: Ctrl-C in a terminal must not end it before the final save.
-                    process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], start_new_session=True)
-                except OSError:
-                    ours.close()
-                    raise
-        except OSError as error:
-            raise SaverError(Fault.SAVER_LOST, f"no saver process can be started: {error}") from None
-        return cls(ours, process, limit)
+        super().__init__(sock, process, limit)  # last: a fork of another thread may forget this connection at once
 
     def close(self) -> None:
         """Close the connection; the saver finishes a running save.
 
         If this client started the saver, wait for its end; kill it if it hangs.
         """
-        with contextlib.suppress(OSError):  # the saver is gone already
-            self._sock.shutdown(
-                socket.SHUT_RDWR
-            )  # ends the connection even if another process has a copy of the socket
-        self._sock.close()
+        self._hang_up()
         self._drop_map()
         self.images.drop()
         self.parts.drop()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        pulse = self._pulse()
-        while self._process is not None:
-            try:
-                self._process.wait(_POLL_S)
-                self._process = None
-            except subprocess.TimeoutExpired:
-                if pulse.stopped(self._patience_s()):
-                    self._kill()
-
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for its disk does not die
-                process.wait(_POLL_S)
+        self._close_fd()
+        self._await_end()
 
     def _forget(self) -> None:
-        """Close the socket and the memory's descriptor in a fork of the trainer.
+        super()._forget()
+        self._close_fd()
 
-        The saver sees the trainer's end only after every process has closed the socket; forks can outlive the trainer.
-        """
-        self._sock.close()
+    def _close_fd(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -161,11 +79,6 @@ class Client:
     def pending(self) -> Commit | None:
         """The save, or the earlier trainer's image, whose result was not returned yet, or None."""
         return self._pending or self._kept
-
-    @property
-    def pid(self) -> int:
-        """Pid of the saver if this client started it, otherwise 0."""
-        return self._process.pid if self._process else 0
 
     @property
     def fd(self) -> int:
@@ -374,24 +287,6 @@ class Client:
             self._kept = None
         return event
 
-    def _request(self, message: dict[str, Any]) -> None:
-        try:
-            self._sock.sendall(json.dumps(message).encode())
-        except OSError as error:
-            raise SaverError(Fault.SAVER_LOST, f"the saver is gone: {error}") from None
-
-    def _answer(self, *events: str) -> dict[str, Any]:
-        """Wait for a message of the kinds ``events`` and return it; keep results of saves for ``poll``."""
-        pulse = self._pulse()
-        while True:
-            message = self._read_soon()
-            if message is None:
-                self._need(pulse)
-            elif message["event"] in events:
-                return message
-            elif message["event"] == "failed" and "gen" not in message:
-                raise SaverError(Fault(message["fault"]), message["why"])
-
     def _await_memory(self) -> None:
         """Wait until the saver has answered every request for memory; ``_refused`` has the error, if any."""
         pulse = self._pulse()
@@ -399,32 +294,11 @@ class Client:
             if self._read_soon() is None:
                 self._need(pulse)
 
-    def _pulse(self) -> _Liveness:
-        if self._process is not None:
-            return _Liveness(self._process.pid)
-        with contextlib.suppress(OSError):
-            return _Liveness(struct.unpack("3i", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
-        return _Liveness(0)
-
-    def _need(self, pulse: _Liveness) -> None:
-        patience_s = self._patience_s()
-        if not pulse.stopped(patience_s):
-            return
-        self._kill()
-        lost = self._lost(f"the saver has done nothing for {patience_s:.0f} s (a hanging disk, or a stopped process)")
-        raise SaverSilentError(lost.fault, str(lost))
-
-    def _patience_s(self) -> float:
-        limit = self._limit()
-        return PATIENCE_S if limit is None else min(limit, PATIENCE_S)
-
     def _forget_staging(self) -> None:
         """Note that the staging memory has become an image memory."""
         self._drop_map()
         self._size = 0
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close_fd()
 
     def _drop_map(self) -> None:
         """Unmap the memory, unless tensors still use it; then it is unmapped once they are gone."""
@@ -433,36 +307,7 @@ class Client:
                 self._map.close()
             self._map = None
 
-    def _read_soon(self, end: float | None = None) -> dict[str, Any] | None:
-        """Read one message; None if no message arrives within half a second, or before ``end`` (monotonic)."""
-        self._sock.settimeout(_POLL_S if end is None else min(_POLL_S, max(0.001, end - time.monotonic())))
-        try:
-            return self._read(block=True)
-        except TimeoutError:
-            return None
-        finally:
-            self._sock.settimeout(None)
-
-    def _read_all(self) -> None:
-        """Read all messages that have arrived. Fails if the saver has closed the connection."""
-        while self._read(block=False) is not None:
-            pass
-
-    def _read(self, *, block: bool) -> dict[str, Any] | None:
-        """Read one message; None if no message has arrived."""
-        flags = 0 if block else socket.MSG_DONTWAIT
-        try:
-            data, rights, _, _ = self._sock.recvmsg(MESSAGE, socket.CMSG_SPACE(4), flags | socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return None
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise self._lost(f"the saver's message cannot be read: {error}") from None
-        if not data:
-            raise self._lost("the saver ended")
-        fds = [array.array("i", raw[:4])[0] for _, _, raw in rights]
-        message: dict[str, Any] = json.loads(data)
+    def _receive(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         if message["event"] == "image":
             self.images.note(message, fds)
             if message["took"]:
@@ -474,8 +319,7 @@ class Client:
         if message["event"] == "hello":
             return message | {"fds": fds}
         for fd in fds:
-            if self._fd >= 0:
-                os.close(self._fd)
+            self._close_fd()
             self._fd = fd
         self._note(message)
         return message
@@ -507,12 +351,10 @@ class Client:
             self._drop_map()
             self._size = message["bytes"]
 
-    def _lost(self, why: str) -> SaverError:
-        """Return the error for a broken connection, and forget the running save."""
+    def _forget_save(self) -> Commit | None:
         pending, self._pending, self._kept, self.images.writing = self.pending, None, None, None
         self._reserving = False
-        what = "" if pending is None else f" while it wrote {pending}"
-        return SaverError(Fault.SAVER_LOST, f"{why}{what}")
+        return pending
 
 
 def _map_offer(fds: list[int], size: int) -> CopyOnWrite | None:
@@ -524,47 +366,6 @@ def _map_offer(fds: list[int], size: int) -> CopyOnWrite | None:
     finally:
         for fd in fds:
             os.close(fd)
-
-
-class _Liveness:
-    """Tells a hanging process from a busy one, which uses CPU time even in a copy or write that takes hours."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._seen = ""
-        self._since = time.monotonic()
-
-    def stopped(self, patience_s: float) -> bool:
-        """Whether the process has used no CPU time for ``patience_s`` seconds. False if the kernel shows no times."""
-        with contextlib.suppress(OSError):
-            seen = " ".join(path.read_text() for path in Path(f"/proc/{self._pid}/task").glob("*/schedstat"))
-            if seen != self._seen or not seen:
-                self._seen, self._since = seen, time.monotonic()
-        return time.monotonic() - self._since >= patience_s
-
-
-def _connected(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        sock.settimeout(_POLL_S)  # a hanging saver accepts nothing, and its queue may be full
-        with address(path) as name:
-            sock.connect(name)
-        sock.settimeout(None)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-_OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for client in list(_OPEN):
-        client._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)  # loader workers are forks and may outlive the trainer
 
 
 def new_manifest(commit: Commit, gang: tuple[RankPlace, ...], versions: dict[str, str]) -> Manifest:

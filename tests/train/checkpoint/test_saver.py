@@ -21,8 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from spotkeeper.train.agent_link.control import Commit, Fault
-from spotkeeper.train.checkpoint import client as trainers_side
-from spotkeeper.train.checkpoint import protocol, saver, store
+from spotkeeper.train.checkpoint import connection, protocol, saver, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer
 from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverError, SaverSilentError, Stretch
@@ -302,7 +301,7 @@ def test_a_lost_saver_is_reported(tmp_path: Path) -> None:
 def test_a_stopped_saver_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Client], object]
 ) -> None:
-    monkeypatch.setattr(trainers_side, "_POLL_S", 0.01)
+    monkeypatch.setattr(connection, "_POLL_S", 0.01)
     limits: list[float] = []
     client = Client.private(lambda: limits[-1] if limits else None)
     client.hello(tmp_path / "ckpt", 1, 2)

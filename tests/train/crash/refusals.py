@@ -159,14 +159,14 @@ def _work(me: Rank, cell: Cell) -> None:
         (me.root / "tank/cgroup.procs").write_text(str(os.getpid()))
     _settle_in(me)
     import spotkeeper
-    from spotkeeper.train.checkpoint import client
+    from spotkeeper.train.checkpoint import connection
     from spotkeeper.train.loop import boundary
 
-    boundary.EVERY_S, client.PATIENCE_S = 0.0, PATIENCE_S
+    boundary.EVERY_S, connection.PATIENCE_S = 0.0, PATIENCE_S
     points = None
     if "REFUSAL" in me.env:
         os.environ["PYTHONPATH"] = str(Path(saver.__file__).parents[3])
-        client.saver = SimpleNamespace(__file__=str(Path(__file__).with_name("refusing_saver.py")))  # type: ignore[assignment]
+        connection.saver = SimpleNamespace(__file__=str(Path(__file__).with_name("refusing_saver.py")))  # type: ignore[assignment]
     elif victim:
         points = Refusal(me.dies, cell.what, me.root / "hit", me.root / "lifted", me.root / "tank")
         _wrap(points)
