@@ -5,7 +5,8 @@ from __future__ import annotations
 from spotkeeper.contract.market import HOUR_S, Observation
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store import paths
-from spotkeeper.reconcile.store.store import HOURS_KEPT, Store
+from spotkeeper.reconcile.store.market import HOURS_KEPT
+from spotkeeper.reconcile.store.store import Store
 
 
 def observations(store: Store, stack: StackState, now: float) -> dict[str, tuple[Observation, ...]]:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from spotkeeper.reconcile.store.bucket import open_objects
 from spotkeeper.reconcile.store.objects import Blob, Deadline, Objects
-from spotkeeper.reconcile.store.store import Store, open_objects
+from spotkeeper.reconcile.store.store import Store
 
 # USD, Google Cloud Storage (standard, one region) and S3 alike: https://cloud.google.com/storage/pricing,
 # https://aws.amazon.com/s3/pricing. A byte that leaves the cloud costs by the larger of both first tiers.

@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from spotkeeper.local.lifecycle.cloud import LocalCloud
-from spotkeeper.reconcile.store.store import open_objects
+from spotkeeper.reconcile.store.bucket import open_objects
 from tests.local.client import Api
 
 BUCKET = "sk-test"

@@ -30,9 +30,11 @@ from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.sweep import SweepState, TrialReport
 from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec
+from spotkeeper.reconcile.store import bucket as bucket_module
 from spotkeeper.reconcile.store import documents, objects_obstore, objects_sqlite, paths
-from spotkeeper.reconcile.store import store as store_module
+from spotkeeper.reconcile.store.bucket import open_objects
 from spotkeeper.reconcile.store.documents import StaticHello, encode_versioned
+from spotkeeper.reconcile.store.market import HOURS_KEPT, MARKET_TRIES
 from spotkeeper.reconcile.store.objects import (
     BadKeyError,
     Blob,
@@ -45,7 +47,7 @@ from spotkeeper.reconcile.store.objects import (
 )
 from spotkeeper.reconcile.store.objects_obstore import DELETES, ObstoreObjects, open_bucket
 from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
-from spotkeeper.reconcile.store.store import HOURS_KEPT, CorruptError, Store, open_objects, open_store
+from spotkeeper.reconcile.store.store import CorruptError, Store, open_store
 from tests.reconcile import gcs, s3
 from tests.reconcile.memory import MemoryStore
 
@@ -612,7 +614,7 @@ class TestStore:
         assert len(store.read_observations(("gpu",), (1,))["gpu"]) == 1
 
     def test_quarantine_is_capped(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("spotkeeper.reconcile.store.store.QUARANTINE_KEPT", 3)
+        monkeypatch.setattr("spotkeeper.reconcile.store.bucket.QUARANTINE_KEPT", 3)
         for number in range(6):
             store.quarantine(f"{number}" + "x" * 10_000)
         kept = store.list("quarantine/")
@@ -750,8 +752,8 @@ def test_a_record_is_decoded_once_a_version_and_never_served_stale(
     objects = SqliteObjects(tmp_path / "b.db")
     reader, writer = Store(objects), Store(SqliteObjects(tmp_path / "b.db"))
     decoded: list[str] = []
-    real = store_module.decode_versioned
-    monkeypatch.setattr(store_module, "decode_versioned", lambda *a: (decoded.append(a[2]), real(*a))[1])
+    real = bucket_module.decode_versioned
+    monkeypatch.setattr(bucket_module, "decode_versioned", lambda *a: (decoded.append(a[2]), real(*a))[1])
     assert writer.create_record(nodes(3))
     assert reader.read_record(JOB).value.ver == 0
     with monkeypatch.context() as patch:
@@ -780,7 +782,7 @@ def test_observations_are_given_up_if_others_always_write_first(
     monkeypatch.setattr(SqliteObjects, "create", create)
     path = paths.market_hour("gpu", 1)
     assert not open_store(f"sqlite://{tmp_path}/b.db").add_observations("gpu", 1, (Observation("a", Event.GONE, 1.0),))
-    assert tries == [path] * store_module.MARKET_TRIES
+    assert tries == [path] * MARKET_TRIES
     assert caplog.messages == [f"{path}: other writers were first each time; 1 observations are not stored"]
 
 
@@ -827,8 +829,8 @@ def test_evicted_documents_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_store_of_the_tests_has_the_same_methods() -> None:
     def methods(of: type) -> dict[str, int]:
-        found = {name: value for name, value in vars(of).items() if inspect.isfunction(value) and name[0] != "_"}
-        return {name: len(inspect.signature(value).parameters) for name, value in found.items()}
+        found = inspect.getmembers(of, inspect.isfunction)
+        return {name: len(inspect.signature(value).parameters) for name, value in found if name[0] != "_"}
 
     assert dict(methods(Store).items() - methods(MemoryStore).items()) == {"newest": 3}
 
