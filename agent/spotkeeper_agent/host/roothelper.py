@@ -1,5 +1,4 @@
-"""Spotkeeper's only root process on a machine: formats a blank data disk, mounts and unmounts it, makes a job's scratch
-volume on it, powers off, restarts the jobs' unit.
+"""Spotkeeper's only root process on a machine: serves the data disk, a job's scratch volume on it, power-off, restarts.
 
 The agent has no root rights. It sends requests through a unix socket on which only the agent and root are answered.
 A request is one packet with one of these five JSON objects:
@@ -204,8 +203,8 @@ def _new_volume(folder: int, size: int) -> int:
         options = ("-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1")
         command("scratch", "mkfs.ext4", *options, f"/proc/self/fd/{file}", file=file)
     except BaseException:
-        os.unlink(VOLUME, dir_fd=folder)
         os.close(file)
+        os.unlink(VOLUME, dir_fd=folder)
         raise
     return file
 
@@ -233,6 +232,8 @@ def _loop(file: int) -> tuple[int, str]:
             loop = os.open(name, os.O_RDWR | os.O_CLOEXEC)
             with contextlib.suppress(OSError):
                 fcntl.ioctl(loop, _LOOP_CONFIGURE, struct.pack(_LOOP_CONFIG, file, *(0,) * 9, _LOOP_FLAGS, 0, 0))
+                with contextlib.suppress(OSError):  # else ``fstrim`` gives the blocks back
+                    Path("/sys/block", name[5:], "queue/discard_max_bytes").write_text("0")
                 return loop, name
             os.close(loop)
     raise RefusedError("scratch", "no loop device is free")
@@ -371,8 +372,7 @@ def serve_one(helper: RootHelper, listener: socket.socket) -> None:
     client, _ = listener.accept()
     with client, contextlib.suppress(OSError):
         client.settimeout(PATIENCE_S)
-        size = struct.calcsize("3i")
-        _, peer, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        peer = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[1]
         packet = client.recv(REQUEST_BYTES + 1)
         if packet:
             shown = helper.answer(peer, packet) if len(packet) <= REQUEST_BYTES else {"ok": False, "why": "request"}
