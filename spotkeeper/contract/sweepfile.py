@@ -20,6 +20,7 @@ from spotkeeper.contract.job import JobSpec, Mirror
 from spotkeeper.contract.names import new_job_id
 from spotkeeper.contract.sweep import MOST_TRIALS, Params, Trial
 
+MOST_S = 253_370_764_800.0  # the year 9999, the last that dates can show
 NAME_LENGTH = 35  # of a search: a trial's name, such as lr-0007, has at most 40 characters
 PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _PLACEHOLDER = re.compile(r"\{(\{)?([A-Za-z_][A-Za-z0-9_]*)\}(?(1)\})")
@@ -157,8 +158,8 @@ class Cohort(Struct, frozen=True, omit_defaults=True):
 class SweepStop(Struct, frozen=True, omit_defaults=True):
     """``sweeps/<name>/stops/<below>.json``: a person stopped the search; it submits no further trial of these."""
 
-    below: int  # all trials with lower numbers
-    at: float  # unix seconds
+    below: Annotated[int, Meta(ge=0, le=MOST_TRIALS)]  # all trials with lower numbers
+    at: Annotated[float, Meta(ge=0, le=MOST_S)]  # unix seconds
     by: str = ""
 
 

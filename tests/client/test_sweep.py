@@ -22,13 +22,15 @@ from spotkeeper.client.sweep_status import Sweep, find_sweep
 from spotkeeper.contract.job import JobSpec, RequestKind
 from spotkeeper.contract.parse.typed import load_yaml
 from spotkeeper.contract.record import Outcome, Phase, Record
-from spotkeeper.contract.sweep import Params
-from spotkeeper.contract.sweepfile import Cohort, Dimension, SweepFile, SweepSpec, SweepStop
+from spotkeeper.contract.sweep import Params, SweepState
+from spotkeeper.contract.sweepfile import MOST_S, Cohort, Dimension, SweepFile, SweepSpec, SweepStop
 from spotkeeper.reconcile.controller import cleanup
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.objects_sqlite import SqliteObjects
 from spotkeeper.reconcile.store.store import Store, open_store
+from spotkeeper.report.sweep import sweep_view
+from spotkeeper.report.text.sweep import stop_lines
 from tests.cli.conftest import Cli
 
 FILE = """
@@ -244,6 +246,18 @@ def test_a_search_that_is_stopped_meanwhile_submits_no_further_trial(store: Stor
     assert 1 <= len(jobs) <= 2 * AT_ONCE and set(told) == set(jobs.values())
     for job in jobs.values():
         assert [request.kind for request in store.list_requests(job)] == [RequestKind.CANCEL]
+
+
+@pytest.mark.parametrize("odd", [b'{"below":1,"at":1e300}', b'{"below":99999,"at":1}', b'{"below":-1,"at":1}', b"["])
+def test_an_odd_note_of_a_stop_stops_nobody(store: Store, odd: bytes) -> None:
+    """Any submitter may write one. Dates cannot show times after the year 9999."""
+    a_search(store, 3)
+    store._objects.put(paths.sweep_stops("lr") + "000001.json", odd)
+    store.create_stop("lr", SweepStop(2, MOST_S))
+    sweep = find_sweep(store, "lr")
+    assert [stop.below for stop in sweep.stops] == [2]
+    view = sweep_view(sweep.spec, sweep.cohorts, SweepState("lr"), {}, sweep.stops)
+    assert stop_lines(view) == ["stopped at 9999-01-01 00:00 UTC: 2 trials"]
 
 
 def test_after_an_error_no_further_trial_begins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
