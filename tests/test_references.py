@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import graph
-from tests.model.mutants import RULES
+from tests.model.mutants.nine_rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOCOL = (ROOT / "docs/protocol.md").read_text("utf-8")

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.contract.record import Hold, Outcome
-from tests.model import mutants
 from tests.model.ground import Ground, Ref, same
 from tests.model.machine import Machine
-from tests.model.mutants import MUTANTS, SLICE
+from tests.model.mutants import MUTANTS, SLICE, verdict
+from tests.model.mutants.broke import BROKE
+from tests.model.mutants.nine_rules import RULES
 from tests.model.mutate import Finder, Mutant, Patch
 from tests.model.search import Search, search, unpack
 from tests.model.story import Story
@@ -48,13 +49,13 @@ def test_every_removed_rule_is_detected(mutant: Mutant) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert mutants.verdict(number, found), f"{found['why'] or 'alive'} after {found['states']} states"
+    assert verdict(number, found), f"{found['why'] or 'alive'} after {found['states']} states"
 
 
 def test_every_recorded_failure_has_a_mutant() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
-    assert len(mutants.BROKE) >= 19
-    assert [m.name[:6] for m in mutants.RULES] == [f"rule {n}" for n in range(1, 10)]
+    assert len(BROKE) >= 19
+    assert [m.name[:6] for m in RULES] == [f"rule {n}" for n in range(1, 10)]
 
 
 def test_every_patch_still_fits_the_shipped_code() -> None:

@@ -1,4 +1,4 @@
-"""Rules of images, taken away one at a time: tests must fail without each. Like ``tests/model/mutants.py``."""
+"""Rules of images, taken away one at a time: tests must fail without each. Like ``tests/model/mutants``."""
 
 from __future__ import annotations
 

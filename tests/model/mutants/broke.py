@@ -8,8 +8,10 @@ from tests.model.mutate import (
     KILL,
     MOVE,
     NOTICE,
+    OVER,
     STALE_CANCEL,
     STATIC,
+    SUPERFLUOUS,
     SWAP,
     Mutant,
     Patch,
@@ -18,7 +20,6 @@ from tests.model.mutate import (
     world,
 )
 
-_SUPERFLUOUS = "    return attempt <= draft.nodes[index].top\n"
 _HELLO = """        if vm is None or vm.status is not VmStatus.RUNNING:
             return None
         for fact in self.facts"""
@@ -29,14 +30,13 @@ _HELLO_UNLISTED = """        for fact in self.facts.get((node, slot.attempt), ()
         if vm is None or vm.status is not VmStatus.RUNNING:
             return None
         for fact in self.facts"""
-_OVER = "    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))\n"
 
 # -- "What broke" in the protocol's search, in its order
 
 BROKE = (
     Mutant(
         "collects only attempts older than cur",
-        calls(_SUPERFLUOUS, "    cur = draft.nodes[index].cur\n    return cur is not None and attempt < cur.attempt\n"),
+        calls(SUPERFLUOUS, "    cur = draft.nodes[index].cur\n    return cur is not None and attempt < cur.attempt\n"),
         NOTICE,
         "L",
     ),
@@ -195,7 +195,7 @@ BROKE = (
     ),
     Mutant(
         "a slot is given back when it is superseded",
-        in_("provisioning.reservations", _OVER, "    return True\n"),
+        in_("provisioning.reservations", OVER, "    return True\n"),
         KILL,
         "S8",
     ),

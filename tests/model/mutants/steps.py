@@ -1,23 +1,7 @@
-"""Every rule and step of the protocol, removed or inverted in turn; the search must find what breaks.
-
-A mutant is a small text patch of shipped code. Its old text must occur exactly once, so a mutant cannot
-silently stop being one when the code changes. It is loaded in a process of its own, by an import hook; no file
-is touched. ``story`` is the world that kills it, ``breaks`` how the verdict begins.
-
-Not counted, because they are equivalent:
-
-* deletion by name instead of by unique id: a stale call could hit a namesake, but names carry the attempt, and
-  a namesake of a superseded attempt is superfluous itself;
-* no idempotency key's death by itself: the boot deadline gives the attempt up later (both together: a mutant);
-* an attach, or a deletion of a disk, without asking whether it is held: the cloud refuses it, the attachment is
-  the mutex;
-* deletion before superseding by itself: what may be deleted is known from the record that was read;
-* a roll call that supersedes in an unanswered zone: the machine was listed when it was admitted (an option).
-"""
+"""Other steps of the protocol, each removed or inverted."""
 
 from __future__ import annotations
 
-from tests.model.broke import BROKE
 from tests.model.mutate import (
     CALM,
     CANCEL,
@@ -25,6 +9,7 @@ from tests.model.mutate import (
     KILL,
     MOVE,
     NOTICE,
+    OVER,
     SWAP,
     TWO_FINISH,
     TWO_JOBS,
@@ -51,86 +36,6 @@ from tests.model.worlds import (
     WIPED_LATER,
 )
 
-_SUPERFLUOUS = "    return attempt <= draft.nodes[index].top\n"
-_OVER = "    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))\n"
-
-# -- the nine rules
-
-RULES = (
-    Mutant("rule 1: no compare-and-swap", (), world("a slow round", rounds=2, zones=("a",), cas=False), "S"),
-    Mutant(
-        "rule 2: an admission does not say whom",
-        in_("provisioning.slots", "uid=vm.uid, boot=fact.boot, address", "uid=None, boot=None, address"),
-        CALM,
-        "",
-    ),
-    Mutant(
-        "rule 3: lists before it reads the record",
-        beside(
-            "reconcile.controller.steps",
-            "READS = (ReadStep.RECORD, ReadStep.FACTS, ReadStep.ALLOCATION, ReadStep.LISTING)",
-            "READS = (ReadStep.LISTING, ReadStep.RECORD, ReadStep.FACTS, ReadStep.ALLOCATION)",
-        ),
-        world("a slow round", rounds=2, zones=("a",)),
-        "S4",
-    ),
-    Mutant(
-        "rule 4: collects every attempt but its own, also newer ones",
-        calls(_SUPERFLUOUS, "    return attempt != 0\n"),
-        world("a notice, a slow round", "noticed", rounds=2, zones=("a",), split=True),
-        "S3",
-    ),
-    Mutant(
-        "rule 5: deletes before it supersedes",
-        calls(
-            "            return vm.zone != slot.zone or (",
-            "            return slot.notice is not None or vm.zone != slot.zone or (",
-        ),
-        NOTICE,
-        "S3",
-    ),
-    Mutant(
-        "rule 6: any machine of the right name is ours",
-        (
-            Patch(
-                DECIDE + "snapshot",
-                "            if vm.zone == slot.zone and slot.uid in (None, vm.uid):",
-                "            if vm.zone == slot.zone:",
-            ),
-            Patch(
-                DECIDE + "calls",
-                "vm.zone != slot.zone or (slot.uid is not None and vm.uid != slot.uid)",
-                "vm.zone != slot.zone",
-            ),
-        ),
-        world("a twin of a machine that was taken", "killed forgotten", rounds=2, zones=("a",)),
-        "L",
-    ),
-    Mutant(
-        "rule 7: an intent never dies",
-        in_("provisioning.slots", "    elif why := queries.stillborn(index, slot):\n", "    elif why := '':\n"),
-        KILL,
-        "L1",
-    ),
-    Mutant(
-        "rule 8: a retry picks its zone anew",
-        calls(
-            "slot.attempt, slot.pool, slot.zone, slot.model,",
-            "slot.attempt, slot.pool, max(draft.queries.answered), slot.model,",
-        ),
-        CALM,
-        "S10",
-    ),
-    Mutant(
-        "rule 9: takes the disk from a machine that has not let go",
-        calls("        if any(fact.value == str(node.disk) for fact in freed):\n", "        if True:\n"),
-        world("a roll call that nobody answers", "SILENT ROLL"),
-        "S2",
-    ),
-)
-
-# -- other steps
-
 STEPS = (
     Mutant(
         "done before everything is gone",
@@ -151,7 +56,7 @@ STEPS = (
     ),
     Mutant(
         "a slot is given back though a zone did not answer",
-        in_("provisioning.reservations", _OVER, "    return not draft.queries.vms.get((grant.node, grant.attempt))\n"),
+        in_("provisioning.reservations", OVER, "    return not draft.queries.vms.get((grant.node, grant.attempt))\n"),
         world("a machine is taken, a zone does not answer", "killed blind"),
         "S8",
     ),
@@ -414,13 +319,3 @@ STEPS = (
         "",
     ),
 )
-
-MUTANTS = (*BROKE, *RULES, *STEPS)
-# One of every kind, for `make test`.
-SLICE = tuple(m for i, m in enumerate(MUTANTS) if m.story in (CALM, KILL, SWAP, CANCEL, MOVE, NOTICE, SLOW_BOOT))
-
-
-def verdict(number: int, found: dict[str, object]) -> bool:
-    """Whether the search broke the mutant, and in the way that its row says."""
-    why = str(found["why"]).removeprefix("while all is calm: ")
-    return bool(why) and why.startswith(MUTANTS[number].breaks)
