@@ -207,9 +207,12 @@ def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
 
 
 def _first(draft: Draft, new: Claim) -> Claim:
-    """Return the first claim of a job; one that has machines already keeps them (an older version started it)."""
+    """Return the first claim of a job; one that has machines already keeps them (an older version started it).
+
+    A submitter can create a record with any number of nodes.
+    """
     if draft.record.phase is Phase.RUN and any(node.cur is not None for node in draft.nodes):
-        return replace(new, reserved=draft.size(), reserved_at=draft.record.gen_since or draft.now)
+        return replace(new, reserved=min(draft.size(), new.max), reserved_at=draft.record.gen_since or draft.now)
     return replace(new, waits=draft.now)
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract import codec
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
+from spotkeeper.contract.cloud import Listing
+from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.record import Node, Record, Slot, SlotState
+from spotkeeper.contract.stack import Model
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
+from spotkeeper.reconcile.decide.snapshot import Snapshot
 from tests.reconcile.decide.queue.situation import DAY_S, HOUR_S, MIN_S, NOW, grants, reserved, runs, stack, waits
 
 
@@ -50,3 +59,15 @@ def test_a_low_job_under_endless_high_ones_gets_two_hours_of_each_two_days() -> 
     assert len(ran) >= 5
     assert all(2.0 <= hours <= 2.5 for hours in ran[:-1]), ran
     assert longest_s <= 2 * DAY_S + work_s, "its turn comes when the job that runs ends"
+
+
+def test_a_forged_record_claims_no_more_machines_than_its_job_file_allows() -> None:
+    """Submitters create records. With a claim above 10,000 machines, nobody could read the allocation."""
+    slot = Slot(attempt=1, state=SlotState.ADMITTED, pool="p", zone="a", model=Model.SPOT, since=NOW)
+    record = Record("abcd2345", "u", "first", "0" * 64, NOW, nodes=(Node(cur=slot),) * 10_001)
+    spec = JobSpec(name="first", command=("train.py",), nodes=2)
+    other = Allocation(claims=(waits("w", 1),))
+    draft = Draft(record, Snapshot(stack=stack(), spec=spec, listing=Listing((), ()), now=NOW, allocation=other))
+    made = claim.planned(draft)
+    assert codec.decode(msgspec.json.encode(made), Allocation) == made
+    assert [one.reserved for one in made.claims if one.job == "abcd2345"] == [2]
