@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from spotkeeper.contract.job import MOST_NODES
 from spotkeeper.contract.ledger import Entry
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.sweep import Trial
@@ -267,7 +268,8 @@ class Record(Struct, frozen=True, omit_defaults=True):
     move: Move | None = None
     zone: str | None = None  # the gang's zone; None with `spread`
     machine_type: str = ""  # of most dynamic machines in the last generation, if the stack has several types
-    nodes: tuple[Node, ...] = ()
+    # Submitters create records. Claims and grants of more nodes would make the stack's allocation unreadable.
+    nodes: Annotated[tuple[Node, ...], Meta(max_length=MOST_NODES)] = ()
     members: tuple[int, ...] = ()  # node numbers in the generation's order; members[0] is the master
     port_base: int = 20000
     budget: Budget = Budget()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from spotkeeper.contract import codec
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.cloud import Listing
-from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.job import MOST_NODES, JobSpec
 from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import Draft
@@ -59,6 +59,13 @@ def test_a_low_job_under_endless_high_ones_gets_two_hours_of_each_two_days() -> 
     assert len(ran) >= 5
     assert all(2.0 <= hours <= 2.5 for hours in ran[:-1]), ran
     assert longest_s <= 2 * DAY_S + work_s, "its turn comes when the job that runs ends"
+
+
+def test_a_record_has_no_more_nodes_than_a_job_file_allows() -> None:
+    record = Record("abcd2345", "u", "first", "0" * 64, NOW, nodes=(Node(),) * MOST_NODES)
+    assert codec.decode(msgspec.json.encode(record), Record) == record
+    with pytest.raises(msgspec.ValidationError, match="length <= 10000"):
+        codec.decode(msgspec.json.encode(replace(record, nodes=(*record.nodes, Node()))), Record)
 
 
 def test_a_forged_record_claims_no_more_machines_than_its_job_file_allows() -> None:
