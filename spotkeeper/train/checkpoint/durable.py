@@ -98,6 +98,13 @@ class CopyOnWrite(mmap.mmap):
         return ctypes.get_errno() if _libc().madvise(self._start + at, count, how) else 0
 
 
+def allocate(memory: memoryview) -> None:
+    """Allocate the pages of a ``private_memory`` now, not at their first use. Without effect before Linux 5.14."""
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for at in range(0, len(memory), CHUNK):
+        _libc().madvise(start + at, min(CHUNK, len(memory) - at), _POPULATE_WRITE)
+
+
 @functools.cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.client import Client
-from spotkeeper.train.checkpoint.durable import private_memory
+from spotkeeper.train.checkpoint.durable import allocate, private_memory
 from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw
 from spotkeeper.train.checkpoint.protocol import OfferedImage, SaverError, SaverState, Stretch
 from spotkeeper.train.checkpoint.seal import Seal, read_sealed, seal_of
@@ -89,8 +89,10 @@ def read_checkpoint(folder: Path, commit: Commit) -> tuple[Manifest, memoryview]
     manifest = store.read(folder, commit)
     stretches = lay_out_of(manifest)
     memory = private_memory(extent(stretches))
-    for part in stretches:
-        store.read_into(folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
+    with ThreadPoolExecutor(1) as allocator:
+        allocator.submit(allocate, memory)  # while the disk reads
+        for part in stretches:
+            store.read_into(folder, manifest, part.name, memory[part.offset : part.offset + part.bytes])
     return manifest, memory
 
 

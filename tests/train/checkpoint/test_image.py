@@ -6,13 +6,14 @@ import collections
 import io
 import mmap
 import os
+import resource
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from spotkeeper.train.checkpoint.durable import PAGE, CopyOnWrite, private_memory
+from spotkeeper.train.checkpoint.durable import PAGE, CopyOnWrite, allocate, private_memory
 from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
 
 TENSORS = {
@@ -31,6 +32,9 @@ TENSORS = {
     "conjugated": torch.randn(3, dtype=torch.complex64).conj(),
     "negated": torch.randn(3, dtype=torch.complex64).conj().imag,
 }
+
+KERNEL = tuple(int(part) for part in os.uname().release.split(".")[:2])
+populates = pytest.mark.skipif(KERNEL < (5, 14), reason="MADV_POPULATE_WRITE is new in Linux 5.14")
 
 
 def round_trip(state: RunState) -> RunState:
@@ -121,6 +125,7 @@ def test_optimizers_keep_memory_that_is_only_ours_without_a_copy() -> None:
     assert not any(memory[at - start + PAGE : at - start + 150_000]), "so are an optimizer's, once it is gone"
 
 
+@populates
 def test_what_is_kept_of_a_savers_memory_is_owned_before_the_memory_changes() -> None:
     kept, written, dropped = (torch.randn(40_000) for _ in range(3))
     image = Image(RunState({"a": torch.randn(40_000)}, {}, (), [kept, written, dropped]))
@@ -145,6 +150,16 @@ def test_what_is_kept_of_a_savers_memory_is_owned_before_the_memory_changes() ->
             assert touched <= 2 * (160_000 // PAGE + 2), "neither the model's pages nor dropped ones were copied"
     finally:
         os.close(file)
+
+
+@populates
+def test_memory_is_allocated_before_its_first_use() -> None:
+    memory = private_memory(8000 * PAGE + 1)
+    allocate(memory)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for at in range(0, len(memory), PAGE):
+        memory[at] = 1
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 800
 
 
 def test_optimizers_get_copies_of_a_savers_memory() -> None:

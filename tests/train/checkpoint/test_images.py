@@ -46,6 +46,7 @@ from spotkeeper.train.checkpoint.store import Manifest
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.settings import RunSettings
+from tests.train.checkpoint.test_image import populates
 from tests.train.checkpoint.test_saver import GANG, served, stage
 from tests.train.checkpoint.test_snapshot import ATTACH
 from tests.train.crash.gang import machines
@@ -891,6 +892,7 @@ def test_state_that_optimizers_keep_of_an_image_outlives_it(
             assert torch.equal(kept, MOMENT)
 
 
+@populates
 @pytest.mark.parametrize("fill", [Client.memory, lambda client, size: client.part_image(0, size)])
 def test_a_memory_is_filled_once_one_thread_has_copied_what_is_kept_of_it(
     fill: Callable[[Client, int], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -913,6 +915,7 @@ def test_a_memory_is_filled_once_one_thread_has_copied_what_is_kept_of_it(
         assert set(copied) == {"spotkeeper-own"} and torch.equal(kept, MOMENT)
 
 
+@populates
 def test_memory_that_cannot_be_copied_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with resumed(tmp_path) as (following, kept):
         monkeypatch.setattr(CopyOnWrite, "_populate", lambda *_: errno.ENOMEM)
