@@ -104,7 +104,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
     work_h = _work_h(spec, pool, known, said)
     start_s = known.starts(spec)
     if start_s != START_S:
-        said.append(f"start: {start_s:.0f} s, as measured by an earlier job of this name on {pool.name}")
+        said.append(f"start: {start_s:.0f} s, as measured by a job of this name on {pool.name}")
     if problems := tuple(feasible(spec, (pool,), known.now, start_s)):
         raise SpecError(problems)
     prices = known.prices.get(pool.name)

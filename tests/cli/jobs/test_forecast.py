@@ -228,7 +228,7 @@ def test_a_starts_duration_comes_from_earlier_jobs(
     store.add_observations("workers", int(came.at // HOUR_S), (came,))
     told = cli("forecast", tight, "--json")
     assert told.code == 0, told.err
-    assert "start: 120 s, as measured by an earlier job of this name" in said(told.out)
+    assert "start: 120 s, as measured by a job of this name" in said(told.out)
     assert "cannot be met" in cli("submit", job(folder, "work: 5h\ndeadline: 5.02h")).err
     dear = cli("submit", job(folder, "max_usd: 0.02")).err
     assert "is below what one start costs (about $0.03 by list prices)" in dear
