@@ -197,10 +197,10 @@ class Bucket:
         return blob.tag if blob is not None and blob.data == data else None
 
     def _create_versioned(self, path: str, document: Nonced) -> str | None:
-        return self._create(path, encode_versioned(_checked(document, path)), own=True)
+        return self._create(path, _encoded(document, path), own=True)
 
     def _replace_versioned(self, path: str, document: Nonced, token: str) -> str | None:
-        return self._replace(path, encode_versioned(_checked(document, path)), token)
+        return self._replace(path, _encoded(document, path), token)
 
     def _put_large(self, path: str, data: bytes) -> None:
         """Store an object under its hash. It is uploaded in parts, which a conditional write cannot be."""
@@ -217,7 +217,19 @@ def _versioned(blob: Blob, decoded: Callable[[bytes, type[T], str], T], kind: ty
         raise
 
 
-def _checked(document: Nonced, path: str) -> Nonced:
+def _encoded(document: Nonced, path: str) -> bytes:
+    """Encode a document for a write by compare-and-swap.
+
+    Raises:
+        StoreError: it has no nonce; or all jobs share it, and none could read it. What a submitter wrote may have led
+            to it, and so only the round of that job fails.
+    """
     if not document.nonce:
         raise StoreError(f"{path}: a document written by compare-and-swap needs a fresh nonce")
-    return document
+    data = encode_versioned(document)
+    if not isinstance(document, Record):
+        try:
+            decode_versioned(data, type(document), path)
+        except CorruptError as error:
+            raise StoreError(f"not written: {error}") from None
+    return data

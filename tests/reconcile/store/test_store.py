@@ -20,7 +20,7 @@ import msgspec
 import obstore
 import pytest
 
-from spotkeeper.contract.allocation import Allocation, Grant
+from spotkeeper.contract.allocation import Allocation, Claim, Grant
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Nodes, RequestKind
@@ -406,6 +406,9 @@ class TestStore:
         token = store.cas_allocation(Allocation(ver=1, nonce="a", grants=(Grant(JOB, 0, 1, "slot:gpu"),)), "")
         assert token and store.cas_allocation(Allocation(ver=1, nonce="b"), "") is None
         assert store.read_allocation().value.grants[0].resource == "slot:gpu"
+        beyond = Allocation(ver=2, nonce="c", claims=(Claim(JOB, min=1, max=10_001, since=0.0),))
+        with pytest.raises(StoreError, match=r"not written: stack/allocation: .* `int` <= 10000"):
+            store.cas_allocation(beyond, token)
         assert store.cas_allocation(Allocation(ver=2, nonce="c"), token)
         assert store.cas_allocation(Allocation(ver=2, nonce="d"), token) is None
 
