@@ -203,7 +203,9 @@ class Queue:
             world = scheduler.schedule(world, self._stack, at)
             served = [claim.job for claim in world.claims if claim.reserved and claim.job in first]
             found = dict.fromkeys(served, at) | found
-            due = min((moment for claim in world.claims for moment in _moments(claim, at)), default=None)
+            # While the end of a running job is unknown, the day on which a job rises is only the latest start.
+            rises = all(claim.ends is not None for claim in world.claims if claim.reserved)
+            due = min((moment for claim in world.claims for moment in _moments(claim, at, rises)), default=None)
             if due is None or first <= set(found):
                 break
             at = due
@@ -282,9 +284,12 @@ def _of(claims: list[Claim], team: str | None) -> list[Claim]:
     return [claim for claim in claims if team in (None, claim.team)]
 
 
-def _moments(claim: Claim, now: float) -> Iterator[float]:
-    """Yield the next moments at which this claim changes by itself: its end, its protection's end, a higher class."""
-    if claim.waits is not None and order.rank(claim, now) < order.HIGH:
+def _moments(claim: Claim, now: float, rises: bool) -> Iterator[float]:
+    """Yield the next moments at which this claim changes by itself: its end, its protection's end, a higher class.
+
+    ``rises``: whether to yield the moment of a higher class.
+    """
+    if rises and claim.waits is not None and order.rank(claim, now) < order.HIGH:
         yield claim.waits + reclaim.DAY_S * (1 + max(0.0, now - claim.waits) // reclaim.DAY_S)
     if not claim.reserved:
         return

@@ -128,14 +128,20 @@ def test_without_machines_that_leave_for_it_a_reserved_job_runs(victims: int, ow
 def test_the_next_end_serves_the_team_that_will_have_used_less() -> None:
     """When `big` ends, all that it has cost counts against nlp, whose other job is older."""
     queue = a_queue(running("big", 4), waiting("older", 3, team="nlp", since=0.0), waiting("newer", 3))
-    starts = {one.name: one.starts_in_s or 0.0 for one in queue.view().waiting}
-    assert starts["newer"] == HOUR < starts["older"]
+    starts = {one.name: one.starts_in_s for one in queue.view().waiting}
+    assert starts == {"newer": HOUR, "older": None}
 
 
 def test_a_higher_class_by_waiting_is_an_expected_start() -> None:
-    victim = running("big", 4, stop=Stop.SAVED, priority=0, ends=None)
+    victim = running("big", 4, stop=Stop.SAVED, priority=0)
     queue = a_queue(victim, waiting("wide", 2, team="nlp", priority=0, waits=NOW - DAY + 600.0))
     assert queue.view().waiting[0].starts_in_s == 600.0
+
+
+def test_a_higher_class_is_no_expected_start_while_a_running_job_may_end_at_any_time() -> None:
+    victim = running("big", 4, stop=Stop.SAVED, priority=0, ends=None)
+    queue = a_queue(victim, waiting("wide", 2, team="nlp", priority=0))
+    assert queue.view().waiting[0].starts_in_s is None, "not the day that it waits at most"
 
 
 @pytest.mark.parametrize(("waited", "raised"), [(DAY - 1.0, 0), (DAY, 1)])
