@@ -19,7 +19,7 @@ from spotkeeper.report.job.metrics import MetricColumns
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.text.words import sparkline
 
-NOT_SUBMITTED, WAITS, NO_RECORD = "not submitted", "waits", "no record"
+NOT_SUBMITTED, WAITS, NO_RECORD = "not submitted", "waiting", "no record"
 CURVE_WIDTH = 24  # characters
 
 
@@ -114,7 +114,7 @@ class TrialView(Struct, frozen=True):
 
     Attributes:
         place: by what has been reported, 1 is best: trials that got further come first. None: no value yet.
-        state: `training`, `queued (3rd)`, `waits at step 100`, `succeeded`, `stopped`, `no record` and the like.
+        state: `training`, `queued (3rd)`, `waiting at step 100`, `succeeded`, `stopped`, `no record` and the like.
         rungs: comparisons that it has reached. ``rung``: step of the last one.
         step: newest step that is known.
         value: the metric at its end, else at its last rung, else the newest.

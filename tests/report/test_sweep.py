@@ -54,22 +54,22 @@ def part(*reports: TrialReport) -> list[str]:
         ([], []),
         (
             [TrialReport(4, (0.5,))],
-            ["waits at step 10 until 5 of 6 trials have reported: s-0003, s-0005, s-0006, s-0007, s-0008"],
+            ["waits at step 10: 5 of 6 trials have not reported: s-0003, s-0005, s-0006, s-0007, s-0008"],
         ),
         (
             [TrialReport(number, (0.5,)) for number in (3, 4, 5, 6)] + [TrialReport(7, over=True)],
-            ["waits at step 10 until 1 of 6 trials have reported: s-0008"],
+            ["waits at step 10: 1 of 6 trials has not reported: s-0008"],
         ),
         (
             [TrialReport(4, (0.5,)), *(TrialReport(number, held=True) for number in (3, 5, 6, 7, 8))],
             [
-                "waits at step 10 until 5 of 6 trials have reported: s-0003, s-0005, s-0006, s-0007, s-0008",
+                "waits at step 10: 5 of 6 trials have not reported: s-0003, s-0005, s-0006, s-0007, s-0008",
                 "on hold: s-0003, s-0005, s-0006, s-0007, s-0008: resume or cancel",
             ],
         ),
         ([TrialReport(number, (0.5,)) for number in range(3, 9)], []),
         ([TrialReport(number, (0.5,) * (1 + (number == 4))) for number in range(3, 9)],
-         ["waits at step 30 until 1 of 2 trials have reported: s-0003"]),
+         ["waits at step 30: 1 of 2 trials has not reported: s-0003"]),
         ([TrialReport(4, (0.5,), over=True)], []),
         (
             [TrialReport(4, held=True)],

@@ -63,7 +63,9 @@ def start(file: Path, stack: str | None, *, dry_run: bool, as_json: bool) -> Non
     sweep = begin(store, spec, source, cohort)
     if sweep.stops:
         again = f"further trials: spotkeeper sweep extend {sweep.name} --trials +20"
-        raise CliError(f"{sweep.name}: the search was stopped", Exit.REFUSED, again)
+        from spotkeeper.report.text.sweep import stopped
+
+        raise CliError(f"{sweep.name}: the search was {stopped(sweep.stops[-1])}", Exit.REFUSED, again)
     _submit(target, store, sweep, source, as_json=as_json)
 
 

@@ -75,8 +75,8 @@ def trial_lines(part: TrialPart) -> list[str]:
     """Name a trial's search, and what the trial waits for."""
     lines = [f"trial {part.number} of a search:  spotkeeper sweep status {part.sweep}"]
     if part.step is not None and part.waits_for:
-        late = f"{len(part.waits_for)} of {count(part.trials, 'trial')}"
-        lines.append(f"waits at step {part.step} until {late} have reported: {named(part.waits_for)}")
+        late = f"{len(part.waits_for)} of {count(part.trials, 'trial')} {'has' if len(part.waits_for) == 1 else 'have'}"
+        lines.append(f"waits at step {part.step}: {late} not reported: {named(part.waits_for)}")
         if part.held:
             lines.append(f"on hold: {named(part.held)}: resume or cancel")
     if part.left_out:

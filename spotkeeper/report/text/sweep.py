@@ -13,7 +13,7 @@ from rich.text import Text
 
 from spotkeeper.contract.record import Hold
 from spotkeeper.contract.sweep import Params
-from spotkeeper.contract.sweepfile import Value, text
+from spotkeeper.contract.sweepfile import SweepStop, Value, text
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.job.waiting import named
@@ -149,12 +149,16 @@ def stop_lines(view: SweepView) -> list[str]:
     """Who stopped the search, and how it goes on."""
     found = []
     for stop in view.stops:
-        at = datetime.fromtimestamp(stop.at, timezone.utc)
-        by = f" by {stop.by}" if stop.by else ""
-        found.append(f"stopped{by} at {at:%Y-%m-%d %H:%M} UTC: {count(stop.below, 'trial')}")
+        found.append(f"{stopped(stop)}: cancelled those of the first {count(stop.below, 'trial')} that had not ended")
     if view.stops and view.stops[-1].below == view.trials:
         found.append(f"further trials: spotkeeper sweep extend {view.name} --trials +20")
     return found
+
+
+def stopped(stop: SweepStop) -> str:
+    """Who stopped a search, and when: ``stopped by ann at 2026-07-01 12:00 UTC``."""
+    at = datetime.fromtimestamp(stop.at, timezone.utc)
+    return f"stopped{f' by {stop.by}' if stop.by else ''} at {at:%Y-%m-%d %H:%M} UTC"
 
 
 def search_line(name: str, views: Iterable[JobView]) -> str:

@@ -211,11 +211,11 @@ def test_a_trial_at_a_rung_waits(cli: Cli, store: Store, jobs: dict[int, str], t
     assert read is not None
     held = msgspec.structs.replace(read.value, phase=Phase.HOLD, hold=Hold.RUNG, hold_ends=9e9, nonce="n")
     assert store.cas_record(held, read.token)
-    assert [row["state"] for row in view(cli)["rows"]].count("waits") == 1, "its report is under way"
+    assert [row["state"] for row in view(cli)["rows"]].count("waiting") == 1, "its report is under way"
     tell({2: TrialReport(2, (0.5,))})
     told = view(cli)
-    assert told["rows"][0]["state"] == "waits at step 10" and told["states"] == {"waits": 1, "starting": 8}
-    assert cli("status").out.startswith("search lr: 9 trials (8 starting, 1 waits), spent $0.00: ")
+    assert told["rows"][0]["state"] == "waiting at step 10" and told["states"] == {"waiting": 1, "starting": 8}
+    assert cli("status").out.startswith("search lr: 9 trials (8 starting, 1 waiting), spent $0.00: ")
 
 
 def on_hold(store: Store, job: str) -> None:
@@ -298,10 +298,14 @@ def test_a_stopped_search_submits_no_more_of_its_trials(
     told = view(cli)
     assert (stop.below, told["stops"], told["missing"]) == (9, [{"below": 9, "at": stop.at, "by": stop.by}], 0)
     lines = cli("sweep", "status", "lr").out.splitlines()
-    assert any(re.fullmatch(r"stopped by \S+ at [-0-9]+ [:0-9]+ UTC: 9 trials", line) for line in lines)
+    assert any(
+        re.fullmatch(r"stopped by \S+ at [-0-9]+ [:0-9]+ UTC: cancelled those of the first 9 trials .*", line)
+        for line in lines
+    )
     assert "further trials: spotkeeper sweep extend lr --trials +20" in lines
     again = cli("sweep", tmp_path / "sweep.yaml")
-    assert again.code == 4 and "lr: the search was stopped" in again.err and "extend lr" in again.err
+    assert again.code == 4 and "extend lr" in again.err
+    assert re.search(r"lr: the search was stopped by \S+ at [-0-9]+ [:0-9]+ UTC", again.err)
     assert store.list_trials("lr").keys() == set(range(7))
     more = cli("sweep", "extend", "lr", "--trials", "+2")
     assert more.code == 0 and "submitted 2 trials" in more.out, more.err
@@ -367,14 +371,14 @@ def test_a_trial_names_its_search_and_what_it_waits_for(
     assert "trial 3 of a search:  spotkeeper sweep status lr" in first and "waits at" not in "".join(first)
     tell({number: TrialReport(number, (0.1 * number,)) for number in (0, 3, 5)})
     assert (
-        "waits at step 10 until 6 of 9 trials have reported: lr-0001, lr-0002, lr-0004, lr-0006, lr-0007 and 1 more"
+        "waits at step 10: 6 of 9 trials have not reported: lr-0001, lr-0002, lr-0004, lr-0006, lr-0007 and 1 more"
         in cli(command, "lr-0003").out.splitlines()
     )
     tell({number: TrialReport(number, (0.1 * number,)) for number in range(9)})
     assert "waits at" not in cli(command, "lr-0003").out, "its own round continues or ends it"
     second = {2: (0.2, 0.9), 1: (0.1, 0.8)}
     tell({number: TrialReport(number, second.get(number, (0.1 * number,))) for number in range(9)})
-    assert "waits at step 30 until 1 of 3 trials have reported: lr-0000" in cli(command, "lr-0001").out
+    assert "waits at step 30: 1 of 3 trials has not reported: lr-0000" in cli(command, "lr-0001").out
 
 
 def test_a_job_that_is_no_trial_names_no_search(cli: Cli, store: Store) -> None:
