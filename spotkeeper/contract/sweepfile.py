@@ -160,7 +160,7 @@ class SweepStop(Struct, frozen=True, omit_defaults=True):
 
     below: Annotated[int, Meta(ge=0, le=MOST_TRIALS)]  # all trials with lower numbers
     at: Annotated[float, Meta(ge=0, le=MOST_S)]  # unix seconds
-    by: str = ""
+    by: Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*\Z")] = ""  # one line
 
 
 def trial_name(sweep: str, number: int) -> str:

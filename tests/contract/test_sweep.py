@@ -21,6 +21,7 @@ from spotkeeper.contract.sweep import (
     joined,
     value_at,
 )
+from spotkeeper.contract.sweepfile import SweepStop
 
 NAN = math.nan
 
@@ -250,3 +251,11 @@ def test_no_order_of_reports_changes_a_decision(kinds: list[object], orders: lis
     one = later(SweepState("s"), *(report(number) for number in orders), of=of)
     other = later(SweepState("s"), *(report(number) for number in range(6)), of=of)
     assert set(one.decided) == set(other.decided)
+
+
+@pytest.mark.parametrize("by", ["ann\nresumed by ann", "ann\n", "\x1b[2J", "a" * 257])
+def test_a_stops_author_is_one_line(by: str) -> None:
+    """Whoever submits jobs may write it, and people read it."""
+    with pytest.raises(ValueError, match="by"):
+        codec.decode(msgspec.json.encode({"below": 3, "at": 1.0, "by": by}), SweepStop)
+    assert codec.decode(b'{"below":3,"at":1.0,"by":"arn:aws:iam::1:user/\xc3\xa4nn"}', SweepStop).by.endswith("änn")
