@@ -297,6 +297,8 @@ class CheckedStack(Struct, frozen=True):
     region: str = ""
     regions: tuple[str, ...] = ()  # the home region first
     pools: tuple[CheckedPool, ...] = ()
+    max_machines: int | None = None  # of all spot pools together
+    max_usd_hour: float | None = None
     channels: tuple[CheckedChannel, ...] = ()
     jobs: tuple[str, ...] = ()  # job files
     examples: tuple[str, ...] = ()  # keys that still have a value of the example files
@@ -369,8 +371,8 @@ def _checked(read: StackFile, jobs: tuple[str, ...]) -> CheckedStack:
     pools = tuple(map(_pool, settings.pools))
     examples = tuple(key for key, text in sorted(read.config.items()) if any(word in text for word in EXAMPLES))
     channels = tuple(map(_channel, settings.channels))
-    where = settings.region, settings.regions
-    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, channels, jobs, examples)
+    where, caps = (settings.region, settings.regions), (settings.limits.machines, settings.limits.usd_per_hour)
+    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, *caps, channels, jobs, examples)
 
 
 def _channel(channel: Channel) -> CheckedChannel:
@@ -411,6 +413,9 @@ def _text(checked: CheckedStack) -> str:
             price = f"${pool.usd_hour_spot:.2f} an hour as spot, at most ${pool.usd_hour_most:.2f}"
         lines.append(f"  {pool.name} ({pool.kind}): {count} {pool.machine}, {price}")
         lines += [f"    {told}" for told in pool.reserved]
+    caps = [f"{checked.max_machines} machines"] if checked.max_machines is not None else []
+    caps += [f"${checked.max_usd_hour:.2f} an hour"] if checked.max_usd_hour is not None else []
+    lines += [f"  all spot pools together: at most {' and '.join(caps)} (limits)"] if caps else []
     for channel in checked.channels:
         where = "its address is a secret" if channel.secret else "its address is in the stack file"
         lines.append(f"  channel {channel.name} ({channel.kind}, {where}): {', '.join(channel.events) or 'no events'}")

@@ -94,6 +94,15 @@ def test_json_has_the_same_content(cli: Cli, checkout: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_limits_of_all_pools_are_said(cli: Cli, checkout: Path) -> None:
+    file = checkout / "infra/stacks/Pulumi.dev.yaml"
+    assert "all spot pools together" not in cli("check", file).out
+    change(file, "config:\n", "config:\n  spotkeeper:limits: {machines: 6, usd_per_hour: 9.5}\n")
+    assert "  all spot pools together: at most 6 machines and $9.50 an hour (limits)\n" in cli("check", file).out
+    told = json.loads(cli("check", file, "--json").out)
+    assert (told["max_machines"], told["max_usd_hour"]) == (6, 9.5)
+
+
 def test_what_is_reserved_is_said(cli: Cli, checkout: Path) -> None:
     file = checkout / "infra/stacks/Pulumi.dev.yaml"
     reserved = "{name: res, zone: us-east1-b, count: 4, ends: 2026-12-08T11:30:00Z}"
