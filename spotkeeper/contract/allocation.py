@@ -240,13 +240,16 @@ class Tally:
         in_pool = self._pools[offer.pool] + self._reserved.get(offer.pool, 0)
         return in_pool < pool.max_machines and self._under_the_stacks(stack, pool.dearest(offer.model))
 
-    def used_up(self, stack: StackState, offer: Offer) -> bool:
-        """Whether the offer is one of reserved capacity that has no idle machine, or is no longer in the stack file."""
+    def used_up(self, stack: StackState, offer: Offer, less: int = 0) -> bool:
+        """Whether the offer is one of reserved capacity that has no idle machine, or is no longer in the stack file.
+
+        ``less``: how many of its machines not to count.
+        """
         if offer.model is not Model.RESERVED:
             return False
         pool = stack.pool(offer.pool)
         found = pool.reservation(offer.zone, offer.reservation) if pool is not None else None
-        return found is None or self._resources[resource(offer)] >= found.count
+        return found is None or self._resources[resource(offer)] - less >= found.count
 
     def _under_the_teams(self, stack: StackState, team: TeamState, new: str, later_usd: float) -> bool:
         """Whether the team's machines, and one more of this resource, stay within the team's limits."""

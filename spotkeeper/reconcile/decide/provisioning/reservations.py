@@ -20,6 +20,7 @@ from spotkeeper.reconcile.decide.job import limits
 from spotkeeper.reconcile.decide.provisioning import machine_health, offers, pending
 from spotkeeper.reconcile.decide.queue import claim
 
+LEAVES_S = 300.0  # longest wait for a lost machine to leave its reserved capacity
 SWAP = "swap to spot"  # the cause of an attempt
 
 
@@ -29,7 +30,7 @@ def step(draft: Draft) -> None:
     if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.snapshot.spec is None:
         return
     if any(draft.nodes[index].cur is None for index in draft.filled()):
-        if not draft.snapshot.blind:
+        if not draft.snapshot.blind and not claim.bars(draft):  # until its turn, what is idle may change
             _start_zone(draft)
         vacant = [i for i in reversed(draft.filled()) if draft.nodes[i].cur is None and not _left_out(draft, i)]
         capped = [fill(draft, index, "cur") for index in vacant]
@@ -44,15 +45,17 @@ def _start_zone(draft: Draft) -> None:
     """Choose one zone for the gang, unless it spreads: the zone of an idle static machine or of the best offer.
 
     Before its first generation the gang has no data, so it can still leave a zone that refused all spot offers, or go
-    to an idle static machine.
+    to an idle static machine or reserved capacity.
     """
     record, spec = draft.record, draft.snapshot.spec
     assert spec is not None
     if spec.spread:
         return
-    if not record.gen and not any(node.cur for node in draft.nodes) and (zone := _idle_zone(draft)) is not None:
-        _settle(draft, zone)
-        return
+    if not record.gen and not any(node.cur for node in draft.nodes):
+        zone = _idle_zone(draft) or _reserved_zone(draft)
+        if zone is not None:
+            _settle(draft, zone)
+            return
     pinned = any(node.cur is not None and node.cur.machine for node in draft.nodes)
     if record.zone is not None and (record.gen or pinned or not _all_refused(draft)):
         return
@@ -96,6 +99,15 @@ def _idle_zone(draft: Draft) -> str | None:
         return zones[-1]
     rest = offers.choices(draft, Node(), zones[-1])
     return zones[-1] if any(choice.offer.key() not in refused for choice in rest) else None
+
+
+def _reserved_zone(draft: Draft) -> str | None:
+    """Return the zone of reserved capacity that became idle since a gang without machines chose its zone, or None."""
+    chosen = draft.record.zone
+    if chosen is None or offers.reserved_for(draft, chosen, 1):
+        return None
+    zone = _best_zone(draft)
+    return zone if zone not in (None, chosen) and offers.reserved_for(draft, zone, 1) else None
 
 
 def _all_refused(draft: Draft) -> bool:
@@ -199,8 +211,32 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
         if draft.tally.fits(draft.snapshot.stack, offer, later_usd):
             draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now))
             return False
+        if _frees(draft, index, which, offer):
+            pending.say(draft, index, f"waiting until its lost machine has left reservation {offer.reservation}")
+            return False
     capped = (one for one in options if one.machine is None and not draft.tally.used_up(draft.snapshot.stack, one))
     return pending.nothing(draft, index, {offer.model for offer in capped})
+
+
+def _frees(draft: Draft, index: int, which: str, offer: Offer) -> bool:
+    """Whether reserved capacity is used up only until the job's own lost machine is gone, which takes a minute or so.
+
+    A machine bought meanwhile would stay, since jobs on spot do not move to reserved capacity.
+    """
+    node, stack = draft.nodes[index], draft.snapshot.stack
+    late = draft.now >= node.vacant_since + LEAVES_S if which == "cur" else node.cur is None or not node.cur.cut
+    if late or not draft.tally.used_up(stack, offer):
+        return False
+    lost = [one for one in draft.queries.own_grants() if one.resource == resource(offer) and _lost(draft, one)]
+    return bool(lost) and not draft.tally.used_up(stack, offer, less=len(lost))
+
+
+def _lost(draft: Draft, grant: Grant) -> bool:
+    """Whether no slot has the machine of this grant any more, or it was found stopping."""
+    if grant.node >= len(draft.nodes):
+        return True
+    live = [slot.attempt for slot in live_slots(draft.nodes, grant.node) if not slot.cut]
+    return grant.attempt <= draft.nodes[grant.node].top and grant.attempt not in live
 
 
 def _later_usd(draft: Draft) -> float:

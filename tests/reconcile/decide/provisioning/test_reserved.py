@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import ResultKind
+from spotkeeper.contract.cloud import ResultKind, VmStatus
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
 from spotkeeper.contract.record import PROBE, Phase
@@ -163,6 +163,55 @@ def test_a_lost_reserved_machine_is_no_preemption() -> None:
     world.until(lambda: world.record().gen == 2 and world.training(), 900)
     assert world.record().budget.preemptions == 0 and world.record().budget.loss_times == ()
     assert wants(world) == [(Model.RESERVED, "z-c")] * 2
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_only_reserved_machine_is_replaced_by_itself(stops: bool) -> None:
+    """Until the lost machine is gone its capacity is not idle, and a job that buys spot meanwhile stays there."""
+    world = trained(World(nodes=1, the_stack=has(count=1)))
+    if stops:
+        world.member(0).status, world.member(0).dies_at = VmStatus.STOPPING, world.t + 40
+        world.member(0).agent = None
+    else:
+        world.preempt(0)
+    world.until(lambda: world.record().gen == 2 and world.training(), 900)
+    assert wants(world) == [(Model.RESERVED, "z-c")] * 2
+    waits = [entry.detail for entry in world.events(Event.REFUSED) if entry.cause == "wait"]
+    assert waits == ["waiting until its lost machine has left reservation res"]
+
+
+def test_a_lost_machine_that_stays_in_its_reservation_makes_way_for_spot(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = trained(World(nodes=1, the_stack=has(count=1)))
+    monkeypatch.setattr(world, "_delete", lambda _: (ResultKind.ACCEPTED, ""))
+    lost, at = world.member(0), world.now()
+    lost.status, lost.agent = VmStatus.STOPPING, None
+    world.until(lambda: len(wants(world)) == 2, 600)
+    assert wants(world)[1] == (Model.SPOT, "z-c") and world.now() >= at + 300
+
+
+def test_a_queued_job_starts_where_reserved_capacity_became_idle() -> None:
+    """All of the pool's machines were taken when it was submitted."""
+    (pool,) = has(count=1).pools
+    world = World(nodes=1, the_stack=replace(has(count=1), pools=(replace(pool, max_machines=1),)), steps=600)
+    trained(world)
+    world.submit(SECOND)
+    world.run(60)
+    assert world.record(SECOND).reason.startswith("waiting in the queue") and world.record(SECOND).zone is None
+    world.until(lambda: world.record().phase is Phase.DONE, 3 * HOUR_S)
+    world.until(lambda: world.training(SECOND), 600)
+    assert wants(world, SECOND) == [(Model.RESERVED, "z-c")]
+
+
+def test_a_job_that_takes_over_a_reserved_machine_starts_there() -> None:
+    """The queue reserves it a machine while the other job still leaves, so at first its zone is the cheapest one."""
+    (pool,) = has(count=1).pools
+    world = World(nodes=1, the_stack=replace(has(count=1), pools=(replace(pool, max_machines=1),)), priority="low")
+    trained(world)
+    world.run(20 * 60)
+    world.spec = replace(world.spec, priority="normal")
+    world.submit(SECOND)
+    world.until(lambda: world.training(SECOND), 900)
+    assert wants(world, SECOND) == [(Model.RESERVED, "z-c")]
 
 
 def test_a_repair_of_the_allocation_finds_what_each_machine_uses() -> None:
