@@ -60,8 +60,10 @@ ELSEWHERE: Mapping[str, str] = {
 
 
 def explained(found: Problem) -> Problem:
-    """Return the problem with advice if its unknown key is in ``ELSEWHERE`` (keys of other tools), else unchanged."""
+    """Return the problem with advice if its key is another tool's (``ELSEWHERE``) or has an alternative, or as it is."""
     key = found.path.rsplit(".", 1)[-1]
+    if found.path == "region" and found.message.startswith("missing"):
+        return replace(found, message="missing, want a region's name, or `regions` with a list of names")
     if not found.message.startswith("unknown key") or key not in ELSEWHERE:
         return found
     return replace(found, message=f"unknown key: {ELSEWHERE[key]}", hint=None)
@@ -85,8 +87,8 @@ def regions(s: Settings) -> Iterator[Problem]:
 
 
 def _known_zones(s: Settings) -> tuple[str, ...]:
-    """Return the zones of the stack's regions; () if a region is unknown, which another rule reports."""
-    known = all(region in _REGIONS[s.cloud] for region in s.regions)
+    """Return the zones of the stack's regions; () if one is unknown or named twice, which another rule reports."""
+    known = all(region in _REGIONS[s.cloud] for region in s.regions) and len(set(s.regions)) == len(s.regions)
     return tuple(zone for region in s.regions for zone in zones_of(region)) if known else ()
 
 

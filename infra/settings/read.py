@@ -105,7 +105,8 @@ def parse(plain: Mapping[str, object], *, stack: str, project: str) -> Settings:
     given = {key: value for key, value in plain.items() if not (key == "budget" and value == {})}
     problems = _home_first(given)
     document: dict[str, object] = {**given, "stack": stack, "project": project}
-    derived = {"region"} if given.get("regions") else set()  # a problem with it is one with `regions`
+    empty = "regions" in given and given["regions"] is None and "region" not in given
+    derived = {"region"} if given.get("regions") or empty else set()  # a problem with it is one with `regions`
     wrong = [found for found in problems_of(document, Settings, by_hand=True) if found.path not in derived]
     problems += map(checks.explained, wrong)
     settings, positions, unknown = _usable(document, problems)

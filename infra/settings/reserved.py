@@ -14,6 +14,10 @@ from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 
 MOST_AWS = 30  # IAM allows 10,240 characters for all policies of a role
 _GCP = re.compile(r"(projects/[^/\s]+/reservations/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_GCP_NAME = (
+    "want a reservation's name (a letter, then letters, digits and -, at most 63, all lower case), or "
+    "projects/<project>/reservations/<name>"
+)
 _AWS = re.compile(r"cr-[0-9a-f]{8,17}\Z")
 _A_TIME = "want a time with its zone, such as 2026-12-01T11:30:00Z"
 
@@ -34,7 +38,7 @@ def pool_reservations(pool: Pool, s: Settings) -> Iterator[Problem]:
 
 def _of(one: Reservation, pool: Pool, s: Settings) -> Iterator[Problem]:
     if s.cloud == "gcp" and not _GCP.match(one.name):
-        yield problem("name", "want a reservation's name, or projects/<project>/reservations/<name>", one.name)
+        yield problem("name", _GCP_NAME, one.name)
     elif s.cloud == "aws" and not _AWS.match(one.name):
         yield problem("name", "want the id of a capacity reservation, such as cr-0123456789abcdef0", one.name)
     elif [(each.name, each.zone) for other in s.pools for each in other.reservations].count((one.name, one.zone)) > 1:

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import PurePosixPath
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][-A-Za-z0-9_]*\Z")
@@ -52,12 +53,23 @@ def problem(path: str, message: str, value: object = None, hint: str | None = No
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
     """Return the option closest to ``word``, or None if none is close."""
-    found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
-    if found:
-        return found[0]
-    folded = {option.lower().replace("_", "-"): option for option in options}
-    found = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.6)
-    return folded[found[0]] if found else None
+    every = list(options)
+    if found := _closest(word, every):
+        return found
+    folded = {option.lower().replace("_", "-"): option for option in every}
+    found = _closest(word.lower().replace("_", "-"), list(folded))
+    return folded[found] if found else None
+
+
+def _closest(word: str, options: list[str]) -> str | None:
+    """Return the most similar option; of equally similar ones, that with the same beginning: us-eest1 is us-east1."""
+    found = difflib.get_close_matches(word, options, n=_CLOSE, cutoff=0.6)
+    return max(found, key=lambda one: _likeness(one, word), default=None)
+
+
+def _likeness(one: str, word: str) -> tuple[float, int]:
+    beginning = takewhile(lambda pair: pair[0] == pair[1], zip(one, word, strict=False))
+    return difflib.SequenceMatcher(None, one, word).ratio(), len(list(beginning))
 
 
 def choices(word: str, options: Iterable[str]) -> str:
@@ -75,7 +87,8 @@ def shown(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    end = '..."' if isinstance(value, str) else "..."
+    return text if len(text) <= _SHOWN else text[: _SHOWN - len(end)] + end
 
 
 def join(path: str, key: str | int) -> str:

@@ -209,7 +209,7 @@ def test_other_providers_keys_are_ignored(key: str) -> None:
 
 
 EMPTY = {
-    "region": "region: missing, want a text",
+    "region": "region: missing, want a region's name, or `regions` with a list of names",
     "image": "image: missing, want a text",
     "limits": "limits: empty, want a mapping with lease_minutes, boot_deadline_s, max_run_hours, machines, ...",
     "budget": "budget: empty, want a mapping with monthly, billing_account, currency, alert_at, or leave it out",
@@ -225,6 +225,13 @@ def test_a_key_without_a_value_is_reported_from_engine_and_file(key: str, tmp_pa
     with pytest.raises(SpecError) as caught:
         from_config(read_config(file), "dev")
     assert EMPTY[key] in str(caught.value).splitlines()
+
+
+def test_an_empty_list_of_regions_is_one_problem() -> None:
+    with pytest.raises(SpecError) as caught:
+        from_config({"spotkeeper:regions": ""}, "dev")
+    told = [line for line in str(caught.value).splitlines() if line.startswith("region")]
+    assert told == ["regions: empty, want a list of texts"]
 
 
 CAPS = ("pools.1.placement", "pools.1.max_on_demand", "limits.usd_per_hour", "limits.machines")
