@@ -60,7 +60,7 @@ ELSEWHERE: Mapping[str, str] = {
 
 
 def explained(found: Problem) -> Problem:
-    """Return the problem with advice if its key is another tool's (``ELSEWHERE``) or has an alternative, or as it is."""
+    """Return the problem with advice if its key is another tool's (``ELSEWHERE``) or has an alternative."""
     key = found.path.rsplit(".", 1)[-1]
     if found.path == "region" and found.message.startswith("missing"):
         return replace(found, message="missing, want a region's name, or `regions` with a list of names")

@@ -32,6 +32,11 @@ def _about(text: str) -> Meta:
     return Meta(description=text)
 
 
+def _filled(text: str) -> Meta:
+    """Return the description of a list that a user leaves out or fills; programs write an empty one."""
+    return Meta(description=text, extra_json_schema={"minItems": 1})
+
+
 def _unoffered(text: str) -> Meta:
     """Return the description of a field that users do not write, and that messages and editors do not offer."""
     return Meta(description=text, extra={"offered": False})
@@ -118,10 +123,10 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: Annotated[int, Meta(ge=1, le=MOST_NODES, description="number of machines, or {min, max}")] | Nodes = 1
     pools: Annotated[tuple[str, ...], _about("pools to take machines from; empty: every pool of the stack")] = ()
     machines: Annotated[
-        tuple[MachineGroup, ...], _about("a mix of machines, [{pool: l4, nodes: 2}, ...], in place of nodes and pools")
+        tuple[MachineGroup, ...], _filled("a mix of machines, [{pool: l4, nodes: 2}, ...], in place of nodes and pools")
     ] = ()
     regions: Annotated[
-        tuple[str, ...], _about("regions of the stack to take machines from; unset: the stack's home region")
+        tuple[str, ...], _filled("regions of the stack to take machines from; unset: the stack's home region")
     ] = ()
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"

@@ -21,6 +21,7 @@ MAY_FAIL = 2  # consecutive ticks that may fail before the command reports it
 LATE = 3  # ticks that a note may be overdue before the function counts as failing
 MAX_REASON = 300
 DEFAULT_TEAM = "default"
+LOCAL_PROJECT = "local"  # project of a one-machine cloud; ids of projects of Google Cloud are longer
 
 
 class Model(str, Enum):

@@ -80,7 +80,9 @@ def test_a_job_file_is_told_of_regions_without_its_pools() -> None:
     assert told(spec(regions=("us-west1",), pools=("near",))) == [
         'regions[0]: "us-west1": the stack prod is not in this region, only in us-central1, us-east1'
         " (did you mean us-east1?)",
-        'pools[0]: "near": has no zone in us-west1, only in us-central1: add one of its regions to `regions`',
+    ], "the pools are not judged by a region that is wrong"
+    assert told(spec(regions=("mars",))) == [
+        'regions[0]: "mars": the stack prod is not in this region, only in us-central1, us-east1'
     ]
     assert told(spec(pools=("far",))) == [
         'pools[0]: "far": has no zone in us-central1, only in us-east1: add one of its regions to `regions`'

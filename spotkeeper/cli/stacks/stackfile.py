@@ -16,6 +16,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract.notification import is_reference
 from spotkeeper.contract.parse.problem import Problem, SpecError, located, nearest
 from spotkeeper.contract.parse.typed import read_text
+from spotkeeper.contract.stack import LOCAL_PROJECT
 
 if TYPE_CHECKING:
     from infra.settings.model import Channel, Settings
@@ -70,7 +71,7 @@ def configuration(path: Path) -> dict[str, str]:
     from spotkeeper.local.deploy.config import read_config
 
     config = read_config(path)
-    return read_config(path, STAND_IN) if config.get("gcp:project") == "local" else config
+    return read_config(path, STAND_IN) if config.get("gcp:project") == LOCAL_PROJECT else config
 
 
 def no_checkout() -> CliError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spotkeeper.contract.job import START_S, JobSpec, named_pools, pools_of
 from spotkeeper.contract.parse.problem import SHELL_WORDS, Problem, argv, join, nearest, problem, runner
-from spotkeeper.contract.stack import PoolState, StackState, region_of
+from spotkeeper.contract.stack import LOCAL_PROJECT, PoolState, StackState, region_of
 
 IMAGE = re.compile(  # registry, repository, digest: podman would look up a name without a registry elsewhere
     r"(?=[a-z0-9].{1,511}\Z)(localhost|[a-z0-9-]+(\.[a-z0-9-]+)+|[a-z0-9.-]+(?=:))(:[0-9]{1,5})?"
@@ -58,6 +58,12 @@ class JobContext:
         return () if self.stack is None else pools_of(self.spec, self.stack)
 
 
+def unknown_region(job: JobContext) -> bool:
+    """Whether the job names a region that the stack is not in, which :func:`regions_exist` reports."""
+    stack = job.stack
+    return stack is not None and not set(job.spec.regions) <= {stack.region, *stack.regions}
+
+
 def regions_exist(job: JobContext) -> Iterator[Problem]:
     """Check that the stack is in the job's regions, and that each pool that the job names has zones there."""
     spec, stack = job.spec, job.stack
@@ -70,7 +76,7 @@ def regions_exist(job: JobContext) -> Iterator[Problem]:
             yield problem(path, told, name, nearest(name, known))
     if spec.spread and len(set(spec.regions)) > 1:
         yield problem("spread", "a gang cannot train across regions: name one of them in `regions`", spec.spread)
-    if stack is None or not stack.regions:
+    if stack is None or not stack.regions or unknown_region(job):
         return
     regions = spec.regions or (stack.region,)
     usable = {pool.name for pool in named_pools(spec, stack) if pool.zones}
@@ -132,17 +138,29 @@ def warm_modules(job: JobContext) -> Iterator[Problem]:
 
 
 def container_image(job: JobContext) -> Iterator[Problem]:
-    """Check that `image` names its registry and a digest, and no field that needs the machine's own Python."""
+    """Check that `image` names its registry and a digest, that no other field excludes it, and that machines run it."""
     spec = job.spec
     if spec.image is None:
         return
     if not IMAGE.match(spec.image):
-        why = "a tag may be another image tomorrow, so want the digest: docker.io/pytorch/pytorch@sha256:64 hex digits"
-        yield problem("image", why, spec.image)
+        yield problem("image", _wrong_image(spec.image), spec.image)
+    if job.stack is not None and job.stack.project == LOCAL_PROJECT:
+        yield Problem("image", "machines of the one-machine cloud run no containers: leave it out there")
     if spec.requirements is not None:
         yield problem("requirements", "excludes `image`: install the packages in the image", spec.requirements)
     if spec.warm:
         yield problem("warm", "excludes `image`: each start of a container imports everything", list(spec.warm))
+
+
+def _wrong_image(image: str) -> str:
+    name, _, digest = image.partition("@sha256:")
+    if not digest:
+        return "a tag may be another image tomorrow, so want the digest: docker.io/pytorch/pytorch@sha256:64 hex digits"
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        return f"want 64 hex digits (0-9, a-f) after @sha256:, got {len(digest)} characters"
+    if "/" not in name:
+        return "want the registry and the repository before the digest: docker.io/pytorch/pytorch@sha256:..."
+    return "want REGISTRY/REPOSITORY@sha256:DIGEST in lower case and without a tag, such as docker.io/pytorch/pytorch"
 
 
 def source_hash(job: JobContext) -> Iterator[Problem]:

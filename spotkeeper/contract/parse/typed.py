@@ -224,6 +224,8 @@ def _check_dict(obj: Mapping[object, object], want: inspect.DictType, path: str)
 def _blanks(obj: object, want: inspect.Type, path: str) -> Iterator[Problem]:
     """Yield a problem for each optional field that a user left empty, since an empty limit would set no limit."""
     match want:
+        case inspect.Metadata(extra_json_schema={"minItems": 1}) if isinstance(obj, list | tuple) and not obj:
+            yield Problem(path, f"empty, want {describe(want)} with at least 1, or leave it out", shown(obj))
         case inspect.Metadata():
             yield from _blanks(obj, want.type, path)
         case inspect.UnionType():

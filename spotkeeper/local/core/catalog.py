@@ -10,8 +10,10 @@ import re
 
 from msgspec import Struct
 
+from spotkeeper.contract.stack import LOCAL_PROJECT
+
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
-PROJECT = "local"
+PROJECT = LOCAL_PROJECT
 PROJECT_NUMBER = 424242424242
 DEFAULT_SERVICE_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 

@@ -17,7 +17,7 @@ from spotkeeper.contract.parse.check_run import IMAGE, JobContext
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.parse.typed import load_yaml
-from spotkeeper.contract.stack import Price, StackState, StaticMachine, TeamState
+from spotkeeper.contract.stack import LOCAL_PROJECT, Price, StackState, StaticMachine, TeamState
 from tests.contract.samples import PRICES, STACK, ZONES, check_job, pool
 from tests.contract.stack_rules import POOL_VALIDATORS, check_stack
 
@@ -50,6 +50,13 @@ def complaint(folder: Path, text: str, stack: StackState = TEAMS) -> str:
     with pytest.raises(SpecError) as caught:
         read_job(file, stack, NOW)
     return str(caught.value)
+
+
+def test_the_one_machine_cloud_refuses_images(folder: Path) -> None:
+    text = GOOD + f"image: docker.io/pytorch/pytorch@sha256:{'0' * 64}\n"
+    told = complaint(folder, text, msgspec.structs.replace(STACK, project=LOCAL_PROJECT))
+    assert told == "job.yaml:3: image: machines of the one-machine cloud run no containers: leave it out there"
+    assert read_job(folder / "job.yaml", STACK, NOW).image is not None
 
 
 def test_a_valid_job_has_no_problems(folder: Path) -> None:
@@ -152,7 +159,7 @@ JOB_CASES = [
     (GOOD + 'source: "code\\0"\n', 'job.yaml:3: source: "code\\u0000": cannot be a folder: embedded null byte'),
     (
         GOOD + f"source: {'x' * 300}\n",
-        f'job.yaml:3: source: "{"x" * 56}...: cannot be a folder: File name too long',
+        f'job.yaml:3: source: "{"x" * 55}...": cannot be a folder: File name too long',
     ),
     (GOOD + "---\nname: b\n", "job.yaml:3: a second document begins here (---), but a file may have only one"),
     (GOOD + "1: a\n", "job.yaml:1: 1: a key must be a text: put it in quotes"),
@@ -217,6 +224,26 @@ JOB_CASES = [
         GOOD + "image: docker.io/pytorch/pytorch:latest\n",
         'job.yaml:3: image: "docker.io/pytorch/pytorch:latest": a tag may be another image tomorrow, so want the '
         "digest: docker.io/pytorch/pytorch@sha256:64 hex digits",
+    ),
+    (
+        GOOD + f"image: pytorch@sha256:{'0' * 64}\n",
+        f'job.yaml:3: image: "pytorch@sha256:{"0" * 40}...": want the registry and the repository before the digest: '
+        "docker.io/pytorch/pytorch@sha256:...",
+    ),
+    (
+        GOOD + "image: docker.io/pytorch/pytorch@sha256:0a3b\n",
+        'job.yaml:3: image: "docker.io/pytorch/pytorch@sha256:0a3b": want 64 hex digits (0-9, a-f) after '
+        "@sha256:, got 4 characters",
+    ),
+    (
+        GOOD + f"image: docker.io/acme/gpt:v1@sha256:{'0' * 64}\n",
+        f'job.yaml:3: image: "docker.io/acme/gpt:v1@sha256:{"0" * 26}...": want '
+        "REGISTRY/REPOSITORY@sha256:DIGEST in lower case and without a tag, such as docker.io/pytorch/pytorch",
+    ),
+    (
+        GOOD + "machines: []\nregions: []\n",
+        "job.yaml:3: machines: []: empty, want a list of mappings with at least 1, or leave it out\n"
+        "job.yaml:4: regions: []: empty, want a list of texts with at least 1, or leave it out",
     ),
     (
         GOOD + f"source: code\nrequirements: uv.lock\nimage: localhost:5000/a@sha256:{'0' * 64}\nwarm: [numpy]\n",
