@@ -78,3 +78,11 @@ def test_the_tables_fit_and_say_where_a_price_comes_from() -> None:
     assert "$2.00" in row and "67 %" in row and "1/2" in row and "·▁▁▁▁▁██" in row
     assert "$1.00*" in text and "* the stack file's price" in text
     assert max(map(len, lines)) <= 110
+    gone = '"low to high", "requests over time", "per 100 h", last'
+    assert f"no room here for {gone}: spotkeeper market --json" in lines
+
+
+def test_a_small_change_of_the_price_looks_small() -> None:
+    told = {"workers": Prices("workers", 7.9 * H, 7.9 * H, (PriceRun(1.5 * H, 0.84, A), PriceRun(6.0 * H, 0.86, A)))}
+    text = printed(market(market_view(STACK, told, {}, 0.0, 8.0 * H, 8), STACK))
+    assert "·▁▁▁▁▁▁▁" in text and "█" not in text.partition("charts:")[0]

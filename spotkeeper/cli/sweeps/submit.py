@@ -116,7 +116,10 @@ def _submit(target: Target, store: Store, sweep: Sweep, source: Source | None, *
     if new and not heard[0]:
         note(unheard(target, "starts the trials"))
     name = sweep.name
-    done = f"submitted {count(len(new), 'trial')}" if new else f"all {sweep.count()} trials are submitted already"
+    whole = "" if len(new) == sweep.count() else f", {sweep.count()} in all"
+    done = (
+        f"submitted {count(len(new), 'trial')}{whole}" if new else f"all {sweep.count()} trials are submitted already"
+    )
     text = f"{name}: {done}\nfollow it: spotkeeper sweep status {name}"
     emit(Started(name, sweep.count(), new), as_json, text)
 

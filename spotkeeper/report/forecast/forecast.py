@@ -244,11 +244,13 @@ def risks(of: Outlook) -> Iterator[tuple[str, float]]:
 
 
 def headline(made: Forecast) -> str:
+    mixed = " and " in made.machine_type  # as forecast/mix.py names it
+    machines = f"{made.nodes} machines ({made.machine_type})" if mixed else f"{made.nodes} x {made.machine_type}"
     if not made.bought:
-        return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training in reserved capacity"
+        return f"{machines}, {hours(made.work_h)} of training in reserved capacity"
     saved = f"{percent(made.saves)} cheaper than on-demand" if made.saves >= 0.005 else "no cheaper than on-demand"
     until = "" if made.deadline_h is None else f", deadline in {hours(made.deadline_h)}"
-    return f"{made.nodes} x {made.machine_type}, {hours(made.work_h)} of training{until}: {saved}"
+    return f"{machines}, {hours(made.work_h)} of training{until}: {saved}"
 
 
 def table(made: Forecast) -> RenderableType:

@@ -14,9 +14,11 @@ from spotkeeper.report.text.words import bar, duration, percent, usd
 
 UNKNOWN = "·"
 SPARE = ("last", "per 100 h", "low to high", "requests over time", "interrupted over time", "of on-demand")
+SPAN = 1.5  # a price chart's highest price is at least this many times its lowest, so that small changes look small
 LAST_SPARE = "price over time"
 LEGEND = (
-    "charts: oldest on the left; price: one scale for all zones of a pool; requests: a full block if all were served, "
+    "charts: oldest on the left; price: one scale for all zones of a pool, up to at least "
+    f"{SPAN} times its lowest price; requests: a full block if all were served, "
     f"the lowest if all were refused, {UNKNOWN} if none was made; interrupted: spot machines that the cloud took"
 )
 
@@ -37,7 +39,9 @@ def market(view: MarketView, stack: StackState) -> RenderableType:
 def _table(zones: Sequence[ZoneMarket], now: float) -> RenderableType:
     known = [price for zone in zones for price in zone.prices if price is not None]
     most = max((count for zone in zones for count in zone.interrupted), default=0)
-    rows = (_row(zone, now, (min(known, default=0.0), max(known, default=0.0)), most) for zone in zones)
+    low = min(known, default=0.0)
+    scale = (low, max([*known, SPAN * low]))
+    rows = (_row(zone, now, scale, most) for zone in zones)
     right = {"spot", "of on-demand", "served", "interrupted", "per 100 h", "last"}
     table = fitting(rows, (*SPARE, LAST_SPARE), right, "spotkeeper market --json")
     if all(zone.reported for zone in zones):

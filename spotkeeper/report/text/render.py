@@ -181,7 +181,8 @@ class Fitting:
 
     def no_room(self, left: Collection[str]) -> Text:
         """The line about columns that do not fit, and where they are shown."""
-        gone = ", ".join(name for name in self.columns if name not in left)
+        names = (name for name in self.columns if name not in left)
+        gone = ", ".join(f'"{name}"' if " " in name else name for name in names)
         return Text(f"no room here for {gone}: {self.elsewhere}", style="dim")
 
 

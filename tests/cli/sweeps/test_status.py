@@ -308,7 +308,7 @@ def test_a_stopped_search_submits_no_more_of_its_trials(
     assert re.search(r"lr: the search was stopped by \S+ at [-0-9]+ [:0-9]+ UTC", again.err)
     assert store.list_trials("lr").keys() == set(range(7))
     more = cli("sweep", "extend", "lr", "--trials", "+2")
-    assert more.code == 0 and "submitted 2 trials" in more.out, more.err
+    assert more.code == 0 and "submitted 2 trials, 11 in all" in more.out, more.err
     assert store.list_trials("lr").keys() == {*range(7), 9, 10}
     assert "further trials" not in cli("sweep", "status", "lr").out
     assert cli("sweep", "stop", "lr", "--yes").code == 0

@@ -101,6 +101,8 @@ def test_reserved_machines_cost_nothing_in_a_forecast() -> None:
     assert (all_.expected.usd.mid, all_.expected.preemptions.mid, all_.replays, all_.runs) == (0.0, 0.0, 0, True)
     assert all_.expected.finish_h.mid == pytest.approx(6.0 + RESTART_H)
     assert "3 x m, 6.0 h of training in reserved capacity" in markdown(all_)
+    mix = replace(all_, machine_type="m and n")
+    assert "3 machines (m and n), 6.0 h of training" in markdown(mix), "not 3 of each"
 
 
 def test_with_rare_spot_the_job_runs_on_demand() -> None:
