@@ -89,6 +89,7 @@ def move(job: str, zone: str, options: Options) -> None:
     """Request a job's move; CliError if the job is over or its spot pools do not have this zone."""
     target, store = open_stack(options.stack)
     record = lookup.find_job(store, job)
+    lookup.refuse_over(record)
     check_zone(store, record, zone)
     _send(target, store, record, RequestKind.MOVE, options, zone=zone)
 
@@ -100,6 +101,10 @@ def check_zone(store: Store, record: Record, zone: str) -> None:
     if spec is not None and state is not None:
         zones = {zone for pool in pools_of(spec, state) if pool.kind == "spot" for zone in pool.zones}
         if zone not in zones:
+            wide = pools_of(replace(spec, regions=state.regions), state)
+            if any(pool.kind == "spot" and zone in pool.zones for pool in wide):
+                regions = ", ".join(spec.regions or (state.region,))
+                raise CliError(f"{zone} is not in a region of this job (`regions`: {regions})", Exit.USAGE)
             near = nearest(zone, zones)
             hint = f" (did you mean {near}?)" if near else ""
             raise CliError(f"{zone} is not a zone of this job's spot pools{hint}", Exit.USAGE, ", ".join(sorted(zones)))

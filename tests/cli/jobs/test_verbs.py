@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -17,11 +18,13 @@ from spotkeeper.client.lookup import new_request
 from spotkeeper.contract.job import JobSpec, Nodes, RequestKind, spec_json
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Move, Node, Outcome, Phase, Record
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, Price
+from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.conftest import Cli, Done
 from tests.cli.local.test_ending import at_a_terminal
 from tests.cli.records import JOB, a_job, slot
+from tests.contract.samples import STACK
 
 LOSES = [
     ("cancel", ("cancel", "first"), "deletes its machines, its disks and its checkpoints"),
@@ -68,6 +71,25 @@ def test_a_move_needs_a_zone_of_the_jobs_pools(cli: Cli, store: Store) -> None:
     assert cli("move", "first", "us-central1-b").out == f"first ({JOB}): requested: move to us-central1-b\n"
     (request,) = store.list_requests(JOB)
     assert (request.kind, request.zone) == (RequestKind.MOVE, "us-central1-b")
+
+
+def test_a_move_out_of_the_jobs_regions_names_these(cli: Cli, store: Store) -> None:
+    a_job(store)
+    store.put_spec(JOB, JobSpec("first", ("train.py",)))
+    pool = next(one for one in STACK.pools if one.kind == "spot")
+    wide = replace(pool, zones=(*pool.zones, "us-east1-b"), prices={**pool.prices, "us-east1-b": Price(3.0, 1.0)})
+    state = replace(STACK, regions=(STACK.region, "us-east1"), pools=(wide,))
+    store.put(paths.STACK, msgspec.json.encode(state))
+    refused = cli("move", "first", "us-east1-b")
+    assert refused.code == Exit.USAGE
+    assert "us-east1-b is not in a region of this job (`regions`: us-central1)" in refused.err
+
+
+def test_a_job_that_is_over_does_not_move_wherever_to(cli: Cli, store: Store) -> None:
+    a_job(store, phase=Phase.END, outcome=Outcome.CANCELLED)
+    store.put_spec(JOB, JobSpec("first", ("train.py",)))
+    refused = cli("move", "first", "us-central1-x")
+    assert refused.code == Exit.REFUSED and "is over: cancelled" in refused.err
 
 
 def test_a_move_to_the_present_zone_is_refused_unless_it_cancels_a_move(cli: Cli, store: Store) -> None:

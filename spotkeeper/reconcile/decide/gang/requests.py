@@ -205,7 +205,7 @@ def file_refusal(old: JobSpec, new: JobSpec, stack: StackState | None) -> str:
 def _fixed(old: JobSpec, new: JobSpec, stack: StackState | None) -> Iterator[str]:
     if new.name != old.name:
         yield f"name: the job's name is {old.name}, the file says {new.name}"
-    if new.size() != old.size():
+    if new.size() != old.size() and not new.machines:
         resize = "" if old.size().min == old.size().max else f" (within the range: spotkeeper resize {old.name} NODES)"
         yield f"nodes: cannot change, since the job has a disk for each present node{resize}"
     elif new.machines != old.machines:

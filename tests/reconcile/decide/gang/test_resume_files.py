@@ -113,7 +113,8 @@ def refused(world: World, before: Record) -> str:
     ("change", "why"),
     [
         ({"nodes": 3}, "nodes: cannot change, since the job has a disk for each present node"),
-        ({"machines": (MachineGroup("pool", 1), MachineGroup("other", 1))}, "machines: cannot change"),
+        ({"machines": (MachineGroup("pool", 1), MachineGroup("other", 1))}, "refused: machines: cannot change"),
+        ({"machines": (MachineGroup("pool", 1), MachineGroup("other", 2))}, "refused: machines: cannot change"),
         ({"spread": True}, "spread:"),
         ({"name": "other"}, "name: the job's name is job, the file says other"),
         ({"seed": 7}, "seed:"),
