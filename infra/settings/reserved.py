@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 from infra.settings.model import Settings
 from infra.settings.pool import Pool, Reservation, moment
@@ -34,6 +35,15 @@ def pool_reservations(pool: Pool, s: Settings) -> Iterator[Problem]:
     for index, one in enumerate(pool.reservations):
         for found in (*_of(one, pool, s), *_times(one)):
             yield Problem(f"{join('reservations', index)}.{found.path}", found.message, found.value, found.hint)
+
+
+def over(s: Settings, now: datetime) -> Iterator[str]:
+    """Yield a caution for each reservation that has ended: the file is valid, but no job uses this reservation."""
+    for position, pool in enumerate(s.pools):
+        for index, one in enumerate(pool.reservations):
+            if (ends := moment(one.ends)) is not None and ends <= now:
+                path = f"{join(f'pools[{position}].reservations', index)}.ends"
+                yield f"{path}: {one.name} ended at {one.ends}, so no job uses it: correct the time or remove it"
 
 
 def _of(one: Reservation, pool: Pool, s: Settings) -> Iterator[Problem]:

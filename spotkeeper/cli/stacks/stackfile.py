@@ -6,13 +6,15 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from spotkeeper.cli.output import emit
+from spotkeeper.cli.output import emit, note
 from spotkeeper.client.errors import CliError, Exit
+from spotkeeper.client.target import STACK as LOCAL_STACK
 from spotkeeper.contract.notification import is_reference
 from spotkeeper.contract.parse.problem import Problem, SpecError, located, nearest
 from spotkeeper.contract.parse.typed import read_text
@@ -64,6 +66,17 @@ def read_stack_file(file: Path | None, stack: str | None, other: str) -> StackFi
     except SpecError as error:
         raise located(error, path.name, lines) from None
     return StackFile(name, config, found)
+
+
+def check_for_local(path: Path) -> None:
+    """Check a stack file as the one-machine cloud's stack ``local``; SpecError with lines in this file."""
+    from infra.settings.read import from_config
+    from spotkeeper.local.deploy.config import read_config
+
+    try:
+        from_config(read_config(path, STAND_IN), LOCAL_STACK)
+    except SpecError as error:
+        raise located(error, path.name, _lines(path)) from None
 
 
 def configuration(path: Path) -> dict[str, str]:
@@ -303,6 +316,7 @@ class CheckedStack(Struct, frozen=True):
     channels: tuple[CheckedChannel, ...] = ()
     jobs: tuple[str, ...] = ()  # job files
     examples: tuple[str, ...] = ()  # keys that still have a value of the example files
+    warnings: tuple[str, ...] = ()  # what is valid but can surprise
 
 
 def run_check(stack: str | None, *, as_json: bool) -> None:
@@ -325,6 +339,8 @@ def run_check(stack: str | None, *, as_json: bool) -> None:
         emit(CheckedStack(name, False, tuple(map(_placed, error.problems))), True, "")
         raise CliError(f"{count} problem{'s' * (count != 1)}", Exit.USAGE) from None
     emit(checked, as_json, _text(checked))
+    for line in checked.warnings:
+        note(f"warning: {line}")
 
 
 def check(file: Path) -> CheckedStack:
@@ -368,12 +384,15 @@ def _placed(one: Problem) -> PlacedProblem:
 
 
 def _checked(read: StackFile, jobs: tuple[str, ...]) -> CheckedStack:
+    from infra.settings.reserved import over
+
     settings: Settings = read.settings
     pools = tuple(map(_pool, settings.pools))
     examples = tuple(key for key, text in sorted(read.config.items()) if any(word in text for word in EXAMPLES))
     channels = tuple(map(_channel, settings.channels))
     where, caps = (settings.region, settings.regions), (settings.limits.machines, settings.limits.usd_per_hour)
-    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, *caps, channels, jobs, examples)
+    ended = tuple(over(settings, datetime.now(timezone.utc)))
+    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, *caps, channels, jobs, examples, ended)
 
 
 def _channel(channel: Channel) -> CheckedChannel:

@@ -112,6 +112,18 @@ def test_what_is_reserved_is_said(cli: Cli, checkout: Path) -> None:
     assert json.loads(cli("check", file, "--json").out)["pools"][0]["reserved"] == [told]
 
 
+def test_a_reservation_that_has_ended_is_a_warning(cli: Cli, checkout: Path) -> None:
+    file = checkout / "infra/stacks/Pulumi.dev.yaml"
+    later = "{name: res, zone: us-east1-b, count: 4, ends: 2999-12-08T11:30:00Z}"
+    change(file, "max_on_demand: 2", f"max_on_demand: 2\n      reservations: [{later}]")
+    assert cli("check", file).err == ""
+    change(file, "2999", "2020")
+    why = "res ended at 2020-12-08T11:30:00Z, so no job uses it: correct the time or remove it"
+    done = cli("check", file)
+    assert (done.code, done.err) == (0, f"warning: pools[0].reservations[0].ends: {why}\n")
+    assert json.loads(cli("check", file, "--json").out)["warnings"] == [f"pools[0].reservations[0].ends: {why}"]
+
+
 def test_all_problems_of_stack_and_jobs_are_listed_with_file_and_line(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "kind: spot", "kind: spto")
     change(checkout / "jobs/gpt.yaml", "nodes: 4", "nods: 4")
