@@ -137,12 +137,16 @@ def _remedy(options: UpOptions) -> str:
 
 
 def _check(options: UpOptions) -> None:
-    """Raise CliError if an option of ``local up`` is out of range, or a file is missing."""
+    """Raise CliError if an option of ``local up`` is out of range or a file is missing, SpecError if it is invalid."""
     if options.scale > MAX_SCALE:
         why = f"at {MAX_SCALE:g} a notice of 120 s is one real second, and a job needs that to save"
         raise CliError(f"scale {options.scale:g}: must be at most {MAX_SCALE:g}; {why}", Exit.USAGE)
     if options.stack_file is not None and not options.stack_file.is_file():
         raise CliError(f"{options.stack_file}: no such stack file", Exit.USAGE, f"start from a copy of {STACK_FILE}")
+    if options.stack_file is not None:
+        from spotkeeper.cli.stacks.stackfile import check_for_local
+
+        check_for_local(options.stack_file)
 
 
 def _deployed(cloud: LocalCloud, options: UpOptions) -> DeployResult:

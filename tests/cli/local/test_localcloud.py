@@ -112,6 +112,14 @@ def test_a_given_stack_file_is_kept_for_later_ups(shell: Shell, tmp_path: Path) 
     assert wrong.returncode == 2 and "no such stack file" in wrong.stderr
 
 
+def test_a_wrong_stack_file_starts_no_cloud(tmp_path: Path) -> None:
+    own, folder = tmp_path / "Pulumi.mine.yaml", tmp_path / "cloud"
+    own.write_text(localcloud.STACK_FILE.read_text().replace("region: us-central1", "region: us-centrel1"))
+    done = Shell(tmp_path)("local", "up", "--folder", str(folder), "--stack-file", str(own))
+    assert done.returncode == 2 and not folder.exists()
+    assert done.stderr.startswith('error: Pulumi.mine.yaml:5: region: "us-centrel1": is not a region of gcp')
+
+
 def test_the_remedy_for_a_wrong_stack_file_names_that_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The program reads a copy and its errors have the copy's name; a plain `up` would read the old copy again."""
 
@@ -119,7 +127,7 @@ def test_the_remedy_for_a_wrong_stack_file_names_that_file(monkeypatch: pytest.M
         raise DeployError("Pulumi.local.yaml: region: no such region")
 
     own, folder = tmp_path / "Pulumi.mine.yaml", tmp_path / "cloud"
-    own.write_text("config: {}\n")
+    own.write_text(localcloud.STACK_FILE.read_text())
     monkeypatch.setattr("spotkeeper.local.deploy.up", wrong)
     try:
         with pytest.raises(CliError) as raised:
