@@ -10,9 +10,10 @@ included (Google waives the first minute of a spot machine that is preempted in 
 The cost is compared in two ways. ``saved`` compares with the same machine-hours at on-demand prices, so that it can be
 checked against the cloud's bill; it counts the time in which machines boot, overlap or stand still. Machines in
 reserved capacity are left out on both sides: they cost nothing more, and save nothing. ``undisturbed`` is
-the cost of another run, on uninterrupted on-demand machines. It omits replacements that boot beside a running machine,
-and the time between a stop and the next generation; it includes the time of repeated steps, because the ledger does not
-record this time. It is shown beside ``spent`` and never subtracted from it, since such a run is not billed.
+the cost of another run, on uninterrupted on-demand machines and the same reserved ones. It omits replacements that boot
+beside a running machine, and the time between a stop and the next generation; it includes the time of repeated steps,
+because the ledger does not record this time. It is shown beside ``spent`` and never subtracted from it, since such a
+run is not billed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Money(Struct, frozen=True):
     """The cost of a job, USD. ``on_demand_only``: the same bought machine-hours at on-demand prices.
 
     ``saved_percent`` is None until the job has trained for ten minutes, or ended. ``undisturbed``: the cost of
-    uninterrupted on-demand machines for the time in which this job trained.
+    uninterrupted on-demand machines for the time in which this job trained on machines that it bought.
     """
 
     spent: float
@@ -238,10 +239,12 @@ def _settled(entries: tuple[Entry, ...], now: float) -> bool:
 
 def _undisturbed(entries: tuple[Entry, ...], listed: Mapping[Attempt, float], now: float) -> float:
     idle = stopped(entries, now)
+    reserved = [machine for machine in listed if not machine.bought]
     total = 0.0
-    for node in {machine.node for machine in listed}:
-        of_node = [machine for machine in listed if machine.node == node]
-        needed = seconds(minus(union(machine.span(now) for machine in of_node), idle))
+    for node in {machine.node for machine in listed if machine.bought}:
+        of_node = [machine for machine in listed if machine.node == node and machine.bought]
+        paid_for = [machine.span(now) for machine in reserved if machine.node == node]
+        needed = seconds(minus(union(machine.span(now) for machine in of_node), [*idle, *paid_for]))
         total += needed / HOUR_S * min(listed[machine] for machine in of_node)
     return total
 
