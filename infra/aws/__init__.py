@@ -43,7 +43,8 @@ def declare(settings: Settings, build: Path) -> Exports:
         needed.append(AwsShells(settings, identity, opts))
     drained = Drained(settings, drain_args(settings, storage), descriptor, needed, opts)
     AwsTriggers(settings, function, identity, drained, opts)
-    AwsAlerts(settings, function, opts)
+    if settings.alerts.email or settings.budget:
+        AwsAlerts(settings, function, opts)
     return Exports(
         bucket=storage.bucket.bucket,
         function_url=function.url,

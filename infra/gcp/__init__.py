@@ -38,7 +38,8 @@ def declare(settings: Settings, build: Path) -> Exports:
     descriptor = pools.publish_state()
     drained = Drained(settings, drain_args(settings, storage), descriptor, [network, function, placement, pools])
     triggers = GcpTriggers(settings, function, identity, drained)
-    GcpAlerts(settings, triggers)
+    if settings.alerts.email or settings.budget:
+        GcpAlerts(settings, triggers)
     return Exports(
         bucket=storage.bucket.name,
         function_url=function.url,

@@ -675,7 +675,7 @@ def test_every_declarable_resource_has_a_price(joined: Declaration, config: dict
 
 def test_alerts_budget_and_the_accounts_role_are_opt_in(joined: Declaration, example: Declaration) -> None:
     kinds = {found.type.rsplit(":", 1)[1] for found in joined.values()}
-    assert not kinds & {"MetricAlarm", "LogMetricFilter", "Topic", "TopicSubscription", "Budget"}
+    assert not kinds & {"MetricAlarm", "LogMetricFilter", "Topic", "TopicSubscription", "Budget", "Alerts"}
     (role,) = of(joined, "aws:iam/serviceLinkedRole:ServiceLinkedRole")
     assert role.properties["awsServiceName"] == "spot.amazonaws.com"
     assert role.retain, "it is the account's: other stacks launch spot machines by it"

@@ -480,6 +480,10 @@ def test_only_invokers_may_call(local: Declaration) -> None:
     assert "allAuthenticatedUsers" not in json.dumps([d.properties for d in local.values()], default=str)
 
 
+def test_a_stack_without_alerts_and_budget_has_no_empty_group(local: Declaration, example: Declaration) -> None:
+    assert not of(local, "spotkeeper:gcp:Alerts") and of(example, "spotkeeper:gcp:Alerts")
+
+
 def test_alerts_reach_the_configured_address(example: Declaration) -> None:
     metric = one(example, "gcp:logging/metric:Metric", "ticks")
     assert 'service_name="sk-demo" AND jsonPayload.event="tick"' in metric["filter"]
