@@ -18,7 +18,7 @@ from spotkeeper.contract.job import START_S, JobSpec, PartialJob, UnknownError
 from spotkeeper.contract.parse.check import job_problems
 from spotkeeper.contract.parse.check_params import placeholder_problems
 from spotkeeper.contract.parse.check_run import JobContext
-from spotkeeper.contract.parse.problem import Problem, SpecError, join, located
+from spotkeeper.contract.parse.problem import Problem, SpecError, called, join, located
 from spotkeeper.contract.parse.typed import convert, problems_of, read_text
 from spotkeeper.contract.parse.yamltext import read
 from spotkeeper.contract.stack import StackState
@@ -55,11 +55,11 @@ def read_job(
     Raises:
         SpecError: with every problem and its line in the file.
     """
-    document, lines = read(read_text(file), file.name, texts="command")
+    document, lines = read(read_text(file), called(file), texts="command")
     try:
         return filled(checked_job(document, JobContext(_NO_JOB, stack, file.resolve().parent, now, starts), overrides))
     except SpecError as error:
-        raise located(error, file.name, lines) from None
+        raise located(error, called(file), lines) from None
 
 
 def checked_job(document: object, context: JobContext, overrides: Overrides | None = None) -> JobSpec:

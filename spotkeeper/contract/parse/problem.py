@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][-A-Za-z0-9_]*\Z")
 _SHOWN = 60  # characters of a wrong value that a message repeats
@@ -44,6 +44,11 @@ class SpecError(ValueError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def called(file: Path) -> str:
+    """Return what messages call a file: the path that a person gave, of an absolute one the name."""
+    return file.name if file.is_absolute() else str(file)
 
 
 def problem(path: str, message: str, value: object = None, hint: str | None = None) -> Problem:

@@ -19,7 +19,7 @@ from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.parse.check_params import WANT_NAME
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.jobfile import Overrides, checked_job
-from spotkeeper.contract.parse.problem import Problem, SpecError, join, located, nearest, problem
+from spotkeeper.contract.parse.problem import Problem, SpecError, called, join, located, nearest, problem
 from spotkeeper.contract.parse.typed import convert, problems_of, read_text
 from spotkeeper.contract.parse.yamltext import read
 from spotkeeper.contract.stack import StackState
@@ -62,22 +62,22 @@ def read_sweep(
     Raises:
         SpecError: with every problem and its line in the file.
     """
-    document, lines = read(read_text(path), path.name, texts="job.command")
+    document, lines = read(read_text(path), called(path), texts="job.command")
     if problems := problems_of(document, SweepFile, by_hand=True):
-        raise located(SpecError(problems), path.name, lines)
+        raise located(SpecError(problems), called(path), lines)
     file = convert(document, SweepFile)
     problems = [found for rule in RULES for found in rule(file)]
-    errors = [located(SpecError(problems), path.name, lines)] if problems else []
+    errors = [located(SpecError(problems), called(path), lines)] if problems else []
     inline = isinstance(file.job, dict)
     job_file = path if isinstance(file.job, dict) else path.parent / file.job
     context = JobContext(JobSpec("-", ("-",)), stack, job_file.resolve().parent, now, starts)
     job: object = file.job
     try:
         if not inline:
-            job, lines = read(read_text(job_file), job_file.name, texts="command")
+            job, lines = read(read_text(job_file), called(job_file), texts="command")
         checked = _job(file, job, context, bool(problems))
     except SpecError as error:
-        errors.append(error if error.problems[0].source else _in_file(error, job_file.name, lines, inline))
+        errors.append(error if error.problems[0].source else _in_file(error, called(job_file), lines, inline))
     if errors:
         raise SpecError(each for error in errors for each in error.problems)
     return SweepAndJob(file, checked, job_file)

@@ -148,6 +148,14 @@ def test_problems_of_a_job_file_have_line_numbers(cli: Cli, store: Store, folder
     assert store.list("") == before
 
 
+def test_a_problem_names_the_file_as_the_user_did(
+    cli: Cli, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(folder, "name: first\ncommand: [trane.py]\nsource: code\nnodes: 2\n")
+    monkeypatch.chdir(folder.parent)
+    assert "error: work/job.yaml:2: command[0]" in cli("submit", Path("work/job.yaml")).err, "one of several job.yaml"
+
+
 @pytest.mark.parametrize("verb", ["put_source", "put_spec", "put_request"])
 def test_an_interrupted_resume_changes_nothing_and_can_be_repeated(
     cli: Cli, store: Store, folder: Path, verb: str, monkeypatch: pytest.MonkeyPatch

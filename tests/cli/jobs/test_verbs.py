@@ -81,7 +81,6 @@ def test_a_move_out_of_the_jobs_regions_names_these(cli: Cli, store: Store) -> N
     state = replace(STACK, regions=(STACK.region, "us-east1"), pools=(wide,))
     store.put(paths.STACK, msgspec.json.encode(state))
     refused = cli("move", "first", "us-east1-b")
-    assert refused.code == Exit.USAGE
     assert "us-east1-b is not in a region of this job (`regions`: us-central1)" in refused.err
 
 
