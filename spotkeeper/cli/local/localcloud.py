@@ -380,6 +380,8 @@ def tables(found: Status) -> RenderableType:
         }
         for zone in found.zones
     )
+    uses = ((one, f"{one.used} of {one.count} x {one.machine} used") for one in found.reservations)
+    reserved = [Text(f"\nreservation {one.name} in {one.zone}: {use}") for one, use in uses]
     money = f"billed ${found.bill.spent:.2f}; the same hours cost ${found.bill.on_demand_only:.2f} on-demand"
     return Group(
         fitting(vms, ("address", "machine", "$/h", "model", "zone"), columns=_VM_COLUMNS),
@@ -387,6 +389,7 @@ def tables(found: Status) -> RenderableType:
         fitting(disks, ("GB", "zone", "state"), columns=_DISK_COLUMNS),
         Text(),
         fitting(zones, ("on-demand runs", "spot price"), columns=_ZONE_COLUMNS),
+        *reserved,
         Text(f"\n{money}"),
     )
 

@@ -5,10 +5,13 @@ This cloud has only reservations that must be named (``specificReservationRequir
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from spotkeeper.local.compute.stored import StoredResource, StoredResources
 from spotkeeper.local.core import errors
-from spotkeeper.local.core.rest import Ref
+from spotkeeper.local.core.rest import Ref, last, parse_ref
 from spotkeeper.local.core.schema import InstanceProperties
+from spotkeeper.local.core.views import ReservationView
 from spotkeeper.local.core.vm import RESERVATIONS, LocalVm, VmTable
 
 _STATES = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
@@ -35,10 +38,19 @@ class Reservations:
 
     def has_room(self, vm: LocalVm) -> bool:
         """Whether the VM's reservation has a VM left for it."""
-        found = [one for one in self._machines.list() if one.accepted and one.reservation == vm.reservation]
-        used = sum(one.wire.status in _STATES for one in found)
         stored = None if vm.reservation is None else self._stored.find(vm.reservation)
-        return stored is not None and used < _count(stored)
+        return stored is not None and self._used(vm.reservation) < _count(stored)
+
+    def _used(self, ref: Ref | None) -> int:
+        found = [one for one in self._machines.list() if one.accepted and one.reservation == ref]
+        return sum(one.wire.status in _STATES for one in found)
+
+    def views(self) -> Iterator[ReservationView]:
+        for stored in self._stored.every(RESERVATIONS):
+            ref = parse_ref(stored.path, "")
+            if ref is not None:
+                machine, zone = str(_machine_type(stored)), last(ref.scope)
+                yield ReservationView(ref.name, zone, machine, self._used(ref), _count(stored))
 
 
 def _specific(stored: StoredResource) -> dict[str, object]:

@@ -117,6 +117,10 @@ class StoredResources:
         """Return all resources of the kind and scope of ``ref``; its name is ignored."""
         return self._world.state.all(ref.kind, StoredResource, ref.folder())
 
+    def every(self, kind: str) -> Iterator[StoredResource]:
+        """Yield all resources of a kind, of all projects and scopes."""
+        yield from self._world.state.all(kind, StoredResource, "projects/")
+
     def insert(self, ref: Ref, body: JsonValue, request_id: str | None) -> OpDoc:
         clean = self._template(body) if ref.kind == "instanceTemplates" else self._plain(ref, body)
         if self.find(ref) is not None:

@@ -48,6 +48,16 @@ class ZoneView(Struct, frozen=True):
     spot_price_share: float  # of the on-demand price
 
 
+class ReservationView(Struct, frozen=True):
+    """A reservation as ``status`` shows it: for ``count`` VMs of a machine type, of which ``used`` run."""
+
+    name: str
+    zone: str
+    machine: str
+    used: int
+    count: int
+
+
 class FunctionView(Struct, frozen=True):
     name: str
     url: str
@@ -66,6 +76,7 @@ class Status(Struct, frozen=True):
     functions: tuple[FunctionView, ...]
     bill: Bill
     resources: dict[str, tuple[str, ...]] = {}
+    reservations: tuple[ReservationView, ...] = ()
 
 
 class BillView(Struct, frozen=True):

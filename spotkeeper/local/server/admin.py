@@ -147,6 +147,7 @@ class Admin:
             functions=tuple(parts.functions.views()),
             bill=parts.billing.bill(),
             resources=parts.resources.names(),
+            reservations=tuple(parts.reservations.views()),
         )
 
     def _vm_view(self, vm: LocalVm) -> views.VmView:

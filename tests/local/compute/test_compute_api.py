@@ -68,7 +68,7 @@ def test_an_instance_from_a_template_is_overridden_by_the_body(api: Api) -> None
         api.post(INSTANCES, body, sourceInstanceTemplate=link.replace("regions/us-central1", "regions/us-east1"))
 
 
-def test_a_reservation_serves_matching_vms_that_name_it_and_stays_while_one_does(api: Api) -> None:
+def test_a_reservation_serves_matching_vms_that_name_it_and_stays_while_one_does(api: Api, cloud: LocalCloud) -> None:
     specific = {"count": "1", "instanceProperties": {"machineType": "e2-standard-4"}}
     body = {"name": "res", "specificReservation": specific, "specificReservationRequired": True}
     path = f"zones/{ZONE}/reservations"
@@ -89,7 +89,9 @@ def test_a_reservation_serves_matching_vms_that_name_it_and_stays_while_one_does
         api.post(INSTANCES, named("spot", scheduling=SPOT))
     with refused(400, "invalid"):
         api.post(INSTANCES, named("large", machineType=f"zones/{ZONE}/machineTypes/e2-standard-8"))
+    before = cloud.status().reservations
     api.ok(api.post(INSTANCES, named("first")))
+    assert [(one.used, one.count) for one in (*before, *cloud.status().reservations)] == [(0, 1), (1, 1)]
     with pytest.raises(AssertionError, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
         api.ok(api.post(INSTANCES, named("second")))
     with refused(400, "resourceInUseByAnotherResource"):

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from spotkeeper.cli.local.localcloud import tables
 from spotkeeper.contract.generation import Progress
-from spotkeeper.local.core.views import DiskView, Status, VmView, ZoneView
+from spotkeeper.local.core.views import DiskView, ReservationView, Status, VmView, ZoneView
 from spotkeeper.local.spot_market.bill import Bill
 from spotkeeper.report.job.view import JobView, job_view
 from spotkeeper.report.text.render import job_table, live, status
@@ -51,7 +51,8 @@ def test_names_are_never_cut(width: int) -> None:
     vm = VmView(name, "1", A, "spot", "a3-highgpu-1g", "RUNNING", "127.173.0.4", {}, "", 2.5, notice_until=1.0)
     disk = DiskView(name, A, 50, "READY", (name,), {})
     zone = ZoneView(A, 8, 2, 0, overridden=True, partitioned=False, spot_price_share=0.23)
-    found = Status(0.0, 20.0, "", (vm,), (disk,), (zone,), (), Bill(1.0, 2.0, 3.0, 4.0))
+    held = ReservationView("res-one", A, "a3-highgpu-1g", 1, 2)
+    found = Status(0.0, 20.0, "", (vm,), (disk,), (zone,), (), Bill(1.0, 2.0, 3.0, 4.0), {}, (held,))
     view = job_view(a_record(), None, NOTICED, STACK, 9 * HOUR)
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
@@ -60,7 +61,8 @@ def test_names_are_never_cut(width: int) -> None:
     text = capture.get()
     assert text.count(name) == 3 and "running, notice" in text and "8 (set)" in text and "…" not in text
     assert f"spot in {A}" in text and "stood still" in text
-    assert ("a3-highgpu-1g" in text, "  nodes  " in text) == (width >= 110, width >= 80)
+    assert f"reservation res-one in {A}: 1 of 2" in text
+    assert (" a3-highgpu-1g  " in text, "  nodes  " in text) == (width >= 110, width >= 80)
     assert ("no room here for " in text) == (width < 110), "what a narrow terminal leaves out is named, and who has it"
     assert max(len(line) for line in text.splitlines()) <= width
 
