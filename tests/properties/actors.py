@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,19 +123,16 @@ class Inline:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def submit(self, work: Callable[..., Any], *args: Any) -> Done:
-        return Done(work(*args))
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*args))
+        except Exception as error:  # not a killed greenlet's
+            done.set_exception(error)
+        return done
 
     def map(self, work: Callable[..., Any], *rows: Iterable[Any]) -> Iterator[Any]:
         return iter([work(*row) for row in zip(*rows, strict=False)])
-
-
-@dataclass(frozen=True)
-class Done:
-    value: Any
-
-    def result(self) -> Any:
-        return self.value
 
 
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:

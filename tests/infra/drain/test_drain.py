@@ -191,7 +191,7 @@ def test_the_drain_reports_its_counts(cloud: Cloud, props: dict[str, Any], capsy
 
 def test_the_arguments_are_the_properties_that_the_provider_reads(props: dict[str, Any]) -> None:
     ends = SimpleNamespace(compute="", storage="")
-    settings = SimpleNamespace(stack="dev", project="p", zones=("a",), endpoints=ends)
+    settings = SimpleNamespace(stack="dev", project="p", region="r", zones=("a",), endpoints=ends)
     made = drain_args(settings, SimpleNamespace(bucket=SimpleNamespace(name="b")))
     assert {*made} == {*props, "cloud"}
     assert Drain._resource_type_name == "dynamic:Resource"

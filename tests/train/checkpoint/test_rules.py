@@ -68,7 +68,11 @@ RULES = (
     Rule("a seal is broken before its image changes", writer("        break_seal(memory)\n", ""), IMAGES),
     Rule("a torn copy is discarded", snapshot(_TORN, _TORN.replace("failed or name", "failed")), SNAPSHOT),
     # waits
-    Rule("an optimizer's step waits", snapshot("        copier.before_step()\n", "        pass\n"), BITS),
+    Rule(
+        "an optimizer's step waits",
+        snapshot("        copier.before_step()\n        return None\n", "        return None\n"),
+        BITS,
+    ),
     Rule(
         "code between two steps can wait", strategy("            self._copier.wait()\n", "            pass\n"), SNAPSHOT
     ),
