@@ -51,7 +51,7 @@ test: setup
 	@$(BIN)/python -m tests.run "$(if $(ARGS),,test)" -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Unit tests of what is pure or has a stand-in, without simulated hours of whole jobs, and one real job that loses a
-# machine and is cancelled.
+# machine and is cancelled: it mostly waits, so it has one of three processes for itself.
 QUICK := tests/contract tests/report tests/replay tests/client tests/reconcile tests/cli/stacks tests/infra/settings \
   tests/lifecycle/test_ends.py::test_a_job_cancelled_while_it_recovers_leaves_nothing \
   $(addprefix --ignore=tests/reconcile/,decide/gang/test_zone_probe.py decide/gang/test_zone_probe_faults.py \
@@ -60,7 +60,7 @@ QUICK := tests/contract tests/report tests/replay tests/client tests/reconcile t
   --ignore=tests/report/forecast/test_forecast.py
 
 quick: setup
-	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n logical --dist loadfile --no-loadscope-reorder -p no:schemathesis \
+	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n 3 --dist loadfile --no-loadscope-reorder -p no:schemathesis \
 	  $(QUICK) $(ARGS)
 
 # Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).
