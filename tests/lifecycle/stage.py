@@ -6,6 +6,7 @@ machines away, measures training and proves weights is the demo's own (``spotkee
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import random
@@ -123,13 +124,23 @@ class Stage:
             raise
         return stage
 
-    def tear_down(self) -> LeftOver:
-        """Destroy the stack; end remaining processes by force, and return the counts."""
+    @classmethod
+    @contextlib.contextmanager
+    def of_its_own(cls, folder: Path, alone: Path | None, stack_file: Path) -> Iterator[Stage]:
+        """A stage for one test, with a stack file of its own."""
+        stage = cls.set_up(folder, alone, stack_file)
+        try:
+            yield stage
+        finally:
+            stage.tear_down()
+
+    def tear_down(self) -> None:
+        """Destroy the stack; end remaining processes by force. Nothing may be left."""
         try:
             deploy.destroy(STACK, self.stack_file, self.cloud, self.cloud.folder / "deploy", engine="in-process")
         finally:
             left = self.cloud.down(purge=True)
-        return left
+        assert not left, f"left over after destroy: {left}"
 
     def fill(self, *zones: str) -> None:
         """Give these zones, or all, their whole capacity."""

@@ -38,12 +38,8 @@ train.main()
 def two_pools(tmp_path: Path) -> Iterator[Stage]:
     file = tmp_path / "Pulumi.local.yaml"
     file.write_text(STACK_FILE.read_text().replace("  spotkeeper:limits:", POOL, 1))
-    stage = Stage.set_up(tmp_path, stack_file=file)
-    try:
+    with Stage.of_its_own(tmp_path, None, file) as stage:
         yield stage
-    finally:
-        left = stage.tear_down()
-    assert not left, f"left over after destroy: {left}"
 
 
 @pytest.mark.matrix

@@ -27,12 +27,8 @@ def both(tmp_path: Path, alone: Path) -> Iterator[Stage]:
     file.write_text(
         text.replace("spotkeeper:zones: [us-central1-a, us-central1-b, us-central1-c]", f"spotkeeper:zones: {ZONES}")
     )
-    stage = Stage.set_up(tmp_path, alone, file)
-    try:
+    with Stage.of_its_own(tmp_path, alone, file) as stage:
         yield stage
-    finally:
-        left = stage.tear_down()
-    assert not left, f"left over after destroy: {left}"
 
 
 def test_a_gang_goes_abroad_when_home_is_dry_with_the_same_weights(both: Stage) -> None:

@@ -30,12 +30,8 @@ def written(file: Path, more: str = "") -> None:
 def reserved(tmp_path: Path) -> Iterator[Stage]:
     file = tmp_path / "Pulumi.local.yaml"
     written(file)
-    stage = Stage.set_up(tmp_path, stack_file=file)
-    try:
+    with Stage.of_its_own(tmp_path, None, file) as stage:
         yield stage
-    finally:
-        left = stage.tear_down()
-    assert not left, f"left over after destroy: {left}"
 
 
 @pytest.mark.matrix

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spotkeeper.contract.metrics import read_metrics
 from spotkeeper.report.job.metrics import joined
 from spotkeeper.train.agent_link.control import METRICS
 from spotkeeper.train.checkpoint import pace, snapshot
-from spotkeeper.train.checkpoint.image import TensorCopy
+from tests.train.checkpoint.test_snapshot import LatestCopier
 from tests.train.gangs import Gang, Job
 
 HERE = Path(__file__).parent
@@ -84,22 +85,17 @@ def _gang(root: Path, script: str, case: Case, *more: str, before: Callable[[], 
 
 
 def _late_images() -> None:
-    class Late(Future[None]):
-        """A copy that runs when it is waited for, as late as is allowed."""
+    class Told(LatestCopier):
+        def submit(self, work: Callable[[Any], None], what: Any) -> Future[None]:
+            def copy(what: Any) -> None:
+                print(COPIED, flush=True)
+                work(what)
 
-        def __init__(self, copies: Sequence[TensorCopy]) -> None:
-            super().__init__()
-            self.copies = copies
-
-        def exception(self, timeout: float | None = None) -> BaseException | None:
-            print(COPIED, flush=True)
-            for copy in self.copies:
-                copy.run()
-            return None
+            return super().submit(copy, what)
 
     os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
     snapshot.CHECKED = 1
-    snapshot.BackgroundCopier._submit = lambda _, copies: Late(copies)  # type: ignore[method-assign]
+    snapshot.ThreadPoolExecutor = lambda *_: Told()  # type: ignore[assignment, misc]
     pace.IMAGE_S = 0.0
 
 
