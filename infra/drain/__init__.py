@@ -5,6 +5,8 @@ because machines use the network. The deletion writes ``stack/drain`` (then the 
 all that has the stack's label and a job's label until two listings in a row show nothing. It refuses the bucket of
 another stack, and never touches resources that Pulumi declared, since these have no job's label (``sk-job``).
 
+An update that removes a region drains this region (``leaving.py``), before Pulumi deletes its subnetwork.
+
 Pulumi stores a reference to the provider's module and no copy of its code, so a destroy uses the code of the current
 checkout. A new property therefore needs a default, for stacks that were created without this property.
 """
@@ -19,6 +21,7 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CheckFailure, CheckResult, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
 
+from infra.drain import leaving
 from infra.drain.emptying import DrainCloud, DrainError, empty
 from infra.settings.model import Settings
 from infra.shared import Component
@@ -69,10 +72,16 @@ class DrainProvider(ResourceProvider):
     serialize_as_secret_always = False
 
     def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
-        """Refuse a change of cloud, stack name, project or region, which would leave machines and disks behind."""
+        """Refuse a change that would leave machines and disks behind, or lose a job's only checkpoint.
+
+        The former: another cloud, stack name, project or home region; the latter: without a region that a job needs.
+        """
         moved = [name for name in PLACE if name in _olds and name in news and _olds[name] != news[name]]
         told = "cannot change from {} to {}: jobs' machines and disks would stay. Run `pulumi destroy` first"
-        return CheckResult(news, [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved])
+        failures = [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved]
+        if not failures and (regions := leaving.regions(_olds, news)):
+            failures += [CheckFailure("regions", why) for why in _needed(_olds, regions)]
+        return CheckResult(news, failures)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         cloud = opened(props)
@@ -85,6 +94,9 @@ class DrainProvider(ResourceProvider):
         return DiffResult(changes=changes, replaces=[], stables=[], delete_before_replace=False)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        if regions := leaving.regions(_olds, _news):
+            cloud = opened(_olds)
+            _report(f"{cloud.stack} in {', '.join(sorted(regions))}", leaving.drain(cloud, regions))
         opened(_news).lift()
         return UpdateResult(dict(_news))
 
@@ -105,6 +117,14 @@ def _marked(props: Mapping[str, Any]) -> bool:
         return opened(props).marked()
     except DrainError:
         return False
+
+
+def _needed(props: Mapping[str, Any], regions: frozenset[str]) -> list[str]:
+    """Return why these regions cannot be removed yet; [] for a user who cannot read the bucket: `up` checks again."""
+    try:
+        return leaving.needed(opened(props), regions)
+    except DrainError:
+        return []
 
 
 def opened(props: Mapping[str, Any]) -> DrainCloud:

@@ -62,8 +62,8 @@ class Ec2:
         return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, **clients)
 
     def owner(self) -> str | None:
-        found = self._object("get_object", naming.POOLS_OBJECT)
-        return None if found is None else str(json.loads(found["Body"].read()).get("stack"))
+        found = self.read(naming.POOLS_OBJECT)
+        return None if found is None else str(json.loads(found).get("stack"))
 
     def announce(self) -> None:
         self._object("put_object", DRAIN_OBJECT, Body=b"{}")
@@ -74,9 +74,18 @@ class Ec2:
     def marked(self) -> bool:
         return self._object("head_object", DRAIN_OBJECT) is not None
 
-    def busy(self) -> bool:
-        found = self._s3("list_objects_v2", Prefix=ACTIVE_FOLDER, MaxKeys=1)
-        return bool(found and found.get("Contents"))
+    def active(self) -> list[str]:
+        found, more = list[str](), dict[str, str]()
+        while page := self._s3("list_objects_v2", Prefix=ACTIVE_FOLDER, **more):
+            found += [item["Key"].removeprefix(ACTIVE_FOLDER) for item in page.get("Contents", ())]
+            if not page.get("IsTruncated"):
+                break
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        found = self._object("get_object", name)
+        return None if found is None else bytes(found["Body"].read())
 
     @property
     def settle_s(self) -> float:
@@ -178,8 +187,10 @@ def _tags(item: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) -> Thing:
-    name = _tags(item).get("Name")
-    return Thing(kind, f"{id_} ({name})" if name else id_, id_, leaving)
+    tags = _tags(item)
+    zone = item.get("AvailabilityZone") or item.get("Placement", {}).get("AvailabilityZone", "")
+    name = f"{id_} ({tags['Name']})" if tags.get("Name") else id_
+    return Thing(kind, name, id_, leaving, tags[LABEL_JOB], zone)
 
 
 def _busy(error: Any) -> bool:

@@ -1,12 +1,14 @@
-"""Empty a stack in any cloud: write ``stack/drain``, then list and delete until nothing is left."""
+"""Empty a stack in any cloud, or some of its regions: list and delete until nothing is left."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from spotkeeper.contract.stack import region_of
 
 DRAIN_OBJECT = "stack/drain"
 ACTIVE_FOLDER = "active/"  # one object for each unfinished job (spotkeeper.reconcile.store.paths)
@@ -36,6 +38,8 @@ class Thing:
     name: str
     where: str
     leaving: bool = False  # still listed, but ends by itself or cannot be deleted yet
+    job: str = ""
+    zone: str = ""  # "": a snapshot, which is in no zone
 
 
 class DrainCloud(Protocol):
@@ -71,8 +75,11 @@ class DrainCloud(Protocol):
     def marked(self) -> bool:
         """Return whether ``stack/drain`` exists."""
 
-    def busy(self) -> bool:
-        """Return whether there are unfinished jobs (objects in ``active/``); only these have rounds."""
+    def active(self) -> Collection[str]:
+        """Return the unfinished jobs (objects in ``active/``); only these have rounds."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return an object of the bucket; None if it is missing."""
 
     def things(self) -> Iterable[Thing]:
         """List the stack's machines, disks and snapshots with a job's label."""
@@ -86,23 +93,31 @@ class DrainCloud(Protocol):
 
 
 def empty(
-    cloud: DrainCloud, pause: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
+    cloud: DrainCloud,
+    pause: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+    regions: Collection[str] = (),
 ) -> Counter[str]:
     """Delete until two listings in a row show nothing; return the number of deleted things by kind.
+
+    ``regions``: delete only what is in these, of a stack that stays in use. ``stack/pools.json`` names them no more, so
+    no round that begins now creates anything there; (): write ``stack/drain`` and delete everything.
 
     Raises:
         DrainError: the bucket is another stack's, a deletion is refused, or half an hour was not enough.
     """
     _own(cloud)
-    cloud.announce()
+    if not regions:
+        cloud.announce()
     found: set[tuple[str, str]] = set()
     clean, listed_at = 0, now()
-    end, settled = listed_at + DEADLINE_S, listed_at + (cloud.settle_s if cloud.busy() else 0.0)
+    end, settled = listed_at + DEADLINE_S, listed_at + (cloud.settle_s if cloud.active() else 0.0)
     while clean < CLEAN_LISTINGS or listed_at < settled:
         listed_at = now()
         try:
-            cloud.announce()  # repeated: without the mark the function would launch machines
-            left = list(cloud.things())
+            if not regions:
+                cloud.announce()  # repeated: without the mark the function would launch machines
+            left = [thing for thing in cloud.things() if not regions or region_of(thing.zone) in regions]
         except LaterError as busy:
             clean, still = 0, f"the cloud still does not list the stack's resources ({busy})"
         else:
@@ -111,7 +126,8 @@ def empty(
             cloud.delete([thing for thing in left if not thing.leaving])
         if clean < CLEAN_LISTINGS or listed_at < settled:
             if listed_at > end:
-                raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then run the destroy again")
+                run = "`pulumi up`" if regions else "the destroy"
+                raise DrainError(f"after {DEADLINE_S:.0f} s {still}. Delete what is left, then run {run} again")
             pause(cloud.pause_s)
     return Counter(kind for kind, _ in found)
 

@@ -36,7 +36,12 @@ class Api:
     token: str | None = field(repr=False)
 
     def call(self, method: str, url: str, body: bytes | None = None) -> dict[str, Any]:
-        """Make one call; return the decoded answer.
+        """Make one call; return the decoded answer. Errors are those of :meth:`fetch`."""
+        text = self.fetch(method, url, body)
+        return json.loads(text) if text.strip() else {}
+
+    def fetch(self, method: str, url: str, body: bytes | None = None) -> bytes:
+        """Make one call; return the answer's body.
 
         Raises:
             NotFoundError: HTTP 404.
@@ -49,7 +54,7 @@ class Api:
         request = urllib.request.Request(url, method=method, data=body, headers=headers)  # noqa: S310 - our own endpoints
         try:
             with urllib.request.urlopen(request, timeout=_CALL_S) as answer:  # noqa: S310
-                text = answer.read()
+                found: bytes = answer.read()
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 raise NotFoundError(url) from None
@@ -58,7 +63,7 @@ class Api:
             raise (LaterError if later else DrainError)(f"{method} {url}: {error.code} {said[:500]}") from None
         except OSError as error:
             raise LaterError(f"{method} {url}: {error}") from None
-        return json.loads(text) if text.strip() else {}
+        return found
 
 
 def access_token(compute: str) -> str | None:
@@ -115,10 +120,8 @@ class ComputeEngine:
         return SETTLE_S if self.compute.startswith("https:") else 0.0
 
     def owner(self) -> str | None:
-        try:
-            return str(self.api.call("GET", self._object(naming.POOLS_OBJECT) + "?alt=media").get("stack"))
-        except NotFoundError:
-            return None
+        found = self.read(naming.POOLS_OBJECT)
+        return None if found is None else str(json.loads(found).get("stack"))
 
     def announce(self) -> None:
         name = urllib.parse.quote(DRAIN_OBJECT, safe="")
@@ -137,25 +140,36 @@ class ComputeEngine:
             return False
         return True
 
-    def busy(self) -> bool:
-        url = f"{self.storage}/storage/v1/b/{self.bucket}/o?prefix={urllib.parse.quote(ACTIVE_FOLDER, safe='')}"
+    def active(self) -> list[str]:
+        url, found = f"{self.storage}/storage/v1/b/{self.bucket}/o", list[str]()
         try:
-            return bool(self.api.call("GET", f"{url}&maxResults=1").get("items"))
+            for page in self._pages(url, prefix=ACTIVE_FOLDER):
+                found += [item["name"].removeprefix(ACTIVE_FOLDER) for item in page.get("items", ())]
+        except NotFoundError:  # no bucket
+            return []
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self.api.fetch("GET", self._object(name) + "?alt=media")
         except NotFoundError:
-            return False
+            return None
 
     def things(self) -> Iterator[Thing]:
         """List machines, then disks, then snapshots: Compute Engine does not delete a disk that a machine uses."""
         zones = self._zones()
         for zone in zones:
             for item in self._list(f"{self._root}/zones/{zone}/instances"):
-                yield Thing("machine", item["name"], f"{self._root}/zones/{zone}/instances/{item['name']}")
+                url = f"{self._root}/zones/{zone}/instances/{item['name']}"
+                yield Thing("machine", item["name"], url, job=item["labels"][LABEL_JOB], zone=zone)
         for zone in zones:
             for item in self._list(f"{self._root}/zones/{zone}/disks"):
                 url = f"{self._root}/zones/{zone}/disks/{item['name']}"
-                yield Thing("disk", item["name"], url, leaving=bool(item.get("users")))
+                used = bool(item.get("users"))
+                yield Thing("disk", item["name"], url, used, job=item["labels"][LABEL_JOB], zone=zone)
         for item in self._list(f"{self._root}/global/snapshots"):
-            yield Thing("snapshot", item["name"], f"{self._root}/global/snapshots/{item['name']}")
+            url = f"{self._root}/global/snapshots/{item['name']}"
+            yield Thing("snapshot", item["name"], url, job=item["labels"][LABEL_JOB])
 
     def delete(self, things: Sequence[Thing]) -> None:
         with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -174,7 +188,7 @@ class ComputeEngine:
         """Return the stack file's zones, and other zones with resources of the stack from an earlier stack file."""
         found = set(self.zones)
         for kind in ("instances", "disks"):
-            for page in self._pages(f"{self._root}/aggregated/{kind}"):
+            for page in self._pages(f"{self._root}/aggregated/{kind}", filter=self._label):
                 for scope, part in page.get("items", {}).items():
                     if part.get("warning", {}).get("code") == "UNREACHABLE" and self._near(scope):
                         raise LaterError(f"{scope} does not answer")
@@ -183,15 +197,18 @@ class ComputeEngine:
         return sorted(found)
 
     def _near(self, scope: str) -> bool:
-        """Return whether ``scope`` (``zones/<zone>``) is in the stack's region; it has no resources elsewhere."""
+        """Return whether ``scope`` (``zones/<zone>``) is in a region of the stack; it has no resources elsewhere."""
         return scope.removeprefix("zones/").rpartition("-")[0] in {zone.rpartition("-")[0] for zone in self.zones}
 
     def _list(self, url: str) -> Iterator[dict[str, Any]]:
-        for page in self._pages(url):
+        for page in self._pages(url, filter=self._label):
             yield from (item for item in page.get("items", ()) if self._is_own(item))
 
-    def _pages(self, url: str) -> Iterator[dict[str, Any]]:
-        query = {"filter": f"labels.{LABEL_STACK}={self.stack}"}
+    @property
+    def _label(self) -> str:
+        return f"labels.{LABEL_STACK}={self.stack}"
+
+    def _pages(self, url: str, **query: str) -> Iterator[dict[str, Any]]:
         while True:
             page = self.api.call("GET", f"{url}?{urllib.parse.urlencode(query)}")
             yield page

@@ -47,7 +47,7 @@ class Cloud:
                 return 200, {"name": query["name"]}
             if method == "GET" and path.endswith("/o"):
                 begin = f"{path}/{query.get('prefix', '')}"
-                return 200, {"items": [{"name": key} for key in self.things if key.startswith(begin)]}
+                return 200, {"items": [{"name": key[len(path) + 1 :]} for key in self.things if key.startswith(begin)]}
             return self._plain(method, path, json.loads(body) if body and method in ("POST", "PUT") else None)
 
     def _compute(self, method: str, path: str, body: Any) -> tuple[int, Any]:

@@ -52,8 +52,11 @@ class Launching:
     def marked(self) -> bool:
         return self.mark
 
-    def busy(self) -> bool:
-        return self.unfinished
+    def active(self) -> list[str]:
+        return ["abcdefgh"] if self.unfinished else []
+
+    def read(self, name: str) -> bytes | None:
+        raise NotImplementedError(name)
 
     def things(self) -> list[Thing]:
         for at in [at for at in self.later if at <= self.now]:
@@ -114,9 +117,9 @@ def test_without_unfinished_jobs_the_drain_does_not_wait() -> None:
 
 
 def test_unfinished_jobs_are_those_with_a_marker(cloud: Cloud, props: dict[str, Any]) -> None:
-    assert not opened(props).busy()
+    assert opened(props).active() == []
     cloud.things[f"{BUCKET}/active/abcdefgh"] = "1.0"
-    assert opened(props).busy()
+    assert opened(props).active() == ["abcdefgh"]
 
 
 def test_up_after_an_interrupted_destroy_allows_inserts_again(cloud: Cloud, props: dict[str, Any]) -> None:
