@@ -54,6 +54,7 @@ def left_alone() -> str:
     return str(script.weights(net))
 
 
+@pytest.mark.matrix  # tests/agent/agent/test_script_without_library.py has its agent in `make test`
 def test_a_script_that_saves_on_sigterm_survives_a_notice_and_a_loss(stage: Stage) -> None:
     spec = read_job(PLAIN / "job.yaml", None, 0.0)
     spec = replace(spec, command=("train.py", "--steps", str(STEPS), "--step-s", "0.05"), env=spec.env | NO_DYNAMO)

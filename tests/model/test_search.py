@@ -29,7 +29,7 @@ from tests.sizes import size
 ROOT = Path(__file__).parents[2]
 # States of one story, by the number of its rounds (the second round is cheap). The mutants of these stories are found
 # within 1,500 states, but for one: what a static machine brings along shows after 10,000.
-STATES = {1: size(2_500, 0), 2: size(20_000, 0)}
+STATES = {1: size(1_600, 0), 2: size(12_000, 0)}
 DEEP = {NODE_NOTICE: size(12_000, 0)}
 
 

@@ -102,7 +102,7 @@ FAILURES: tuple[Break, ...] = (down_function, down_bucket, down_cloud, throttled
 
 @pytest.mark.parametrize("fail", [*FAILURES, unanswered_zones], ids=lambda fail: fail.__name__)
 def test_training_continues_while_the_function_fails(world: World, fail: Break) -> None:
-    watch, outage = Watch(world), size(HOUR // 3, HOUR)
+    watch, outage = Watch(world), size(HOUR // 5, HOUR)
     fail(world)
     world.advance(outage)
     assert watch.untouched(), "blind, it decides nothing"
@@ -169,7 +169,7 @@ def test_beyond_the_lease_machines_save_and_power_off(world: World) -> None:
 # -- deployed in the middle of a recovery
 
 
-@pytest.mark.parametrize("at", size(range(4, 120, 18), range(1, 120, 6)))
+@pytest.mark.parametrize("at", size(range(4, 120, 28), range(1, 120, 6)))
 def test_old_code_and_new_code_interleave_in_the_middle_of_a_recovery(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The old deployment's round stops somewhere, the new one's go on, then the old one makes its late calls.
 

@@ -23,7 +23,7 @@ from tests.scale.burst import STACK, ZONE, stack_of
 from tests.security.cases_store import Shelf
 from tests.sizes import size
 
-JOBS = size(80, 200)
+JOBS = size(50, 200)
 
 
 class Clock:

@@ -41,8 +41,7 @@ class _References(dict[tuple[str, int], dict[int, str]]):
         return self[key]
 
 
-@pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "world"), [("conv", 1), *((case, 3) for case in CASES)])
 def test_a_requested_stop_resumes_bitwise(tmp_path: Path, references: Any, case: str, world: int) -> None:
     job = Job(tmp_path / "out", **CASES[case], events=(Event(4, 0, "stop"),))
     with Gang(tmp_path, job, nodes=world) as gang:
