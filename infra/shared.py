@@ -74,6 +74,11 @@ class Component(pulumi.ComponentResource):
         return naming.tags(self.settings.labels, self.settings.stack, name, pool)
 
 
+def key_in(key: str, region: str, settings: Settings) -> str:
+    """Return the name in Pulumi of a region's resource, so that a region's addition renames none of the home region."""
+    return key if region == settings.region else f"{key}-{region}"
+
+
 def protection(on_destroy: OnDestroy) -> pulumi.ResourceOptions:
     """Return the resource options for what `pulumi destroy` does to data.
 

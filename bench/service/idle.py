@@ -24,6 +24,8 @@ READS, READS_A_POOL = 4, 4  # per tick: pools, allocation twice, note of ticks; 
 NOTE_MINUTES = RENEWED_S / 60.0  # minutes between writes of the note of successful ticks
 LOG_GB_A_TICK = 600e-9  # the platform's own lines about a call
 
+# USD per month of what a stack on AWS has in each other region: a copy of each image, taken as 20 GB, and maybe a key.
+IMAGE_USD, KEY_USD = 20 * 0.05, 1.00
 # USD per month of an unused resource.
 PRICED: dict[str, float] = {
     "gcp:cloudscheduler/job:Job": 0.10,
@@ -113,12 +115,21 @@ def idle(settings: Settings, types: Mapping[str, int]) -> tuple[Line, ...]:
     lists = LISTS + bool(settings.channels)
     return (
         *there,
+        *_abroad(settings),
         Line(f"{ticks:,.0f} ticks", ticks * (calls.schedule + calls.request)),
         Line(f"the function, {TICK_S:g} s each", ticks * TICK_S * (calls.second + memory_gb * calls.gb_second)),
         Line(f"the bucket, {lists} listings, {reads} reads each", ticks * (lists * calls.listing + reads * calls.read)),
         Line("the note of its ticks", min(ticks, MONTH_MINUTES / NOTE_MINUTES) * calls.write),
         Line("the function's log", ticks * LOG_GB_A_TICK * calls.log_gb),
     )
+
+
+def _abroad(settings: Settings) -> Iterable[Line]:
+    images = {image for pool in settings.pools for image in pool.images.values() if image.startswith("ami-")}
+    if images:
+        yield Line(f"{len(images)} images in other regions", IMAGE_USD * len(images))
+    if settings.kms_keys:
+        yield Line(f"{len(settings.kms_keys)} keys in other regions", KEY_USD * len(settings.kms_keys))
 
 
 def total(lines: Iterable[Line]) -> float:

@@ -15,11 +15,12 @@ import pulumi_aws as aws
 
 from infra.aws import rights
 from infra.aws.identity import AwsIdentity
+from infra.aws.network import abroad
 from infra.aws.rights import Arns, Statement, document
 from infra.aws.storage import AwsStorage
 from infra.drain import Drained
 from infra.settings.model import Settings
-from infra.shared import Component
+from infra.shared import Component, key_in
 
 HANDLER = "spotkeeper.reconcile.service.aws_lambda.handler"
 TICK = "spotkeeper.tick"  # source of the schedule's event (spotkeeper.reconcile.service.aws_lambda)
@@ -168,6 +169,7 @@ def drain_args(settings: Settings, storage: AwsStorage) -> dict[str, Any]:
         "profile": profile(),
         "ec2": own_endpoint(settings, "ec2"),
         "s3": own_endpoint(settings, "s3"),
+        **({"regions": list(settings.regions)} if len(settings.regions) > 1 else {}),
     }
 
 
@@ -185,10 +187,28 @@ class AwsTriggers(Component):
         super().__init__("Triggers", settings, opts)
         self._function, self._identity, self._drain = function, identity, drained.drain
         self.tick = self._schedule()
-        rules = {key: self._rule(key, kinds) for key, kinds in EVENTS.items()}
+        rules = {key: self._rule(key, kinds, settings.region) for key, kinds in EVENTS.items()}
         self._dead_letters(list(rules.values()))
         self.routes = [self._route(key, rule) for key, rule in rules.items()]
+        for region in settings.regions[1:]:
+            self._forward(region)
         self.register_outputs({})
+
+    def _forward(self, region: str) -> None:
+        """Send another region's events to the home region's bus, where the rules of the home region match them.
+
+        The next tick does the work of a lost event, so this region has no queue for undelivered events.
+        """
+        needed = [self._drain, self._identity.forwards]
+        for key, kinds in EVENTS.items():
+            aws.cloudwatch.EventTarget(
+                key_in(key, region, self.settings),
+                rule=self._rule(key, kinds, region).name,
+                arn=Arns(self.settings).bus(),
+                role_arn=self._identity.forward.arn,
+                region=region,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=needed),
+            )
 
     def _schedule(self) -> aws.scheduler.Schedule:
         function = self._function
@@ -212,15 +232,16 @@ class AwsTriggers(Component):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self._drain]),
         )
 
-    def _rule(self, key: str, kinds: Sequence[str]) -> aws.cloudwatch.EventRule:
+    def _rule(self, key: str, kinds: Sequence[str], region: str) -> aws.cloudwatch.EventRule:
         settings = self.settings
         called = f"{self.prefix}-{key}"
         return aws.cloudwatch.EventRule(
-            key,
+            key_in(key, region, settings),
             name=called,
             description=f"Spotkeeper {settings.stack}: {', '.join(kinds)}",
             event_pattern=json.dumps(pattern(settings.account, key, kinds)),
             tags=self.tags(called),
+            region=abroad(region, settings),
             opts=self.child,
         )
 

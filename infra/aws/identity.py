@@ -6,9 +6,10 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import naming
-from infra.aws.network import AwsNetwork
+from infra.aws.network import AwsNetwork, abroad
 from infra.aws.rights import (
     CLOCK,
+    FORWARD,
     FUNCTION,
     KEY_USES,
     MACHINE,
@@ -19,6 +20,7 @@ from infra.aws.rights import (
     Statement,
     clock_rights,
     document,
+    forward_rights,
     function_rights,
     job_rights,
     machine_rights,
@@ -31,7 +33,7 @@ from infra.aws.rights import (
     trust_people,
 )
 from infra.settings.model import Settings
-from infra.shared import Component
+from infra.shared import Component, key_in
 from spotkeeper.contract.names import session_document
 
 
@@ -70,7 +72,7 @@ class AwsIdentity(AwsRoles):
             "machines", name=naming.account(settings.stack, MACHINE), role=self.machine.name,
             tags=self.tags(naming.account(settings.stack, MACHINE)), opts=self.child,
         )  # fmt: skip
-        ids = pulumi.Output.all(subnets=list(network.subnets.values()), group=network.group)
+        ids = pulumi.Output.all(subnets=network.subnets, groups=network.groups)
         self.bindings: list[pulumi.Resource] = [
             self._bind(
                 FUNCTION, self.function.name, ids.apply(lambda found: document(function_rights(settings, **found)))
@@ -94,19 +96,25 @@ class AwsIdentity(AwsRoles):
                 )
             )
         if settings.kms_key and settings.dynamic():
-            self.bindings.append(self._lend_key(list(self.bindings)))
+            before = list(self.bindings)
+            self.bindings += [self._lend_key(region, before) for region in settings.regions]
+        if len(settings.regions) > 1:
+            title = "Spotkeeper events from other regions"
+            self.forward = self._role(FORWARD, title, trust("events", settings.account))
+            self.forwards = self._bind(FORWARD, self.forward.name, document(forward_rights(settings)))
         self.register_outputs({})
 
-    def _lend_key(self, after: list[pulumi.Resource]) -> aws.kms.Grant:
+    def _lend_key(self, region: str, after: list[pulumi.Resource]) -> aws.kms.Grant:
         """Let the account's role for spot machines use the KMS key: EC2 acts as this role when it makes their disks."""
         settings = self.settings
         role = "role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
         return aws.kms.Grant(
-            "spot-disks",
+            key_in("spot-disks", region, settings),
             name=self.prefix,
-            key_id=settings.kms_key,
+            key_id=settings.kms_key_in(region),
             grantee_principal=f"arn:{PARTITION}:iam::{settings.account}:{role}",
             operations=[*KEY_USES, "CreateGrant"],
+            region=abroad(region, settings),
             opts=pulumi.ResourceOptions(parent=self, depends_on=after),
         )
 
@@ -121,27 +129,33 @@ class AwsShells(AwsRoles):
 
     def __init__(self, settings: Settings, identity: AwsIdentity, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("Access", settings, opts)
+        for region in settings.regions:
+            self._sessions(region)
+        role = self._role(SHELL, "Spotkeeper shells", trust_people(settings.ssh))
+        self.parts += [
+            self._bind(SHELL, role.name, document(shell_rights(settings))),
+            self._bind(f"{MACHINE}-ssh", identity.machine.name, document(shell_machine_rights(settings))),
+        ]
+        self.register_outputs({})
+
+    def _sessions(self, region: str) -> None:
+        settings = self.settings
         logs = aws.cloudwatch.LogGroup(
-            "session-logs",
+            key_in("session-logs", region, settings),
             name=session_log(settings.stack),
             retention_in_days=SESSION_LOG_DAYS,
             tags=self.tags(session_log(settings.stack)),
+            region=abroad(region, settings),
             opts=self.child,
         )
         sessions = aws.ssm.Document(
-            "session",
+            key_in("session", region, settings),
             name=session_document(settings.stack),
             document_type="Session",
             document_format="JSON",
             content=session(settings.stack),
             tags=self.tags(session_document(settings.stack)),
+            region=abroad(region, settings),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[logs]),
         )
-        role = self._role(SHELL, "Spotkeeper shells", trust_people(settings.ssh))
-        self.parts += [
-            logs,
-            sessions,
-            self._bind(SHELL, role.name, document(shell_rights(settings))),
-            self._bind(f"{MACHINE}-ssh", identity.machine.name, document(shell_machine_rights(settings))),
-        ]
-        self.register_outputs({})
+        self.parts += [logs, sessions]

@@ -1,8 +1,8 @@
-"""The pools: two launch templates for each spot pool, and the machines of each static pool.
+"""The pools: two launch templates for each spot pool in each of its regions, and the machines of each static pool.
 
-For a launch the function chooses only a template and a zone. The templates of a spot pool differ only in their market
-options. A static pool has one template, or with EFA one for each zone. No template contains the data disk: it is
-attached to a running machine, so that a replacement can boot while its predecessor shuts down.
+For a launch the function chooses only a template and a zone. A region's templates of a spot pool differ only in their
+market options. A static pool has one template for each region, or with EFA one for each zone. No template contains the
+data disk: it is attached to a running machine, so that a replacement can boot while its predecessor shuts down.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from infra import naming
 from infra.aws.function import AwsFunction, own_endpoint
 from infra.aws.identity import AwsIdentity
-from infra.aws.network import AwsNetwork
+from infra.aws.network import AwsNetwork, abroad
 from infra.aws.storage import AwsStorage
 from infra.boot import Scripts
 from infra.settings.aws import interfaces
 from infra.settings.model import Settings, models, pool_state, state_text
 from infra.settings.pool import Pool
-from infra.shared import Component, Disks, PlacementGroups
-from spotkeeper.contract.stack import PoolState
+from infra.shared import Component, Disks, PlacementGroups, key_in
+from spotkeeper.contract.stack import Abroad, PoolState, region_of, template_key
 
 STATIC = "static"
 DATA_DEVICE = "/dev/sdf"  # the agent finds the volume by its id, or by this name where a machine shows no ids
@@ -55,7 +55,12 @@ class AwsPools(Component):
         # A machine without its rights to the bucket and the function would only wait, and cost money.
         self._needs = [storage.bundle, storage.boot, *identity.bindings, *function.access]
         self.templates = {
-            pool.name: {model: self._template(pool, model) for model in models(pool)} for pool in settings.dynamic()
+            pool.name: {
+                template_key(model, region, settings.region): self._template(pool, model, region)
+                for region in settings.regions_of(pool)
+                for model in models(pool)
+            }
+            for pool in settings.dynamic()
         }
         self.machines: dict[str, aws.ec2.Instance] = {}
         self.parts += [template for found in self.templates.values() for template in found.values()]
@@ -65,16 +70,16 @@ class AwsPools(Component):
 
     # --- templates -----------------------------------------------------------------------
 
-    def _template(self, pool: Pool, model: str, zone: str = "") -> aws.ec2.LaunchTemplate:
+    def _template(self, pool: Pool, model: str, region: str, zone: str = "") -> aws.ec2.LaunchTemplate:
         """Declare a launch template. With ``zone`` it contains the zone's subnet, else each launch names a subnet."""
         settings = self.settings
         called = naming.launch_template(settings.stack, pool.name, model) + (f"-{zone}" if zone else "")
         plain = not pool.machine.efa
         return aws.ec2.LaunchTemplate(
-            called,
+            key_in(called, region, settings),
             name=called,
             update_default_version=True,
-            image_id=pool.image,
+            image_id=settings.image_in(region, pool),
             instance_type=pool.machine.type,
             instance_market_options=market(model),
             instance_initiated_shutdown_behavior="stop" if model == STATIC else "terminate",
@@ -85,18 +90,20 @@ class AwsPools(Component):
                 http_put_response_hop_limit=1,
                 instance_metadata_tags="enabled",
             ),
-            block_device_mappings=[root(pool, settings.kms_key)],
+            block_device_mappings=[root(pool, settings.kms_key_in(region))],
             # EC2 accepts security groups or whole interfaces; with EFA, a launch names interfaces.
-            vpc_security_group_ids=[self._network.group] if plain else None,
+            vpc_security_group_ids=[self._network.groups[region]] if plain else None,
             network_interfaces=self._cards(pool, zone) if zone and not plain else None,
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(
-                    resource_type=kind, tags=self._machine_tags(pool) if kind == "instance" else self.labels(pool.name)
+                    resource_type=kind,
+                    tags=self._machine_tags(pool, region) if kind == "instance" else self.labels(pool.name),
                 )
                 for kind in (*TAGGED, *(("spot-instances-request",) if model == "spot" else ()))
             ],
             user_data=base64.b64encode(self._scripts.user_data[pool.kind].encode()).decode(),
             tags=self.tags(called, pool.name),
+            region=abroad(region, settings),
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
         )
 
@@ -107,27 +114,31 @@ class AwsPools(Component):
                 device_index=each.device,
                 interface_type=each.kind,
                 subnet_id=self._network.subnets[zone],
-                security_groups=[self._network.group],
+                security_groups=[self._network.groups[region_of(zone)]],
                 delete_on_termination="true",
             )
             for each in interfaces(pool)
         ]
 
-    def _machine_tags(self, pool: Pool) -> Mapping[str, pulumi.Input[str]]:
-        return machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, self._function.url)
+    def _machine_tags(self, pool: Pool, region: str) -> Mapping[str, pulumi.Input[str]]:
+        own = machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, self._function.url)
+        return {**own, **tags_abroad(region, self.settings)}
 
     # --- static machines --------------------------------------------------------------------
 
     def _static(self, pool: Pool) -> None:
-        """Declare a pool's static machines. With EFA a template contains a subnet, so each zone gets a template."""
-        zones = {pool.machine_zone(index) for index in range(pool.size)} if pool.machine.efa else {""}
-        templates = {zone: self._template(pool, STATIC, zone) for zone in sorted(zones)}
-        for index in range(pool.size):
-            zone = pool.machine_zone(index)
-            node = self._machine(pool, index, templates[zone if pool.machine.efa else ""])
+        """Declare a pool's static machines, with a template for each region.
+
+        With EFA a template contains a subnet, so each zone gets a template.
+        """
+        zones = [pool.machine_zone(index) for index in range(pool.size)]
+        places = {(region_of(zone), zone if pool.machine.efa else "") for zone in zones}
+        templates = {place: self._template(pool, STATIC, *place) for place in sorted(places)}
+        for index, zone in enumerate(zones):
+            node = self._machine(pool, index, templates[region_of(zone), zone if pool.machine.efa else ""])
             called = naming.static_machine(self.settings.stack, pool.name, index)
             self.machines[called] = node
-            self.parts += [node, self._attached(called, node)]
+            self.parts += [node, self._attached(called, node, region_of(zone))]
 
     def _machine(self, pool: Pool, index: int, template: aws.ec2.LaunchTemplate) -> aws.ec2.Instance:
         """Declare a static machine, which keeps running when a later `up` changes the template's image or user data.
@@ -143,17 +154,21 @@ class AwsPools(Component):
             instance_type=pool.machine.type,
             subnet_id=None if pool.machine.efa else self._network.subnets[zone],
             placement_group=self._placement.groups.get(pool.name, {}).get(zone),
-            tags=pulumi.Output.all(**self._machine_tags(pool)).apply(lambda tags: {**tags, "Name": called}),
+            tags=pulumi.Output.all(**self._machine_tags(pool, region_of(zone))).apply(
+                lambda tags: {**tags, "Name": called}
+            ),
+            region=abroad(region_of(zone), self.settings),
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["launchTemplate"]),
         )
 
-    def _attached(self, called: str, node: aws.ec2.Instance) -> aws.ec2.VolumeAttachment:
+    def _attached(self, called: str, node: aws.ec2.Instance, region: str) -> aws.ec2.VolumeAttachment:
         return aws.ec2.VolumeAttachment(
             f"{called}-data",
             device_name=DATA_DEVICE,
             instance_id=node.id,
             volume_id=self._disks.ids[called],
             stop_instance_before_detaching=True,  # the machine has mounted its file system
+            region=abroad(region, self.settings),
             # A volume is attached to one machine at a time, so it is detached from the old machine first.
             opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
         )
@@ -181,7 +196,7 @@ class AwsPools(Component):
             ids={pool: {model: each.id for model, each in found.items()} for pool, found in templates},
             versions={pool: {model: each.latest_version for model, each in found.items()} for pool, found in templates},
             subnets=self._network.subnets,
-            group=self._network.group,
+            groups=self._network.groups,
             url=self._function.url,
         )
         return late.apply(lambda found: [self._state(pool, found) for pool in self.settings.pools])
@@ -192,14 +207,23 @@ class AwsPools(Component):
         state = pool_state(self.settings, pool, found["ids"].get(pool.name), groups)
         if pool.kind == STATIC:
             return state
-        cards = interfaces(pool)
+        cards, home, regions = interfaces(pool), self.settings.region, self.settings.regions_of(pool)
         return replace(
             state,
             # Pulumi gives a version as a float.
             template_versions={model: str(int(number)) for model, number in found["versions"][pool.name].items()},
             subnets={zone: found["subnets"][zone] for zone in pool.zones},
             interfaces=cards,
-            security_groups=(found["group"],) if cards else (),
+            security_groups=(found["groups"][home],) if cards else (),
+            abroad={
+                region: Abroad(
+                    security_groups=(found["groups"][region],) if cards else (),
+                    disk_key=self.settings.kms_key_in(region),
+                    tags=tags_abroad(region, self.settings),
+                )
+                for region in regions
+                if region != home
+            },
             tags=machine_tags(self.settings, pool, self._scripts.sha256, self._bundle_sha256, found["url"]),
         )
 
@@ -225,6 +249,16 @@ def machine_tags(
         "sk-notice-s": str(pool.notice_seconds()),
         **{name: value for name, value in given.items() if value},
     }
+
+
+def tags_abroad(region: str, settings: Settings) -> dict[str, str]:
+    """Return a machine's tags in addition to :func:`machine_tags`, in their place where names are equal.
+
+    From another region S3 is reached by IPv6, since S3's gateway endpoint is for buckets of its own region only.
+    """
+    if region == settings.region or own_endpoint(settings, "s3"):
+        return {}
+    return {"sk-storage": f"https://s3.dualstack.{settings.region}.amazonaws.com"}
 
 
 def market(model: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
@@ -266,8 +300,9 @@ def volume(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.Reso
         iops=pool.disk.iops,
         throughput=pool.disk.mb_s,
         encrypted=True,
-        kms_key_id=disks.settings.kms_key or None,
+        kms_key_id=disks.settings.kms_key_in(region_of(zone)) or None,
         tags=disks.tags(name, pool.name),
+        region=abroad(region_of(zone), disks.settings),
         opts=opts,
     )
     id_: pulumi.Output[str] = made.id
@@ -278,10 +313,11 @@ def placement_group(component: Component, pool: Pool, zone: str) -> tuple[pulumi
     """Declare the placement group of a pool in a zone; return the group and its name."""
     name = naming.placement_group(component.settings.stack, pool.name, zone)
     group = aws.ec2.PlacementGroup(
-        name,
+        key_in(name, region_of(zone), component.settings),
         name=name,
         strategy=pool.placement.strategy if pool.placement else "cluster",
         tags=component.tags(name, pool.name),
+        region=abroad(region_of(zone), component.settings),
         opts=component.child,
     )
     return group, group.name

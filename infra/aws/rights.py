@@ -17,8 +17,9 @@ from infra.boot import SHELL_USER
 from infra.settings.model import Settings
 from spotkeeper.contract.names import LABEL_JOB, LABEL_STACK, session_document
 from spotkeeper.contract.notification import AWS_PARAMETER, AWS_SECRET, secret_of
+from spotkeeper.contract.stack import region_of
 
-MACHINE, FUNCTION, CLOCK, SUBMITTER = "vm", "fn", "ck", "sb"
+MACHINE, FUNCTION, CLOCK, SUBMITTER, FORWARD = "vm", "fn", "ck", "sb", "ev"
 PARTITION = "aws"
 Conditions = Mapping[str, Mapping[str, str | Sequence[str]]]
 
@@ -110,14 +111,17 @@ class Arns:
     def dead_letters(self) -> str:
         return self._of("sqs", dead_letters(self.settings.stack))
 
-    def ec2(self, kind: str, which: str = "*") -> str:
+    def ec2(self, kind: str, which: str = "*", region: str = "") -> str:
         """Return an ARN pattern of EC2 resources of a kind.
 
-        ARNs of images and snapshots contain no account id. Another account may share subnets and reserved capacity,
-        so for these the pattern matches any account.
+        ``region``: "" means the stack's region or, if it has several, any. A role's policies have not enough characters
+        for an ARN in each region, so ``_elsewhere`` denies calls in other regions. ARNs of images and snapshots contain
+        no account id. Another account may share subnets and reserved capacity, so for these the pattern matches any
+        account.
         """
         accounts = {"image": "", "snapshot": "", "subnet": "*", "capacity-reservation": "*"}
-        return f"arn:{PARTITION}:ec2:{self.settings.region}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
+        place = region or (self.settings.region if len(self.settings.regions) == 1 else "*")
+        return f"arn:{PARTITION}:ec2:{place}:{accounts.get(kind, self.settings.account)}:{kind}/{which}"
 
     def secret(self, name: str) -> tuple[str, ...]:
         """Return ARN patterns of a secret. AWS appends six characters to its name; an ARN in ``name`` may omit them."""
@@ -125,16 +129,26 @@ class Arns:
             return (self._of("secretsmanager", f"secret:{name}-??????"),)
         return (name, f"{name}-??????")
 
-    def parameter(self, name: str) -> str:
+    def parameter(self, name: str, region: str) -> str:
         """Return a Systems Manager parameter's ARN. ARNs of AWS's own (``/aws/...``) contain no account."""
         account = "" if name.startswith("/aws/") else self.settings.account
-        return f"arn:{PARTITION}:ssm:{self.settings.region}:{account}:parameter/{name.removeprefix('/')}"
+        return f"arn:{PARTITION}:ssm:{region}:{account}:parameter/{name.removeprefix('/')}"
+
+    def bus(self) -> str:
+        """Return the ARN of the home region's event bus for events of AWS."""
+        return self._of("events", "event-bus/default")
 
     def bucket(self) -> str:
         return f"arn:{PARTITION}:s3:::{self.settings.bucket_name()}"
 
     def objects(self, *patterns: str) -> tuple[str, ...]:
         return tuple(f"{self.bucket()}/{pattern}" for pattern in patterns)
+
+    def of_each(self, service: str, rest: str) -> tuple[str, ...]:
+        """Return the ARNs of a resource that has the same name in each region of the stack."""
+        return tuple(
+            f"arn:{PARTITION}:{service}:{region}:{self.settings.account}:{rest}" for region in self.settings.regions
+        )
 
     def _of(self, service: str, rest: str) -> str:
         return f"arn:{PARTITION}:{service}:{self.settings.region}:{self.settings.account}:{rest}"
@@ -152,13 +166,14 @@ def dead_letters(stack: str) -> str:
 # --- rights ------------------------------------------------------------------------------
 
 
-def function_rights(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
-    """Return the function's rights. ``subnets``, ``group``: ids of its machines' subnets and security group."""
-    launching = _launching(settings, subnets, group) if settings.dynamic() else ()
+def function_rights(settings: Settings, subnets: Mapping[str, str], groups: Mapping[str, str]) -> tuple[Statement, ...]:
+    """Return the function's rights. ``subnets``: zone -> subnet's id; ``groups``: region -> security group's id."""
+    launching = _launching(settings, subnets, groups) if settings.dynamic() else ()
     return (
         *launching,
         *_keeping(settings),
         *_encrypting(settings),
+        *_elsewhere(settings),
         *_remembering(settings),
         *_announcing(settings),
     )
@@ -178,31 +193,46 @@ def _announcing(settings: Settings) -> tuple[Statement, ...]:
 
 
 def _encrypting(settings: Settings) -> tuple[Statement, ...]:
-    """Return the rights to use ``kms_key`` through EC2: without them EC2 accepts a launch, then ends the machine."""
-    if not settings.kms_key:
+    """Return the rights to use each region's key through EC2: without them EC2 ends a machine that it has launched."""
+    keys = tuple(key for region in settings.regions if (key := settings.kms_key_in(region)))
+    if not keys:
         return ()
-    by_ec2 = {"kms:ViaService": f"ec2.{settings.region}.amazonaws.com"}
+    services = [f"ec2.{region}.amazonaws.com" for region in settings.regions]  # a key works in its own region only
+    by_ec2: dict[str, str | Sequence[str]] = {"kms:ViaService": services if len(services) > 1 else services[0]}
     uses = tuple(f"kms:{action}" for action in KEY_USES)
     to_aws: Conditions = {"StringEquals": by_ec2, "Bool": {"kms:GrantIsForAWSResource": "true"}}
     return (
-        Statement("EncryptDisks", uses, (settings.kms_key,), {"StringEquals": by_ec2}),
-        Statement("LendDisksTheKey", ("kms:CreateGrant",), (settings.kms_key,), to_aws),
+        Statement("EncryptDisks", uses, keys, {"StringEquals": by_ec2}),
+        Statement("LendDisksTheKey", ("kms:CreateGrant",), keys, to_aws),
     )
 
 
-def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[Statement, ...]:
+def _elsewhere(settings: Settings) -> tuple[Statement, ...]:
+    """Return what keeps a stack with several regions to these: rights of EC2 that name no region are not for others."""
+    if len(settings.regions) == 1:
+        return ()
+    others: Conditions = {"StringNotEquals": {"aws:RequestedRegion": list(settings.regions)}}
+    return (Statement("InNoOtherRegion", ("ec2:*",), ("*",), others, effect="Deny"),)
+
+
+def _launching(settings: Settings, subnets: Mapping[str, str], groups: Mapping[str, str]) -> tuple[Statement, ...]:
     """Return the rights to launch machines: of the stack's types, from its templates, with its role and tags."""
     arns, stack, run = Arns(settings), settings.stack, ("ec2:RunInstances",)
     marked: Conditions = {"StringEquals": {f"aws:RequestTag/{LABEL_STACK}": stack}}
     around = (arns.ec2("network-interface"), arns.ec2("spot-instances-request"))
     ours: Conditions = {"StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack}}
     declared = (arns.ec2("launch-template"), arns.ec2("placement-group"))
-    places = [*(arns.ec2("subnet", subnet) for subnet in subnets), arns.ec2("security-group", group)]
+    places = [arns.ec2("subnet", subnet, region_of(zone)) for zone, subnet in subnets.items()]
+    places += [arns.ec2("security-group", group, region) for region, group in groups.items()]
     # Without this statement a launch can use no reservation that it names; with it, only these.
-    reserved = [arns.ec2("capacity-reservation", one.name) for pool in settings.pools for one in pool.reservations]
+    reserved = [
+        arns.ec2("capacity-reservation", one.name, region_of(one.zone))
+        for pool in settings.pools
+        for one in pool.reservations
+    ]
     machines_only: Conditions = {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
     # EC2 looks up an image with the caller's rights; AWS has changed which of the two actions that needs.
-    looked_up = tuple(arns.parameter(name) for name in _parameters(settings))
+    looked_up = tuple(arns.parameter(name, region) for region, name in _parameters(settings))
     images = (Statement("LookUpImages", ("ssm:GetParameter", "ssm:GetParameters"), looked_up),) if looked_up else ()
     return (
         *images,
@@ -217,10 +247,12 @@ def _launching(settings: Settings, subnets: Sequence[str], group: str) -> tuple[
     )
 
 
-def _parameters(settings: Settings) -> list[str]:
-    """Return the names of the parameters by which images are given, as ``resolve:ssm:<name>:<version>``."""
-    images = {pool.image for pool in settings.dynamic() if pool.image.startswith("resolve:ssm:")}
-    return sorted({image.split(":")[2] for image in images})
+def _parameters(settings: Settings) -> list[tuple[str, str]]:
+    """Return (region, name) of the parameters by which images are given, as ``resolve:ssm:<name>:<version>``."""
+    images = {
+        (region, settings.image_in(region, pool)) for pool in settings.dynamic() for region in settings.regions_of(pool)
+    }
+    return sorted({(region, image.split(":")[2]) for region, image in images if image.startswith("resolve:ssm:")})
 
 
 def _machine(settings: Settings) -> Conditions:
@@ -249,7 +281,12 @@ def _keeping(settings: Settings) -> tuple[Statement, ...]:
         "StringEquals": {f"aws:ResourceTag/{LABEL_STACK}": stack},
         "Null": {f"aws:ResourceTag/{LABEL_JOB}": "false"},
     }
-    makes = ["CreateSnapshot", "CreateVolume", "RunInstances"]
+    moves = len(settings.regions) > 1  # EC2 has snapshots by region, so disks go to another one as copies of theirs
+    makes = [*(("CopySnapshot",) if moves else ()), "CreateSnapshot", "CreateVolume", "RunInstances"]
+    copying = (
+        Statement("CopySnapshots", ("ec2:CopySnapshot",), (arns.ec2("snapshot"),), asked),
+        Statement("OfSnapshots", ("ec2:CopySnapshot",), (arns.ec2("snapshot"),), owned),
+    )
     kinds = ("instance", "network-interface", "snapshot", "spot-instances-request", "volume")
     return (
         Statement("Read", READ_RIGHTS, ("*",)),
@@ -259,6 +296,7 @@ def _keeping(settings: Settings) -> tuple[Statement, ...]:
         Statement("FillDisks", ("ec2:CreateVolume",), (arns.ec2("snapshot"),), owned),
         Statement("MakeSnapshots", ("ec2:CreateSnapshot",), (arns.ec2("snapshot"),), asked),
         Statement("OfDisks", ("ec2:CreateSnapshot",), (arns.ec2("volume"),), owned),
+        *(copying if moves else ()),
         Statement(
             "MoveAndEnd",
             (
@@ -353,6 +391,10 @@ def clock_rights(settings: Settings) -> tuple[Statement, ...]:
     )
 
 
+def forward_rights(settings: Settings) -> tuple[Statement, ...]:
+    return (Statement("Forward", ("events:PutEvents",), (Arns(settings).bus(),)),)
+
+
 def job_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return the rights that the stack adds to the jobs' role: read the secrets that the stack file lists."""
     arns = Arns(settings)
@@ -417,11 +459,11 @@ def shell_rights(settings: Settings) -> tuple[Statement, ...]:
     # Each statement that allows the start of a session names the document: the account's default one would give root.
     checked: Conditions = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
     of_stack: Conditions = {**checked, "StringEquals": {f"ssm:resourceTag/{LABEL_STACK}": settings.stack}}
-    ssm = f"arn:{PARTITION}:ssm:{settings.region}:{settings.account}"
-    start, own = ("ssm:StartSession",), (f"{ssm}:session/${{aws:userid}}-*",)
+    start, own = ("ssm:StartSession",), arns.of_each("ssm", "session/${aws:userid}-*")
+    documents = arns.of_each("ssm", f"document/{session_document(settings.stack)}")
     return (
         Statement("OnOurMachines", start, (arns.ec2("instance"),), of_stack),
-        Statement("WithOurDocument", start, (f"{ssm}:document/{session_document(settings.stack)}",), checked),
+        Statement("WithOurDocument", start, documents, checked),
         Statement("OwnSessions", ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel"), own),
         Statement("ListJobs", ("s3:ListBucket",), (arns.bucket(),)),
         Statement("ReadJobs", ("s3:GetObject",), arns.objects("*")),
@@ -432,14 +474,15 @@ def shell_rights(settings: Settings) -> tuple[Statement, ...]:
 
 def shell_machine_rights(settings: Settings) -> tuple[Statement, ...]:
     """Return the rights of Session Manager's agent on a machine: sessions, but no Systems Manager commands."""
-    group = f"arn:{PARTITION}:logs:{settings.region}:{settings.account}:log-group:{session_log(settings.stack)}"
+    arns = Arns(settings)
+    groups = arns.of_each("logs", f"log-group:{session_log(settings.stack)}")
     return (
-        Statement("BeManaged", ("ssm:UpdateInstanceInformation",), (Arns(settings).ec2("instance"),)),
+        Statement("BeManaged", ("ssm:UpdateInstanceInformation",), (arns.ec2("instance"),)),
         Statement("CarrySessions", tuple(f"ssmmessages:{each}" for each in CHANNELS), ("*",)),
         Statement("FindSessionLogs", ("logs:DescribeLogGroups",), ("*",)),
         Statement(
             "LogSessions",
             ("logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
-            (group, f"{group}:*"),
+            tuple(arn for group in groups for arn in (group, f"{group}:*")),
         ),
     )

@@ -34,8 +34,8 @@ class Drain(Resource):
 
     ``drain_args`` in each cloud's ``function.py`` sets its properties. Both clouds: ``cloud``, ``stack``, ``bucket``
     and ``region`` (home). Google Cloud: ``project``, ``zones``, and its APIs' addresses ``compute`` and ``storage``.
-    AWS: the addresses ``ec2`` and ``s3`` ("" for AWS's own), and ``profile``, the AWS profile of `up` ("" if the
-    operator's shell chooses it).
+    AWS: the addresses ``ec2`` and ``s3`` ("" for AWS's own), ``profile``, the AWS profile of `up` ("" if the
+    operator's shell chooses it), and ``regions`` of a stack with several.
     """
 
     def __init__(self, name: str, properties: dict[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:

@@ -34,12 +34,12 @@ _NO_OBJECT = ("NoSuchBucket", "NoSuchKey", "404")
 class Ec2:
     """A client of AWS for the drain of one stack; implements :class:`infra.drain.emptying.DrainCloud`.
 
-    ``ec2`` and ``s3`` are botocore clients.
+    ``ec2`` (one for each region) and ``s3`` are botocore clients.
     """
 
     stack: str
     bucket: str
-    ec2: Any = field(repr=False)
+    ec2: Mapping[str, Any] = field(repr=False)
     s3: Any = field(repr=False)
     pause_s: float = _PAUSE_S
 
@@ -51,15 +51,17 @@ class Ec2:
         from botocore.session import Session
 
         patient = Config(retries={"max_attempts": 10, "mode": "standard"})  # many calls are throttled
-        session, region = Session(profile=props.get("profile") or None), str(props["region"])
+        session, home = Session(profile=props.get("profile") or None), str(props["region"])
+
+        def client(name: str, region: str) -> Any:
+            return session.create_client(name, region, endpoint_url=props.get(name) or None, config=patient)
+
         try:
-            clients = {
-                name: session.create_client(name, region, endpoint_url=props.get(name) or None, config=patient)
-                for name in ("ec2", "s3")
-            }
+            ec2 = {str(region): client("ec2", region) for region in props.get("regions") or [home]}
+            s3 = client("s3", home)
         except BotoCoreError as error:  # a missing profile
             raise DrainError(f"cannot call AWS: {error}") from None
-        return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, **clients)
+        return cls(stack=str(props["stack"]), bucket=str(props["bucket"]), pause_s=_PAUSE_S, ec2=ec2, s3=s3)
 
     def owner(self) -> str | None:
         found = self.read(naming.POOLS_OBJECT)
@@ -92,43 +94,51 @@ class Ec2:
         return SETTLE_S
 
     def things(self) -> Iterator[Thing]:
+        for region in self.ec2:
+            yield from self._things_in(region)
+
+    def _things_in(self, region: str) -> Iterator[Thing]:
         filters = [{"Name": f"tag:{LABEL_STACK}", "Values": [self.stack]}]
         alive = {"Name": "instance-state-name", "Values": list(_ALIVE)}
-        for page in self._pages("describe_instances", Filters=[*filters, alive]):
+        for page in self._pages(region, "describe_instances", Filters=[*filters, alive]):
             for instance in (each for group in page["Reservations"] for each in group["Instances"]):
                 state = instance["State"]["Name"]
                 if self._is_own(instance) and state in _ALIVE:
-                    yield _thing("machine", instance["InstanceId"], instance, leaving=state == "shutting-down")
-        for page in self._pages("describe_volumes", Filters=filters):
+                    yield _thing("machine", region, instance["InstanceId"], instance, leaving=state == "shutting-down")
+        for page in self._pages(region, "describe_volumes", Filters=filters):
             for volume in filter(self._is_own, page["Volumes"]):
                 if volume["State"] != "deleted":
-                    yield _thing("disk", volume["VolumeId"], volume, leaving=volume["State"] in ("in-use", "deleting"))
-        for page in self._pages("describe_snapshots", Filters=filters, OwnerIds=["self"]):
+                    leaving = volume["State"] in ("in-use", "deleting")
+                    yield _thing("disk", region, volume["VolumeId"], volume, leaving)
+        for page in self._pages(region, "describe_snapshots", Filters=filters, OwnerIds=["self"]):
             for snapshot in filter(self._is_own, page["Snapshots"]):
-                yield _thing("snapshot", snapshot["SnapshotId"], snapshot)
+                yield _thing("snapshot", region, snapshot["SnapshotId"], snapshot)
 
     def delete(self, things: Sequence[Thing]) -> None:
         """Request all deletions before raising the first refusal, so that one refusal leaves nothing else behind."""
-        machines = [thing.where for thing in things if thing.kind == "machine"]
-        refused = list(self._terminate(machines))
+        refused: list[DrainError] = []
+        for region, ec2 in self.ec2.items():
+            ids = [thing.where.split("/") for thing in things if thing.kind == "machine"]
+            refused += self._terminate(ec2, [id_ for where, id_ in ids if where == region])
         for thing in things:
+            region, id_ = thing.where.split("/")
             if thing.kind == "disk":
-                refused += self._ask(self.ec2.delete_volume, VolumeId=thing.where)[1]
+                refused += self._ask(self.ec2[region].delete_volume, VolumeId=id_)[1]
             elif thing.kind == "snapshot":
-                refused += self._ask(self.ec2.delete_snapshot, SnapshotId=thing.where)[1]
+                refused += self._ask(self.ec2[region].delete_snapshot, SnapshotId=id_)[1]
         if refused:
             raise refused[0]
 
-    def _terminate(self, ids: list[str]) -> Iterator[DrainError]:
+    def _terminate(self, ec2: Any, ids: list[str]) -> Iterator[DrainError]:
         """Terminate instances in batches. If one missing or protected instance fails a batch, terminate one by one."""
         for start in range(0, len(ids), _BATCH):
             batch = ids[start : start + _BATCH]
-            taken, refused = self._ask(self.ec2.terminate_instances, InstanceIds=batch)
+            taken, refused = self._ask(ec2.terminate_instances, InstanceIds=batch)
             if taken or len(batch) == 1:
                 yield from refused
                 continue
             for each in batch:
-                yield from self._ask(self.ec2.terminate_instances, InstanceIds=[each])[1]
+                yield from self._ask(ec2.terminate_instances, InstanceIds=[each])[1]
 
     def _ask(self, call: Callable[..., object], **params: object) -> tuple[bool, list[DrainError]]:
         """Make a call; return (whether AWS accepted it, a list with the error if AWS refused it permanently).
@@ -146,11 +156,11 @@ class Ec2:
             return False, []
         return True, []
 
-    def _pages(self, operation: str, **params: object) -> Iterator[dict[str, Any]]:
+    def _pages(self, region: str, operation: str, **params: object) -> Iterator[dict[str, Any]]:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            yield from self.ec2.get_paginator(operation).paginate(**params)
+            yield from self.ec2[region].get_paginator(operation).paginate(**params)
         except ClientError as error:
             raise (LaterError if _busy(error) else DrainError)(f"{operation}: {error}") from None
         except BotoCoreError as error:
@@ -186,11 +196,12 @@ def _tags(item: Mapping[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
 
 
-def _thing(kind: str, id_: str, item: Mapping[str, Any], leaving: bool = False) -> Thing:
+def _thing(kind: str, region: str, id_: str, item: Mapping[str, Any], leaving: bool = False) -> Thing:
     tags = _tags(item)
-    zone = item.get("AvailabilityZone") or item.get("Placement", {}).get("AvailabilityZone", "")
+    zone = item.get("AvailabilityZone") or item.get("Placement", {}).get("AvailabilityZone")
     name = f"{id_} ({tags['Name']})" if tags.get("Name") else id_
-    return Thing(kind, name, id_, leaving, tags[LABEL_JOB], zone)
+    # A snapshot is in a region, which any of its zones tells.
+    return Thing(kind, name, f"{region}/{id_}", leaving, tags[LABEL_JOB], zone or f"{region}a")
 
 
 def _busy(error: Any) -> bool:

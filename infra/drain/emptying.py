@@ -31,7 +31,7 @@ class LaterError(DrainError):
 class Thing:
     """A machine, disk or snapshot that the function created.
 
-    ``where`` identifies it in calls of the cloud: its URL on Compute Engine, its id on EC2.
+    ``where`` identifies it in calls of the cloud: its URL on Compute Engine, region and id on EC2.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Thing:
     where: str
     leaving: bool = False  # still listed, but ends by itself or cannot be deleted yet
     job: str = ""
-    zone: str = ""  # "": a snapshot, which is in no zone
+    zone: str = ""  # "": a snapshot of Compute Engine, which is in no region
 
 
 class DrainCloud(Protocol):

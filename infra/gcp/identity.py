@@ -13,10 +13,10 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import naming
-from infra.gcp.network import GcpNetwork, key_in, project_of
+from infra.gcp.network import GcpNetwork, project_of
 from infra.settings.gcp import is_local
 from infra.settings.model import Settings
-from infra.shared import IAM_SPREADS_S, Component, Settled
+from infra.shared import IAM_SPREADS_S, Component, Settled, key_in
 from spotkeeper.contract.notification import GCP_SECRET, secret_of
 
 MACHINE = "vm"

@@ -20,7 +20,7 @@ import pulumi_gcp as gcp
 
 from infra.settings.gcp import subnet_ranges
 from infra.settings.model import Settings
-from infra.shared import Component
+from infra.shared import Component, key_in
 
 # The proxy's connections come from here; it identifies people: https://cloud.google.com/iap/docs/using-tcp-forwarding
 IAP_RANGE = "35.235.240.0/20"
@@ -179,11 +179,6 @@ class GcpNetwork(Component):
         self.parts.append(made)
         link: pulumi.Output[str] = made.self_link
         return link
-
-
-def key_in(key: str, region: str, settings: Settings) -> str:
-    """Return the name in Pulumi of a region's resource, so that a region's addition renames none of the home region."""
-    return key if region == settings.region else f"{key}-{region}"
 
 
 def subnet_of(found: Mapping[str, str], region: str, stack: str) -> str:

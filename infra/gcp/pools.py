@@ -15,11 +15,11 @@ from infra import naming
 from infra.boot import Scripts
 from infra.gcp.function import GcpFunction
 from infra.gcp.identity import GcpIdentity
-from infra.gcp.network import GVNIC, Card, GcpNetwork, key_in
+from infra.gcp.network import GVNIC, Card, GcpNetwork
 from infra.gcp.storage import GcpStorage
 from infra.settings.model import models, pool_state, state_text
 from infra.settings.pool import Pool
-from infra.shared import Component, Disks, PlacementGroups
+from infra.shared import Component, Disks, PlacementGroups, key_in
 from spotkeeper.contract.stack import region_of, template_key
 
 DATA_DEVICE = "sk-data"  # the agent mounts /dev/disk/by-id/google-sk-data

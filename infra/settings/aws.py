@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from spotkeeper.contract.stack import Interface
 
 ROOT_DEVICE = "/dev/sda1"
 LONGEST_S = 900  # longest timeout of a Lambda function
+MOST_REGIONS = 5
 _MOST_SPREAD = 6  # a spread group takes 7 machines per zone; one place is for a replacement
 _MAILS = 5  # most thresholds of a budget
 _KEPT = 5  # addresses that AWS reserves in each subnet
@@ -32,6 +33,8 @@ _CALLER = re.compile(r"arn:aws:iam::\d{12}:(role|user)(/[\w+=,.@-]+)+\Z", re.ASC
 _A_CHANNEL_SECRET = "want aws-secret://<ARN> or aws-parameter://<ARN>"  # noqa: S105 - a form
 _SECRET = re.compile(r"(arn:aws:secretsmanager:[a-z0-9-]+:\d{12}:secret:)?[\w/+=.@-]{1,512}\Z", re.ASCII)
 _KEY = re.compile(r"arn:aws:kms:([a-z0-9-]+):\d{12}:key/[\w-]+\Z", re.ASCII)
+_VPC = re.compile(r"vpc-[0-9a-f]{8,17}\Z")
+_COPY_IT = "copy `image` into this region (aws ec2 copy-image) and name the copy, as EC2 has images by region"
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]\Z")
 _BURSTABLE = re.compile(r"t\d[a-z]*\.")
 
@@ -56,22 +59,54 @@ def complete(s: Settings) -> Settings:
         compute=f"https://ec2.{s.region}.amazonaws.com",
         storage=f"https://s3.{s.region}.amazonaws.com",
     )
-    return replace(found, pools=tuple(_with_root(pool) for pool in found.pools))
+    pools = zip(found.pools, s.pools, strict=True)
+    return replace(found, pools=tuple(_filled(pool, given, s.images) for pool, given in pools))
 
 
-def _with_root(pool: Pool) -> Pool:
-    return replace(pool, boot_disk=replace(pool.boot_disk, device=pool.boot_disk.device or ROOT_DEVICE))
+def _filled(pool: Pool, given: Pool, images: dict[str, str]) -> Pool:
+    """Return the pool with its root device, and with the stack's ``images`` if its own ``image`` is unset."""
+    disk = replace(pool.boot_disk, device=pool.boot_disk.device or ROOT_DEVICE)
+    return replace(pool, boot_disk=disk, images=pool.images or ({} if given.image else images))
 
 
 def region_has_urls(s: Settings) -> Iterator[Problem]:
     if s.region in AWS_WITHOUT_URLS:
-        yield problem("region", "has no Lambda function URLs, which Spotkeeper needs: want another region", s.region)
+        path, what = ("regions[0]", "home region") if len(s.regions) > 1 else ("region", "region")
+        yield problem(path, f"has no Lambda function URLs, which Spotkeeper needs: want another {what}", s.region)
 
 
-def one_region(s: Settings) -> Iterator[Problem]:
-    if len(s.regions) > 1:
-        told = "a stack on aws has one region: name one, and declare another stack elsewhere"
+def of_other_regions(s: Settings) -> Iterator[Problem]:
+    """Check that images, keys and networks are given for each other region, as EC2 has them by region."""
+    if len(s.regions) > MOST_REGIONS:
+        told = f"are too many: want at most {MOST_REGIONS}, so that the function's rights fit into a role of AWS"
         yield problem("regions", told, list(s.regions))
+    for field, given in (("images", s.images), ("kms_keys", s.kms_keys), ("network.vpcs", s.network.vpcs)):
+        yield from _abroad(field, given, s)
+    for region, name in s.images.items():
+        yield from _image(join("images", region), name)
+    users = [pool for pool in s.pools if pool.image == s.image and pool.images == s.images]
+    for region in s.regions[1:]:
+        if region not in s.images and any(region in s.regions_of(pool) for pool in users):
+            yield Problem(join("images", region), f"missing: {_COPY_IT}")
+        if s.kms_key and region not in s.kms_keys:
+            yield Problem(join("kms_keys", region), "missing: `kms_key` encrypts only disks of the home region")
+        if s.network.vpc and region not in s.network.vpcs:
+            yield Problem(join("network.vpcs", region), "missing: `network.vpc` is only in the home region")
+    for region, vpc in s.network.vpcs.items():
+        if not _VPC.match(vpc):
+            yield problem(join("network.vpcs", region), "want vpc-...", vpc)
+    if s.kms_keys and not s.kms_key:
+        yield Problem("kms_key", "missing: `kms_keys` has only the keys of the other regions")
+
+
+def _abroad(field: str, given: Mapping[str, str], s: Settings) -> Iterator[Problem]:
+    for region, value in given.items():
+        if region == s.region:
+            told = f"leave it out: `{field.removesuffix('s')}` is that of the home region"
+            yield problem(join(field, region), told, value)
+        elif region not in s.regions:
+            told = "is not one of the stack's `regions`: name no other region"
+            yield problem(join(field, region), told, value, nearest(region, s.regions))
 
 
 def account(s: Settings) -> Iterator[Problem]:
@@ -91,7 +126,7 @@ def _image(path: str, name: str) -> Iterator[Problem]:
 
 def existing_network(s: Settings) -> Iterator[Problem]:
     network = s.network
-    if network.vpc and not re.match(r"vpc-[0-9a-f]{8,17}\Z", network.vpc):
+    if network.vpc and not _VPC.match(network.vpc):
         yield problem("network.vpc", "want vpc-...", network.vpc)
     for zone, subnet in network.subnets.items():
         path = join("network.subnets", zone)
@@ -177,13 +212,19 @@ def _is_bucket(name: str) -> bool:
     return bool(_BUCKET.match(name)) and not taken
 
 
-def key(s: Settings) -> Iterator[Problem]:
-    found = _KEY.match(s.kms_key)
-    if s.kms_key and not found:
-        example = f"arn:aws:kms:{s.region}:{s.account}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-        yield problem("kms_key", f"want the ARN of a key, not an alias, such as {example}", s.kms_key)
-    elif found and found[1] != s.region:
-        yield problem("kms_key", f"is in another region than the stack's disks: want a key in {s.region}", s.kms_key)
+def keys(s: Settings) -> Iterator[Problem]:
+    yield from _key("kms_key", s.kms_key, s.region, s.account)
+    for region, key in s.kms_keys.items():
+        yield from _key(join("kms_keys", region), key, region, s.account)
+
+
+def _key(path: str, key: str, region: str, account: str) -> Iterator[Problem]:
+    found = _KEY.match(key)
+    if key and not found:
+        example = f"arn:aws:kms:{region}:{account}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+        yield problem(path, f"want the ARN of a key, not an alias, such as {example}", key)
+    elif found and found[1] != region:
+        yield problem(path, f"is in another region than the stack's disks: want a key in {region}", key)
 
 
 def budget_mails(s: Settings) -> Iterator[Problem]:
@@ -205,16 +246,27 @@ OF_GCP: dict[str, tuple[object, str]] = {
     "endpoints.issuer": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
 }
 RULES: tuple[Rule, ...] = (
-    account, one_region, region_has_urls, partial(both.image, wrong=_image), existing_network,
+    account, region_has_urls, of_other_regions, partial(both.image, wrong=_image), existing_network,
     subnets_hold_their_nodes, callers, team_members, job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
     partial(both.channel_secrets, schemes=(AWS_SECRET, AWS_PARAMETER), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),
-    both.machine_addresses, key, budget_mails, function, partial(both.only_elsewhere, fields=OF_GCP),
+    both.machine_addresses, keys, budget_mails, function, partial(both.only_elsewhere, fields=OF_GCP),
 )  # fmt: skip
 
 
 # --- one pool ----------------------------------------------------------------------------
+
+
+def pool_images(pool: Pool, s: Settings) -> Iterator[Problem]:
+    if pool.image == s.image and pool.images == s.images:
+        return  # a rule of the whole stack reports it
+    yield from _abroad("images", pool.images, s)
+    for region, name in pool.images.items():
+        yield from _image(join("images", region), name)
+    for region in s.regions_of(pool):
+        if region != s.region and region not in pool.images:
+            yield Problem(join("images", region), f"missing: {_COPY_IT}")
 
 
 def _is_arm(kind: str) -> bool | None:
@@ -320,7 +372,7 @@ def _bought(disk: DataDisk) -> Iterator[Problem]:
 
 
 POOL_RULES: tuple[PoolRule, ...] = (
-    partial(both.pool_image, wrong=_image), partial(both.pool_architecture, is_arm=_is_arm), pool_cards,
+    partial(both.pool_image, wrong=_image), pool_images, partial(both.pool_architecture, is_arm=_is_arm), pool_cards,
     partial(both.only_elsewhere, fields=POOL_OF_GCP), pool_notice,
     partial(both.pool_near, own="cluster", other="compact", cloud="gcp"), pool_placement,
     partial(both.pool_disk_sizes, kinds=_DISKS, word="volume", say=_sizes), pool_disks,

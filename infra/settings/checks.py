@@ -112,14 +112,17 @@ def _zone(path: str, zone: str, before: tuple[str, ...], known: tuple[str, ...],
 def network_is_one(s: Settings) -> Iterator[Problem]:
     """Check that the network comes from exactly one of ``cidr``, ``vpc`` with ``subnets``, and ``from_stack``."""
     network = s.network
-    if network.from_stack and (network.vpc or network.subnets):
-        yield problem("network.from_stack", "cannot be used with `vpc` or `subnets`: remove one", network.from_stack)
+    if network.from_stack and (network.vpc or network.vpcs or network.subnets):
+        told = "cannot be used with `vpc`, `vpcs` or `subnets`: remove one"
+        yield problem("network.from_stack", told, network.from_stack)
     elif network.from_stack and not _STACK_REFERENCE.match(network.from_stack):
         yield problem("network.from_stack", "want <organization>/<project>/<stack>", network.from_stack)
     if network.vpc and not network.subnets:
         yield Problem("network.subnets", "missing: an existing network (`network.vpc`) needs its subnets")
-    if network.subnets and not network.vpc:
-        yield Problem("network.vpc", "missing: `network.subnets` needs the network that has these subnets")
+    if (network.subnets or network.vpcs) and not network.vpc:
+        field = "network.subnets" if network.subnets else "network.vpcs"
+        told = "the network that has these subnets" if network.subnets else "the network of the home region"
+        yield Problem("network.vpc", f"missing: `{field}` needs {told}")
     if network.exists() and network.cidr:
         yield problem("network.cidr", "is only for a new network, but this network exists: leave it out", network.cidr)
 

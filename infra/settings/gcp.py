@@ -252,6 +252,9 @@ def billing(s: Settings) -> Iterator[Problem]:
 OF_AWS: dict[str, tuple[object, str]] = {
     "account": ("", "only aws has this key: set `gcp:project` instead"),
     "kms_key": ("", "only aws has this setting: leave it out; Google encrypts all disks anyway"),
+    "kms_keys": ({}, "only aws has this setting: leave it out; Google encrypts all disks anyway"),
+    "images": ({}, "only aws has this key: leave it out; on gcp an image is in all regions"),
+    "network.vpcs": ({}, "only aws has this key: leave it out; on gcp a network is in all regions"),
     "service_linked_role": (False, "only aws has this key: leave it out"),
 }
 RULES: tuple[Rule, ...] = (
@@ -268,6 +271,7 @@ RULES: tuple[Rule, ...] = (
 
 
 POOL_OF_AWS: dict[str, tuple[object, str]] = {
+    "images": ({}, "only aws has this key: leave it out; on gcp an image is in all regions"),
     "machine.efa": (0, "only aws has this key: use `machine.gpu_direct` instead"),
     "boot_disk.device": ("", "only aws has this key: leave it out"),
 }

@@ -41,8 +41,9 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
         dict[str, str],
         about("subnets of `vpc`; gcp: by region, projects/.../subnetworks/<name>; aws: by zone, subnet-..."),
     ] = {}
+    vpcs: Annotated[dict[str, str], about("aws: the existing networks of the other regions, by region")] = {}
     from_stack: Annotated[
-        str, about("<organization>/<project>/<stack>: the Pulumi stack whose outputs give `vpc` and `subnets`")
+        str, about("<organization>/<project>/<stack>: the Pulumi stack whose outputs give `vpc`, `vpcs` and `subnets`")
     ] = ""
     addresses: Annotated[
         tuple[str, ...],
@@ -52,7 +53,7 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
 
     def exists(self) -> bool:
         """Return whether the stack uses an existing network, which it neither makes nor deletes."""
-        return bool(self.vpc or self.subnets or self.from_stack)
+        return bool(self.vpc or self.vpcs or self.subnets or self.from_stack)
 
 
 class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
@@ -252,8 +253,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     pools: Annotated[tuple[Pool, ...], Meta(min_length=1, max_length=500, description="pools of machines")]
     account: Annotated[str, about("aws: account id, in quotes")] = ""
     regions: Annotated[
-        tuple[str, ...], about("gcp: several regions, in place of `region`; function and bucket are in the first")
+        tuple[str, ...], about("several regions, in place of `region`; function and bucket are in the first")
     ] = ()
+    images: Annotated[dict[str, str], about("aws: `image` in each other region of `regions`, by region")] = {}
     zones: Annotated[tuple[str, ...], about("zones for machines; unset: all zones of the regions")] = ()
     network: Network = Network()
     bucket: Bucket = Bucket()
@@ -267,6 +269,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     teams: Annotated[dict[str, Team], about("teams by name, among which the machines are shared")] = {}
     endpoints: Endpoints = Endpoints()
     kms_key: Annotated[str, about("aws: ARN of the KMS key for all disks; unset: the account's default key")] = ""
+    kms_keys: Annotated[dict[str, str], about("aws: with `kms_key`: the key in each other region, by region")] = {}
     job_identity: Annotated[
         str, about("cloud identity of jobs: a service account's email or a role's ARN; unset: none")
     ] = ""
@@ -296,6 +299,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the regions with zones of a pool, in the stack file's order."""
         found = {region_of(zone) for zone in pool.zones}
         return tuple(region for region in self.regions if region in found)
+
+    def image_in(self, region: str, pool: Pool) -> str:
+        return pool.image if region == self.region else pool.images[region]
+
+    def kms_key_in(self, region: str) -> str:
+        """Return the KMS key of a region's disks; "": the account's default key."""
+        return self.kms_key if region == self.region else self.kms_keys.get(region, "")
 
     def owner(self) -> str:
         """Return the project id (Google Cloud) or account number (AWS) that pays for the stack."""

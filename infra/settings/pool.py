@@ -166,6 +166,9 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     boot_disk: BootDisk = BootDisk()
     image: Annotated[str, about("machine image; unset: the stack's")] = ""
+    images: Annotated[
+        dict[str, str], about("aws: `image` in each other region of its zones, by region; unset: the stack's")
+    ] = {}
     placement: Placement | None = None
     max_on_demand: (
         Annotated[int, Meta(ge=0, le=10_000, description="maximum number of on-demand machines; unset: `size`")] | None

@@ -101,6 +101,14 @@ class Interface(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["interface", "efa", "efa-only"] = "efa"
 
 
+class Abroad(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an EC2 pool has in a region other than home, in place of the fields of the same names."""
+
+    security_groups: tuple[str, ...] = ()
+    disk_key: str = ""
+    tags: dict[str, str] = {}  # in addition to the pool's
+
+
 class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     kind: Literal["spot", "static"]
@@ -125,9 +133,10 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
     disk_mbps: Annotated[int, Meta(ge=1)] | None = None  # MiB/s
     disk_key: str = ""  # KMS key of data disks; "": the account's default key
     # A fixed version number, so that a repeated call makes the same machine after a newer `pulumi up`.
-    template_versions: dict[str, str] = {}  # model -> version of its launch template
+    template_versions: dict[str, str] = {}  # ``template_key`` -> version of its launch template
     tags: dict[str, str] = {}  # for every machine, in addition to those that identify it; agents read them
     reservations: tuple[ReservedCapacity, ...] = ()  # reserved capacity for machines of this type
+    abroad: dict[str, Abroad] = {}  # by region
 
     @property
     def reserved(self) -> int:
@@ -136,6 +145,10 @@ class PoolState(Struct, frozen=True, forbid_unknown_fields=True):
 
     def reservation(self, zone: str, name: str | None) -> ReservedCapacity | None:
         return next((one for one in self.reservations if (one.zone, one.name) == (zone, name)), None)
+
+    def disk_key_in(self, region: str) -> str:
+        """Return the KMS key of data disks in a region; "": the account's default key there."""
+        return self.abroad[region].disk_key if region in self.abroad else self.disk_key
 
     def only(self, zones: Collection[str]) -> PoolState:
         """Return the pool with only its zones among these, and with what it has in those zones."""
@@ -232,8 +245,14 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     def template(self, pool: str, model: Model, zone: str) -> str:
         """Return the template from which a pool's machines of this model are made in a zone; "": there is none."""
         found = self.pool(pool)
-        key = template_key(model.template, region_of(zone) if self.regions else self.region, self.region)
-        return found.templates.get(key, "") if found is not None else ""
+        return found.templates.get(self.template_key(model, zone), "") if found is not None else ""
+
+    def template_key(self, model: Model, zone: str) -> str:
+        return template_key(model.template, self.region_of(zone), self.region)
+
+    def region_of(self, zone: str) -> str:
+        """Return the region of one of the stack's zones; with a single region, zones can have any names."""
+        return region_of(zone) if self.regions else self.region
 
     def zones(self) -> tuple[str, ...]:
         """Return every zone of the stack's pools."""

@@ -185,7 +185,8 @@ class Seat:
 
     def __init__(self, cloud: Ec2Cloud) -> None:
         self._cloud, world = cloud, cloud.world
-        self._ec2 = Ec2(world.stack, Here(cloud.service, "us-east-1"), world.engine)  # type: ignore[arg-type]
+        home = Here(cloud.service, "us-east-1")
+        self._ec2 = Ec2(world.stack, {world.stack.region: home}, world.engine)  # type: ignore[arg-type]
         self._seen: tuple[int, Listing] | None = None
 
     def list(self, stack: str) -> Listing:

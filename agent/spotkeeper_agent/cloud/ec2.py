@@ -53,6 +53,7 @@ TOKEN = "X-aws-ec2-metadata-token"  # noqa: S105 - a header's name
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 UNAUTHORIZED = 401
 _FUNCTION = re.compile(r"\.lambda-url\.([a-z0-9-]+)\.on\.aws\Z")
+_STORAGE = re.compile(r"\.([a-z0-9-]+)\.amazonaws\.com\Z")
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,8 @@ class Ec2:
     def storage(self, root: str, bucket: str) -> S3:
         from spotkeeper_agent.cloud.s3 import S3
 
-        return S3(root, bucket, self.region(), self.credentials, self._clock.now)
+        found = _STORAGE.search(urlsplit(root).hostname or "")  # of a machine in another region than the bucket
+        return S3(root, bucket, found[1] if found else self.region(), self.credentials, self._clock.now)
 
     def region(self) -> str:
         """Return the instance's region.

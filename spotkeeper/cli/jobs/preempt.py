@@ -133,8 +133,8 @@ def _aws(target: Target, state: StackState, victim: Victim) -> None:
 
     session = get_session()
     experiment(
-        session.create_client("ec2", state.region),
-        session.create_client("fis", state.region),
+        session.create_client("ec2", state.region_of(victim.zone)),
+        session.create_client("fis", state.region_of(victim.zone)),
         os.environ.get(TEMPLATE, ""),
         victim,
     )

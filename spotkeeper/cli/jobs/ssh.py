@@ -161,7 +161,8 @@ def gcloud_command(state: StackState, machine: Machine, command: Sequence[str]) 
 
 
 def aws_command(state: StackState, machine: Machine, command: Sequence[str]) -> tuple[str, ...]:
-    where = ("--region", state.region, "--target", machine.uid, "--document-name", session_document(state.stack))
+    document = session_document(state.stack)
+    where = ("--region", state.region_of(machine.zone), "--target", machine.uid, "--document-name", document)
     given = json.dumps({"command": [remote(machine, command)]})
     return ("aws", "ssm", "start-session", *where, "--parameters", given)
 

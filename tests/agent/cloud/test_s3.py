@@ -16,7 +16,7 @@ from spotkeeper_agent.cloud.ec2 import Ec2
 from spotkeeper_agent.cloud.storage import Bucket, HashedPart, MissingError, StorageError, Stored
 from tests.agent.cloud import aws
 from tests.agent.cloud.aws import MIN_PART, S3Server, keys_of
-from tests.agent.cloud.imds import Imds, instance
+from tests.agent.cloud.imds import REGION, Imds, instance
 
 NUMBER = itertools.count()
 
@@ -200,3 +200,10 @@ def test_completion_that_fails_after_200_is_a_failure(bucket: Bucket, s3_server:
     s3_server.late_error = b"<Error><Code>InternalError</Code></Error>"
     with pytest.raises(StorageError, match="InternalError"):
         bucket.send("x", Sized(LARGE))
+
+
+@pytest.mark.parametrize(
+    ("root", "region"), [("https://s3.dualstack.eu-west-1.amazonaws.com", "eu-west-1"), ("http://127.0.0.1:9", REGION)]
+)
+def test_a_bucket_in_another_region_is_signed_for_there(imds: Imds, root: str, region: str) -> None:
+    assert Ec2(Clock(), imds.url).storage(root, "b")._scope.region == region

@@ -113,6 +113,8 @@ def _holds(test: str, keys: Mapping[str, str | Sequence[str]], context: Mapping[
     """Every key must hold; of one key's words any will do. One that is not there holds in ...IfExists and Null only."""
     if test == "Null":
         return all((key in context) != (wanted == "true") for key, wanted in keys.items())
+    if test == "StringNotEquals":  # of none of the words; also where the key is missing
+        return all(context.get(key) not in wanted for key, wanted in keys.items())
     exists = test.removesuffix("IfExists")
     match = TESTS[exists]
     for key, wanted in keys.items():

@@ -254,3 +254,34 @@ def test_a_machine_without_volume_links_gets_the_agents_link(settings: Settings,
     device = agent_settings.Settings.device.fget(SimpleNamespace(root=Path("/")))  # type: ignore[attr-defined]
     assert device == Path("/dev", folder, link) and roothelper.DISK.match(link)
     assert words["KERNEL"] == DEVICE.replace("/dev/sd", "xvd") == "xvdf"
+
+
+@pytest.mark.parametrize(
+    ("tags", "host", "region"),
+    [
+        ({}, "s3.us-west-2.amazonaws.com", "us-west-2"),
+        (
+            {"sk-storage": "https://s3.dualstack.us-east-1.amazonaws.com"},
+            "s3.dualstack.us-east-1.amazonaws.com",
+            REGION,
+        ),
+        ({"sk-storage": "http://127.0.0.1:9"}, "127.0.0.1:9", "us-west-2"),
+    ],
+)
+def test_a_request_is_signed_for_the_buckets_region(tags: dict[str, str], host: str, region: str) -> None:
+    """The machine is in us-west-2; only the address tells where the bucket is."""
+    source = re.sub(r"{%.*?%}", "", (boot.TEMPLATES / "fetch-aws.py.j2").read_text())
+    keys = {"AccessKeyId": "a", "SecretAccessKey": "s", "Token": "t"}
+    said = {
+        "tags/instance": "\n".join(tags), "tags/instance/sk-bucket": "b", "placement/region": "us-west-2",
+        "iam/security-credentials/": ROLE, f"iam/security-credentials/{ROLE}": json.dumps(keys),
+        **{f"tags/instance/{name}": value for name, value in tags.items()},
+    }  # fmt: skip
+    asked: list[tuple[str, dict[str, str]]] = []
+    space: dict[str, Any] = {"checked": lambda _, data: data, "get": lambda *one: asked.append(one) or b""}
+    exec("import hashlib, hmac, json, os, time, urllib.parse\n" + source, space)  # noqa: S102 - the shipped script
+    space["meta"] = said.__getitem__
+    space["fetched"]("boot/x.sh")
+    ((url, headers),) = asked
+    assert url.split("/")[2:] == [host, "b", "boot", "x.sh"]
+    assert f"/{region}/s3/aws4_request," in headers["Authorization"]

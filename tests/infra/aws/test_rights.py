@@ -36,7 +36,7 @@ EC2 = "arn:aws:ec2:us-east-1:123456789012"
 BUCKET = f"arn:aws:s3:::sk-123456789012-{STACK}"
 QUEUE = f"arn:aws:sqs:us-east-1:123456789012:sk-{STACK}-dead"
 CALL = f"arn:aws:lambda:us-east-1:123456789012:function:sk-{STACK}"
-SUBNETS, GROUP = ("subnet-0aa", "subnet-0bb"), "sg-0cc"
+SUBNETS, GROUPS = {"us-east-1a": "subnet-0aa", "us-east-1b": "subnet-0bb"}, {"us-east-1": "sg-0cc"}
 OURS = {"aws:ResourceTag/sk-stack": STACK, "aws:ResourceTag/sk-job": "abcd2345"}
 PULUMIS = {"aws:ResourceTag/sk-stack": STACK}
 MARKED = {"aws:RequestTag/sk-stack": STACK, "aws:RequestTag/sk-job": "abcd2345"}
@@ -55,7 +55,7 @@ def settings() -> Settings:
 
 @pytest.fixture(scope="module")
 def function(settings: Settings) -> str:
-    return document(function_rights(settings, SUBNETS, GROUP))
+    return document(function_rights(settings, SUBNETS, GROUPS))
 
 
 @pytest.fixture(scope="module")
@@ -169,21 +169,21 @@ def test_only_the_images_parameter_may_be_read(settings: Settings) -> None:
     """EC2 resolves it with the launching role's permissions: without them no machine of the stack starts."""
     burst, *others = settings.dynamic()
     pools = (replace(burst, image="resolve:ssm:/acme/train:7"), *others)
-    policy = document(function_rights(replace(settings, pools=pools), SUBNETS, GROUP))
+    policy = document(function_rights(replace(settings, pools=pools), SUBNETS, GROUPS))
     ssm = "arn:aws:ssm:us-east-1:123456789012:parameter"
     for action in ("ssm:GetParameter", "ssm:GetParameters"):
         assert may(policy, action, f"{ssm}/acme/train")
         assert not may(policy, action, f"{ssm}/acme/password")
     public = replace(settings, pools=(replace(burst, image="resolve:ssm:/aws/service/debian/12:3"), *others))
     theirs = "arn:aws:ssm:us-east-1::parameter/aws/service/debian/12"
-    assert may(document(function_rights(public, SUBNETS, GROUP)), "ssm:GetParameters", theirs)
+    assert may(document(function_rights(public, SUBNETS, GROUPS)), "ssm:GetParameters", theirs)
 
 
 def test_a_launch_may_use_only_the_reserved_capacity_of_the_stack_file(settings: Settings, function: str) -> None:
     burst, *others = settings.dynamic()
     ours = Reservation("cr-0123456789abcdef0", burst.zones[0], 4)
     pools = (replace(burst, reservations=(ours,)), *others)
-    before, after = (function_rights(each, SUBNETS, GROUP) for each in (settings, replace(settings, pools=pools)))
+    before, after = (function_rights(each, SUBNETS, GROUPS) for each in (settings, replace(settings, pools=pools)))
     (more,) = (one for one in after if one not in before)
     arn = "arn:aws:ec2:us-east-1:*:capacity-reservation"
     assert more.plain() == {
@@ -196,7 +196,7 @@ def test_a_launch_may_use_only_the_reserved_capacity_of_the_stack_file(settings:
 
 
 def test_where_all_pools_are_static_no_machine_may_be_launched(settings: Settings) -> None:
-    policy = document(function_rights(replace(settings, pools=settings.static()), SUBNETS, GROUP))
+    policy = document(function_rights(replace(settings, pools=settings.static()), SUBNETS, GROUPS))
     assert not {"ec2:RunInstances", "iam:PassRole"} & actions_of(policy)
 
 
@@ -320,7 +320,7 @@ def test_the_function_reads_the_addresses_of_channels_and_no_other_secret(settin
     assert may(function, "ssm:GetParameter", f"{parameter}parameter/spotkeeper/teams-ops")
     assert not may(function, "secretsmanager:GetSecretValue", f"{secret}huggingface-Ab12Cd")
     assert not may(function, "ssm:GetParameter", f"{parameter}parameter/spotkeeper/teams-ops-2")
-    none = document(function_rights(replace(settings, channels=()), SUBNETS, GROUP))
+    none = document(function_rights(replace(settings, channels=()), SUBNETS, GROUPS))
     assert not {action for action in actions_of(none) if action.startswith(("secretsmanager:", "ssm:"))}
 
 
@@ -360,7 +360,7 @@ def test_a_submitter_cannot_write_programs_or_declared_documents(settings: Setti
 
 def test_a_customer_key_may_be_used_only_through_ec2(settings: Settings) -> None:
     key = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-    policy = document(function_rights(replace(settings, kms_key=key), SUBNETS, GROUP))
+    policy = document(function_rights(replace(settings, kms_key=key), SUBNETS, GROUPS))
     by_ec2 = {"kms:ViaService": "ec2.us-east-1.amazonaws.com"}
     for action in ("Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo"):
         assert may(policy, f"kms:{action}", key, by_ec2)
@@ -413,7 +413,7 @@ def test_policies_are_within_awss_size_limits(settings: Settings) -> None:
     burst = next(pool for pool in settings.dynamic() if pool.name == "burst")
     kinds = [replace(burst.machine, type=f"m7i-flex.{size}xlarge") for size in range(50)]
     many = replace(settings, pools=tuple(replace(burst, name=f"p{i}", machine=kind) for i, kind in enumerate(kinds)))
-    subnets = [f"subnet-{i:017x}" for i in range(6)]
-    assert len(document(function_rights(many, subnets, "sg-0123456789abcdef0"))) <= 10_240
+    subnets = {f"us-east-1{letter}": f"subnet-{i:017x}" for i, letter in enumerate("abcdef")}
+    assert len(document(function_rights(many, subnets, {"us-east-1": "sg-0123456789abcdef0"}))) <= 10_240
     assert len(document(machine_rights(settings))) <= 10_240
     assert len(document(bucket_rules(settings))) <= 20_480

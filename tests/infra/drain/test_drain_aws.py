@@ -60,24 +60,24 @@ def tagged(kind: str, tags: dict[str, str]) -> dict[str, Any]:
 
 
 def machine(stack: Ec2, **tags: str) -> str:
-    answer = stack.ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1, **tagged("instance", tags))
+    answer = stack.ec2[REGION].run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1, **tagged("instance", tags))
     return str(answer["Instances"][0]["InstanceId"])
 
 
 def volume(stack: Ec2, **tags: str) -> str:
-    return str(stack.ec2.create_volume(AvailabilityZone=ZONE, Size=10, **tagged("volume", tags))["VolumeId"])
+    return str(stack.ec2[REGION].create_volume(AvailabilityZone=ZONE, Size=10, **tagged("volume", tags))["VolumeId"])
 
 
 def living(stack: Ec2) -> set[str]:
     """Whatever carries a tag of ours and bills."""
     found = {
         each["InstanceId"]
-        for group in stack.ec2.describe_instances()["Reservations"]
+        for group in stack.ec2[REGION].describe_instances()["Reservations"]
         for each in group["Instances"]
         if each["State"]["Name"] != "terminated"
     }
-    found |= {each["VolumeId"] for each in stack.ec2.describe_volumes()["Volumes"] if each.get("Tags")}
-    snapshots = stack.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    found |= {each["VolumeId"] for each in stack.ec2[REGION].describe_volumes()["Volumes"] if each.get("Tags")}
+    snapshots = stack.ec2[REGION].describe_snapshots(OwnerIds=["self"])["Snapshots"]
     return found | {each["SnapshotId"] for each in snapshots if each.get("Tags")}
 
 
@@ -93,7 +93,7 @@ def test_destroy_empties_the_stack_and_nothing_else(stack: Ec2, capsys: pytest.C
     machine(stack, **JOB, Name="sk-dev-abcdefgh-n0000-a1")
     machine(stack, **{**JOB, "sk-node": "1"})
     disk = volume(stack, **JOB, Name="sk-dev-abcdefgh-n0000-d0")
-    stack.ec2.create_snapshot(VolumeId=disk, **tagged("snapshot", JOB))
+    stack.ec2[REGION].create_snapshot(VolumeId=disk, **tagged("snapshot", JOB))
     kept = {
         machine(stack, **{"sk-stack": "dev", "sk-pool": "floor"}),
         volume(stack, **{"sk-stack": "dev", "sk-pool": "floor"}),
@@ -116,7 +116,7 @@ def test_the_profile_of_the_stack_wins_over_the_shells_keys(tmp_path: Path, monk
 
     def keys(profile: str) -> set[str]:
         found = Ec2.of(props(profile=profile))
-        return {client._request_signer._credentials.access_key for client in (found.ec2, found.s3)}
+        return {client._request_signer._credentials.access_key for client in (*found.ec2.values(), found.s3)}
 
     assert keys("acme") == {"ACME"} and keys("") == {"SHELL"}
     with pytest.raises(DrainError, match="cannot call AWS: The config profile"):
@@ -189,8 +189,8 @@ class _Dying:
 
 def test_a_machine_that_shuts_down_is_waited_for_and_not_asked_twice(stack: Ec2) -> None:
     machine(stack, **JOB)
-    slow, looks = Slow(stack.ec2, dying=3), []
-    empty(Ec2("dev", BUCKET, slow, stack.s3), pause=looks.append)
+    slow, looks = Slow(stack.ec2[REGION], dying=3), []
+    empty(Ec2("dev", BUCKET, {REGION: slow}, stack.s3), pause=looks.append)
     asked = [operation for operation, _ in slow.calls if operation == "terminate_instances"]
     assert asked == ["terminate_instances"]
     assert len(looks) == 1 + 3 + 1, "deleted, three times on its way out, clean twice"
@@ -198,8 +198,8 @@ def test_a_machine_that_shuts_down_is_waited_for_and_not_asked_twice(stack: Ec2)
 
 def test_a_used_volume_is_deleted_after_a_later_listing(stack: Ec2) -> None:
     disk = volume(stack, **JOB)
-    slow = Slow(stack.ec2, refuse={"delete_volume": ["VolumeInUse", "IncorrectState"]})
-    assert empty(Ec2("dev", BUCKET, slow, stack.s3), pause=lambda _: None) == {"disk": 1}
+    slow = Slow(stack.ec2[REGION], refuse={"delete_volume": ["VolumeInUse", "IncorrectState"]})
+    assert empty(Ec2("dev", BUCKET, {REGION: slow}, stack.s3), pause=lambda _: None) == {"disk": 1}
     assert disk not in living(stack)
 
 
@@ -207,17 +207,19 @@ def test_a_missing_machine_blocks_no_other_deletion(stack: Ec2) -> None:
     """EC2 refuses a whole call for one id that it does not know any more."""
     machine(stack, **JOB)
     machine(stack, **JOB)
-    slow = Slow(stack.ec2, refuse={"terminate_instances": ["InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound"]})
-    empty(Ec2("dev", BUCKET, slow, stack.s3), pause=lambda _: None)
+    slow = Slow(
+        stack.ec2[REGION], refuse={"terminate_instances": ["InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound"]}
+    )
+    empty(Ec2("dev", BUCKET, {REGION: slow}, stack.s3), pause=lambda _: None)
     assert living(stack) == set()
     assert [len(params["InstanceIds"]) for name, params in slow.calls if name == "terminate_instances"] == [2, 1, 1, 1]
 
 
 def test_a_refused_deletion_shows_the_clouds_message(stack: Ec2) -> None:
     disk = volume(stack, **JOB)
-    slow = Slow(stack.ec2, refuse={"delete_volume": ["UnauthorizedOperation"]})
+    slow = Slow(stack.ec2[REGION], refuse={"delete_volume": ["UnauthorizedOperation"]})
     with pytest.raises(DrainError, match=rf"{disk}: .*UnauthorizedOperation.*said no"):
-        empty(Ec2("dev", BUCKET, slow, stack.s3), pause=lambda _: None)
+        empty(Ec2("dev", BUCKET, {REGION: slow}, stack.s3), pause=lambda _: None)
 
 
 def test_no_message_contains_a_key(stack: Ec2) -> None:

@@ -240,7 +240,7 @@ def test_a_protected_machine_blocks_no_other_deletion(s3: Any) -> None:
 
     ec2 = refusing(3, held=frozenset({"i-1"}))
     with pytest.raises(DrainError, match=r"i-1.*OperationNotPermitted"):
-        empty(Ec2("dev", "b", ec2, s3), pause=lambda _: None)
+        empty(Ec2("dev", "b", {"us-east-1": ec2}, s3), pause=lambda _: None)
     assert [each["InstanceId"] for each in ec2.there["machines"]] == ["i-1"] and not ec2.there["disks"]
 
 
@@ -249,7 +249,7 @@ def test_a_busy_ec2_is_retried(s3: Any, refused: tuple[str, int]) -> None:
     from infra.drain.aws import Ec2
 
     ec2, pauses = refusing(0, refuse={"delete_volume": [refused], "describe_instances": [refused]}), list[float]()
-    assert empty(Ec2("dev", "b", ec2, s3), pause=pauses.append) == {"disk": 1}
+    assert empty(Ec2("dev", "b", {"us-east-1": ec2}, s3), pause=pauses.append) == {"disk": 1}
     assert len(pauses) == 4, "no look, a deletion that was put off, one that was not, clean twice"
 
 
@@ -257,7 +257,7 @@ def test_a_busy_ec2_is_retried(s3: Any, refused: tuple[str, int]) -> None:
 def test_a_busy_s3_is_retried_and_a_refusal_is_not(refused: tuple[str, int], kind: type[DrainError]) -> None:
     from infra.drain.aws import Ec2
 
-    ec2 = Ec2("dev", "b", refusing(0), refusing(0, refuse={"put_object": [refused]}))
+    ec2 = Ec2("dev", "b", {"us-east-1": refusing(0)}, refusing(0, refuse={"put_object": [refused]}))
     with pytest.raises(DrainError, match=refused[0]) as told:
         ec2.announce()
     assert told.type is kind

@@ -10,7 +10,10 @@ resource is old.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 
 from spotkeeper.clock import Clock
@@ -46,6 +49,7 @@ from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 
 DEVICE = "/dev/sdf"  # no template uses this name; the agent finds the volume by its id
 OLD_S = 120.0  # a resource of this age is visible: if it is not found, it is gone
+COPIED_AT_ONCE = "ResourceLimitExceeded"  # EC2's code if too many snapshots are being copied into a region
 
 
 class Ec2Verbs:
@@ -55,9 +59,9 @@ class Ec2Verbs:
         Ec2RefusedError: EC2 refused the call.
     """
 
-    def __init__(self, stack: StackState, api: Api, clock: Clock) -> None:
+    def __init__(self, stack: StackState, apis: Mapping[str, Api], clock: Clock) -> None:
         self._stack = stack
-        self._api = api
+        self._apis = apis
         self._clock = clock
         self._volumes: dict[tuple[str, str], tuple[str, ...]] = {}  # (name, zone) -> ids, as last seen
 
@@ -74,19 +78,20 @@ class Ec2Verbs:
     def insert_vm(self, action: InsertVm, ends: float) -> Meaning:
         """Launch a machine, at most one per attempt. If EC2 answers with a dead machine, the result is ``DEAD_KEY``."""
         pool = self._stack.pool(action.pool)
-        if pool is None or not pool.templates.get(action.model.template):
-            return ResultKind.PERMANENT, f"pool {action.pool!r} has no {action.model.template} template"
-        answer = self._api.again("run_instances", schema.launch(self._stack, pool, action), ends)
+        if pool is None or not self._stack.template(action.pool, action.model, action.zone):
+            told = f"pool {action.pool!r} has no {action.model.template} template for {action.zone}"
+            return ResultKind.PERMANENT, told
+        answer = self._at(action.zone).again("run_instances", schema.launch(self._stack, pool, action), ends)
         made = codec.convert(answer, Reservation).instances
         if len(made) != 1:
             return ResultKind.AMBIGUOUS, f"EC2 launched {len(made)} machines instead of one"
-        return self._launched(made[0], ends)
+        return self._launched(made[0], self._at(action.zone), ends)
 
-    def _launched(self, made: InstanceIn, ends: float) -> Meaning:
+    def _launched(self, made: InstanceIn, api: Api, ends: float) -> Meaning:
         if self._is_old(made.launch_time):
             query: dict[str, object] = {"InstanceIds": [made.instance_id]}
             try:
-                found = codec.convert(self._api.once("describe_instances", query, ends), Instances)
+                found = codec.convert(api.once("describe_instances", query, ends), Instances)
             except Ec2RefusedError as error:
                 if error.code in GONE:
                     return ResultKind.DEAD_KEY, f"machine {made.instance_id} of this client token no longer exists"
@@ -97,29 +102,55 @@ class Ec2Verbs:
         return ResultKind.ACCEPTED, made.instance_id
 
     def delete_vm(self, action: DeleteVm, ends: float) -> Meaning:
-        return self._api.gone("terminate_instances", {"InstanceIds": [action.uid]}, ends)
+        return self._at(action.zone).gone("terminate_instances", {"InstanceIds": [action.uid]}, ends)
 
     def create_disk(self, action: CreateDisk, ends: float) -> Meaning:
         pool = self._stack.pool(action.pool)
         if pool is None:
             return ResultKind.PERMANENT, f"no pool {action.pool!r} in the stack"
-        source = None
+        source, api = None, self._at(action.zone)
         if action.snapshot is not None:
-            shots = self._shots(action.snapshot, ends)
+            shots = self._shots(api, action.snapshot, ends)
             if not shots:
-                return ResultKind.AMBIGUOUS, f"the snapshot {action.snapshot} does not exist, or is not visible yet"
+                region = self._stack.region_of(action.zone)
+                return self._copied(action.snapshot, region, pool.disk_key_in(region), ends)
             source = shots[0].snapshot_id
         try:
-            answer = self._api.again("create_volume", schema.volume(self._stack, pool, action, source), ends)
+            answer = api.again("create_volume", schema.volume(self._stack, pool, action, source), ends)
         except Ec2RefusedError as error:
             # The pool was changed since. The disk may exist, with data, although the listing lacks it.
             name = names.disk_name(self._stack.stack, action.job, action.node, action.number)
             if classify(error.code, error.status) is ResultKind.DEAD_KEY and self._found(name, action.zone, ends):
                 return ResultKind.ACCEPTED, "is there already"
             raise
-        return self._created(codec.convert(answer, VolumeIn), ends)
+        return self._created(codec.convert(answer, VolumeIn), api, ends)
 
-    def _created(self, made: VolumeIn, ends: float) -> Meaning:
+    def _copied(self, name: str, region: str, key: str, ends: float) -> Meaning:
+        """Begin to copy a snapshot of another region into this one.
+
+        A copy has the name and tags of the original, and no client token: a search for its name comes first, and is
+        repeated until the copy is complete and a disk can be made from it.
+        """
+        found = self._everywhere(name, ends)
+        if region not in found:
+            return ResultKind.AMBIGUOUS, f"{region} does not tell whether it has the snapshot {name}"
+        for shot in found.pop(region):
+            if shot.state != "error":
+                return ResultKind.IN_USE, f"{name} is being copied to {region}"
+            self._apis[region].gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+        whole = [(where, shot) for where, shots in found.items() for shot in shots if shot.state == "completed"]
+        if not whole:
+            return ResultKind.AMBIGUOUS, f"no region has the whole snapshot {name}, or it is not visible yet"
+        source, original = whole[0]
+        try:
+            self._apis[region].once("copy_snapshot", schema.copy_of(original, source, key), ends)
+        except Ec2RefusedError as error:
+            if error.code != COPIED_AT_ONCE:
+                raise
+            return ResultKind.IN_USE, f"{name} waits, since too many snapshots are being copied to {region}"
+        return ResultKind.IN_USE, f"{name} is being copied from {source} to {region}"
+
+    def _created(self, made: VolumeIn, api: Api, ends: float) -> Meaning:
         """Return the result of a request to create a disk.
 
         DEAD_KEY, so that the next request uses another client token, only if this token's disk was certainly not
@@ -127,16 +158,14 @@ class Ec2Verbs:
         """
         if self._is_old(made.create_time):
             try:
-                found = codec.convert(
-                    self._api.once("describe_volumes", {"VolumeIds": [made.volume_id]}, ends), Volumes
-                )
+                found = codec.convert(api.once("describe_volumes", {"VolumeIds": [made.volume_id]}, ends), Volumes)
             except Ec2RefusedError as error:
                 if error.code in GONE:
                     return ResultKind.DEAD_KEY, f"disk {made.volume_id} of this client token no longer exists"
                 raise
             made = next(iter(found.volumes), made)
         if made.state == "error":
-            self._api.gone("delete_volume", {"VolumeId": made.volume_id}, ends)
+            api.gone("delete_volume", {"VolumeId": made.volume_id}, ends)
         if made.state not in THERE:
             return ResultKind.DEAD_KEY, f"disk {made.volume_id} of this client token is {made.state}"
         return ResultKind.ACCEPTED, made.volume_id
@@ -146,13 +175,13 @@ class Ec2Verbs:
         if not found:
             return ResultKind.IN_USE, f"the disk {action.disk} does not exist, or is not visible yet"
         query = {"VolumeId": found[0], "InstanceId": action.vm_uid, "Device": DEVICE}
-        self._api.once("attach_volume", query, ends)
+        self._at(action.zone).once("attach_volume", query, ends)
         return ResultKind.ACCEPTED, ""
 
     def detach_disk(self, action: DetachDisk, ends: float) -> Meaning:
         for found in self._ids(action.disk, action.zone, ends):
             try:
-                self._api.once("detach_volume", {"VolumeId": found, "InstanceId": action.vm_uid}, ends)
+                self._at(action.zone).once("detach_volume", {"VolumeId": found, "InstanceId": action.vm_uid}, ends)
             except Ec2RefusedError as error:
                 if error.code not in (*GONE, "IncorrectState", "InvalidAttachment.NotFound"):
                     raise
@@ -161,26 +190,33 @@ class Ec2Verbs:
 
     def delete_disk(self, action: DeleteDisk, ends: float) -> Meaning:
         for found in self._ids(action.disk, action.zone, ends):
-            self._api.gone("delete_volume", {"VolumeId": found}, ends)
+            self._at(action.zone).gone("delete_volume", {"VolumeId": found}, ends)
         return ResultKind.ACCEPTED, ""
 
     def create_snapshot(self, action: CreateSnapshot, ends: float) -> Meaning:
-        stack = self._stack.stack
-        for shot in self._shots(names.disk_name(stack, action.job, action.node, action.copy), ends, failed=True):
+        stack, api = self._stack.stack, self._at(action.zone)
+        for shot in self._shots(api, names.disk_name(stack, action.job, action.node, action.copy), ends, failed=True):
             if shot.state != "error":
                 return ResultKind.ACCEPTED, "is there already"
-            self._api.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+            api.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
         source = names.disk_name(stack, action.job, action.node, action.number)
         found = self._ids(source, action.zone, ends)
         if not found:
             return ResultKind.IN_USE, f"the disk {source} does not exist, or is not visible yet"
-        self._api.once("create_snapshot", schema.snapshot_of(stack, action, found[0]), ends)
+        api.once("create_snapshot", schema.snapshot_of(stack, action, found[0]), ends)
         return ResultKind.ACCEPTED, ""
 
     def delete_snapshot(self, action: DeleteSnapshot, ends: float) -> Meaning:
-        for shot in self._shots(action.name, ends, failed=True):
-            self._api.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
-        return ResultKind.ACCEPTED, ""
+        """Delete the snapshot and its copies in other regions; a region that does not answer keeps only its own."""
+        found = self._everywhere(action.name, ends)
+        for region, shots in found.items():
+            for shot in shots:
+                self._apis[region].gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+        silent = [region for region in self._apis if region not in found]
+        return (ResultKind.AMBIGUOUS, f"{' and '.join(silent)} did not answer") if silent else (ResultKind.ACCEPTED, "")
+
+    def _at(self, zone: str) -> Api:
+        return self._apis[self._stack.region_of(zone)]
 
     # -- by name
 
@@ -190,16 +226,33 @@ class Ec2Verbs:
 
     def _found(self, name: str, zone: str, ends: float) -> tuple[str, ...]:
         query = by_tag(self._stack.stack, Name=name, availability_zone=zone)
-        found = pages(self._api, Volumes, query, ends)
+        found = pages(self._at(zone), Volumes, query, ends)
         return tuple(item.volume_id for page in found for item in page.volumes if item.state in THERE)
 
-    def _shots(self, name: str, ends: float, failed: bool = False) -> list[SnapshotIn]:
-        """Return the snapshots of this name, oldest first; with ``failed``, failed snapshots too.
+    def _everywhere(self, name: str, ends: float) -> dict[str, list[SnapshotIn]]:
+        """Return the snapshots of this name by region, also failed ones, without the regions that do not answer.
+
+        Raises:
+            NoAnswerError: no region answers.
+        """
+        half = (ends + time.monotonic()) / 2  # the other half is for the calls that follow
+        found: dict[str, list[SnapshotIn]] = {}
+        with ThreadPoolExecutor(len(self._apis)) as threads:
+            asked = {where: threads.submit(self._shots, api, name, half, True) for where, api in self._apis.items()}
+        for region, answer in asked.items():
+            with suppress(NoAnswerError):  # the list has logged it
+                found[region] = answer.result()
+        if not found:
+            raise NoAnswerError(f"snapshots named {name}")
+        return found
+
+    def _shots(self, api: Api, name: str, ends: float, failed: bool = False) -> list[SnapshotIn]:
+        """Return the snapshots of this name in a region, oldest first; with ``failed``, failed snapshots too.
 
         Raises:
             NoAnswerError: the list failed.
         """
-        found = snapshots(self._api, self._stack.stack, ends, Name=name)
+        found = snapshots(api, self._stack.stack, ends, Name=name)
         if found is None:
             raise NoAnswerError(f"snapshots named {name}")
         return sorted((item for item in found if failed or item.state != "error"), key=lambda item: item.age)

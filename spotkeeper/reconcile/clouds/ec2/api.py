@@ -47,7 +47,14 @@ class Api:
         self._lock = threading.Lock()
         self._local = threading.local()  # ``ends`` of the call that this thread makes
         self._client: Any = None
+        self._shared: Any = None  # botocore's session, whose models take long to load
         self._wires: dict[str, Wire] = {}
+
+    def beside(self, region: str) -> Api:
+        """Return a client for another region, which uses this one's loaded models and identity."""
+        other = type(self)(region, self._endpoint)
+        other._shared = self._shared = self._shared or self._session()
+        return other
 
     def open(self) -> None:
         """Import botocore and make the client, outside of any call's deadline.
@@ -117,7 +124,8 @@ class Api:
                 from botocore.config import Config
 
                 once = Config(retries={"total_max_attempts": 1, "mode": "standard"})
-                client = self._session().create_client("ec2", self._region, endpoint_url=self._endpoint, config=once)
+                session = self._shared or self._session()
+                client = session.create_client("ec2", self._region, endpoint_url=self._endpoint, config=once)
                 split_origin(client.meta.endpoint_url, "AWS_ENDPOINT_URL", "https://host")
                 client.meta.events.register("before-send.ec2.*", self._send)
                 self._client = client

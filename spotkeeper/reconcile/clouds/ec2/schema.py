@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -163,10 +163,11 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
     here is complete.
 
     Raises:
-        KeyError: the pool has no template for this provisioning model.
+        KeyError: the pool has no template for this provisioning model in the zone's region.
     """
-    template = pool.templates[action.model.template]
-    version = pool.template_versions.get(action.model.template, "$Default")
+    key, abroad = stack.template_key(action.model, action.zone), pool.abroad.get(stack.region_of(action.zone))
+    template, version = pool.templates[key], pool.template_versions.get(key, "$Default")
+    tags = {**pool.tags, **(abroad.tags if abroad is not None else {})}
     name = names.vm_name(stack.stack, action.job, action.node, action.attempt)
     labels = names.labels(stack.stack, pool.name, action.job, action.node, action.attempt)
     kinds: tuple[str, ...] = ("instance", "volume", "network-interface")
@@ -182,9 +183,9 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
         "ClientToken": names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone),
         "Placement": placement,
         "TagSpecifications": [
-            tagged(kind, {**(pool.tags if kind == "instance" else {}), **labels, NAME: name}) for kind in kinds
+            tagged(kind, {**(tags if kind == "instance" else {}), **labels, NAME: name}) for kind in kinds
         ],
-        **_network(pool, action.zone),
+        **_network(pool, action.zone, pool.security_groups if abroad is None else abroad.security_groups),
         **_reserved(pool, action),
     }
 
@@ -203,7 +204,7 @@ def _reserved(pool: PoolState, action: InsertVm) -> dict[str, object]:
     return {"CapacityReservationSpecification": target, **block}
 
 
-def _network(pool: PoolState, zone: str) -> dict[str, object]:
+def _network(pool: PoolState, zone: str, groups: Sequence[str]) -> dict[str, object]:
     """Return the network fields of a launch request: the pool's interfaces, each with the zone's subnet.
 
     A pool without interfaces gets the field ``SubnetId`` instead, because EC2 refuses both together, or no field if
@@ -219,7 +220,7 @@ def _network(pool: PoolState, zone: str) -> dict[str, object]:
                 "DeviceIndex": one.device,
                 "InterfaceType": one.kind,
                 "SubnetId": subnet,
-                "Groups": list(pool.security_groups),
+                "Groups": list(groups),
                 "DeleteOnTermination": True,
             }
             for one in pool.interfaces
@@ -234,7 +235,7 @@ def volume(stack: StackState, pool: PoolState, action: CreateDisk, snapshot: str
     more = {
         "Iops": pool.disk_iops,
         "Throughput": pool.disk_mbps,
-        "KmsKeyId": pool.disk_key or None,
+        "KmsKeyId": pool.disk_key_in(stack.region_of(action.zone)) or None,
         "SnapshotId": snapshot,
     }
     return {
@@ -252,6 +253,17 @@ def snapshot_of(stack: str, action: CreateSnapshot, volume_id: str) -> dict[str,
     name = names.disk_name(stack, action.job, action.node, action.copy)
     labels = {names.LABEL_STACK: stack, names.LABEL_JOB: action.job, names.LABEL_NODE: str(action.node)}
     return {"VolumeId": volume_id, "TagSpecifications": [tagged("snapshot", {NAME: name, **labels})]}
+
+
+def copy_of(shot: SnapshotIn, region: str, key: str) -> dict[str, object]:
+    """Return the request for a copy of a snapshot of ``region``. ``key``: of the copy's region; "": its default key."""
+    return {
+        "SourceRegion": region,
+        "SourceSnapshotId": shot.snapshot_id,
+        "Encrypted": True,
+        "TagSpecifications": [tagged("snapshot", {tag.key: tag.value for tag in shot.tags if ":" not in tag.key})],
+        **({"KmsKeyId": key} if key else {}),
+    }
 
 
 def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, object]:

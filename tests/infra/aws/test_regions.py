@@ -1,0 +1,263 @@
+"""A stack in two regions of AWS: what is declared in each, who may do what there, and that nothing at home changes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bench.service import idle
+from infra.aws.rights import document, function_rights
+from infra.catalog import zones_of
+from infra.settings.aws import MOST_REGIONS
+from infra.settings.model import Settings
+from infra.settings.read import from_config
+from spotkeeper.contract import codec
+from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.local.deploy.config import read_config
+from tests.contract.stack_rules import check_stack
+from tests.infra.aws.cloud import AwsCloud
+from tests.infra.aws.judge import Ask, allowed
+from tests.infra.conftest import STACKS, Program, run_program
+from tests.infra.declaration import DRAIN, before, of, one
+from tests.infra.policies import broken
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")
+NAME, HOME, ABROAD = "example-aws", "us-east-1", "us-west-2"
+PERSON = "arn:aws:iam::123456789012:role/ml"
+IMAGE = "ami-0fffffffffffffff1"
+POOLS = "aws:s3/bucketObjectv2:BucketObjectv2::pools"
+TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+RULE, TARGET = "aws:cloudwatch/eventRule:EventRule", "aws:cloudwatch/eventTarget:EventTarget"
+RIGHTS = "aws:iam/rolePolicy:RolePolicy::rights-fn"
+
+
+def key_of(region: str) -> str:
+    return f"arn:aws:kms:{region}:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+def config(*regions: str, **more: Any) -> dict[str, str]:
+    """The example with these regions, keys and shells; the second pool is in each zone, the third one at home."""
+    found = read_config(STACKS / f"Pulumi.{NAME}.yaml")
+    pools = json.loads(found["spotkeeper:pools"])
+    pools[2] |= {"zones": ["us-east-1b", *(f"{region}b" for region in regions[1:])]}
+    given = {
+        "zones": ["us-east-1a", "us-east-1b", *(f"{region}b" for region in regions[1:])],
+        "regions": list(regions),
+        "images": dict.fromkeys(regions[1:], IMAGE),
+        "kms_key": key_of(HOME),
+        "kms_keys": {region: key_of(region) for region in regions[1:]},
+        "ssh": [PERSON],
+        "pools": pools,
+        **more,
+    }
+    texts = {
+        f"spotkeeper:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in given.items()
+    }
+    return {**found, "spotkeeper:region": "", **texts}
+
+
+def declare(*regions: str, **more: Any) -> Program:
+    return run_program(NAME, config(*regions, **more), AwsCloud())
+
+
+@pytest.fixture(scope="module")
+def home() -> Program:
+    return declare(HOME)
+
+
+@pytest.fixture(scope="module")
+def both() -> Program:
+    return declare(HOME, ABROAD)
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return from_config(config(HOME, ABROAD), NAME)
+
+
+@pytest.fixture(scope="module")
+def state(both: Program) -> StackState:
+    return check_stack(codec.decode(both[POOLS].properties["content"], StackState))
+
+
+def test_another_region_adds_resources_and_changes_none_at_home(home: Program, both: Program) -> None:
+    """Changed are the document that the function reads, the drain, and the rights of function and shells."""
+    changed = {key for key, found in home.items() if both[key].properties != found.properties}
+    rights = {f"aws:iam/rolePolicy:RolePolicy::rights-{key}" for key in ("fn", "sh", "vm-ssh")}
+    assert changed == {POOLS, DRAIN, *rights}
+    added = [both[key] for key in both if key not in home]
+    elsewhere = [each for each in added if each.properties.get("region") != ABROAD]
+    assert {each.key for each in elsewhere} == {
+        "aws:iam/role:Role::role-ev",
+        "aws:iam/rolePolicy:RolePolicy::rights-ev",
+    }
+    assert not any("region" in each.properties for each in home.values() if each.type.startswith("aws:"))
+    assert broken(both, "dev") == []
+
+
+def test_all_that_a_machine_needs_is_in_its_region(both: Program) -> None:
+    abroad = Counter(each.type.rsplit(":", 1)[1] for each in both.values() if each.properties.get("region") == ABROAD)
+    assert abroad == {
+        **{"Vpc": 1, "RouteTable": 1, "Route": 1, "EgressOnlyInternetGateway": 1, "VpcEndpoint": 1},
+        **{"Subnet": 1, "RouteTableAssociation": 1, "SecurityGroup": 1, "SecurityGroupIngressRule": 1},
+        **{"SecurityGroupEgressRule": 3, "LaunchTemplate": 3, "PlacementGroup": 2, "Grant": 1},
+        **{"EventRule": 3, "EventTarget": 3, "LogGroup": 1, "Document": 1},
+    }
+    near, far = one(both, TEMPLATE, f"sk-{NAME}_burst-spot"), one(both, TEMPLATE, f"sk-{NAME}_burst-spot-{ABROAD}")
+    differs = {key for key in {*near, *far} if near.get(key) != far.get(key)}
+    assert differs == {"region", "imageId", "vpcSecurityGroupIds", "blockDeviceMappings", "tagSpecifications"}
+    assert far["imageId"] == IMAGE
+    assert far["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == key_of(ABROAD)
+
+
+def test_machines_abroad_reach_the_bucket_by_ipv6_and_the_function_by_its_url(both: Program, state: StackState) -> None:
+    """S3's gateway endpoint serves only buckets of its own region, and there is no way out by IPv4."""
+
+    def tags(template: str) -> dict[str, str]:
+        (found,) = [
+            each for each in one(both, TEMPLATE, template)["tagSpecifications"] if each["resourceType"] == "instance"
+        ]
+        return dict(found["tags"])
+
+    near, far = tags(f"sk-{NAME}_burst-spot"), tags(f"sk-{NAME}_burst-spot-{ABROAD}")
+    assert far == {**near, "sk-storage": f"https://s3.dualstack.{HOME}.amazonaws.com"}
+    assert ".lambda-url.us-east-1.on.aws" in far["sk-function"]
+    burst = state.pool("burst")
+    assert burst is not None and burst.abroad[ABROAD].tags == {"sk-storage": far["sk-storage"]}
+
+
+def test_the_function_finds_what_each_zone_has(state: StackState, home: Program) -> None:
+    assert (state.region, state.regions) == (HOME, (HOME, ABROAD))
+    burst, fabric = state.pool("burst"), state.pool("fabric")
+    assert burst is not None and fabric is not None
+    assert (
+        set(burst.templates)
+        == set(burst.template_versions)
+        == {*("spot", "on-demand", f"{ABROAD}/spot", f"{ABROAD}/on-demand")}
+    )
+    assert len({state.template("burst", Model.SPOT, zone) for zone in ("us-east-1a", "us-west-2b")}) == 2
+    assert state.template("burst", Model.SPOT, "us-east-1a") == state.template("burst", Model.SPOT, "us-east-1b")
+    assert set(burst.subnets) == set(burst.zones) == set(burst.placement)
+    assert (burst.disk_key_in(HOME), burst.disk_key_in(ABROAD)) == (key_of(HOME), key_of(ABROAD))
+    assert len({*fabric.security_groups, *fabric.abroad[ABROAD].security_groups}) == 2
+    alone = codec.decode(home[POOLS].properties["content"], StackState)
+    assert alone.regions == () and all(pool.abroad == {} for pool in alone.pools)
+
+
+def test_events_abroad_go_to_the_bus_at_home_by_a_role_that_can_do_nothing_else(both: Program) -> None:
+    for key in ("interruption", "rebalance", "state"):
+        near, far = one(both, RULE, key), one(both, RULE, f"{key}-{ABROAD}")
+        assert {name for name in far if near.get(name) != far[name]} == {"region"}
+        assert one(both, TARGET, f"{key}-{ABROAD}")["arn"] == f"arn:aws:events:{HOME}:123456789012:event-bus/default"
+        assert one(both, TARGET, f"{key}-{ABROAD}")["roleArn"].endswith(f":role/sk-{NAME}-ev")
+    (trusted,) = json.loads(one(both, "aws:iam/role:Role", "role-ev")["assumeRolePolicy"])["Statement"]
+    assert trusted["Principal"] == {"Service": "events.amazonaws.com"}
+    assert trusted["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
+    (may,) = json.loads(one(both, "aws:iam/rolePolicy:RolePolicy", "rights-ev")["policy"])["Statement"]
+    assert (may["Action"], may["Resource"]) == (
+        ["events:PutEvents"], [f"arn:aws:events:{HOME}:123456789012:event-bus/default"]
+    )  # fmt: skip
+
+
+def test_a_destroy_drains_all_regions_before_it_deletes_what_machines_abroad_need(both: Program) -> None:
+    assert both[DRAIN].properties["regions"] == [HOME, ABROAD]
+    after = {key for key, found in both.items() if found.type in (RULE, TARGET)}
+    abroad = {key for key, found in both.items() if found.properties.get("region") == ABROAD} - after
+    assert abroad <= before(both, DRAIN)
+
+
+def test_another_region_costs_an_image_and_a_key_while_idle(home: Program, both: Program, settings: Settings) -> None:
+    one_region, two = (
+        idle.total(idle.idle(made, Counter(each.type for each in found.values())))
+        for made, found in ((from_config(config(HOME), NAME), home), (settings, both))
+    )
+    assert two - one_region == pytest.approx(idle.IMAGE_USD + idle.KEY_USD)
+
+
+def test_an_existing_network_has_one_vpc_in_each_region() -> None:
+    network = {
+        "vpc": "vpc-0aaaaaaaa",
+        "vpcs": {ABROAD: "vpc-0bbbbbbbb"},
+        "subnets": {
+            "us-east-1a": "subnet-0aaaaaaaa",
+            "us-east-1b": "subnet-0bbbbbbbb",
+            "us-west-2b": "subnet-0cccccccc",
+        },
+    }
+    joined = declare(HOME, ABROAD, network=network)
+    groups = {
+        each.properties.get("region"): each.properties["vpcId"]
+        for each in of(joined, "aws:ec2/securityGroup:SecurityGroup")
+    }
+    assert groups == {None: "vpc-0aaaaaaaa", ABROAD: "vpc-0bbbbbbbb"}
+    assert not of(joined, "aws:ec2/vpc:Vpc")
+
+
+# --- rights --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def function(settings: Settings) -> str:
+    subnets = {"us-east-1a": "subnet-0aa", "us-west-2b": "subnet-0cc"}
+    return document(function_rights(settings, subnets, {HOME: "sg-0aa", ABROAD: "sg-0cc"}))
+
+
+STACK_TAG, JOB_TAG = "sk-stack", "sk-job"
+MARKED = {f"aws:RequestTag/{STACK_TAG}": NAME, f"aws:RequestTag/{JOB_TAG}": "abcd2345"}
+OURS = {f"aws:ResourceTag/{STACK_TAG}": NAME, f"aws:ResourceTag/{JOB_TAG}": "abcd2345"}
+
+
+def may(policy: str, action: str, resource: str, region: str, context: dict[str, str] | None = None) -> bool:
+    return allowed(policy, Ask(action, resource, {"aws:RequestedRegion": region, **(context or {})}))
+
+
+@pytest.mark.parametrize("region", [HOME, ABROAD])
+def test_the_function_may_do_in_each_region_what_it_may_at_home(function: str, region: str) -> None:
+    ec2 = f"arn:aws:ec2:{region}"
+    launch = MARKED | {
+        "ec2:InstanceType": "g5.12xlarge",
+        "ec2:InstanceProfile": f"arn:aws:iam::123456789012:instance-profile/sk-{NAME}-vm",
+        "ec2:MetadataHttpTokens": "required",
+        "ec2:LaunchTemplate": f"{ec2}:123456789012:launch-template/lt-0123456789abcdef0",
+    }
+    assert may(function, "ec2:RunInstances", f"{ec2}:123456789012:instance/*", region, launch)
+    assert may(
+        function, "ec2:CreateVolume", f"{ec2}:123456789012:volume/*", region, {**MARKED, "ec2:Encrypted": "true"}
+    )
+    assert may(function, "ec2:TerminateInstances", f"{ec2}:123456789012:instance/i-0123", region, OURS)
+    assert not may(function, "ec2:TerminateInstances", f"{ec2}:123456789012:instance/i-0123", region)
+    key = {"kms:ViaService": f"ec2.{region}.amazonaws.com"}
+    assert may(function, "kms:GenerateDataKey", key_of(region), region, key)
+
+
+def test_the_function_may_copy_only_its_own_snapshots(function: str, home: Program) -> None:
+    there, copy = f"arn:aws:ec2:{HOME}::snapshot/snap-0123", f"arn:aws:ec2:{ABROAD}::snapshot/*"
+    assert may(function, "ec2:CopySnapshot", there, HOME, OURS)
+    assert may(function, "ec2:CopySnapshot", copy, ABROAD, MARKED)
+    assert not may(function, "ec2:CopySnapshot", there, HOME), "another's data"
+    assert not may(function, "ec2:CopySnapshot", copy, ABROAD), "a copy that no drain would find"
+    made = {**MARKED, "ec2:CreateAction": "CopySnapshot"}
+    assert may(function, "ec2:CreateTags", f"arn:aws:ec2:{ABROAD}::snapshot/snap-0123", ABROAD, made)
+    assert "CopySnapshot" not in home[RIGHTS].properties["policy"]
+
+
+def test_the_function_may_do_nothing_in_another_region_or_network(function: str) -> None:
+    other = "arn:aws:ec2:eu-west-1"
+    assert not may(function, "ec2:TerminateInstances", f"{other}:123456789012:instance/i-0123", "eu-west-1", OURS)
+    assert not may(function, "ec2:DescribeInstances", "*", "eu-west-1")
+    assert may(function, "ec2:DescribeInstances", "*", ABROAD)
+    run, place = "ec2:RunInstances", f"arn:aws:ec2:{ABROAD}:123456789012"
+    assert may(function, run, f"{place}:subnet/subnet-0cc".replace("::", ":"), ABROAD)
+    assert not may(function, run, f"{place}:subnet/subnet-0aa", ABROAD), "that id is of the home region"
+    assert not may(function, run, f"{place}:security-group/sg-0aa", ABROAD)
+
+
+def test_rights_in_the_most_regions_are_within_awss_limit() -> None:
+    """In all their zones, with a key in each. A role's inline policies may have 10,240 characters."""
+    regions = ("us-east-1", "us-west-2", "us-east-2", "eu-west-1", "eu-central-1", "eu-north-1")[:MOST_REGIONS]
+    many = from_config(config(*regions), NAME)
+    subnets = {zone: f"subnet-{index:017x}" for region in regions for index, zone in enumerate(zones_of(region))}
+    assert len(document(function_rights(many, subnets, dict.fromkeys(regions, "sg-0123456789abcdef0")))) <= 10_240
