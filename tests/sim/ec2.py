@@ -30,7 +30,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.market import PriceRun
-from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.contract.stack import Model, StackState, template_key
 from spotkeeper.reconcile.clouds.ec2.cloud import Ec2
 from tests.reconcile.clouds.ec2.standin import site, things
 from tests.reconcile.clouds.ec2.standin.server import Here
@@ -49,12 +49,18 @@ ITSELF = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 
 def on_ec2(stack: StackState) -> StackState:
     """The same stack, declared on AWS."""
+    models = {"spot": "spot", "on-demand": "od"}
+    keys = {
+        template_key(model, region, stack.region): f"lt-{{}}-{region}-{short}"
+        for region in stack.regions or (stack.region,)
+        for model, short in models.items()
+    }
     pools = tuple(
         replace(
             pool,
             disk_type="gp3",
-            templates={"spot": f"lt-{pool.name}-spot", "on-demand": f"lt-{pool.name}-od"},
-            template_versions={"spot": "1", "on-demand": "1"},
+            templates={key: template.format(pool.name) for key, template in keys.items()},
+            template_versions=dict.fromkeys(keys, "1"),
             subnets={zone: f"subnet-{zone}" for zone in pool.zones},
             placement={zone: f"{pool.name}-{zone}" for zone in pool.zones},
             tags={"sk-bucket": stack.bucket},
@@ -94,23 +100,41 @@ class Ec2Cloud(Cloud):
 
     def __init__(self, world: World, random: Random, delays: Delays) -> None:
         super().__init__(world, random, delays)
-        zones = {zone: f"use1-az{n}" for n, zone in enumerate(world.stack.zones(), 1)}
-        times = site.Delays((1.0, 6.0), delays.start_s, delays.gone_s, delays.disk_s, delays.attach_s, delays.shot_s)
-        self.site = Site(world.engine, zones, random.getrandbits(32), times)
-        self.site.subnets = {f"subnet-{zone}": zone for zone in zones}
-        for pool in world.stack.pools:
-            plain = {"InstanceType": "m5.large"}
-            spot = {**plain, "InstanceMarketOptions": {"MarketType": "spot"}}
-            for template, data in ((pool.templates["spot"], spot), (pool.templates["on-demand"], plain)):
-                self.site.templates[template] = Template(template, {"1": data})
-            self.site.groups |= set(pool.placement.values())
+        stack = world.stack
+        self.sites = {region: self._site(region, delays) for region in stack.regions or (stack.region,)}
+        self.site = self.sites[stack.region]  # the home region
+        for region, one in self.sites.items():
+            one.abroad = {name: other for name, other in self.sites.items() if name != region}
+        self.services = {region: Ec2Service(one) for region, one in self.sites.items()}
+        self.service = self.services[stack.region]
+        for pool in stack.pools:
             for one in pool.reservations:
                 self.site.reserved[one.name] = Reserved(one.name, one.zone, "m5.large", one.count, one.block)
                 if one.block and one.ends is not None:
                     world.engine.at(one.ends, partial(self._block_ends, one.name))
-        self.site.market.capacity = lambda zone, spot: self.limit(zone, Model.SPOT if spot else Model.ON_DEMAND)
-        self.site.watcher = _Told(self)
-        self.service = Ec2Service(self.site)
+
+    def _site(self, region: str, delays: Delays) -> Site:
+        world, stack, several = self.world, self.world.stack, bool(self.world.stack.regions)
+        zones = [zone for zone in stack.zones() if stack.region_of(zone) == region]
+        ids = {zone: f"use1-az{n}" for n, zone in enumerate(zones, 1)}
+        times = site.Delays((1.0, 6.0), delays.start_s, delays.gone_s, delays.disk_s, delays.attach_s, delays.shot_s)
+        made = Site(world.engine, ids, self.random.getrandbits(32), times, region if several else "")
+        made.subnets = {f"subnet-{zone}": zone for zone in zones}
+        plain = {"InstanceType": "m5.large"}
+        data = {"spot": {**plain, "InstanceMarketOptions": {"MarketType": "spot"}}, "on-demand": plain}
+        for pool in stack.pools:
+            for model, what in data.items():
+                template = pool.templates[template_key(model, region, stack.region)]
+                made.templates[template] = Template(template, {"1": what})
+            made.groups |= {group for zone, group in pool.placement.items() if zone in zones}
+        made.market.capacity = lambda zone, spot: self.limit(zone, Model.SPOT if spot else Model.ON_DEMAND)
+        made.watcher = _Told(self)
+        return made
+
+    def _of(self, uid: str) -> tuple[Site, things.Instance] | None:
+        """The instance with this id, and its region."""
+        found = ((one, one.instances[uid]) for one in self.sites.values() if uid in one.instances)
+        return next(found, None)
 
     def _block_ends(self, name: str) -> None:
         """EC2 terminates what still runs in a capacity block, and takes no more launches into it."""
@@ -126,23 +150,22 @@ class Ec2Cloud(Cloud):
 
     def preempt(self, machine: Machine, notice_s: float) -> None:
         super().preempt(machine, notice_s)
-        if machine.uid in self.site.instances:
-            self.site.instances[machine.uid].notice = machine.notice
+        if found := self._of(machine.uid):
+            found[1].notice = machine.notice
 
     def reprieve(self, machine: Machine) -> None:
         super().reprieve(machine)
-        self.site.instances[machine.uid].notice = None
+        if found := self._of(machine.uid):
+            found[1].notice = None
 
     def stopping(self, machine: Machine, seconds: float) -> None:
-        instance = self.site.instances.get(machine.uid)
-        if instance is not None:
-            self.site.stop(instance, MARKET if machine.fate == "market" else ITSELF, seconds)
+        if found := self._of(machine.uid):
+            found[0].stop(found[1], MARKET if machine.fate == "market" else ITSELF, seconds)
 
     def remove(self, machine: Machine) -> None:
-        instance = self.site.instances.get(machine.uid)
-        if instance is not None:
-            instance.reason = MARKET
-            self.site.end(instance)
+        if found := self._of(machine.uid):
+            found[1].reason = MARKET
+            found[0].end(found[1])
 
     def gone(self, machine: Machine) -> None:
         super().remove(machine)
@@ -176,6 +199,10 @@ class Ec2Cloud(Cloud):
     def _named(self, name: str, zone: str) -> list[Drive]:
         return [drive for drive in self.drives.values() if (drive.disk.name, drive.disk.zone) == (name, zone)]
 
+    def sound(self) -> None:
+        faults = [fault for service in self.services.values() for fault in service.faults]
+        assert not faults, faults
+
     def looked(self, listing: Listing) -> None:
         self._listing = listing
 
@@ -185,8 +212,9 @@ class Seat:
 
     def __init__(self, cloud: Ec2Cloud) -> None:
         self._cloud, world = cloud, cloud.world
-        home = Here(cloud.service, "us-east-1")
-        self._ec2 = Ec2(world.stack, {world.stack.region: home}, world.engine)  # type: ignore[arg-type]
+        # botocore refuses to sign for a region whose name is none.
+        lines = {name: Here(service, f"{name}-east-1") for name, service in cloud.services.items()}
+        self._ec2 = Ec2(world.stack, lines, world.engine)  # type: ignore[arg-type]
         self._seen: tuple[int, Listing] | None = None
 
     def list(self, stack: str) -> Listing:
@@ -198,7 +226,7 @@ class Seat:
         if self._seen is None or self._seen[0] != cloud.changes:
             changes = cloud.changes
             listing = self._ec2.list(stack)
-            assert not cloud.service.faults, cloud.service.faults
+            cloud.sound()
             if not listing.answered:  # asked too much: the next look may get more
                 return listing
             self._seen = changes, listing
@@ -213,7 +241,7 @@ class Seat:
         cloud.calls += 1
         cloud.judge(action)
         result = self._ec2.perform(action, deadline_s)
-        assert not cloud.service.faults, cloud.service.faults
+        cloud.sound()
         cloud.refusals += result.kind is ResultKind.CAPACITY
         return result
 

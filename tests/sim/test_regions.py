@@ -1,16 +1,26 @@
-"""Home runs dry and a gang goes abroad, also if the function is killed on the way: no step is lost, nothing is left."""
+"""Home runs dry and a gang goes abroad and comes back, also if the function is killed on the way.
+
+No step is lost, and nothing is left in either region.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.stack import StackState
+from tests.sim.ec2 import Ec2Cloud, on_ec2
 from tests.sim.scenarios import JOB, Play, Scenario, perform
 from tests.sim.test_crash_points import effects, kill
+from tests.sim.world import World
 from tests.sizes import WHOLE
 
+Declared = Callable[[StackState], StackState]
 HOME, ABROAD = "z", "y"
-EVERY = 1 if WHOLE else 12  # effects at which the function is killed
+EVERY = 1 if WHOLE else 24  # effects at which the function is killed; a play on EC2 takes ten times as long
 
 
 def two_regions(stack: StackState) -> StackState:
@@ -22,24 +32,49 @@ def two_regions(stack: StackState) -> StackState:
     return replace(stack, region=HOME, regions=(HOME, ABROAD), pools=(there,))
 
 
+def two_regions_of_ec2(stack: StackState) -> StackState:
+    """There a snapshot is in one region, and goes along as a copy."""
+    return on_ec2(two_regions(stack))
+
+
 def _runs_dry(play: Play) -> None:
     play.spot(0)
     for node in (0, 1):
         play.preempt(node, 120)
+    play.world.engine.after(5.0, lambda: _recovers(play))
 
 
-def _is_abroad(play: Play) -> bool:
+def _recovers(play: Play) -> None:
+    """Home has machines again, once the gang trains abroad."""
+    if play.on and _there(play, "y-b"):
+        play.spot(None)
+        play.world.request(JOB, RequestKind.MOVE, zone="z-a")
+    else:
+        play.world.engine.after(5.0, lambda: _recovers(play))
+
+
+def _there(play: Play, zone: str) -> bool:
     record = play.world.record(JOB)
-    return play.on and record.zone == "y-b" and record.move is None
+    return record.zone == zone and record.move is None
 
 
-STORY = Scenario("abroad", _runs_dry, _is_abroad, regions=(HOME, ABROAD))
+def _is_back(play: Play) -> bool:
+    return play.on and _there(play, "z-a") and play.world.record(JOB).gen >= play.gen + 2
 
 
-def test_a_gang_goes_abroad_without_a_step_lost_and_leaves_nothing() -> None:
-    told = perform(STORY, on=two_regions)
+STORY = Scenario("abroad and back", _runs_dry, _is_back, regions=(HOME, ABROAD))
+
+
+@pytest.mark.parametrize(("on", "every"), [(two_regions, EVERY), (two_regions_of_ec2, EVERY if WHOLE else 5 * EVERY)])
+def test_a_gang_goes_abroad_and_back_without_a_step_lost_and_leaves_nothing(on: Declared, every: int) -> None:
+    worlds: list[World] = []
+    told = perform(STORY, worlds.append, on=on)
     assert (told.why, told.lost) == ("", 0)
+    if isinstance(cloud := worlds[0].cloud, Ec2Cloud):
+        copies = {region: site.calls["CopySnapshot"] for region, site in cloud.sites.items()}
+        assert copies == {HOME: 2, ABROAD: 2}, "of two nodes' disks, in both directions"
+        assert not any(site.snapshots for site in cloud.sites.values())
     points = effects(told)
-    assert len(points) >= 15
-    why = {at: again.why for at in points[3::EVERY] if (again := perform(STORY, kill(at), on=two_regions)).why}
+    assert len(points) >= 30
+    why = {at: again.why for at in points[3::every] if (again := perform(STORY, kill(at), on=on)).why}
     assert why == {}

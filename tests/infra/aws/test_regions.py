@@ -23,6 +23,7 @@ from tests.infra.aws.judge import Ask, allowed
 from tests.infra.conftest import STACKS, Program, run_program
 from tests.infra.declaration import DRAIN, before, of, one
 from tests.infra.policies import broken
+from tests.reconcile.clouds.ec2 import iam
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning")
 NAME, HOME, ABROAD = "example-aws", "us-east-1", "us-west-2"
@@ -231,6 +232,12 @@ def test_the_function_may_do_in_each_region_what_it_may_at_home(function: str, r
     assert not may(function, "ec2:TerminateInstances", f"{ec2}:123456789012:instance/i-0123", region)
     key = {"kms:ViaService": f"ec2.{region}.amazonaws.com"}
     assert may(function, "kms:GenerateDataKey", key_of(region), region, key)
+
+
+def test_the_functions_rights_equal_its_adapters_calls(function: str) -> None:
+    statements = [each for each in json.loads(function)["Statement"] if each["Effect"] == "Allow"]
+    own = {action for each in statements for action in each["Action"] if action.partition(":")[0] in ("ec2", "iam")}
+    assert own == {*iam.ACTIONS, *iam.COPIES}
 
 
 def test_the_function_may_copy_only_its_own_snapshots(function: str, home: Program) -> None:

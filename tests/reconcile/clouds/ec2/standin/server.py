@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -16,8 +16,8 @@ from tests.reconcile.clouds.ec2.standin.verbs import Ec2Service
 
 
 @contextmanager
-def serve(service: Ec2Service) -> Iterator[str]:
-    """Its address. One call at a time, as the site knows no threads."""
+def serve(service: Ec2Service, abroad: Mapping[str, Ec2Service] | None = None) -> Iterator[str]:
+    """Its address. One call at a time, as the site knows no threads. ``abroad``: other regions, by name."""
     lock = threading.Lock()
 
     class Handler(web.Handler):
@@ -28,9 +28,10 @@ def serve(service: Ec2Service) -> Iterator[str]:
             signed = self.headers.get("Authorization", "")
             if not signed.startswith("AWS4-HMAC-SHA256 ") or "/ec2/aws4_request" not in signed:
                 service.faults.append(f"not signed for EC2: {signed[:40]!r}")
+            region = signed.partition("Credential=")[2].split("/")[2:3]  # AWS's own addresses name it too
             try:
                 with lock:
-                    status, data = service.handle(body)
+                    status, data = (abroad or {}).get("".join(region), service).handle(body)
             except LostError:
                 self.close_connection = True
                 return

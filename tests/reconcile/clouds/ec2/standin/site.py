@@ -85,8 +85,11 @@ class Market:
 class Site:
     """One region of one account."""
 
-    def __init__(self, time: Time, zones: dict[str, str], seed: int = 0, delays: Delays | None = None) -> None:
+    def __init__(
+        self, time: Time, zones: dict[str, str], seed: int = 0, delays: Delays | None = None, region: str = ""
+    ) -> None:
         """``zones``: name -> id."""
+        self.region, self.abroad = region, dict[str, Site]()  # the account's other regions
         self.time, self.zones, self.random = time, zones, Random(seed)  # noqa: S311
         self.delays, self.market = delays or Delays(), Market()
         self.watcher: Watcher = Watcher()
@@ -107,7 +110,7 @@ class Site:
         self.calls: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._buckets: dict[str, tuple[float, float]] = {}
-        self._made = 0
+        self._made = int.from_bytes(region.encode()) % 9973 << 20  # no two regions use the same ids
 
     # -- what calls meet before anything else
 

@@ -94,6 +94,7 @@ class Volume:
     visible_at: float
     snapshot: str = ""
     encrypted: bool = False
+    key: str = ""
     state: Vol = Vol.CREATING
     holder: str = ""  # instance id
     device: str = ""
@@ -111,6 +112,8 @@ class Snapshot:
     visible_at: float
     state: str = "pending"
     contents: object = None
+    key: str = ""  # which encrypts it
+    copied: bool = False  # from another region
 
 
 def at(seconds: float) -> datetime:

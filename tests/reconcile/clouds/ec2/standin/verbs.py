@@ -23,12 +23,14 @@ from tests.reconcile.clouds.ec2.standin.things import (
     show_instance,
     show_snapshot,
     show_volume,
+    tag_list,
 )
 
 PAGE = 1000
 SIZES = {"gp3": (1, 65_536), "gp2": (1, 16_384), "io1": (4, 16_384), "io2": (4, 65_536), "st1": (125, 16_384)}
 DEVICE = re.compile(r"/dev/(?:sd[f-p]|xvd[b-z])\Z")
 SNAPSHOT_EVERY_S = 15.0  # of one volume
+COPIES = 20  # snapshots that are copied into a region at once
 TAGGED = re.compile(r"tag:(.+)\Z")
 USER = ("Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated shutdown")
 
@@ -52,6 +54,7 @@ class Ec2Service:
             "DetachVolume": self._detach,
             "DescribeVolumes": self._volumes,
             "CreateSnapshot": self._create_snapshot,
+            "CopySnapshot": self._copy_snapshot,
             "DeleteSnapshot": self._delete_snapshot,
             "DescribeSnapshots": self._snapshots,
             "DescribeSpotPriceHistory": self._prices,
@@ -170,6 +173,7 @@ class Ec2Service:
             raise Ec2Error("InvalidParameterCombination", f"The parameter iops for {kind} volumes")
         if "KmsKeyId" in params and not params.get("Encrypted"):
             raise Ec2Error("InvalidParameterDependency", "KmsKeyId needs Encrypted")
+        self._key(params)
         return Volume(
             id=site.id("vol"),
             zone=zone,
@@ -181,8 +185,14 @@ class Ec2Service:
             visible_at=site.seen_at(),
             snapshot=shot.id if shot else "",
             encrypted=params.get("Encrypted", False),
+            key=params.get("KmsKeyId", ""),
             contents=shot.contents if shot else None,
         )
+
+    def _key(self, params: Params) -> None:
+        key = params.get("KmsKeyId", "")
+        if self.site.region and key and f":{self.site.region}:" not in key:
+            raise Ec2Error("InvalidKmsKey.InvalidKeyState", f"The KMS key {key} is not in {self.site.region}")
 
     def _volume(self, uid: str) -> Volume:
         found = self.site.volumes.get(uid)
@@ -269,6 +279,25 @@ class Ec2Service:
         shot = Snapshot(self.site.id("snap"), volume.id, volume.size, tags, now, seen_at, contents=volume.contents)
         self.site.add_snapshot(shot)
         return show_snapshot(shot)
+
+    def _copy_snapshot(self, params: Params) -> Params:
+        """Of another region of the account, which signs a part of the request too (``PresignedUrl``)."""
+        there = self.site.abroad.get(params["SourceRegion"])
+        found = there.snapshots.get(params["SourceSnapshotId"]) if there is not None else None
+        if found is None or found.visible_at > self.site.time.now():
+            raise Ec2Error("InvalidSnapshot.NotFound", f"The snapshot '{params['SourceSnapshotId']}' does not exist.")
+        if found.state != "completed":
+            raise Ec2Error("IncorrectState", f"Snapshot '{found.id}' is not in the 'completed' state")
+        if not params.get("Encrypted") or not params.get("PresignedUrl"):
+            raise Ec2Error("InvalidParameterValue", "want a signed and encrypted copy")
+        self._key(params)
+        if sum(one.copied and one.state == "pending" for one in self.site.snapshots.values()) >= COPIES:
+            raise Ec2Error("ResourceLimitExceeded", "The maximum number of in-progress snapshot copies per region")
+        now, tags = self.site.time.now(), tags_of(params, ("snapshot",)).get("snapshot", {})
+        shot = Snapshot(self.site.id("snap"), "vol-ffffffff", found.size, tags, now, self.site.seen_at())
+        shot.contents, shot.key, shot.copied = found.contents, params.get("KmsKeyId", ""), True
+        self.site.add_snapshot(shot)
+        return {"SnapshotId": shot.id, "Tags": tag_list(tags)}
 
     def _delete_snapshot(self, params: Params) -> Params:
         self.site.drop_snapshot(self._snapshot(params["SnapshotId"]))
