@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*deprecated in favor of:DeprecationWarning"),
 ]
 FLOOR, BURST = "floor", "burst"
+REGIONS = ("us-east-1", "us-west-2")
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,39 @@ def test_after_a_refusal_up_can_continue(world: World, tmp_path: Path) -> None:
     fresh.hand("fail", None)
     fresh.up()
     assert len(fresh.there()) == len(world.project.there())
+
+
+def test_a_region_comes_and_goes(world: World, tmp_path: Path) -> None:
+    """It adds resources and takes them away, and what a job left there; nothing else changes but who may do what."""
+    near, far = (("us-central1", "us-east1"), "us-east1-b") if world.cloud == "gcp" else (REGIONS, "us-west-2b")
+    pools = [{key: value for key, value in pool.items() if key != "zones"} for pool in world.pools()]
+    pools[0] |= {"zones": [world.zone[0]], "disk": {**pools[0]["disk"], "on_destroy": "delete"}}
+    base = {"region": "", "pools": pools, "bucket": {"on_destroy": "delete"}}
+    fresh = world.project.anew(tmp_path / "fresh").with_(**base, regions=[near[0]], zones=[world.zone[0]])
+    fresh.up()
+    at_home = fresh.there()
+
+    more = {"images": {near[1]: "ami-0eeeeeeeeeeeeeee1"}} if world.cloud == "aws" else {}
+    both = fresh.with_(regions=list(near), zones=[world.zone[0], far], **more)
+    added = both.up().changed()
+    made = {step.name for step in added if step.op is OpType.CREATE}
+    changed = {step.name for step in added if step.op is not OpType.CREATE}
+    assert changed <= {"pools", "drain", "rights-fn"} and {step.op for step in added} == {OpType.CREATE, OpType.UPDATE}
+    assert len(made) >= (4 if world.cloud == "gcp" else 20)
+    assert both.up(expect_no_changes=True).changed() == []
+
+    world.machines.forget(far)
+    assert len(world.machines.left()) == 1
+    gone = fresh.with_(regions=[near[0]], zones=[world.zone[0]], images={}).up().changed()
+    assert {step.name for step in gone if step.op is OpType.DELETE} == made
+    assert {step.name for step in gone if step.op is not OpType.DELETE} == changed
+    assert world.machines.left() == [], "what the job left there was billed"
+    assert fresh.there() == at_home
+
+    fresh.with_(regions=list(near), zones=[world.zone[0], far], **more).up()
+    fresh.destroy()
+    assert fresh.there() == {}
+    world.machines.clear()
 
 
 # --- another checkout --------------------------------------------------

@@ -18,9 +18,11 @@ from msgspec.structs import replace
 
 from spotkeeper.contract import names
 from spotkeeper.contract.cloud import AttachDisk, CreateSnapshot, ResultKind
+from spotkeeper.contract.stack import region_of
 from tests.infra.cloud import Cloud
-from tests.reconcile.clouds.ec2.region import JOB, STACK, UID, Region, insert, region
-from tests.reconcile.clouds.ec2.standin.things import Run
+from tests.reconcile.clouds.ec2.region import JOB, STACK, STILL, UID, Region, insert, region
+from tests.reconcile.clouds.ec2.standin.site import Site
+from tests.reconcile.clouds.ec2.standin.things import Run, Vol, Volume
 from tests.reconcile.clouds.ec2.standin.verbs import Ec2Service
 
 OTHER = "demo2"
@@ -33,6 +35,9 @@ class Machines(Protocol):
 
     def left(self) -> list[str]:
         """Names of all that is there, of whichever stack."""
+
+    def forget(self, zone: str) -> None:
+        """Leave a disk of a job in this zone of another region, as after a move that nobody tidied."""
 
     def clear(self) -> None: ...
 
@@ -59,6 +64,9 @@ class OnGoogle:
 
     def left(self) -> list[str]:
         return sorted(key.rsplit("/", 1)[1] for key in self.cloud.things if key.startswith(self.project))
+
+    def forget(self, zone: str) -> None:
+        self._put(f"zones/{zone}/disks", "demo", names.disk_name("demo", JOB, 0, 0))
 
     def clear(self) -> None:
         self.cloud.things.clear()
@@ -100,9 +108,18 @@ class OnAmazon:
         assert theirs.perform(replace(launch, uid=UID[::-1]), 20.0).kind is ResultKind.ACCEPTED
 
     def left(self) -> list[str]:
-        site = self.here.site
-        there = [one for one in site.instances.values() if one.state is not Run.TERMINATED]
-        return sorted(one.tags["Name"] for one in (*there, *site.volumes.values(), *site.snapshots.values()))
+        found = []
+        for site in (self.here.site, *(service.site for service in self.here.abroad.values())):
+            found += [one for one in site.instances.values() if one.state is not Run.TERMINATED]
+            found += [*site.volumes.values(), *site.snapshots.values()]
+        return sorted(one.tags["Name"] for one in found)
+
+    def forget(self, zone: str) -> None:
+        region = region_of(zone)
+        site = Site(self.here.engine, {zone: "y-az1"}, delays=STILL, region=region)
+        self.here.abroad[region] = Passing(site)
+        tags = {"Name": names.disk_name("demo", JOB, 0, 0), names.LABEL_STACK: "demo", names.LABEL_JOB: JOB}
+        site.add_volume(Volume(site.id("vol"), zone, 50, "gp3", tags, "", 0.0, 0.0, state=Vol.AVAILABLE))
 
     def clear(self) -> None:
         for kept in (self.here.site.instances, self.here.site.volumes, self.here.site.snapshots):

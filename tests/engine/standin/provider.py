@@ -158,9 +158,10 @@ def _key(request: Any, id_: str) -> str:
 
 
 def _same_name(state: Json, inputs: Json) -> bool:
-    """Whether a name that the program chose is taken: in the same zone, of the same role."""
+    """Whether a name that the program chose is taken: in the same region and zone, of the same role."""
     names = [key for key in ("name", "bucket", "key", "repositoryId", "accountId", "roleId") if key in inputs]
-    return bool(names) and all(state.get(key) == inputs[key] for key in [*names, "zone", "role"] if key in inputs)
+    same = all(state.get(key) == inputs[key] for key in [*names, "zone", "role"] if key in inputs)
+    return bool(names) and same and state.get("region") == inputs.get("region")
 
 
 def _value(value: Any) -> PropertyValue:

@@ -4,8 +4,8 @@ A launch gives name, tags, placement and subnet; everything else comes from the 
 EC2's calls need ids, and a name is only a tag, so a volume's id is first looked up by its name. A launch that
 is repeated with its ``ClientToken`` makes no second machine: for more than a day after the first one is gone, EC2 still
 answers with the first one (rule 7 of ``docs/protocol.md``). A snapshot has no token, so a search for its name comes
-first. EC2 sometimes does not show a new resource for seconds, so its answer "not found" means "gone" only if the
-resource is old.
+first. A snapshot is in one region: the request for a disk in another region begins with a copy. EC2 sometimes does not
+show a new resource for seconds, so its answer "not found" means "gone" only if the resource is old.
 """
 
 from __future__ import annotations

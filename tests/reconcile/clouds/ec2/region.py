@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -82,6 +82,7 @@ class Region:
     service: Ec2Service
     endpoint: str
     ec2: Ec2
+    abroad: dict[str, Ec2Service] = field(default_factory=dict)  # other regions at the same endpoint, by name
 
     def pass_(self, seconds: float) -> Listing:
         self.engine.run(self.engine.t + seconds)
@@ -134,13 +135,13 @@ def region(
     """Afterwards every request must have been EC2's, and every answer too."""
     engine = Engine()
     site = new_site(engine, delays)
-    asked = service(site)
-    with serve(asked) as endpoint:
+    asked, abroad = service(site), dict[str, Ec2Service]()
+    with serve(asked, abroad) as endpoint:
         identity(monkeypatch, endpoint)
         monkeypatch.setattr("spotkeeper.reconcile.clouds.ec2.api.Api._session", lambda _: session())
         ec2 = open_ec2(stack, engine)  # type: ignore[arg-type]
-        yield Region(engine, site, asked, endpoint, ec2)
-    assert asked.faults == []
+        yield Region(engine, site, asked, endpoint, ec2, abroad)
+    assert [one.faults for one in (asked, *abroad.values()) if one.faults] == []
 
 
 def identity(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

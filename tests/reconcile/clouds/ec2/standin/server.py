@@ -31,7 +31,7 @@ def serve(service: Ec2Service, abroad: Mapping[str, Ec2Service] | None = None) -
             region = signed.partition("Credential=")[2].split("/")[2:3]  # AWS's own addresses name it too
             try:
                 with lock:
-                    status, data = (abroad or {}).get("".join(region), service).handle(body)
+                    status, data = ({} if abroad is None else abroad).get("".join(region), service).handle(body)
             except LostError:
                 self.close_connection = True
                 return
