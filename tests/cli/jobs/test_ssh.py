@@ -73,6 +73,15 @@ def test_on_aws_ssh_starts_a_session_with_the_stacks_document(cli: Cli, store: S
     assert shlex.split(text)[-3:] == list(command)
 
 
+def test_a_session_starts_in_its_machines_region(cli: Cli, store: Store, calls: Path) -> None:
+    regions = ("us-east-1", "us-west-2")
+    let_in(store, replace(STACK, cloud="aws", project="123456789012", region=regions[0], regions=regions))
+    a_job(store, nodes=(Node(cur=replace(slot(), uid="i-0123456789abcdef0", zone="us-west-2b")),))
+    assert cli("ssh", "first").code == 7
+    words = calls.read_text().splitlines()
+    assert words[words.index("--region") + 1] == regions[1]
+
+
 def test_a_static_machine_is_found_by_its_own_name(cli: Cli, store: Store, calls: Path) -> None:
     static = replace(slot(), model=Model.STATIC, machine="sk-prod-always-s0")
     a_job(store, nodes=(Node(cur=static),), members=(0,))

@@ -19,7 +19,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
-from spotkeeper.contract.cloud import Action, DiskSnapshot, Listing, Result, Vm
+from spotkeeper.contract.cloud import Action, DeleteSnapshot, DiskSnapshot, Listing, Result, ResultKind, Vm
 from spotkeeper.contract.market import Chances, PriceRun
 from spotkeeper.contract.stack import PoolState, StackState
 from spotkeeper.reconcile.clouds.base import Addresses, addresses_around, perform
@@ -103,6 +103,8 @@ class Ec2:
             return perform(self._verbs, action, deadline_s, self._clock)
         except Ec2RefusedError as error:
             kind, detail = classify(error.code, error.status, error.message), detail_of(error.code, error.message)
+            if kind is ResultKind.QUOTA and self._stack.regions and not isinstance(action, DeleteSnapshot):
+                detail = f"{self._stack.region_of(action.zone)}: {detail}"  # a quota is a region's
             return Result(action, kind, detail, self._clock.now())
 
 

@@ -198,6 +198,13 @@ def test_a_machine_abroad_is_made_from_its_regions_template(world: World) -> Non
     assert (result.kind, result.detail) == (ResultKind.PERMANENT, f"pool 'gpu' has no on-demand template for {C}")
 
 
+def test_a_used_up_quota_is_its_regions(world: World) -> None:
+    world.sites[ABROAD].market.spot_quota = 0
+    result = world.do(insert(1, 1, C))
+    assert (result.kind, result.detail[:7]) == (ResultKind.QUOTA, f"{ABROAD}: ")
+    world.made(insert(1, 2, A))
+
+
 def test_a_machine_is_ended_where_it_is(world: World) -> None:
     world.made(insert(1, 1, C))
     (uid,) = world.sites[ABROAD].instances
