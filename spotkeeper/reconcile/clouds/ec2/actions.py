@@ -11,7 +11,7 @@ show a new resource for seconds, so its answer "not found" means "gone" only if 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -29,7 +29,7 @@ from spotkeeper.contract.cloud import (
     InsertVm,
     ResultKind,
 )
-from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.stack import PoolState, StackState
 from spotkeeper.reconcile.clouds.base import Meaning
 from spotkeeper.reconcile.clouds.ec2 import schema
 from spotkeeper.reconcile.clouds.ec2.api import Api, Ec2RefusedError
@@ -111,10 +111,12 @@ class Ec2Verbs:
         source, api = None, self._at(action.zone)
         if action.snapshot is not None:
             shots = self._shots(api, action.snapshot, ends)
-            if not shots:
-                region = self._stack.region_of(action.zone)
-                return self._copied(action.snapshot, region, pool.disk_key_in(region), ends)
-            source = shots[0].snapshot_id
+            usable = [shot.snapshot_id for shot in shots if shot.state != "error"]
+            if not usable:
+                for failed in shots:
+                    api.gone("delete_snapshot", {"SnapshotId": failed.snapshot_id}, ends)
+                return self._copied(action, pool, ends)
+            source = usable[0]
         try:
             answer = api.again("create_volume", schema.volume(self._stack, pool, action, source), ends)
         except Ec2RefusedError as error:
@@ -125,25 +127,21 @@ class Ec2Verbs:
             raise
         return self._created(codec.convert(answer, VolumeIn), api, ends)
 
-    def _copied(self, name: str, region: str, key: str, ends: float) -> Meaning:
-        """Begin to copy a snapshot of another region into this one.
+    def _copied(self, action: CreateDisk, pool: PoolState, ends: float) -> Meaning:
+        """Begin to copy a disk's snapshot, which another region has, into the disk's region.
 
-        A copy has the name and tags of the original, and no client token: a search for its name comes first, and is
-        repeated until the copy is complete and a disk can be made from it.
+        A copy has the name and tags of the original, and no client token: a search for its name has come first, and is
+        repeated until the copy is complete and the disk can be made from it.
         """
-        found = self._everywhere(name, ends)
-        if region not in found:
-            return ResultKind.AMBIGUOUS, f"{region} does not tell whether it has the snapshot {name}"
-        for shot in found.pop(region):
-            if shot.state != "error":
-                return ResultKind.IN_USE, f"{name} is being copied to {region}"
-            self._apis[region].gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+        name, region = action.snapshot or "", self._stack.region_of(action.zone)
+        found = self._everywhere(name, [other for other in self._apis if other != region], ends)
         whole = [(where, shot) for where, shots in found.items() for shot in shots if shot.state == "completed"]
         if not whole:
-            return ResultKind.AMBIGUOUS, f"no region has the whole snapshot {name}, or it is not visible yet"
+            return ResultKind.AMBIGUOUS, f"the snapshot {name} does not exist, is not complete, or not visible yet"
         source, original = whole[0]
+        request = schema.copy_of(original, source, pool.disk_key_in(region))
         try:
-            self._apis[region].once("copy_snapshot", schema.copy_of(original, source, key), ends)
+            self._apis[region].once("copy_snapshot", request, ends)
         except Ec2RefusedError as error:
             if error.code != COPIED_AT_ONCE:
                 raise
@@ -195,7 +193,7 @@ class Ec2Verbs:
 
     def create_snapshot(self, action: CreateSnapshot, ends: float) -> Meaning:
         stack, api = self._stack.stack, self._at(action.zone)
-        for shot in self._shots(api, names.disk_name(stack, action.job, action.node, action.copy), ends, failed=True):
+        for shot in self._shots(api, names.disk_name(stack, action.job, action.node, action.copy), ends):
             if shot.state != "error":
                 return ResultKind.ACCEPTED, "is there already"
             api.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
@@ -208,7 +206,7 @@ class Ec2Verbs:
 
     def delete_snapshot(self, action: DeleteSnapshot, ends: float) -> Meaning:
         """Delete the snapshot and its copies in other regions; a region that does not answer keeps only its own."""
-        found = self._everywhere(action.name, ends)
+        found = self._everywhere(action.name, self._apis, ends)
         for region, shots in found.items():
             for shot in shots:
                 self._apis[region].gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
@@ -229,25 +227,19 @@ class Ec2Verbs:
         found = pages(self._at(zone), Volumes, query, ends)
         return tuple(item.volume_id for page in found for item in page.volumes if item.state in THERE)
 
-    def _everywhere(self, name: str, ends: float) -> dict[str, list[SnapshotIn]]:
-        """Return the snapshots of this name by region, also failed ones, without the regions that do not answer.
-
-        Raises:
-            NoAnswerError: no region answers.
-        """
+    def _everywhere(self, name: str, regions: Collection[str], ends: float) -> dict[str, list[SnapshotIn]]:
+        """Return the snapshots of this name by region, without the regions that do not answer."""
         half = (ends + time.monotonic()) / 2  # the other half is for the calls that follow
         found: dict[str, list[SnapshotIn]] = {}
-        with ThreadPoolExecutor(len(self._apis)) as threads:
-            asked = {where: threads.submit(self._shots, api, name, half, True) for where, api in self._apis.items()}
+        with ThreadPoolExecutor(len(regions) or 1) as threads:
+            asked = {region: threads.submit(self._shots, self._apis[region], name, half) for region in regions}
         for region, answer in asked.items():
             with suppress(NoAnswerError):  # the list has logged it
                 found[region] = answer.result()
-        if not found:
-            raise NoAnswerError(f"snapshots named {name}")
         return found
 
-    def _shots(self, api: Api, name: str, ends: float, failed: bool = False) -> list[SnapshotIn]:
-        """Return the snapshots of this name in a region, oldest first; with ``failed``, failed snapshots too.
+    def _shots(self, api: Api, name: str, ends: float) -> list[SnapshotIn]:
+        """Return the snapshots of this name in a region, oldest first, failed ones too.
 
         Raises:
             NoAnswerError: the list failed.
@@ -255,7 +247,7 @@ class Ec2Verbs:
         found = snapshots(api, self._stack.stack, ends, Name=name)
         if found is None:
             raise NoAnswerError(f"snapshots named {name}")
-        return sorted((item for item in found if failed or item.state != "error"), key=lambda item: item.age)
+        return sorted(found, key=lambda item: item.age)
 
     def _is_old(self, made: datetime | None) -> bool:
         return made is not None and self._clock.now() - made.timestamp() > OLD_S
