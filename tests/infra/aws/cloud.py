@@ -38,7 +38,12 @@ MORE: Mapping[str, Mapping[str, object]] = {
     "aws:lambda/functionUrl:FunctionUrl": {"functionUrl": "https://abcdefghij.lambda-url.us-east-1.on.aws/"},
     "aws:sqs/queue:Queue": {"url": "https://sqs.us-east-1.amazonaws.com/123456789012/dead"},
     "pulumi:pulumi:StackReference": {
-        "outputs": {"vpc": "vpc-0aaaaaaaa", "subnets": {f"{REGION}{zone}": f"subnet-0{zone * 8}" for zone in "abc"}}
+        "outputs": {
+            "vpc": "vpc-0aaaaaaaa",
+            "vpcs": {"us-west-2": "vpc-0bbbbbbbb"},
+            "subnets": {f"{REGION}{zone}": f"subnet-0{zone * 8}" for zone in "abc"}
+            | {"us-west-2b": "subnet-0dddddddd"},
+        }
     },
 }
 

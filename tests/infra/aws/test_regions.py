@@ -112,6 +112,18 @@ def test_all_that_a_machine_needs_is_in_its_region(both: Program) -> None:
     assert differs == {"region", "imageId", "vpcSecurityGroupIds", "blockDeviceMappings", "tagSpecifications"}
     assert far["imageId"] == IMAGE
     assert far["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == key_of(ABROAD)
+    assert one(both, "aws:kms/grant:Grant", f"spot-disks-{ABROAD}")["keyId"] == key_of(ABROAD)
+
+
+def test_a_static_machine_abroad_has_its_template_disk_and_group_there() -> None:
+    pools = json.loads(read_config(STACKS / f"Pulumi.{NAME}.yaml")["spotkeeper:pools"])[:1]
+    pools[0] |= {"zones": [f"{ABROAD}b"], "placement": {}}
+    found = declare(HOME, ABROAD, pools=pools)
+    kinds = ("Instance", "LaunchTemplate", "PlacementGroup", "Volume", "VolumeAttachment")
+    named = {each.type.rsplit(":", 1)[1]: each.properties for each in found.values()}
+    assert {kind: named[kind]["region"] for kind in kinds} == dict.fromkeys(kinds, ABROAD)
+    assert named["LaunchTemplate"]["imageId"] == IMAGE and named["Volume"]["kmsKeyId"] == key_of(ABROAD)
+    assert named["Instance"]["tags"]["sk-storage"] == f"https://s3.dualstack.{HOME}.amazonaws.com"
 
 
 def test_machines_abroad_reach_the_bucket_by_ipv6_and_the_function_by_its_url(both: Program, state: StackState) -> None:
@@ -178,23 +190,21 @@ def test_another_region_costs_an_image_and_a_key_while_idle(home: Program, both:
     assert two - one_region == pytest.approx(idle.IMAGE_USD + idle.KEY_USD)
 
 
-def test_an_existing_network_has_one_vpc_in_each_region() -> None:
-    network = {
-        "vpc": "vpc-0aaaaaaaa",
-        "vpcs": {ABROAD: "vpc-0bbbbbbbb"},
-        "subnets": {
-            "us-east-1a": "subnet-0aaaaaaaa",
-            "us-east-1b": "subnet-0bbbbbbbb",
-            "us-west-2b": "subnet-0cccccccc",
-        },
-    }
+NETWORK = {
+    "vpc": "vpc-0aaaaaaaa",
+    "vpcs": {ABROAD: "vpc-0bbbbbbbb"},
+    "subnets": {"us-east-1a": "subnet-0aaaaaaaa", "us-east-1b": "subnet-0bbbbbbbb", "us-west-2b": "subnet-0dddddddd"},
+}
+
+
+@pytest.mark.parametrize("network", [NETWORK, {"from_stack": "organization/net/prod"}], ids=["named", "of a stack"])
+def test_an_existing_network_has_one_vpc_in_each_region(network: dict[str, Any]) -> None:
     joined = declare(HOME, ABROAD, network=network)
-    groups = {
-        each.properties.get("region"): each.properties["vpcId"]
-        for each in of(joined, "aws:ec2/securityGroup:SecurityGroup")
-    }
-    assert groups == {None: "vpc-0aaaaaaaa", ABROAD: "vpc-0bbbbbbbb"}
+    groups = [each.properties for each in of(joined, "aws:ec2/securityGroup:SecurityGroup")]
+    assert {each.get("region"): each["vpcId"] for each in groups} == {None: "vpc-0aaaaaaaa", ABROAD: "vpc-0bbbbbbbb"}
     assert not of(joined, "aws:ec2/vpc:Vpc")
+    burst = codec.decode(joined[POOLS].properties["content"], StackState).pool("burst")
+    assert burst is not None and burst.subnets["us-west-2b"] == "subnet-0dddddddd"
 
 
 # --- rights --------------------------------------------------------------------------------

@@ -207,12 +207,12 @@ class Refusing:
         return {
             "describe_instances": {"Reservations": [{"Instances": self.there["machines"]}]},
             "describe_volumes": {"Volumes": self.there["disks"]},
-            "describe_snapshots": {"Snapshots": []},
+            "describe_snapshots": {"Snapshots": self.there.get("snapshots", [])},
         }.get(operation, {})
 
 
 def _ids(item: dict[str, Any]) -> set[str]:
-    return {item[name] for name in ("InstanceId", "VolumeId") if name in item}
+    return {item[name] for name in ("InstanceId", "VolumeId", "SnapshotId") if name in item}
 
 
 def refusing(machines: int, **changes: Any) -> Refusing:
@@ -242,6 +242,28 @@ def test_a_protected_machine_blocks_no_other_deletion(s3: Any) -> None:
     with pytest.raises(DrainError, match=r"i-1.*OperationNotPermitted"):
         empty(Ec2("dev", "b", {"us-east-1": ec2}, s3), pause=lambda _: None)
     assert [each["InstanceId"] for each in ec2.there["machines"]] == ["i-1"] and not ec2.there["disks"]
+
+
+@pytest.mark.parametrize("leaving", [(), ("us-west-2",)])
+def test_each_region_of_ec2_is_emptied_by_its_own_api(s3: Any, leaving: tuple[str, ...]) -> None:
+    """Equal ids in both regions are two things. Of a region that leaves the stack, its snapshots go too."""
+    from infra.drain.aws import Ec2
+
+    both = {"us-east-1": refusing(2), "us-west-2": refusing(1)}
+    for region, ec2 in both.items():
+        tags = [{"Key": key, "Value": value} for key, value in JOB.items()]
+        ec2.there["snapshots"] = [{"SnapshotId": "snap-1", "Tags": tags}]
+        for disk in ec2.there["disks"]:
+            disk["AvailabilityZone"] = f"{region}b"
+        for machine in ec2.there["machines"]:
+            machine["Placement"] = {"AvailabilityZone": f"{region}b"}
+    gone = empty(Ec2("dev", "b", both, s3), pause=lambda _: None, regions=leaving)
+    assert not any(both["us-west-2"].there.values())
+    if leaving:
+        assert gone == {"machine": 1, "disk": 1, "snapshot": 1}
+        assert [len(items) for items in both["us-east-1"].there.values()] == [2, 1, 1]
+    else:
+        assert gone == {"machine": 3, "disk": 2, "snapshot": 2} and not any(both["us-east-1"].there.values())
 
 
 @pytest.mark.parametrize("refused", [("RequestLimitExceeded", 503), ("Throttling", 400), ("InternalError", 500)])

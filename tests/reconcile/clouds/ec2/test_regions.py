@@ -215,8 +215,12 @@ def test_a_machine_is_ended_where_it_is(world: World) -> None:
 
 def test_a_disk_goes_abroad_as_a_copy_of_its_snapshot_under_the_key_of_the_region(world: World) -> None:
     world.snapshot()
+    (original,) = world.sites[HOME].snapshots.values()
+    original.tags["aws:backup:source"] = "a"  # which no request may set
     assert [world.do(CREATE).kind for _ in range(3)] == [ResultKind.IN_USE] * 3
     assert world.copies() == [HOME, ABROAD], "copied once"
+    (shot,) = world.ec2.list("demo").snapshots
+    assert shot.ready, "so that the disk is asked for until the copy is complete"
     (asked,) = world.asked(ABROAD, "CopySnapshot")
     assert (asked["SourceRegion"], asked["Encrypted"], asked["KmsKeyId"]) == (HOME, True, KEYS[ABROAD])
     world.pass_(40.0)
