@@ -156,11 +156,13 @@ class Node(Struct, frozen=True, omit_defaults=True, gc=False):
         return self.next is not None and self.next.cause == PROBE
 
 
-class Move(Struct, frozen=True):
+class Move(Struct, frozen=True, omit_defaults=True):
     """A move of the whole gang to another zone, with copies of its disks."""
 
     zone: str
     since: Past
+    dry: bool = False  # the gang's own zone had no capacity
+    silent_since: Past | None = None  # since when that zone does not answer, while the gang's own zone does
 
 
 class Roll(Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation
-from spotkeeper.contract.cloud import InsertVm, Listing, Result, ResultKind
+from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, InsertVm, Listing, Result, ResultKind
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import Checkpoint, JobSpec, Mirror, Nodes, Retry
 from spotkeeper.contract.record import Node, Record
@@ -212,6 +212,7 @@ class Ground:
         found = self._looks.get(key)
         if found is None:
             home = self.story.zones[0]
+            answered = answered - {self.skies[sky].dead}
             found = self._looks[key] = self.listings(listing(self.skies[sky], answered, self.ec2, home))
         return found
 
@@ -320,15 +321,17 @@ class Ground:
         return self.rounds(Round("call", ref.job, (ref.record if keep else -1, at.calls, (), keep, tidy)))
 
     def _answers(self, ref: Ref, at: Pass) -> Then | Ref | None:
-        """What is kept of a round for its calls' answers: what it does after each. Only an insert is ever refused.
+        """What is kept of a round for its calls' answers: what it does after each. Inserts and copies are refused.
 
-        With more than one insert (in a gang) there are many answers; then it is known by what it saw.
+        With more than one of them (in a gang) there are many answers; then it is known by what it saw.
         """
-        inserts = [action for action in at.calls if isinstance(action, InsertVm)]
-        if len(inserts) != 1:
-            return ref if inserts else None
+        copies = (CreateSnapshot, CreateDisk) if "uncopied" in self.story.kinds else ()
+        answered = [action for action in at.calls if isinstance(action, (InsertVm, *copies))]
+        if len(answered) != 1:
+            return ref if answered else None
         kinds = (ResultKind.DEAD_KEY, ResultKind.CAPACITY) if self.ec2 else (ResultKind.DEAD_KEY,)
-        return tuple((kind, self.answered(ref, at, (Result(inserts[0], kind),))) for kind in kinds)
+        kinds = kinds if isinstance(answered[0], InsertVm) else (ResultKind.PERMANENT,)
+        return tuple((kind, self.answered(ref, at, (Result(answered[0], kind),))) for kind in kinds)
 
     def answered(self, ref: Ref, at: Pass, results: tuple[Result, ...]) -> int:
         """The round when all its calls are made; those without a result were accepted."""
@@ -356,7 +359,8 @@ def _stack(story: Story) -> StackState:
         home = story.zones[0]
         machine = StaticMachine(NODE, home)
         pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, machines=(machine,)))
-    return StackState(STACK, "gcp", "p", "r", "b", tuple(pools), boot_deadline_s=BOOT_S)
+    regions, home = (story.zones, story.zones[0]) if story.regions else ((), "r")
+    return StackState(STACK, "gcp", "p", home, "b", tuple(pools), boot_deadline_s=BOOT_S, regions=regions)
 
 
 def _spec(story: Story) -> JobSpec:
@@ -369,12 +373,13 @@ def _spec(story: Story) -> JobSpec:
         retry=Retry(crashes=1),
         trial=TRIAL if story.trial else None,
         spread=story.spread,
+        regions=story.zones if story.regions else (),
     )
 
 
 def may_be_blind(story: Story) -> bool:
     """Whether a zone may not answer."""
-    return "blind" in {*story.kinds, *story.pair}
+    return not {"blind", "dead"}.isdisjoint({*story.kinds, *story.pair})
 
 
 def matters(record: Record, facts: frozenset[Fact], blind: bool) -> Iterator[Fact]:

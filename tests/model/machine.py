@@ -158,6 +158,8 @@ class Machine(Rounds):
                 yield from self._requests(world, job, record, request_kinds)
                 yield from self._wiped(world, job, record, kinds)
                 yield from self._compared(world, job)
+                if "dead" in kinds:
+                    yield from self._lost(world, record)
                 if "gone" in kinds and self.story.lost_records and record.phase is Phase.RUN and record.gen:
                     gone = world._replace(records=changed(world.records, job, None))
                     yield Step(f"the record of job {job} is deleted by hand", self.intern(gone), 0, 1)
@@ -174,6 +176,17 @@ class Machine(Rounds):
             if disk.job == job and not disk.user:
                 sky = world.sky._replace(disks=world.sky.disks - {disk})
                 yield Step(f"disk {disk.name} is destroyed", self.intern(world._replace(sky=sky)), 0, 1)
+
+    def _lost(self, world: World, record: Record) -> Iterator[Step]:
+        """The other region is lost, with all that is there, before the job has moved there."""
+        (home, other), sky = self.story.zones, world.sky
+        if not sky.dead and record.zone == home:
+            vms, disks = (
+                frozenset(v for v in sky.vms if v.zone == home),
+                frozenset(d for d in sky.disks if d.zone == home),
+            )
+            gone = world._replace(sky=sky._replace(vms=vms, disks=disks, dead=other))
+            yield Step("the other region is lost", self.intern(gone), 0, 1)
 
     def _compared(self, world: World, job: int) -> Iterator[Step]:
         """The other trial of the search reports its rung, and is better or worse."""

@@ -154,6 +154,8 @@ class Rounds(Left):
             yield Moment.URGENT
         if record.dry_since is not None:
             yield Moment.DRY
+        if record.move is not None and record.move.silent_since is not None:
+            yield Moment.PAST
         if any(node.refused for node in record.nodes):
             yield Moment.THAWED
         copying = record.phase is Phase.RUN and record.trial is not None and record.trial.reached

@@ -216,6 +216,8 @@ class Settler:
         return self._runs(world, job, record)
 
     def _runs(self, world: World, job: int, record: Record) -> str:  # noqa: PLR0911
+        if world.sky.dead and record.zone == world.sky.dead:
+            return ""  # its disks had arrived there: it waits for the region
         found = agents.gang(world.sky, record, job)
         mine = {v.uid for v in world.sky.vms if v.job == job}
         if not found or not mine <= {one.uid for one in found}:
@@ -233,7 +235,12 @@ class Settler:
             return "L6: a snapshot is left over"
         live = {(i, s.attempt) for i, node in enumerate(record.nodes) for s in (node.cur, node.next) if s}
         held = {(g.node, g.attempt) for g in world.allocation.grants if g.job == JOBS[job]}
-        return "" if live == held else f"S8: grants {sorted(held)} of attempts {sorted(live)}"
+        # A grant of a machine in a silent region stays.
+        return (
+            ""
+            if live == held or (world.sky.dead and live < held)
+            else f"S8: grants {sorted(held)} of attempts {sorted(live)}"
+        )
 
     def _recalled(self, world: World, job: int, record: Record) -> bool:
         """Whether the job gave its machines to one that is still there."""

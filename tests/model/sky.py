@@ -41,6 +41,9 @@ class Done(NamedTuple):
 
 def perform(sky: Sky, action: Action, ec2: bool, faults: frozenset[str]) -> Iterator[Done]:
     """Everything that a call may come to; the first is what happens on a good day."""
+    if sky.dead and getattr(action, "zone", "") == sky.dead:
+        yield Done(f"calls zone {sky.dead}, which does not answer", sky)
+        return
     match action:
         case InsertVm():
             yield from _insert(sky, action, ec2, faults)
@@ -51,12 +54,14 @@ def perform(sky: Sky, action: Action, ec2: bool, faults: frozenset[str]) -> Iter
         case DetachDisk():
             yield _detach(sky, action)
         case CreateDisk():
-            yield Done(f"creates disk {action.number} of node {action.node} in {action.zone}", _create(sky, action))
+            say = f"creates disk {action.number} of node {action.node} in {action.zone}"
+            yield from _copied(sky, say, _create(sky, action), faults, action.snapshot is not None)
         case DeleteDisk():
             kept = frozenset(d for d in sky.disks if (d.name, d.zone) != (action.disk, action.zone) or d.user)
             yield Done(f"deletes disk {action.disk} in {action.zone}", sky._replace(disks=kept))
         case CreateSnapshot():
-            yield Done(f"copies disk {action.number} of node {action.node}", _snapshot(sky, action))
+            say = f"copies disk {action.number} of node {action.node}"
+            yield from _copied(sky, say, _snapshot(sky, action), faults)
         case DeleteSnapshot():
             kept_snaps = frozenset(p for p in sky.snaps if p.name != action.name)
             yield Done(f"deletes snapshot {action.name}", sky._replace(snaps=kept_snaps))
@@ -126,6 +131,15 @@ def _detach(sky: Sky, action: DetachDisk) -> Done:
     why = "S2: takes the disk from a machine that writes to it" if hit and writer and writer.alive else ""
     disks = (sky.disks - set(hit)) | {d._replace(user="") for d in hit}
     return Done(f"detaches {action.disk} from {action.vm_uid}", sky._replace(disks=disks), why=why)
+
+
+def _copied(sky: Sky, say: str, after: Sky, faults: frozenset[str], copies: bool = True) -> Iterator[Done]:
+    """A disk is made or copied; once the cloud has refused one copy, it refuses all."""
+    if not (copies and sky.uncopied):
+        yield Done(say, after)
+    if copies and (sky.uncopied or "uncopied" in faults):
+        refused = sky._replace(uncopied=True)
+        yield Done(f"{say}: refused", refused, ResultKind.PERMANENT, 0 if sky.uncopied else 1)
 
 
 def _create(sky: Sky, action: CreateDisk) -> Sky:

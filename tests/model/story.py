@@ -10,6 +10,8 @@ FAULTS = frozenset(
     {"killed", "noticed", "hangs", "reboots", "refused", "forgotten", "blind", "crashes"}
     | {moment.name for moment in (Moment.PAST, Moment.BOOT, Moment.SILENT, Moment.ROLL, Moment.DISK)}
 )
+# Beyond those, and for good: the cloud refuses the copies of disks; the other region is lost with all that is there.
+ABROAD = frozenset({"uncopied", "dead"})
 REQUESTS = frozenset({"swap", "move", "pause", "cancel", "finish"})
 BOTH = 3
 
@@ -41,6 +43,7 @@ class Story(NamedTuple):
     mirror: bool = False  # checkpoints are copied to the bucket, and disks may be "wiped" (a fault) once there is one
     recall: bool = False  # the first of two jobs has a lower priority, so the second takes its machines
     trial: bool = False  # the job is one of two trials of a search: both stop at a rung, and the better one continues
+    regions: bool = False  # each zone is a region, and the job may use both; the first is home
     dear: bool = False  # spot in the first zone costs three times what it costs in the second
     pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
 

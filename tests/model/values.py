@@ -18,7 +18,7 @@ from spotkeeper.contract.cloud import Disk, DiskSnapshot, Listing, Result, Vm, V
 from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest
-from spotkeeper.contract.record import Budget, Limits, Moved, Node, Record, Slot
+from spotkeeper.contract.record import Budget, Limits, Move, Moved, Node, Record, Slot
 from spotkeeper.contract.stack import Fallback, Model
 from spotkeeper.contract.sweep import SweepState, Trial, TrialReport, decided
 from spotkeeper.reconcile.decide import Times
@@ -129,6 +129,8 @@ class Sky(NamedTuple):
     keys: frozenset[tuple[int, int, int, str]] = frozenset()
     ops: frozenset[Result] = frozenset()
     machine: N | None = None
+    uncopied: bool = False  # from now on, no disk is copied
+    dead: str = ""  # a zone that is lost: what was there is gone, and it never answers
 
     def vm(self, uid: str) -> V | None:
         return next((v for v in self.vms if v.uid == uid), None)
@@ -265,7 +267,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         stop_since=0.0,
         stop_deadline=_class(record.stop_deadline, now),
         roll=roll,
-        move=None if record.move is None else replace(record.move, since=0.0),
+        move=_plain_move(record.move),
         budget=Budget(crashes=record.budget.crashes, crashed_gen=record.budget.crashed_gen),
         fallback_until=0.0,
         dry_since=None if record.dry_since is None else NOW,
@@ -293,6 +295,10 @@ def other_reports(papers: Papers, value: float) -> Papers:
 
 def plain_sweep(state: SweepState) -> SweepState:
     return replace(state, ver=0, nonce="")
+
+
+def _plain_move(move: Move | None) -> Move | None:
+    return None if move is None else replace(move, since=0.0, silent_since=None if move.silent_since is None else NOW)
 
 
 def _class(moment: float | None, now: float) -> float | None:

@@ -8,7 +8,7 @@ faults may be any of the kinds it names, in any order, up to its number; so may 
 
 from __future__ import annotations
 
-from tests.model.story import FAULTS, Story
+from tests.model.story import ABROAD, FAULTS, Story
 
 CLOUDS = ("gce", "ec2")
 NO_FORGETTING = FAULTS - {"forgotten"}
@@ -237,6 +237,20 @@ RUNG_ASKED = RUNG._replace(
     request_kinds=frozenset({"pause", "cancel", "finish"}),
 )
 
+# A move to another region, which ends at home as if nothing had been if its copy is refused or the region is lost.
+MOVE_ABROAD = Story(
+    "a move to another region, which is lost or refuses the copy",
+    rounds=1,
+    faults=1,
+    kinds=ABROAD,
+    request_kinds=frozenset({"move"}),
+    split=False,
+    regions=True,
+)
+MOVE_ABROAD_DEATH = MOVE_ABROAD._replace(
+    name="a move to another region, which is lost or refuses the copy, and a round dies", deaths=1
+)
+
 # What `make test` explores, up to a number of states: everything that one thing can break, on both clouds.
 # `make model` has larger worlds, to their end.
 SLICE = (
@@ -247,6 +261,7 @@ SLICE = (
     LONGEST,
     HANG,
     DEAR,
+    MOVE_ABROAD,
     RECALL,
     RECALL_ENDS,
     SLOW_BOOT,
@@ -284,6 +299,9 @@ WORLDS = (
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (WIPED_LATER, WIPED_PAUSE, WIPED_TWO)),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (DEAR_LOSS, DEAR_TWO)),
     DEAR._replace(rounds=2, deaths=1),
+    MOVE_ABROAD_DEATH,
+    MOVE_ABROAD_DEATH._replace(cloud="ec2"),
+    MOVE_ABROAD._replace(name="a move to another region, and a loss too", faults=2, kinds=ABROAD | {"killed"}),
     *(
         story._replace(cloud=cloud, rounds=rounds)
         for cloud in CLOUDS
@@ -309,6 +327,7 @@ __all__ = [
     "LEFT_NODE",
     "LONGEST",
     "LOST",
+    "MOVE_ABROAD",
     "NODE_NOTICE",
     "RECALL",
     "RECALL_ENDS",

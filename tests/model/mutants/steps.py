@@ -27,6 +27,7 @@ from tests.model.worlds import (
     DEAR,
     LEFT_NODE,
     LONGEST,
+    MOVE_ABROAD,
     NODE_NOTICE,
     RECALL,
     RECALL_ENDS,
@@ -147,6 +148,28 @@ STEPS = (
         ),
         SLOW_BOOT,
         "L",
+    ),
+    Mutant(
+        "a refused copy ends no move",
+        in_("gang.zone_move", "why := _refused(draft) or _silent(draft)", "why := _silent(draft)"),
+        MOVE_ABROAD,
+        "L",
+    ),
+    Mutant(
+        "a lost region ends no move",
+        in_("gang.zone_move", "why := _refused(draft) or _silent(draft)", "why := _refused(draft)"),
+        MOVE_ABROAD,
+        "L",
+    ),
+    Mutant(
+        "arrives without the copies",
+        in_(
+            "gang.zone_move",
+            "    if all(copied(draft, index, node) for index, node in enumerate(draft.nodes)):\n",
+            "    if all(node.copy is not None for node in draft.nodes):\n",
+        ),
+        MOVE_ABROAD,
+        "",
     ),
     Mutant(
         "arrives though a zone did not answer",

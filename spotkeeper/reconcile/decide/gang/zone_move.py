@@ -2,7 +2,8 @@
 
 A gang moves because a user requests it, its zone has had no capacity for a time, or another zone is cheaper
 (``zone_probe``). A disk is copied only when it is detached and both zones have answered. The disk number of a copy is
-never used again, even if the move is cancelled.
+never used again, even if the move is cancelled. A move ends where it began if a copy is refused or the other zone falls
+silent: the old disks are deleted only once the gang trains on the new ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from spotkeeper.reconcile.decide.snapshot import admitted
 
 TRIED_S = 1800.0  # for so long a zone that refused comes after one that did not
 COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and cost money
+SILENT_S = 120.0  # a zone that has not answered for so long ends a move there: meanwhile nothing trains
 FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 
 
@@ -58,6 +60,8 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
     zones = {zone for pool in pools if pool.kind == "spot" for zone in pool.zones}
     if zone not in zones:
         return f"{zone} is not a zone of the job's pools ({', '.join(sorted(zones))})"
+    if zone not in draft.queries.answered:
+        return f"the cloud does not answer for {zone}: request the move again later"
     return f"the job is in {zone} already" if zone == draft.record.zone else ""
 
 
@@ -67,7 +71,7 @@ def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
     ``taken``: if True, keep each node's ``next``: a probe, which runs in the new zone already and waits for its disk.
     """
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
-    draft.set(move=Move(zone, draft.now), nodes=nodes, roll=None, dry_since=None)
+    draft.set(move=Move(zone, draft.now, dry=cause == "stockout"), nodes=nodes, roll=None, dry_since=None)
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
     draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
 
@@ -91,7 +95,7 @@ def step(draft: Draft) -> None:
     if record.move is None:
         _dry(draft)
         return
-    if why := _refused(draft):  # a retry gets the same answer, and nothing trains meanwhile
+    if why := _refused(draft) or _silent(draft):  # a retry gets the same answer, and nothing trains meanwhile
         cancel(draft, "refused", why[:200])
         return
     for index, node in enumerate(draft.nodes):
@@ -107,12 +111,19 @@ def step(draft: Draft) -> None:
 
 
 def _refused(draft: Draft) -> str:
-    """Return why a move to save money must end (copying a disk is refused or takes too long); "" if it may continue."""
-    zone = draft.record.move.zone if draft.record.move is not None else ""
-    if not any(node.next is not None and node.next.zone == zone for node in draft.nodes):
-        return ""  # no machine waits there: the current zone has no capacity, so staying gains nothing
-    if draft.record.move is not None and draft.now > draft.record.move.since + COPIES_S:
+    """Return why the move must end: copying a disk is refused, or takes too long while machines wait; "": go on.
+
+    A gang that left a zone without capacity tries again for a time: staying gains little.
+    """
+    move = draft.record.move
+    if move is None:
+        return ""
+    zone = move.zone
+    waits = any(node.next is not None and node.next.zone == zone for node in draft.nodes)
+    if waits and draft.now > move.since + COPIES_S:
         return f"the disks were not copied within {COPIES_S / 60:.0f} min"
+    if move.dry and not waits and draft.now < move.since + draft.times.dry_s:
+        return ""
     copies = {(index, node.copy) for index, node in enumerate(draft.nodes) if not copied(draft, index, node)}
     for told in draft.queries.results:
         action = told.action
@@ -124,6 +135,23 @@ def _refused(draft: Draft) -> str:
         )
         if action.job == draft.record.job and (action.node, number) in copies and not made:
             return told.detail or told.kind.value
+    return ""
+
+
+def _silent(draft: Draft) -> str:
+    """Note since when the move's zone does not answer; return why the move must end, or ""."""
+    move, answered = draft.record.move, draft.queries.answered
+    if move is None:
+        return ""
+    if move.zone in answered:
+        if move.silent_since is not None:
+            draft.set(move=replace(move, silent_since=None))
+    elif draft.record.zone not in answered:
+        return ""  # the cloud answers for nothing
+    elif move.silent_since is None:
+        draft.set(move=replace(move, silent_since=draft.now))
+    elif draft.now >= move.silent_since + SILENT_S:
+        return f"{move.zone} has not answered for {SILENT_S / 60:.0f} min"
     return ""
 
 
@@ -178,7 +206,8 @@ def _dry(draft: Draft) -> None:
     if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
         return
     found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
-    zones = dict.fromkeys(offer.zone for offer in found if offer.zone != record.zone)  # the best zone first
+    there = draft.queries.answered - {record.zone}
+    zones = dict.fromkeys(offer.zone for offer in found if offer.zone in there)  # the best zone first
     for zone in sorted(zones, key=lambda zone: _reluctance(draft, zone, found)):
         warm = [offer for offer in found if offer.zone == zone and not offers.cold(draft, offer)]
         if offers.fits(draft, spec.size().min, warm, replaces=True):

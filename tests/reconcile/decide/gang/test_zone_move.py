@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace as with_
 
 import pytest
@@ -32,14 +33,19 @@ DISK = CreateDisk(JOB, UID, 0, 1, "pool", "z-b")
 COPY = CreateSnapshot(JOB, UID, 0, 0, "z-a", 1)
 
 
-def moving(*results: Result, waits: bool = True, since: float = NOW - 60) -> Draft:
+ZONES = frozenset({"z-a", "z-b", "z-c"})
+
+
+def moving(
+    *results: Result, waits: bool = True, since: float = NOW - 60, answered: Set[str] = ZONES, **more: object
+) -> Draft:
     there = intent(2, zone="z-b") if waits else None
     return changed(
         calm(2),
-        on_record(move=Move("z-b", since)),
+        on_record(move=Move("z-b", since, **more)),  # type: ignore[arg-type]
         on_node(0, copy=1, disk_top=1, next=there),
         on_node(1, copy=1, disk_top=1),
-        on_listing(results=results),
+        on_listing(results=results, answered=frozenset(answered)),
     )
 
 
@@ -58,7 +64,37 @@ def moving(*results: Result, waits: bool = True, since: float = NOW - 60) -> Dra
 )
 def test_a_refused_copy_ends_a_move(action: Action, kind: ResultKind, detail: str, why: str) -> None:
     assert zone_move._refused(moving(Result(action, kind, detail))) == why
-    assert zone_move._refused(moving(Result(action, kind, detail), waits=False)) == "", "staying gains nothing"
+    assert zone_move._refused(moving(Result(action, kind, detail), waits=False)) == why
+
+
+@pytest.mark.parametrize(("waits", "since", "ends"), [(True, NOW, True), (False, NOW, False), (False, NOW - 300, True)])
+def test_a_gang_in_a_dry_zone_tries_a_refused_copy_again_for_a_time(waits: bool, since: float, ends: bool) -> None:
+    refused = Result(DISK, ResultKind.PERMANENT, "said")
+    assert zone_move._refused(moving(refused, waits=waits, since=since, dry=True)) == ("said" if ends else "")
+
+
+@pytest.mark.parametrize(
+    ("silent_since", "answered", "why", "then"),
+    [
+        (None, ZONES, "", None),
+        (None, {"z-a", "z-c"}, "", NOW),
+        (NOW - 119, {"z-a", "z-c"}, "", NOW - 119),
+        (NOW - 120, {"z-a", "z-c"}, "z-b has not answered for 2 min", NOW - 120),
+        (NOW - 120, {"z-a", "z-b"}, "", None),
+        (NOW - 120, {"z-c"}, "", NOW - 120),
+    ],
+    ids=["answers", "falls silent", "not for long", "too long", "answers again", "home is silent too"],
+)
+def test_a_zone_that_falls_silent_ends_a_move_there(
+    silent_since: float | None, answered: set[str], why: str, then: float | None
+) -> None:
+    draft = moving(silent_since=silent_since, answered=answered)
+    assert zone_move._silent(draft) == why
+    assert draft.record.move is not None and draft.record.move.silent_since == then
+    zone_move.step(draft)
+    assert (draft.record.move is None) == bool(why)
+    if why:
+        assert [(entry.cause, entry.detail) for entry in draft.entries] == [("refused", why)]
 
 
 @pytest.mark.parametrize("action", [DISK, COPY])
@@ -85,6 +121,11 @@ def test_copies_that_take_too_long_end_a_move() -> None:
         ([], None, "None is not a zone of the job's pools (z-a, z-b, z-c)"),
         ([], "z-x", "z-x is not a zone of the job's pools (z-a, z-b, z-c)"),
         ([on_spec(pools=("other",))], "z-b", "z-b is not a zone of the job's pools ()"),
+        (
+            [on_listing(answered=frozenset({"z-a"}))],
+            "z-b",
+            "the cloud does not answer for z-b: request the move again later",
+        ),
         ([on_spec(spread=True)], "z-b", "only a gang in one zone can move"),
         ([on_snapshot(spec=None)], "z-b", "only a gang in one zone can move"),
         ([on_record(zone=None)], "z-b", "only a gang in one zone can move"),
