@@ -1,9 +1,9 @@
 """Cost of a checkpoint and of a recovery with the state on a GPU: ``make gpu`` writes ``bench/gpu.json``.
 
-The measurements of ``save.py`` and ``recovery.py`` on the first CUDA device, and the time of a CUDA context, which
-every generation pays again. The processes of two machines share the device and talk over gloo. The figures belong to
-another kind of machine than those of ``results.json``, so they have their own file, with the device's name. Without a
-device it measures nothing and says so.
+The measurements of ``save.py``, ``snapshot.py`` and ``recovery.py`` on the first CUDA device, and the time of a CUDA
+context, which every generation pays again. The processes of two machines share the device and talk over gloo. The
+figures belong to another kind of machine than those of ``results.json``, so they have their own file, with the device's
+name. Without a device it measures nothing and says so.
 
     make gpu
     make gpu ARGS="--device cpu --mb 48"      a rehearsal: everything, slower, without writing the file
@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent")]
 
 from bench import run  # noqa: E402
 from bench.job import recovery  # noqa: E402
-from bench.train import save  # noqa: E402
+from bench.train import save, snapshot  # noqa: E402
 from spotkeeper_agent.launcher.process import become_subreaper  # noqa: E402
 
 OUT = HERE / "gpu.json"
@@ -41,7 +41,8 @@ TOUCH = "import torch\ntorch.ones(1, device={device!r}).sum().item()\n"
 def measured(device: str, sizes_mb: tuple[int, ...]) -> list[run.Figure]:
     """Return all figures. ``device``: torch's name of it."""
     saves = save.compared({size: save.of_a_size(size, device) for size in sizes_mb})
-    found = [_context(device), *saves, *_recovery(TOUCH.format(device=device))]
+    images = snapshot.compared({size: snapshot.of_a_size(size, device) for size in sizes_mb})
+    found = [_context(device), *saves, *images, *_recovery(TOUCH.format(device=device))]
     return [figure | {"name": f"gpu.{figure['name']}"} for figure in found]
 
 

@@ -202,12 +202,13 @@ def _async_save(save: Callable[[], Any], times: Times, work: Work) -> None:
 
 
 class Work:
-    """Training steps of about ``STEP_S`` on one core."""
+    """Training steps of about ``STEP_S`` on one core, or on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         import torch
 
-        self._matrix = torch.randn(400, 400)
+        self.settle: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+        self._matrix = torch.randn(*[4000 if device.startswith("cuda") else 400] * 2, device=device)
         self._times = 1
         while self._timed() < STEP_S:
             self._times *= 2
@@ -223,6 +224,7 @@ class Work:
     def _timed(self) -> float:
         began = time.monotonic()
         self.step()
+        self.settle()
         return time.monotonic() - began
 
 

@@ -8,7 +8,7 @@ processors are one core: the slowdown is then not measured, unless it holds. All
 round, in another order each time, and a slowdown is the median of the rounds' ratios. The parts of a step show where it
 is, and the training thread's processor time whether that thread runs slower (memory) or waits (a busy core). The step
 in which the saver writes to disk is given beside it. Stalls are the least of the rounds, because other load only adds.
-CPU only.
+On a GPU (``make gpu``), which works beside the loop, whole steps are the device's time, and their parts the loop's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ Times = dict[str, list[float]]  # seconds by what was measured
 
 
 def figures() -> list[dict[str, object]]:
-    sizes = {size: of_a_size(size) for size in SIZES_MB}
+    return compared({size: of_a_size(size) for size in SIZES_MB})
+
+
+def compared(sizes: dict[int, Times]) -> list[dict[str, object]]:
+    """The figures, of what was measured by size in MB."""
     stall = max(min(times["stall"]) / min(times["torch.save"]) for times in sizes.values())
     slower = max(_slower(times, "image") for times in sizes.values())
     copied = max(_slower(times, "copy") for times in sizes.values())
@@ -74,8 +78,8 @@ def _slowdown(image: float, copied: float, shown: str) -> dict[str, object]:
     figure = _figure("snapshot.slowdown_percent", image, "%", SLOWDOWN, shown)
     if min(image, copied) <= SLOWDOWN:
         return figure
-    why = f"not measured: no core is free here, as a thread that only copies costs {copied:.1f} %, an image {image:.1f} %"
-    return figure | {"value": None, "holds": None, "against": f"{why}; {shown}"}
+    why = f"not measured: no core is free here, since a thread that only copies costs {copied:.1f} %"
+    return figure | {"value": None, "holds": None, "against": f"{why}, an image {image:.1f} %; {shown}"}
 
 
 def _slower(times: Times, kind: str, of: str = "whole") -> float:
@@ -93,16 +97,17 @@ def _breakdown(times: Times) -> str:
     return f"{kinds}; of the training thread's processor time {busy}; with an image {parts}"
 
 
-def of_a_size(size_mb: int) -> Times:
+def of_a_size(size_mb: int, device: str = "cpu") -> Times:
     """Measure in a new process, so that one size does not warm the memory of the next."""
-    argv = [sys.executable, __file__, "--measure", str(size_mb)]
+    argv = [sys.executable, __file__, "--measure", str(size_mb), device]
     variables = {"PYTHONPATH": str(REPOSITORY), "SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_INTERVAL_S": "100000"}
     done = subprocess.run(argv, env=os.environ | variables, stdout=subprocess.PIPE, check=True)
     times: Times = json.loads(done.stdout.splitlines()[-1])
     return times
 
 
-def measure(folder: Path, size_mb: int) -> Times:
+def measure(folder: Path, size_mb: int, device: str = "cpu") -> Times:
+    """Run all kinds of steps in turn on a model with AdamW's moments on ``device``."""
     import torch
     from torch import nn
 
@@ -112,14 +117,14 @@ def measure(folder: Path, size_mb: int) -> Times:
 
     torch.set_num_threads(1)
     each = size_mb * 1_000_000 // (12 * TENSORS)  # float32 and two moments
-    model = nn.ParameterList([nn.Parameter(torch.randn(each)) for _ in range(TENSORS)])
+    model = nn.ParameterList([nn.Parameter(torch.randn(each, device=device)) for _ in range(TENSORS)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for param in model:
         param.grad = torch.full_like(param, 1e-3)
     run = spotkeeper.attach(model, optimizer, checkpoint_dir=folder / "ours")
-    work, pace, times = Work(), run._boundary._pace, Times()
-    pair = torch.ones(2, size_mb * 1_000_000 // 4)
-    copy_s = min(_seconds(lambda: pair[0].copy_(pair[1])) for _ in range(3))
+    work, pace, times = Work(device), run._boundary._pace, Times()
+    copy = _plain_copy(size_mb * 1_000_000 // 4, device)
+    copy_s = min(_seconds(copy) for _ in range(3))
     batches = iter(run.steps(range(1_000_000)))
     forward = max(1, math.ceil(2 * copy_s / work.steps_s()))
 
@@ -128,7 +133,7 @@ def measure(folder: Path, size_mb: int) -> Times:
         pace.since = -math.inf if kind == "save" else math.inf
         pace.image_since = -math.inf if kind == "image" else math.inf
         next(batches)
-        copying = threading.Thread(target=lambda: pair[0].copy_(pair[1]) if kind == "copy" else None)
+        copying = threading.Thread(target=copy if kind == "copy" else lambda: None)
         copying.start()
         return copying
 
@@ -139,6 +144,7 @@ def measure(folder: Path, size_mb: int) -> Times:
     def end(copying: threading.Thread) -> None:
         copying.join()
         optimizer.step()
+        work.settle()
 
     def step(kind: str) -> Times:
         return _parts(kind, boundary, forward_and_backward, end)
@@ -165,6 +171,24 @@ def measure(folder: Path, size_mb: int) -> Times:
     _add(times, {"states": [sum(size // (size_mb * 1_000_000) for size in _memories(writer.client.pid))]})
     writer.close()  # the saver writes the newest image before it ends
     return times
+
+
+def _plain_copy(count: int, device: str) -> Callable[[], object]:
+    """Return what copies ``count`` numbers to the CPU's memory, beside what else the device does."""
+    import torch
+
+    numbers = torch.ones(count, device=device)
+    if numbers.device.type != "cuda":
+        there = torch.ones(count)
+        return lambda: there.copy_(numbers)
+    pinned, stream = torch.ones(count, pin_memory=True), torch.cuda.Stream(numbers.device)
+
+    def copy() -> None:
+        with torch.cuda.stream(stream):
+            pinned.copy_(numbers, non_blocking=True)
+        stream.synchronize()
+
+    return copy
 
 
 def _parts(
@@ -207,7 +231,7 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-snapshot-", dir=REPOSITORY / "bench"))
     try:
-        print(json.dumps(measure(folder, int(sys.argv[2]))))
+        print(json.dumps(measure(folder, int(sys.argv[2]), sys.argv[3])))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

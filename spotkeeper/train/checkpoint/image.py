@@ -67,7 +67,7 @@ class TensorCopy:
     def equal(self) -> bool:
         """Whether the copy has the tensor's current bits. (``torch.equal`` of the values would fail for NaN.)"""
         there = self.base[self.slot.offset : self.slot.offset + self.slot.bytes]
-        return bool(torch.equal(there, self.tensor.reshape(-1).view(torch.uint8)))
+        return bool(torch.equal(there, self.tensor.reshape(-1).view(torch.uint8).cpu()))
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,9 @@ class Replicated:
         return True
 
     def advance(self) -> bool:
-        """Do nothing: each machine's image is complete by itself."""
+        """Ask whether devices have copied an image; each machine's is complete by itself."""
+        if self._copier is not None:
+            self._copier.poll()
         return False
 
     def copied(self) -> None:

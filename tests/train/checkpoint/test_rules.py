@@ -12,7 +12,7 @@ from tests.model.mutate import Patch, infect
 from tests.train.forks import FORKS, LIMIT_S
 
 HERE = Path(__file__).parent
-SNAPSHOT, IMAGES, PARTS = "test_snapshot.py", "test_images.py", "../core/test_parts.py"
+SNAPSHOT, DEVICE, IMAGES, PARTS = "test_snapshot.py", "test_device_copy.py", "test_images.py", "../core/test_parts.py"
 PEERS, LEFT = "test_peers.py", "test_left.py"
 BITS = f"{SNAPSHOT}::test_every_checkpoint_is_the_state_of_its_step"
 
@@ -58,8 +58,10 @@ def memories(old: str, new: str) -> Patch:
     return Patch("spotkeeper.train.checkpoint.saver_memories", old, new)
 
 
-_RUNNING = "        self._running = _Running(copies, versions, copied, request, discard, stalls, watch)\n"
-_TORN = "                    if failed or name:\n                        running.discard("
+_RUNNING = "        self._running = _Running(copies, versions, copied, devices, asks, discard, stalls, watch, seen)\n"
+_TORN = "            if failed or name:\n                self._end("
+_HOLDS = "                if running.devices is not None:\n                    running.devices.hold()\n"
+_FAILED = '        failed = "" if held.devices is None else _told(held.devices.wait())\n'
 _RECEIVES = "            files = _receive("
 
 RULES = (
@@ -89,15 +91,21 @@ RULES = (
         BITS,
     ),
     # checks
-    Rule("the first copies are checked", snapshot("number < CHECKED or ", ""), SNAPSHOT),
-    Rule("one copy in some is checked later", snapshot("or number % EVERY == 0 ", ""), SNAPSHOT),
-    Rule("a checked copy is compared", snapshot("(self.copied is None and not copy.equal())", "False"), SNAPSHOT),
+    Rule("the first copies are checked", snapshot(" or number < CHECKED", ""), SNAPSHOT),
+    Rule("one copy in some is checked later", snapshot(" or number % EVERY == 0", ""), SNAPSHOT),
+    Rule("a checked copy is compared", snapshot("(self.watch is not None and not copy.equal())", "False"), SNAPSHOT),
     Rule("version counters are compared", snapshot("copy.tensor._version != version or ", ""), SNAPSHOT),
     Rule(
         "a checked copy is compared when gradients come",
-        snapshot("            watch = GradientWatch(self._params(), copies)\n", ""),
+        snapshot("GradientWatch(self._params(), copies)", "GradientWatch((), copies)"),
         SNAPSHOT,
     ),
+    # copies of devices
+    Rule("a step waits for a device's copy", snapshot(_HOLDS, ""), DEVICE),
+    Rule("each optimizer's step waits for a device's copy", snapshot("self._held.devices.hold()", "pass"), DEVICE),
+    Rule("a device's image counts once its bytes are there", snapshot(" and held.devices.ready()", ""), DEVICE),
+    Rule("a device that fails has copied nothing", snapshot(_FAILED, '        failed = ""\n'), DEVICE),
+    Rule("a device's bits are compared", snapshot("        if self.seen:\n", "        if False:\n"), DEVICE),
     # images of sharded state on several machines
     Rule("an image counts once all machines have their copies", peers("if stage != _Stage.DONE:", "if False:"), PEERS),
     Rule("an image with a torn copy is not sealed", peers("elif flight.torn():", "elif flight.torn() < 0:"), PEERS),
