@@ -7,7 +7,7 @@ a price would show as a change of the stack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from spotkeeper.contract.stack import Price
 
@@ -204,6 +204,35 @@ AWS_FIRST_EFA_CARD: dict[str, int] = {"p6-b300.48xlarge": 1}  # its card 0 has n
 
 BUILT_IN: dict[str, tuple[str, int]] = GCP_BUILT_IN | AWS_BUILT_IN
 DISK_PRICES: dict[str, float] = GCP_DISK_PRICES | AWS_DISK_PRICES
+
+
+# USD per GB that leaves a region for another one of the same cloud, rounded list prices, by the beginning of its name.
+GCP_EGRESS: dict[str, float] = {
+    "us": 0.02, "northamerica": 0.02, "europe": 0.02, "asia": 0.08, "australia": 0.10, "me": 0.11, "africa": 0.11,
+    "southamerica": 0.14,
+}  # fmt: skip
+GCP_OCEAN_EGRESS = 0.05  # the least between two continents; North America is one
+AWS_EGRESS: dict[str, float] = {
+    "us": 0.02, "ca": 0.02, "eu": 0.02, "il": 0.08, "ap": 0.09, "ap-southeast-2": 0.098, "me": 0.1105, "sa": 0.138,
+    "af": 0.147,
+}  # fmt: skip
+
+
+def egress_usd_gb(source: str, target: str) -> float:
+    """Return the list price of a GB from one region to another of the same cloud, USD.
+
+    EC2 charges by the source. Google Cloud charges by both ends; this is the more expensive one.
+    """
+    if source in AWS_ZONES:
+        return AWS_EGRESS.get(source) or AWS_EGRESS.get(source.partition("-")[0], max(AWS_EGRESS.values()))
+    ends = [name.partition("-")[0].replace("northamerica", "us") for name in (source, target)]
+    least = 0.0 if ends[0] == ends[1] else GCP_OCEAN_EGRESS
+    return max(least, *(GCP_EGRESS.get(end, max(GCP_EGRESS.values())) for end in ends))
+
+
+def egress(regions: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the price between each two of these regions, USD per GB, as ``StackState.egress``."""
+    return {one: {other: egress_usd_gb(one, other) for other in regions if other != one} for one in regions}
 
 
 def list_price(machine_type: str, accelerator: str | None, count: int) -> Price | None:

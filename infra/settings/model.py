@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from infra import naming
-from infra.catalog import AWS_WITHOUT_URLS, AWS_ZONES, DISK_PRICES, GCP_ZONES
+from infra.catalog import AWS_WITHOUT_URLS, AWS_ZONES, DISK_PRICES, GCP_ZONES, egress
 from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
 from spotkeeper.contract.notification import USUAL_EVENTS, ChannelKind, ChannelState, NotifyEvent
 from spotkeeper.contract.parse.problem import join
@@ -431,6 +431,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         channels=tuple(ChannelState(each.name, each.kind, each.events) for each in settings.channels),
         teams=settings.team_states(),
         regions=settings.regions if len(settings.regions) > 1 else (),
+        egress=egress(settings.regions) if len(settings.regions) > 1 else {},
     )
 
 

@@ -72,6 +72,7 @@ class DiskSnapshot(Struct, frozen=True):
     node: int
     number: int
     ready: bool
+    gb: float = 0.0  # what it stores, and what a copy of it in another region transfers; 0: unknown
 
 
 class MachineTimes(Struct, frozen=True, gc=False):

@@ -147,6 +147,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     restore_s: Amount | None = None  # from the meeting of all ranks until the state was loaded, real seconds
     restored_bytes: Count | None = None  # size of the loaded checkpoint
     first_s: Amount | None = None  # from then to the end of the generation's first step, real seconds
+    disk_bytes: Count | None = None  # used on the disk of the reporting machine
     image_steps: Count | None = None  # steps between images of the state
     image_share: Amount | None = None  # share of the training time that images cost
 

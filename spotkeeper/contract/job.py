@@ -128,6 +128,11 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     regions: Annotated[
         tuple[str, ...], _filled("regions of the stack to take machines from; unset: the stack's home region")
     ] = ()
+    data_gb: Annotated[
+        float,
+        Meta(ge=0, le=1e6, description="GB that the job reads each time it comes to another region than its data"),
+    ] = 0.0
+    data_region: Annotated[str, _about("region of the stack in which that data lies; unset: the home region")] = ""
     source: Annotated[str | None, _about("folder sent to the machines, relative to the job file")] = None
     python: Annotated[str, _about("interpreter on the machines, with torch installed")] = "python3"
     requirements: Annotated[

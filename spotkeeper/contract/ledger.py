@@ -30,6 +30,7 @@ class Event(str, Enum):
     ROLL = "roll"
     FALLBACK = "fallback"  # on-demand for a limited time, with the reason
     MOVE = "move"
+    EGRESS = "egress"  # a disk or the job's data went to another region, which the cloud bills
     FULL = "full"  # a node's disk had no space for a checkpoint: training goes on, the older one stays
     UNSAVED = "unsaved"  # a save failed for another reason: training goes on, and the next save tries again
     DAMAGED = "damaged"  # a complete checkpoint on a node's disk was damaged
@@ -82,4 +83,6 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     first_s: float | None = None  # of FIRST: from then to the end of the first step, real seconds
     holds: int = 0  # of GENERATION: holds since the last generation
     by: str = ""  # of SUBMITTED and SHELL: the user
+    gb: float | None = None  # of EGRESS: what was transferred
+    usd: float | None = None  # of EGRESS: what that costs
     ended: float | None = None  # of GONE: when the machine ended (billing ends); None: unknown

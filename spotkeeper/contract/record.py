@@ -211,6 +211,7 @@ class Moved(Struct, frozen=True, array_like=True):
 
     at: Past
     s: float
+    gb: float = 0.0  # of the largest copy of a disk; 0: unknown
 
 
 class Mirrored(Struct, frozen=True):

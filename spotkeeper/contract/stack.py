@@ -213,6 +213,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     channels: tuple[ChannelState, ...] = ()
     teams: tuple[TeamState, ...] = ()  # without the team `default`, if the stack file does not mention it
     regions: tuple[str, ...] = ()  # all regions, home first; (): only ``region``
+    egress: dict[str, dict[str, float]] = {}  # USD per GB from a region to each of the others
 
     @property
     def size(self) -> int:
@@ -253,6 +254,10 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     def region_of(self, zone: str) -> str:
         """Return the region of one of the stack's zones; with a single region, zones can have any names."""
         return region_of(zone) if self.regions else self.region
+
+    def egress_usd(self, source: str, target: str, gb: float) -> float:
+        """Return what a transfer between two regions costs, USD; 0 within a region, and if the price is unknown."""
+        return 0.0 if source == target else gb * self.egress.get(source, {}).get(target, 0.0)
 
     def zones(self) -> tuple[str, ...]:
         """Return every zone of the stack's pools."""

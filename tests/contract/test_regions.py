@@ -90,3 +90,22 @@ def test_a_job_file_is_told_of_regions_without_its_pools() -> None:
     assert told(spec(regions=(ABROAD,)), replace(BOTH, pools=BOTH.pools[:1])) == [
         'regions: ["us-east1"]: no pool of the stack has a zone in these regions'
     ]
+
+
+def test_data_lies_in_a_region_of_the_stack() -> None:
+    def told(job: JobSpec, stack: StackState = BOTH) -> list[str]:
+        return [str(found) for found in job_problems(JobContext(job, stack))]
+
+    assert told(spec(data_gb=3.0, data_region=ABROAD)) == told(spec(data_gb=3.0)) == []
+    assert told(spec(data_region="us-east2")) == [
+        'data_region: "us-east2": want a region of the stack: us-central1, us-east1 (did you mean us-east1?)'
+    ]
+    assert told(spec(data_region=ABROAD), replace(BOTH, regions=())) == [
+        'data_region: "us-east1": want a region of the stack: us-central1 (did you mean us-central1?)'
+    ]
+
+
+def test_egress_costs_nothing_within_a_region_or_at_an_unknown_price() -> None:
+    stack = replace(BOTH, egress={HOME: {ABROAD: 0.02}})
+    assert stack.egress_usd(HOME, ABROAD, 50.0) == 1.0
+    assert stack.egress_usd(HOME, HOME, 50.0) == stack.egress_usd(ABROAD, HOME, 50.0) == 0.0

@@ -138,6 +138,7 @@ class World:
         self.prices: dict[str, tuple[PriceRun, ...]] = {}
         self.price_questions = 0
         self.shot_s = 5.0  # until a snapshot is ready
+        self.disk_gb = 0.0  # on each disk, as agents and snapshots tell it; 0: they do not
         self.max_run_s: float | None = None  # the cloud ends a machine of a job that is so old
         self.shots_stay = False  # deletions of snapshots fail
         self.ops: list[Result] = []
@@ -345,7 +346,10 @@ class World:
         disks = tuple(
             self._disk(key) for key, drive in self.drives.items() if drive.disk.job and key[1] not in self.blind
         )
-        shots = tuple(DiskSnapshot(s.name, s.job, s.node, s.number, self.t >= at) for s, at, _ in self.shots.values())
+        gb = self.disk_gb
+        shots = tuple(
+            DiskSnapshot(s.name, s.job, s.node, s.number, self.t >= at, gb) for s, at, _ in self.shots.values()
+        )
         every = frozenset((*ZONES, *self.stack.zones(), *(disk.zone for disk in disks)))
         return Listing(vms, disks, shots, every - self.blind, tuple(self.ops))
 
@@ -606,6 +610,7 @@ class Agent:
             save_s=2.0,
             total_steps=world.loop_steps,
             step_s=world.step_s,
+            disk_bytes=int(world.disk_gb * 1e9) or None,
         )
 
     def _obey(self, answer: object) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
 
+from msgspec import structs
+
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import DocState, FactIn, Generation, JobRun, Member, Progress
 from spotkeeper.train.agent_link.control import NO_RESTART, Commit
@@ -20,6 +22,7 @@ from spotkeeper_agent.agent.components import Components
 from spotkeeper_agent.core.events import OutputThere
 from spotkeeper_agent.core.state import AgentState, Assignment, MachineState
 from spotkeeper_agent.host import memory
+from spotkeeper_agent.host.usage import disk_bytes
 from spotkeeper_agent.job import failures
 from spotkeeper_agent.job import progress as report
 from spotkeeper_agent.job.chunks import NodeRun, make_spool
@@ -57,8 +60,11 @@ class Membership:
         child = self._super.child
         if child is not None and self._reporter is not None:
             now = time.monotonic()
+            progress = self._reporter.progress(child.control, self._machine.clock.now())
+            if progress is not None and (disk := disk_bytes(self._machine.settings.mount)) is not None:
+                progress = structs.replace(progress, disk_bytes=disk[1])
             return News(
-                self._reporter.progress(child.control, self._machine.clock.now()),
+                progress,
                 tuple(self._reporter.facts(child.control, now)),
                 self._reporter.late(child.control, now),
             )

@@ -22,7 +22,7 @@ def host_usage(mount: Path, before: Ticks | None, after: Ticks | None, proc: Pat
     """
     memory = _memory(proc)
     whole, free = memory.get("MemTotal"), memory.get("MemAvailable")
-    disk = _disk(mount)
+    disk = disk_bytes(mount)
     return HostUsage(
         cpus=os.cpu_count() or 0,
         cpu=_busy(before, after),
@@ -60,7 +60,7 @@ def _memory(proc: Path) -> dict[str, int]:
     return found
 
 
-def _disk(mount: Path) -> tuple[int, int] | None:
+def disk_bytes(mount: Path) -> tuple[int, int] | None:
     """Return size and use of the data disk; None if none is mounted there."""
     with contextlib.suppress(OSError):
         if os.path.ismount(mount):

@@ -74,6 +74,10 @@ def regions_exist(job: JobContext) -> Iterator[Problem]:
         elif stack is not None and name not in (known := stack.regions or (stack.region,)):
             told = f"the stack {stack.stack} is not in this region, only in {', '.join(known)}"
             yield problem(path, told, name, nearest(name, known))
+    home = () if stack is None else stack.regions or (stack.region,)
+    if spec.data_region and home and spec.data_region not in home:
+        told = f"want a region of the stack: {', '.join(home)}"
+        yield problem("data_region", told, spec.data_region, nearest(spec.data_region, home))
     if spec.spread and len(set(spec.regions)) > 1:
         yield problem("spread", "a gang cannot train across regions: name one of them in `regions`", spec.spread)
     if stack is None or not stack.regions or unknown_region(job):

@@ -20,7 +20,7 @@ from spotkeeper.reconcile.decide import calls
 from spotkeeper.reconcile.decide.checkpoint import mirrors
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.gang import exits, generation, requests, resize, rungs, zone_move, zone_probe
-from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.job import egress, limits
 from spotkeeper.reconcile.decide.provisioning import pending, replacement, reservations, slots
 from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.snapshot import Queries, Snapshot, Times
@@ -93,6 +93,7 @@ def _running(draft: Draft) -> None:
 
 
 def _write(draft: Draft) -> Decision:
+    egress.count(draft)
     limits.accrue(draft)
     record = replace(draft.whole(), ver=draft.before.ver + 1, outbox=tuple(draft.entries))
     return Decision(record=record)

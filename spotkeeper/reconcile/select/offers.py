@@ -32,6 +32,7 @@ from spotkeeper.reconcile.store.documents import OfferHistory
 
 HOUR_S = 3600.0
 FAR_H = 24.0  # assumed for work left that is unknown
+LEAST_LEFT_H = 1 / 60  # less work left counts as this much
 AMPLE_H = 1e6  # used as the slack without a deadline
 NO_GUESS = Guess()
 
@@ -61,7 +62,7 @@ class Selection:
 
 
 class MoveCost(NamedTuple):
-    """The cost of moving the checkpoint to a zone, without the cost of a start there: seconds, and USD in total."""
+    """The cost of coming to a zone, without the cost of a start there: seconds, and USD of egress for each machine."""
 
     s: float
     usd: float = 0.0
@@ -95,7 +96,7 @@ class Need:
         salt: the seed of the shuffle; the job's uid.
         runs: the machine that an offer must be better than; None: no machine runs.
         work: the job's progress; None: unknown.
-        move_costs: the cost of moving to each zone but that of the checkpoint.
+        move_costs: the cost of coming to each zone but that of the checkpoint.
         there: keys of offers whose machines have booted and wait, so that their boot costs nothing more.
         since: when the wait began that ``max_wait_s`` limits.
         hung_s: how long the job waits for a machine that never boots; a deadline must leave time for one.
@@ -128,6 +129,11 @@ class Need:
     attempt_s: float = 30.0
     tick_s: float = 60.0
 
+    def egress_usd_hour(self, zone: str) -> float:
+        """Return the egress of coming to a zone, spread over the work left, USD per machine-hour."""
+        left_h = self.work.left_h if self.work is not None else FAR_H
+        return self.move_costs.get(zone, HERE).usd / max(left_h, LEAST_LEFT_H)
+
     @property
     def dated(self) -> bool:
         """Whether the job's slack is limited: the job must be done, or be on-demand, by a certain time."""
@@ -140,7 +146,7 @@ class _Market:
 
     need: Need
     listed: dict[tuple[str, str], float]  # on-demand price by pool and zone
-    worth: float  # USD of an hour of work: the on-demand price of what runs, or of the cheapest machine allowed
+    worth: float  # USD of an hour of work: on-demand on what runs, or on the cheapest machine allowed, with egress
     rule: Rule
     seen: dict[tuple[str, str, Model], OfferHistory] = field(default_factory=dict)
     usual: dict[str, Guess] = field(default_factory=dict)  # by pool, the mean of the cloud's estimates, for each field
@@ -157,13 +163,17 @@ class _Market:
         """Return the on-demand price of the same machine, USD per hour."""
         return self.listed.get((offer.pool, offer.zone)) or 1.0
 
+    def price(self, offer: Offer) -> float:
+        """Return the offer's price with the egress of coming there, spread over the work left, USD per hour."""
+        return offer.price + self.need.egress_usd_hour(offer.zone)
+
     def by_price(self, offer: Offer) -> tuple[float, bool, str]:
-        """Order offers by price; of equal ones, the home region's come first, since the job's data is there."""
-        return offer.price, bool(self.home) and region_of(offer.zone) != self.home, offer.key()
+        """Order offers by price; of equal ones, the home region's come first, since the bucket is there."""
+        return self.price(offer), bool(self.home) and region_of(offer.zone) != self.home, offer.key()
 
     def costly(self, offer: Offer) -> bool:
         """Whether another allowed machine type costs less on-demand than this spot machine."""
-        return offer.price >= self.worth
+        return self.price(offer) >= self.worth
 
     def of(self, offer: Offer) -> OfferHistory | None:
         return self.seen.get((offer.pool, offer.zone, offer.model))
@@ -174,13 +184,24 @@ class _Market:
 
 
 def _worth(spec: JobSpec, need: Need, stack: StackState, listed: Mapping[tuple[str, str], float]) -> float:
+    """Return what an hour of work costs on the cheapest on-demand machine, egress included, USD.
+
+    If a machine runs, only machines of its pool count, or that one alone if the job left its zone or pool.
+    """
+    ran, pools = "", _dynamic(spec, stack, need)
     if need.runs is not None:
-        pool, zone, *_ = need.runs.offer.split("/")
-        if usd := listed.get((pool, zone)):
+        ran, zone, *_ = need.runs.offer.split("/")
+        usd = listed.get((ran, zone))
+        if usd and not any(pool.name == ran and zone in pool.prices for pool in pools):
             return usd
-    pools = _dynamic(spec, stack, need)
-    found = (price.on_demand for pool in pools for zone, price in pool.prices.items() if need.zone in (None, zone))
-    return min((usd for usd in found if usd > 0), default=1.0)
+        pools = [pool for pool in pools if not usd or pool.name == ran]
+    found = (
+        price.on_demand + need.egress_usd_hour(zone)
+        for pool in pools
+        for zone, price in pool.prices.items()
+        if need.zone in (None, zone) and price.on_demand > 0
+    )
+    return min(found, default=1.0)
 
 
 def select(spec: JobSpec, stack: StackState, need: Need, rule: Rule = RULE) -> Selection:
@@ -255,9 +276,9 @@ def _bought(spec: JobSpec, stack: StackState, need: Need, market: _Market) -> Se
         return Selection((*good, *(() if need.dated else rest)), need.now + patience_s, probe=probe)
     why = "comes after the on-demand machine of another pool, which costs less"
     costly = [RankedOffer(offer, f"{_where(offer)}: {why}") for offer in cheap if market.costly(offer)]
-    least = min((choice.offer.price for choice in costly), default=math.inf)
-    soon = tuple(choice for choice in last if choice.offer.price < least)
-    late = sorted((*costly, *(choice for choice in last if choice not in soon)), key=lambda choice: choice.offer.price)
+    least = min((market.price(choice.offer) for choice in costly), default=math.inf)
+    soon = tuple(choice for choice in last if market.price(choice.offer) < least)
+    late = sorted((*costly, *(one for one in last if one not in soon)), key=lambda one: market.price(one.offer))
     before = (soon, good) if need.fallback and not need.dated else (good, soon)
     return Selection((*before[0], *before[1], *rest, *late))
 

@@ -176,12 +176,15 @@ def _hopeless(job: JobState, rule: Rule) -> bool:
 
 
 def weigh(job: JobState, zones: tuple[SpotZone, ...], rule: Rule) -> list[tuple[float, float, Expected, SpotZone]]:
-    """Return (worth per hour, worth in total, expected life, zone) for zones cheaper than on-demand, best first."""
+    """Return (worth per hour, worth in total, expected life, zone), best first, for zones cheaper than on-demand.
+
+    What moving there costs counts, spread over the work left.
+    """
     shape = rule.shape
     mean = common([zone.track for zone in zones], shape.weight) if rule.by_losses else 1.0
     rows = []
     for zone in zones:
-        if not zone.price < WHOLE:
+        if not zone.price + zone.move_price / max(job.left_h, 0.01) < WHOLE:
             continue
         scale = factor(zone.track, mean * zone.hazard_factor, shape.weight) if rule.by_losses else 1.0
         age = zone.track.age_h(job.now_h) if rule.by_age else 0.5

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import yaml
 
+from infra import catalog
 from infra import settings as package
 from infra.gcp.function import environment
 from infra.settings import aws, checks, gcp, model
@@ -506,3 +507,32 @@ def test_more_reservations_than_fit_into_the_functions_policy_are_refused() -> N
     assert len(stackfiles.read("aws", {"pools.1.reservations": ours[:30]}).pools[1].reservations) == 30
     with pytest.raises(SpecError, match="has room for 30, in all pools"):
         stackfiles.read("aws", {"pools.1.reservations": ours})
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "usd"),
+    [
+        ("us-central1", "us-east1", 0.02),
+        ("us-central1", "northamerica-northeast1", 0.02),
+        ("europe-west4", "europe-north1", 0.02),
+        ("us-central1", "europe-west4", 0.05),
+        ("asia-east1", "us-west1", 0.08),
+        ("us-west1", "southamerica-east1", 0.14),
+        ("us-east-1", "us-west-2", 0.02),
+        ("us-east-1", "ap-southeast-2", 0.02),  # EC2 charges by the source
+        ("ap-southeast-2", "us-east-1", 0.098),
+        ("ap-northeast-1", "us-east-1", 0.09),
+    ],
+)
+def test_egress_has_a_list_price_between_each_two_regions_of_a_cloud(source: str, target: str, usd: float) -> None:
+    assert catalog.egress_usd_gb(source, target) == usd
+
+
+def test_the_function_reads_the_price_of_each_way_between_a_stacks_regions() -> None:
+    flat = {f"spotkeeper:{key}": value for key, value in stackfiles.plain("gcp").items()}
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
+    regions = '["us-east1", "europe-west4"]'
+    config |= {"gcp:project": "acme-train", "spotkeeper:region": "", "spotkeeper:regions": regions}
+    state = model.stack_state(from_config(config, "dev"), ())
+    assert state.egress == {"us-east1": {"europe-west4": 0.05}, "europe-west4": {"us-east1": 0.05}}
+    assert model.stack_state(stackfiles.read("gcp", {}), ()).egress == {}

@@ -130,6 +130,7 @@ class SnapshotIn(Part, frozen=True, gc=False):
     state: str = ""
     tags: tuple[Tag, ...] = ()
     start_time: datetime | None = None
+    full_snapshot_size_in_bytes: int = 0
 
     @property
     def age(self) -> tuple[float, str]:
@@ -357,7 +358,10 @@ def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot,
         if owned is not None and item.state != "error":
             first.setdefault(owned, item)
     return tuple(
-        DiskSnapshot(names.disk_name(stack, *owned), *owned, item.state == "completed") for owned, item in first.items()
+        DiskSnapshot(
+            names.disk_name(stack, *owned), *owned, item.state == "completed", item.full_snapshot_size_in_bytes / 1e9
+        )
+        for owned, item in first.items()
     )
 
 

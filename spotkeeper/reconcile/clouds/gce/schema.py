@@ -114,6 +114,7 @@ class SnapshotIn(Part, frozen=True):
     name: str
     status: str = ""
     labels: dict[str, str] = {}
+    storage_bytes: str | int = 0  # int64: a string in JSON
 
 
 class OperationIn(Part, frozen=True):
@@ -258,7 +259,9 @@ def to_snapshot(item: SnapshotIn, stack: str) -> DiskSnapshot | None:
     owned = names.parse_disk_name(item.name)
     if owned is None or owned.stack != stack or item.labels.get(names.LABEL_JOB) != owned.job:
         return None
-    return DiskSnapshot(item.name, owned.job, owned.node, owned.number, item.status == "READY")
+    told = str(item.storage_bytes)
+    gb = int(told) / 1e9 if told.isdecimal() else 0.0
+    return DiskSnapshot(item.name, owned.job, owned.node, owned.number, item.status == "READY", gb)
 
 
 def to_result(

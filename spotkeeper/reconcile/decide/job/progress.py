@@ -18,7 +18,7 @@ from spotkeeper.contract.ledger import SURPRISES
 from spotkeeper.contract.record import Slot
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.job import limits
+from spotkeeper.reconcile.decide.job import egress, limits
 from spotkeeper.reconcile.select.offers import FAR_H, HOUR_S, MoveCost, Runs
 from spotkeeper.reconcile.select.rule import Work
 
@@ -87,12 +87,19 @@ def key(slot: Slot) -> str:
 
 
 def move_costs(draft: Draft) -> dict[str, MoveCost]:
-    """Return the cost of moving to each other zone, with the time that copying the disks took in the last move."""
-    spec, record = draft.snapshot.spec, draft.record
-    if not record.gen or record.zone is None or spec is None or spec.spread:
+    """Return the cost of coming to each other zone, with the time that copying the disks took in the last move.
+
+    Before the first generation there is nothing to copy, but the job's data may lie in another region.
+    """
+    spec, record, zones = draft.snapshot.spec, draft.record, draft.snapshot.stack.zones()
+    if spec is None or spec.spread:
         return {}
-    cost = MoveCost(max(draft.times.copy_s, record.moved.s if record.moved is not None else 0.0))
-    return {zone: cost for zone in draft.snapshot.stack.zones() if zone != record.zone}
+    if not record.gen:
+        return {zone: MoveCost(0.0, usd) for zone in zones if (usd := egress.usd(draft, zone))}
+    if record.zone is None:
+        return {}
+    copy_s = max(draft.times.copy_s, record.moved.s if record.moved is not None else 0.0)
+    return {zone: MoveCost(copy_s, egress.usd(draft, zone)) for zone in zones if zone != record.zone}
 
 
 def max_wait_s(draft: Draft) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from spotkeeper.contract.allocation import Allocation, Grant, resource
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import BACKUP, PROBE, Node, Phase, Slot, SlotState
 from spotkeeper.contract.stack import Model
@@ -277,6 +278,9 @@ def _intent(draft: Draft, index: int, which: str, attempt: int, offer: Offer, ca
     pool = draft.snapshot.stack.pool(offer.pool)
     listed = pool.prices.get(offer.zone) if pool is not None else None
     prices = {"price": offer.price, "on_demand": listed.on_demand if listed is not None else None}
+    if draft.snapshot.stack.regions and draft.snapshot.spec is not None:  # compared with the cheapest of its regions
+        same = (one for one in pools_of(draft.snapshot.spec, draft.snapshot.stack) if one.name == offer.pool)
+        prices["on_demand"] = min((usd.on_demand for one in same for usd in one.prices.values()), default=None)
     draft.log(Event.INTENT, key, node=index, slot=slot, cause=cause, detail=why, **prices)
 
 

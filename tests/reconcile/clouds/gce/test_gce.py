@@ -405,13 +405,14 @@ class TestListing:
         google.script["instances.aggregatedList"] = scopes("instances", us_x1_a=[instance()], us_x1_b=[])
         google.script["disks.aggregatedList"] = scopes("disks", us_x1_a=[disk()], us_x1_b=[])
         snapshot = {"name": DISK, "status": "READY", "labels": {"sk-stack": "demo", "sk-job": JOB, "sk-node": "7"}}
-        google.script["snapshots.list"] = {"items": [snapshot]}
+        told = {"storageBytes": "37000000000"}  # int64: a string in JSON
+        google.script["snapshots.list"] = {"items": [snapshot | told]}
         listing = gce.list("demo")
         assert listing.vms == (
             Vm(VM, "4242", A, VmStatus.RUNNING, "gpu", JOB, 7, 3, "10.0.0.9", (DISK,), Model.SPOT, 1795197600.0),
         )
         assert listing.disks == (Disk(DISK, A, JOB, 7, 1, (VM,), True),)
-        assert listing.snapshots == (DiskSnapshot(DISK, JOB, 7, 1, True),)
+        assert listing.snapshots == (DiskSnapshot(DISK, JOB, 7, 1, True, 37.0),)
         assert listing.answered == {A, B}
         for method in ("instances.aggregatedList", "disks.aggregatedList", "snapshots.list"):
             assert [asked.query["filter"] for asked in google.of(method)] == ['labels.sk-stack = "demo"']
