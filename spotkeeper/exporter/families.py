@@ -200,15 +200,17 @@ def _training(reading: StackReading) -> Iterator[Metric]:
 
 
 def _money(reading: StackReading) -> Iterator[Metric]:
-    spent = _gauge("job_spent_usd", "What the job's machines have cost, US dollars.", JOB)
+    spent = _gauge("job_spent_usd", "What the job has cost, machines and egress, US dollars.", JOB)
+    moved = _gauge("job_egress_usd", "What its transfers between regions have cost, US dollars.", JOB)
     demand = _gauge("job_on_demand_usd", "What the same machine-hours would have cost on-demand, US dollars.", JOB)
     rate = _gauge("job_usd_per_hour", "What the job's dynamic machines cost now, US dollars an hour.", JOB)
     for one in reading.jobs:
         key, money = _key(one), one.view.money
         spent.add_metric(key, money.spent)
+        moved.add_metric(key, money.egress)
         demand.add_metric(key, money.on_demand_only)
         rate.add_metric(key, one.usd_hour)
-    yield from (spent, demand, rate)
+    yield from (spent, moved, demand, rate)
     view = reading.view
     total = "What all machines cost now, static ones included, US dollars an hour."
     yield GaugeMetricFamily("spotkeeper_usd_per_hour", total, value=view.usd_hour)

@@ -34,13 +34,17 @@ class ReplayPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A job that starts at tick ``begins`` of a recording. ``home``: index of the zone where its data is at first."""
+    """A job that starts at tick ``begins`` of a recording. ``home``: index of the zone where its data is at first.
+
+    ``begun``: whether that data is a checkpoint, so that a first launch in another region has to bring it there.
+    """
 
     name: str
     recording: Recording
     begins: int
     home: int
     terms: Terms
+    begun: bool = True
 
     @property
     def on_demand_only(self) -> float:
@@ -68,6 +72,7 @@ class PlayedOutcome:
     """Result of a replay.
 
     ``cost``: in units of what the whole gang costs on-demand in an hour. ``waited_h``: hours without machines.
+    ``egress``: what launches in another region cost, a part of ``cost``.
     """
 
     cost: float = 0.0
@@ -79,6 +84,7 @@ class PlayedOutcome:
     spot_h: float = 0.0
     on_demand_h: float = 0.0
     waited_h: float = 0.0
+    egress: float = 0.0
     reasons: dict[str, int] = field(default_factory=dict)
 
 
@@ -191,8 +197,9 @@ class _Replay:
         self.pending = terms.restart_h + refused * terms.attempt_h
         if zone != self.home:
             self.pending += terms.move_h
-            if self.regions[zone] != self.regions[self.home]:
+            if self.regions[zone] != self.regions[self.home] and (self.case.begun or self.out.launches):
                 self.out.cost += terms.move_price
+                self.out.egress += terms.move_price
             self.home = zone
         self.kind, self.zone, self.since = kind, zone, tick
         self.out.launches += 1

@@ -72,6 +72,7 @@ def test_a_jobs_training_and_money(reading: StackReading) -> None:
     assert values(reading, "spotkeeper_job_image_steps", "job_name") == {key: 12.0}
     assert values(reading, "spotkeeper_job_image_cost_ratio", "job_name") == {key: 0.006}
     assert values(reading, "spotkeeper_job_spent_usd", "job_name")[key] == view.money.spent > 0
+    assert values(reading, "spotkeeper_job_egress_usd", "job_name")[key] == view.money.egress == 0.0
     assert values(reading, "spotkeeper_job_on_demand_usd", "job_name")[key] == view.money.on_demand_only
     assert values(reading, "spotkeeper_job_usd_per_hour", "job_name")[key] == 1.0 + 0.5
     assert values(reading, "spotkeeper_usd_per_hour") == {(): 1.0 + 0.5 + 3.0}, "and a static machine"

@@ -44,9 +44,11 @@ def test_a_gang_goes_abroad_when_home_is_dry_with_the_same_weights(both: Stage) 
         assert {vm.zone for vm in vms} == {"us-east1-b"}, vms
         restored = run.watcher.traces()[run.record().gen].restored
         assert restored is not None and restored.step > 0, "the disks abroad hold what those at home held"
+        transfers, billed = run.ledger(Event.EGRESS), both.cloud.bill().bill.egress
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
     assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "move"], run.story()
     assert [one.steps_again for one in run.view().recoveries if one.steps_again] == [], run.story()
+    assert billed > 0 and sum(entry.usd or 0.0 for entry in transfers) == pytest.approx(billed, rel=1e-6)
     assert weights == run.weights_left_alone(2)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 Commit = tuple[int, int]  # generation, step
 OPERATIONS = 100  # failed operations that a listing tells, newest last
 REMEMBERED_S = 3600.0  # and for how long
+DISK_GB = 37.0
 VERSIONS = 4  # of the listing, for a stale view
 
 
@@ -58,6 +59,7 @@ class Drive:
     disk: Disk
     user: str | None = None
     newest: Commit | None = None
+    gb: float = DISK_GB  # what is on it
 
 
 @dataclass
@@ -87,6 +89,16 @@ class Billed:
     vm: Vm
     start: float
     end: float
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """A disk that was made of a snapshot of another zone, as the bill has it if the two are in different regions."""
+
+    job: str
+    source: str
+    target: str
+    gb: float
 
 
 @dataclass
@@ -122,7 +134,8 @@ class Cloud:
         self.machines: dict[str, Machine] = {}  # by uid
         self.bill: list[Billed] = []  # of machines that are gone
         self.drives: dict[tuple[str, str], Drive] = {}  # by (name, zone)
-        self.shots: dict[str, tuple[DiskSnapshot, Commit | None]] = {}
+        self.shots: dict[str, tuple[DiskSnapshot, Commit | None, str]] = {}  # with the zone of its disk
+        self.transfers: list[Transferred] = []
         self.keys: dict[str, str] = {}  # idempotency key -> uid of the machine
         self.failed: deque[Result] = deque(maxlen=OPERATIONS)
         self.launches = self.refusals = self.duplicates = self.calls = 0
@@ -171,7 +184,7 @@ class Cloud:
         )
         since = self.world.engine.t - REMEMBERED_S
         failed = tuple(result for result in self.failed if result.at >= since)
-        shots = tuple(shot for shot, _ in self.shots.values())
+        shots = tuple(shot for shot, *_ in self.shots.values())
         answered = frozenset(self.world.stack.zones()) - blind
         newest = takewhile(lambda one: one.end >= since, reversed(self.bill))
         ran = tuple(MachineTimes(one.vm.name, one.vm.zone, one.start, one.end) for one in newest)
@@ -303,7 +316,8 @@ class Cloud:
         if action.snapshot is not None:
             if action.snapshot not in self.shots:
                 return ResultKind.PERMANENT, "no such snapshot"
-            newest = self.shots[action.snapshot][1]
+            shot, newest, source = self.shots[action.snapshot]
+            self.transfers.append(Transferred(action.job, source, action.zone, shot.gb))
         disk = Disk(name, action.zone, action.job, action.node, action.number, (), False)
         drive = Drive(disk, None, newest)
         self.drives[name, action.zone] = drive
@@ -364,12 +378,12 @@ class Cloud:
             return ResultKind.ACCEPTED, "is there already"
         if drive.user is not None:
             self.world.violate("S2", f"a snapshot of {drive.disk.name} while {drive.user} holds it: stale at once")
-        shot = DiskSnapshot(name, action.job, action.node, action.copy, False)
-        self.shots[name] = (shot, drive.newest)
+        shot = DiskSnapshot(name, action.job, action.node, action.copy, False, drive.gb)
+        self.shots[name] = (shot, drive.newest, action.zone)
 
         def ready() -> None:
             if name in self.shots:
-                self.shots[name] = (replace(shot, ready=True), self.shots[name][1])
+                self.shots[name] = (replace(shot, ready=True), *self.shots[name][1:])
                 self.changed()
 
         self.world.engine.after(self._draw(self.delays.shot_s), ready)

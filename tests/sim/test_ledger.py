@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import parse_vm_name, vm_name
-from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.stack import StackState, region_of
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import HOUR_S, attempts, money
@@ -31,12 +31,14 @@ EVERY = 23  # effects; each story begins at another
 
 @dataclass(frozen=True)
 class Books:
-    """Of one play. ``billed``, ``said``: USD."""
+    """Of one play. ``billed``, ``said``: USD, with transfers between regions, which are ``moved`` and ``told`` too."""
 
     world: World
     entries: tuple[Entry, ...]
     billed: float
     said: float
+    moved: float = 0.0
+    told: float = 0.0
 
     @property
     def error_percent(self) -> float:
@@ -54,17 +56,20 @@ def books(
         if at is not None:
             kill(at)(world)
 
-    told = perform(scenario, interfere, on=on)
-    assert told.why == ""
+    assert perform(scenario, interfere, on=on).why == ""
     (world,) = worlds
     entries = (*world.store.list_ledger(JOB), *world.record(JOB).outbox)
     prices = {pool.name: pool.prices for pool in world.stack.pools}
-    billed = sum(
+    egress = sum(
+        world.stack.egress_usd(region_of(one.source), region_of(one.target), one.gb) for one in world.cloud.transfers
+    )
+    billed = egress + sum(
         (one.end - one.start) / HOUR_S * (prices[one.vm.pool][one.vm.zone].of(one.vm.model) or 0.0)
         for one in world.cloud.bill
         if one.vm.job == JOB
     )
-    return Books(world, entries, billed, money(entries, world.stack, world.engine.t).spent)
+    told = money(entries, world.stack, world.engine.t)
+    return Books(world, entries, billed, told.spent, egress, told.egress)
 
 
 def sliced(scenario: Scenario) -> list[int | None]:

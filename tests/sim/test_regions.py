@@ -15,6 +15,7 @@ from spotkeeper.contract.stack import StackState
 from tests.sim.ec2 import Ec2Cloud, on_ec2
 from tests.sim.scenarios import JOB, Play, Scenario, perform
 from tests.sim.test_crash_points import effects, kill
+from tests.sim.test_ledger import PERCENT, books
 from tests.sim.world import World
 from tests.sizes import WHOLE
 
@@ -29,7 +30,8 @@ def two_regions(stack: StackState) -> StackState:
     zones = dict(zip(pool.zones, ("z-a", "y-b", "y-c"), strict=True))
     prices = {zones[zone]: price for zone, price in pool.prices.items()}
     there = replace(pool, zones=tuple(zones.values()), prices=prices)
-    return replace(stack, region=HOME, regions=(HOME, ABROAD), pools=(there,))
+    egress = {HOME: {ABROAD: 0.02}, ABROAD: {HOME: 0.02}}
+    return replace(stack, region=HOME, regions=(HOME, ABROAD), pools=(there,), egress=egress)
 
 
 def two_regions_of_ec2(stack: StackState) -> StackState:
@@ -78,3 +80,12 @@ def test_a_gang_goes_abroad_and_back_without_a_step_lost_and_leaves_nothing(on: 
     assert len(points) >= 30
     why = {at: again.why for at in points[3::every] if (again := perform(STORY, kill(at), on=on)).why}
     assert why == {}
+
+
+def test_the_ledger_equals_the_bill_with_its_egress() -> None:
+    """Also where the function is killed while the disks are copied."""
+    points = effects(perform(STORY, on=two_regions))
+    for at in (None, *points[5::EVERY]):
+        found = books(STORY, at, two_regions)
+        assert found.moved > 0 and found.told == pytest.approx(found.moved), at
+        assert found.error_percent <= PERCENT, at

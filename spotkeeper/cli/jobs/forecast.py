@@ -112,16 +112,25 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
         where = ", ".join(untold)
         said.append(f"prices: the cloud reported none for {where} within a day, so this uses the stack's list prices")
     demand = [pool.prices[zone].on_demand for zone in pool.zones]
+    move_usd = _move_usd(spec, known.stack, pool)
     return Task(
         spec=spec,
         shop=Shop.of(spec, known.stack, pool),
         spot=tuple(_spot(pool, zone, prices, known.now) for zone in pool.zones),
-        on_demand=sum(demand) / len(demand),
+        on_demand=min(demand) if move_usd else sum(demand) / len(demand),
         work_h=work_h,
         restart_h=start_s / 3600.0,
         deadline_h=None if spec.deadline is None else (deadline_at(spec.deadline, known.now) - known.now) / 3600.0,
         reserved=reserved_machines(spec, pool, known.store, known.now, work_h + start_s / 3600.0, said),
+        move_usd=move_usd,
     )
+
+
+def _move_usd(spec: JobSpec, stack: StackState, pool: PoolState) -> float:
+    """Return the egress of going to another region of the pool's zones, USD for each machine, in the dearest case."""
+    gb = pool.disk_gb + spec.data_gb / spec.size().max
+    regions = {region_of(zone) for zone in pool.zones} if stack.regions else set()
+    return max((stack.egress_usd(one, other, gb) for one in regions for other in regions), default=0.0)
 
 
 def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:

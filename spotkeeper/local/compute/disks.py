@@ -18,6 +18,7 @@ from spotkeeper.local.core.errors import FailedOperationError
 from spotkeeper.local.core.rest import Ref, fingerprint, last, parse_ref, timestamp
 from spotkeeper.local.core.world import World
 from spotkeeper.local.machines.host import Host
+from spotkeeper.local.spot_market.bill import TRANSFERS, Transfer
 
 DISKS = "disks"
 SNAPSHOTS = "snapshots"
@@ -152,6 +153,10 @@ class Disks:
         if disk is None or disk.status == "DELETING":
             raise errors.failed_not_found(op.target)
         self._change(op.target, disk, status="READY")
+        snapshot = self._find_snapshot(op.data.get("snapshot", ""))
+        source = parse_ref(snapshot.source_disk, "") if snapshot is not None else None
+        if snapshot is not None and source is not None and _region(source) != _region(parse_ref(op.target, "")):
+            self._world.state.put(TRANSFERS, str(disk.id), Transfer(op.target, snapshot.storage_bytes))
 
     def remove(self, path: str) -> None:
         disk = self.find(path)
@@ -273,7 +278,11 @@ class Disks:
     def _finish_snapshot(self, op: OpDoc) -> None:
         snapshot = self._find_snapshot(op.data["snapshot"])
         if snapshot is not None:
-            ready = msgspec.structs.replace(snapshot, status="READY", storage_bytes_status="UP_TO_DATE")
+            folder = self._host.snapshot_folder(snapshot.id)
+            stored = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+            ready = msgspec.structs.replace(
+                snapshot, status="READY", storage_bytes=stored, storage_bytes_status="UP_TO_DATE"
+            )
             self._world.state.put(SNAPSHOTS, op.data["snapshot"], ready)
 
     def delete_snapshot(self, ref: Ref, request_id: str | None) -> OpDoc:
@@ -294,6 +303,10 @@ class Disks:
                 and not self._world.state.has_timer(COPY, op.path)
             ):
                 self._world.soon(0.0, COPY, op.path)
+
+
+def _region(ref: Ref | None) -> str:
+    return catalog.region_of(ref.place) if ref is not None else ""
 
 
 def _short(link: str) -> str:

@@ -81,6 +81,8 @@ MACHINE_TYPES = (
 )
 _BY_NAME = {machine.name: machine for machine in MACHINE_TYPES}
 
+EGRESS_USD_GB = 0.02  # between two regions: the list price within North America
+
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "pd-extreme", "hyperdisk-balanced")
 
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")

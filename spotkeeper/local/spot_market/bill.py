@@ -1,4 +1,4 @@
-"""Bills VMs as the provider would: from RUNNING to off, by the second, spot at the market's price.
+"""Bills as the provider would: VMs from RUNNING to off, by the second, spot at the market's price; and egress.
 
 On-demand prices come from the catalogue; the recorded market has spot prices as shares of on-demand prices. A spot VM
 that is preempted in its first minute is free, as on Google Cloud.
@@ -12,7 +12,7 @@ from msgspec import Struct
 from spotkeeper.local.core import catalog
 from spotkeeper.local.core.world import World
 
-KIND = "bills"
+KIND, TRANSFERS = "bills", "transfers"
 FREE_S = 60.0
 
 
@@ -30,13 +30,24 @@ class Line(Struct, frozen=True):
     reserved: bool = False  # in a reservation, which is paid for without a VM, too: not on this bill
 
 
+class Transfer(Struct, frozen=True):
+    """A disk that was made of another region's snapshot."""
+
+    disk: str
+    bytes: int
+
+
 class Bill(Struct, frozen=True):
-    """The bill of a cloud, USD. ``on_demand_only``: the price of the same machine-hours on demand."""
+    """The bill of a cloud, USD. ``on_demand_only``: the price of the same machine-hours on demand.
+
+    ``egress``: transfers between regions, a part of ``spent``.
+    """
 
     spent: float
     on_demand_only: float
     node_hours: float
     spot_hours: float
+    egress: float = 0.0
 
 
 class Billing:
@@ -68,7 +79,8 @@ class Billing:
             share = self._world.market.mean_price(line.zone, line.start, end) if line.spot else 1.0
             spent, only, hours = spent + full * share, only + full, hours + duration
             spot_hours += duration if line.spot else 0.0
-        return Bill(spent, only, hours, spot_hours)
+        moved = sum(one.bytes for one in self._world.state.all(TRANSFERS, Transfer)) / 1e9 * catalog.EGRESS_USD_GB
+        return Bill(spent + moved, only, hours, spot_hours, moved)
 
     def on_demand(self, machine: str) -> float:
         """The on-demand price of a machine type, USD per hour."""

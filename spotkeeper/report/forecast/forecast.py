@@ -48,6 +48,7 @@ class Outlook(Struct, frozen=True):
         late: the share of replays that ended after the deadline; None without a deadline.
         unfinished: the share of replays that were stopped before the job's end.
         over_budget: the share of replays over `max_usd` (the job would go on hold); None without that limit.
+        egress: transfers between regions, a part of ``usd``; None: the job has no two regions.
     """
 
     usd: Band
@@ -57,6 +58,7 @@ class Outlook(Struct, frozen=True):
     late: float | None = None
     unfinished: float = 0.0
     over_budget: float | None = None
+    egress: Band | None = None
 
 
 class Forecast(Struct, frozen=True):
@@ -147,6 +149,7 @@ def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) ->
         late=None if due_h is None else share(lambda out: out.missed or out.finish_h > due_h),
         unfinished=share(lambda out: out.finish_h > horizon) if task.deadline_h is None else 0.0,
         over_budget=share(lambda out: cost_usd(task, out) > most) if most is not None else None,
+        egress=band(of(lambda out: out.egress * task.bought)) if task.move_usd else None,
     )
 
 
@@ -212,7 +215,9 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield "on-demand: available at any time"
     else:
         yield f"on-demand: {barred(task)}, so the replays buy none; the on-demand column is for comparison"
-    yield "not included: disks and traffic"
+    if task.move_usd:
+        yield f"egress: going to another region costs {usd(task.move_usd)} a machine for its whole disk and its data"
+    yield "not included: disks" + (", and traffic within a region" if task.move_usd else " and traffic")
     yield f"range: should contain {percent(PROMISED)} of outcomes, tested on unseen markets (bench/market/forecast.py)"
 
 
@@ -226,6 +231,8 @@ def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
     """The rows of the forecast: name, expected value, 80 % range, and the value with on-demand machines only."""
     ours, whole = made.expected, made.on_demand
     yield "cost", usd(ours.usd.mid), span(ours.usd, usd), usd(whole.usd.mid)
+    if ours.egress is not None:
+        yield "of it egress", usd(ours.egress.mid), span(ours.egress, usd), usd(0.0)
     yield "done after", hours(ours.finish_h.mid), span(ours.finish_h, hours), hours(whole.finish_h.mid)
     yield "preemptions", f"{ours.preemptions.mid:.1f}", span(ours.preemptions, lambda n: f"{n:.0f}"), "0"
     yield "share on spot", percent(ours.spot_share.mid), span(ours.spot_share, percent), "0 %"

@@ -66,6 +66,7 @@ class Chooser:
         self.boot_s = start.job.restart_h * HOUR_S - TIMES.save_s  # billed time of a launch, less the save
         self.names = {place.id: zone for place, zone in zip(start.zones, self.shop.pool.zones, strict=True)}
         self.ids = {zone: id_ for id_, zone in self.names.items()}
+        self.regions = {place.id: place.region for place in start.zones}
         self.tracks = {id_: Track.of(None) for id_ in self.names}
         self.refused_at = dict.fromkeys(self.names, 0.0)
         self.losses: list[float] = []
@@ -155,8 +156,12 @@ class Chooser:
         )
 
     def _move_costs(self, home: str) -> dict[str, MoveCost]:
-        way = MoveCost(self.terms.move_h * HOUR_S)
-        return {zone: way for id_, zone in self.names.items() if id_ != home}
+        near, s = self.regions[home], self.terms.move_h * HOUR_S
+        return {
+            zone: MoveCost(s, 0.0 if self.regions[id_] == near else self.terms.move_price)
+            for id_, zone in self.names.items()
+            if id_ != home
+        }
 
     def _work(self, tick: Tick) -> Work:
         """Return the work that is left, and the slack: the time until the deadline, less this work and one tick.

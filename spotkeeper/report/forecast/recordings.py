@@ -41,6 +41,7 @@ class Task:
         deadline_h: hours from the job's start; None without a deadline.
         restart_h: hours from each launch until it trains; they are billed.
         reserved: how many of its machines are in reserved capacity, which is paid for already.
+        move_usd: the egress of going to another of the job's regions, for each machine.
     """
 
     spec: JobSpec
@@ -51,6 +52,7 @@ class Task:
     restart_h: float
     deadline_h: float | None = None
     reserved: int = 0
+    move_usd: float = 0.0
 
     @property
     def bought(self) -> int:
@@ -73,7 +75,7 @@ class Task:
             horizon_h=ends_h or UNENDING * self.work_h + UNENDING_H,
             restart_h=self.restart_h,
             move_h=MOVE_H,
-            move_price=0.0,
+            move_price=self.move_usd,
             attempt_h=ATTEMPT_H,
             probe_h=PROBE_H,
             delay_price=0.0,
@@ -101,7 +103,10 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
         recording = _drawn(task, part.recording, rng)
         begins = int(recording.ticks * (number + rng.random()) / count)
         shop = task.shop.only(len(recording.zones))
-        case = Case(part.name, recording, begins, 0, task.terms(recording.tick_h))
+        if task.move_usd:
+            pairs = zip(recording.zones, shop.pool.zones, strict=True)
+            recording = replace(recording, zones=tuple(replace(one, region=region_of(name)) for one, name in pairs))
+        case = Case(part.name, recording, begins, 0, task.terms(recording.tick_h), begun=False)
         yield play(case, Chooser(task.spec, shop))
 
 

@@ -71,6 +71,7 @@ def figures(view: JobView, found: Account) -> Markup:
             usd(money.spent),
             no_saving(view) if early else f"on demand {usd(money.on_demand_only)}",
         ),
+        *([fact("Egress", usd(money.egress), "between regions, in what is spent")] if money.egress else []),
         fact("Saved", "-" if early else usd(money.saved), None if early else saved(money.saved_percent or 0.0)),
         fact(
             "Goodput",

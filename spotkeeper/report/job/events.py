@@ -52,6 +52,7 @@ _TEXTS: dict[Event, str] = {
     Event.ROLL: "roll call: every agent must answer",
     Event.FALLBACK: "on-demand fallback: on-demand machines for a limited time",
     Event.MOVE: "the job moves to another zone",
+    Event.EGRESS: "{who}: transfer between regions",
     Event.FULL: "{who}: its disk has no space for a checkpoint; training continues, the older checkpoint stays",
     Event.UNSAVED: "{who}: a checkpoint could not be saved; training continues, the older checkpoint stays",
     Event.DAMAGED: "{who}: its copy of a checkpoint is damaged; without another copy, an older checkpoint is used",
@@ -119,6 +120,8 @@ def describe(entry: Entry, stack: str = "", job: str = "", lost: tuple[int, ...]
     else:
         vm = _vm(entry, stack, job)
         text = _TEXTS[entry.event].format(who=who, where=where, gen=entry.gen, vm=vm, machine=machine)
+    if entry.event is Event.EGRESS:
+        text += f" of {entry.gb or 0.0:.1f} GB for {usd(entry.usd or 0.0)}"
     if entry.event is Event.REQUEST:
         text += f" to {entry.cause}" if entry.cause else ""
     elif entry.cause and entry.cause not in text:

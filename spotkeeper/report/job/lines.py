@@ -101,13 +101,17 @@ def _stale(view: JobView) -> bool:
 
 
 def money_line(view: JobView) -> str:
-    """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; or why none is."""
+    """The job's cost: ``spent $1.12, the same machine-hours on demand $4.32: 74 % saved``; or why none is.
+
+    Egress between regions follows the amount of which it is a part: ``spent $1.12 ($0.20 of it for egress)``.
+    """
     money = view.money
+    spent = f"spent {usd(money.spent)}" + (f" ({usd(money.egress)} of it for egress)" if money.egress else "")
     reserved = f"; {reserved_text(money)}" if money.reserved_hours else ""
     if money.saved_percent is None:
-        return f"spent {usd(money.spent)}, {no_saving(view)}{reserved}"
+        return f"{spent}, {no_saving(view)}{reserved}"
     hours = f"the same machine-hours on demand {usd(money.on_demand_only)}"
-    return f"spent {usd(money.spent)}, {hours}: {saved(money.saved_percent)}{reserved}"
+    return f"{spent}, {hours}: {saved(money.saved_percent)}{reserved}"
 
 
 def reserved_text(money: Money) -> str:

@@ -2,7 +2,7 @@
 
 Node-hours are hours of the cloud's clock, money is USD. Lost work is all paid time without kept steps, including the
 time in which machines boot or wait; ``goodput`` is the share of paid time with kept steps. The money spent is the cost
-of lost work plus that of training. Totals are by job, by submitter and by calendar month (UTC).
+of lost work, that of training, and egress between regions. Totals are by job, by submitter and by calendar month (UTC).
 """
 
 from __future__ import annotations
@@ -64,6 +64,17 @@ class LostHours(Struct, frozen=True):
     usd: float
 
 
+class EgressLine(Struct, frozen=True):
+    """A transfer between regions: of a node's disk (``checkpoint``), or of the job's ``data``, which has no node."""
+
+    at: float
+    what: str
+    way: str  # "us-central1 -> us-east1"
+    gb: float
+    usd: float
+    node: int | None = None
+
+
 class Account(Struct, frozen=True):
     """The account of one job, as ``spotkeeper report JOB --json`` prints it. Durations: virtual seconds.
 
@@ -91,6 +102,7 @@ class Account(Struct, frozen=True):
     outcome: Outcome | None = None
     reason: str = ""
     preemptions: int = 0
+    transfers: tuple[EgressLine, ...] = ()
     deadline_in_s: float | None = None  # from now, or from the job's end; negative if missed; None without a deadline
 
 
@@ -121,6 +133,11 @@ def account(view: JobView, ledger: Iterable[Entry], now: float, prices: PricesBy
         outcome=view.outcome,
         reason=view.reason,
         preemptions=view.preemptions.total,
+        transfers=tuple(
+            EgressLine(entry.at, entry.cause or "", entry.detail, entry.gb or 0.0, entry.usd or 0.0, entry.node)
+            for entry in entries
+            if entry.event is Event.EGRESS
+        ),
         deadline_in_s=view.deadline_in_s,
     )
 
@@ -201,6 +218,7 @@ class Total(Struct, frozen=True):
     Attributes:
         key: a job's name with its id, a user, or a month (2026-11).
         saved: ``on_demand_only`` less ``usd``; negative if machines cost more.
+        egress: transfers between regions, a part of ``usd``.
         lost_hours, lost_usd: lost work; that of a job is divided among months in proportion to the job's hours.
     """
 
@@ -213,6 +231,7 @@ class Total(Struct, frozen=True):
     lost_hours: float
     lost_usd: float
     saved: float
+    egress: float = 0.0
 
 
 class Totals(Struct, frozen=True):
@@ -248,11 +267,15 @@ def _sum(key: str, accounts: Sequence[Account]) -> Total:
         lost_hours=sum(lost.node_hours for one in accounts for lost in one.lost),
         lost_usd=sum(lost.usd for one in accounts for lost in one.lost),
         saved=demand - usd,
+        egress=sum(one.money.egress for one in accounts),
     )
 
 
 def _months(accounts: Sequence[Account], now: float) -> tuple[Total, ...]:
-    """Totals by month. A machine that ran in several months counts in each of them with its time in that month."""
+    """Totals by month. A machine that ran in several months counts in each of them with its time in that month.
+
+    A transfer counts in the month of its ledger entry.
+    """
     found: dict[str, list[Total]] = defaultdict(list)
     for one in accounts:
         for month, part in _by_month(one, now).items():
@@ -269,11 +292,17 @@ def _by_month(one: Account, now: float) -> dict[str, Total]:
             hours[month] += line.hours * share
             usd[month] += line.usd * share
             machines[month] += 1
+    moved: dict[str, float] = defaultdict(float)
+    for transfer in one.transfers:
+        month = f"{datetime.fromtimestamp(transfer.at, timezone.utc):%Y-%m}"
+        moved[month] += transfer.usd
+        hours[month] += 0.0
     whole, paid = _sum("", [one]), sum(hours.values())
     parts = {}
     for month, ran in hours.items():
-        demand, lost = whole.on_demand_only * ran / paid, (whole.lost_hours * ran / paid, whole.lost_usd * ran / paid)
-        parts[month] = Total(month, 1, machines[month], ran, usd[month], demand, *lost, demand - usd[month])
+        share, cost = ran / paid if paid else 0.0, usd[month] + moved[month]
+        demand, lost = whole.on_demand_only * share, (whole.lost_hours * share, whole.lost_usd * share)
+        parts[month] = Total(month, 1, machines[month], ran, cost, demand, *lost, demand - cost, moved[month])
     return parts
 
 
@@ -281,10 +310,7 @@ def _added(month: str, parts: Iterable[Total]) -> Total:
     rows = list(parts)
     return Total(
         month,
-        *(
-            sum(getattr(row, name) for row in rows)
-            for name in ("jobs", "machines", "node_hours", "usd", "on_demand_only", "lost_hours", "lost_usd", "saved")
-        ),
+        *(sum(getattr(row, name) for row in rows) for name in Total.__struct_fields__[1:]),
     )
 
 

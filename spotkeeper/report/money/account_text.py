@@ -31,7 +31,7 @@ _MACHINES_SPARE = ("joined after", "asked for", "end", "start", "attempt", "$/h"
 _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "nodes")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_TOTALS_SPARE = ("machines", "on-demand", "lost hours")
+_TOTALS_SPARE = ("machines", "egress", "on-demand", "lost hours")
 _ELSEWHERE = "a wider terminal, --json and --csv show them"
 _RECOVERIES_ELSEWHERE = "a wider terminal and --json show them"
 
@@ -41,7 +41,8 @@ def report(view: JobView, found: Account) -> RenderableType:
     parts += [Text(line) for line in (*search_lines(view), *deadline_lines(view))]
     if view.money.saved_percent is not None:
         parts.append(Text(undisturbed_line(view), style="dim"))
-    parts += [Text(goodput_line(found)), Text()]
+    parts += [Text(line) for line in (goodput_line(found), *egress_lines(found))]
+    parts.append(Text())
     if found.attempts:
         right = {"$/h", "paid", "cost"}
         parts += [fitting(map(machine_row, found.attempts), _MACHINES_SPARE, right, _ELSEWHERE), Text()]
@@ -62,6 +63,18 @@ def goodput_line(found: Account) -> str:
     share = "-" if found.goodput is None else f"{100 * found.goodput:.1f} %"
     again = f"; {count(found.steps_again, 'step')} done twice" if found.steps_again else ""
     return f"goodput {share} of {found.node_hours:.2f} node-hours{again}; submitted by {found.user}"
+
+
+def egress_lines(found: Account) -> list[str]:
+    """What went between regions: ``egress $1.20: 60.0 GB from us-central1 to us-east1 (checkpoint)``, a line a way."""
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for one in found.transfers:
+        gb, cost = sums.get((one.way, one.what), (0.0, 0.0))
+        sums[one.way, one.what] = gb + one.gb, cost + one.usd
+    return [
+        f"egress {usd(cost)}: {gb:.1f} GB from {way.replace(' -> ', ' to ')} ({what})"
+        for (way, what), (gb, cost) in sums.items()
+    ]
 
 
 def quiet_line(found: Account) -> str:
@@ -132,19 +145,21 @@ def recovery_row(one: Recovery) -> dict[str, str]:
 def summary(found: Totals) -> RenderableType:
     parts: list[RenderableType] = []
     for title, rows in (("job", found.jobs), ("submitted by", found.users), ("month", (*found.months, found.total))):
-        cells = [_total(title, row) for row in rows]
+        cells = [_total(title, row, found.total.egress > 0) for row in rows]
         right = {name for cell in cells for name in cell} - {title}
-        parts += [fitting(cells, _TOTALS_SPARE, right, _ELSEWHERE), Text()]
+        spare = tuple(name for name in _TOTALS_SPARE if name in cells[-1])
+        parts += [fitting(cells, spare, right, _ELSEWHERE), Text()]
     return Group(*parts[:-1])
 
 
-def _total(title: str, row: Total) -> dict[str, str]:
+def _total(title: str, row: Total, egress: bool) -> dict[str, str]:
     cells = {
         title: row.key,
         "jobs": str(row.jobs),
         "machines": str(row.machines),
         "node-hours": f"{row.node_hours:.2f}",
         "cost": usd(row.usd),
+        "egress": usd(row.egress),
         "on-demand": usd(row.on_demand_only),
         "saved": usd(row.saved),
         "lost hours": f"{row.lost_hours:.2f}",
@@ -152,6 +167,8 @@ def _total(title: str, row: Total) -> dict[str, str]:
     }
     if title == "job":  # a job's row needs no number of jobs
         del cells["jobs"]
+    if not egress:
+        del cells["egress"]
     return cells
 
 

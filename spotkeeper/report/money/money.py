@@ -5,7 +5,8 @@ which can be too early; the end is `ended`, if the cloud reported it, else the G
 machine costs the market price of each moment, if reported; if not, and for other models, it costs the price in its
 INTENT. A machine that the cloud refused, or that was never seen, costs nothing. The sum exceeds the bill by seconds for
 each machine, because EC2 does not report when a requested machine began to run, and because time that a cloud waives is
-included (Google waives the first minute of a spot machine that is preempted in that minute).
+included (Google waives the first minute of a spot machine that is preempted in that minute). Egress between regions
+(EGRESS entries) is a part of the sum; what the job is compared with has none.
 
 The cost is compared in two ways. ``saved`` compares with the same machine-hours at on-demand prices, so that it can be
 checked against the cloud's bill; it counts the time in which machines boot, overlap or stand still. Machines in
@@ -18,6 +19,7 @@ run is not billed.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -81,6 +83,9 @@ class Attempt:
 class Money(Struct, frozen=True):
     """The cost of a job, USD. ``on_demand_only``: the same bought machine-hours at on-demand prices.
 
+    In a stack with several regions these are the prices of the cheapest region that the job allows.
+    ``egress``: transfers between regions, a part of ``spent``.
+
     ``saved_percent`` is None until the job has trained for ten minutes, or ended. ``undisturbed``: the cost of
     uninterrupted on-demand machines for the time in which this job trained on machines that it bought.
     """
@@ -91,6 +96,7 @@ class Money(Struct, frozen=True):
     saved_percent: float | None
     undisturbed: float = 0.0
     reserved_hours: float = 0.0  # machine-hours in reserved capacity
+    egress: float = 0.0
 
 
 # One pass writes all its events at one moment; causes come before their effects.
@@ -154,6 +160,11 @@ def mean_price(machine: Attempt, now: float, prices: PricesByPool) -> float:
     return machine.cost(now, prices) / (end - start) * HOUR_S if end > start else machine.price
 
 
+def egress(ledger: Iterable[Entry], until: float = math.inf) -> float:
+    """What transfers between regions have cost until a time, USD."""
+    return sum(entry.usd or 0.0 for entry in first_of_each(ledger) if entry.event is Event.EGRESS and entry.at <= until)
+
+
 def awaits_end(record: Record, ledger: Iterable[Entry]) -> bool:
     """Return whether the ledger still lacks the end of a machine that the record has dropped.
 
@@ -199,11 +210,12 @@ def money(ledger: Iterable[Entry], stack: StackState | None, now: float, prices:
     entries = first_of_each(ledger)
     machines = attempts(entries)
     listed = _list_prices(machines, stack)
-    spent = sum(machine.cost(now, prices) for machine in machines)
+    moved = egress(entries)
+    spent = sum(machine.cost(now, prices) for machine in machines) + moved
     whole = sum(seconds([one.span(now)]) / HOUR_S * price for one, price in listed.items() if one.bought)
     percent = 100.0 * (whole - spent) / whole if whole > 0 and _settled(entries, now) else None
     reserved = sum(seconds([one.span(now)]) / HOUR_S for one in machines if not one.bought)
-    return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now), reserved)
+    return Money(spent, whole, whole - spent, percent, _undisturbed(entries, listed, now), reserved, moved)
 
 
 def over_time(
@@ -219,7 +231,7 @@ def over_time(
     out = []
     for number in range(points + 1):
         at = start + (end - start) * number / points
-        spent = whole = 0.0
+        spent, whole = egress(entries, at), 0.0
         for machine, (began, ended) in spans.items():
             if at > began and ended > began:
                 spent += replace(machine, end=min(at, ended), listed=True).cost(now, prices)

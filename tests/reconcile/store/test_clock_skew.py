@@ -85,7 +85,14 @@ def test_future_times_count_as_now_and_plans_keep_their_distance(
 
 NO_STAMP = {
     *("Record.created", "Record.hold_ends", "Slot.notice", "Slot.ends", "Mirrored.at"),
-    *("Limits.spent", "Limits.usd_hour", "Limits.forgiven", "Moved.s", "Record.market_wait_s"),  # money, and spans
+    *(
+        "Limits.spent",
+        "Limits.usd_hour",
+        "Limits.forgiven",
+        "Moved.s",
+        "Moved.gb",
+        "Record.market_wait_s",
+    ),  # money, and spans
     *("Trial.max_usd", "TrialProgress.values", "TrialProgress.final"),  # money, and a search's metric
 }
 

@@ -118,6 +118,34 @@ def test_a_gang_that_may_not_be_on_demand_waits_and_moves_to_the_other_zone() ->
     assert (out.preemptions > 0) == (out.launches > 1)
 
 
+def abroad(move_usd: float) -> Task:
+    """A job of two machines whose second zone is in another region."""
+    made = task(on_demand=0, nodes=2, regions=("r1", "r2"))
+    zones = ("r1-a", "r2-a")
+    pool = replace(made.shop.pool, zones=zones, prices=dict.fromkeys(zones, Price(4.0, 1.0)))
+    stack = replace(made.shop.stack, pools=(pool,), regions=("r1", "r2"))
+    return with_(made, shop=Shop.of(made.spec, stack, pool), move_usd=move_usd)
+
+
+def test_a_move_to_another_region_pays_its_egress_once() -> None:
+    """It loses its zone, goes abroad, and stays there. Before the first launch there is nothing to bring."""
+    for first, paid in (("110000000000", {0.0, 0.25}), ("000000000000", {0.0})):
+        ran = [outcomes(abroad(usd), part(first, "1" * 12), 12) for usd in (1e-9, 0.25)]
+        for free, out in (pairs := list(zip(*ran, strict=True))):
+            assert out.cost - free.cost == pytest.approx(out.egress)
+        assert {round(out.egress, 3) for _, out in pairs} == paid
+
+
+def test_a_forecast_shows_egress_as_a_part_of_the_cost() -> None:
+    library = Library((part("110000000000", "1" * 12),))
+    made = forecast(abroad(0.25), library)
+    found = {name: (mid, whole) for name, mid, _, whole in rows(made)}
+    assert made.expected.egress is not None and made.expected.egress.high > 0
+    assert found["of it egress"] == (f"${made.expected.egress.mid:.2f}", "$0.00")
+    assert any("egress: going to another region costs $0.25 a machine" in line for line in made.assumptions)
+    assert forecast(abroad(0.0), library).expected.egress is None
+
+
 @pytest.mark.parametrize(("policy", "share"), [("spot", 1.0), ("on-demand", 0.0)])
 def test_the_job_s_own_policy_is_replayed(policy: str, share: float) -> None:
     out = one(task(policy=policy), "1101" * 8, "1011" * 8)

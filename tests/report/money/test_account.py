@@ -16,7 +16,7 @@ from spotkeeper.report.job.view import job_view
 from spotkeeper.report.job.worktime import WorkPart, pieces
 from spotkeeper.report.money import account_text
 from spotkeeper.report.money.account import UNKNOWN_USER, Account, AttemptLine, Totals, account, shares, totals
-from spotkeeper.report.money.money import HOUR_S, attempts, first_of_each
+from spotkeeper.report.money.money import HOUR_S, attempts, first_of_each, over_time
 from tests.contract.samples import STACK
 from tests.report.ledgers import HOUR, NOTICED, A, a_record, entry, generation, intent, printed
 
@@ -320,3 +320,53 @@ def test_tables_fit_the_terminal(width: int) -> None:
     console.print(account_text.report(job_view(a_record(), None, NOTICED, STACK, NOW), told(NOTICED)))
     console.print(account_text.summary(by_month()))
     assert "notice" in console.export_text()
+
+
+# -- egress between regions
+
+SENT = tuple(
+    entry(Event.EGRESS, at, node, cause=what, detail="us-central1 -> us-east1", gb=gb, usd=gb * 0.02)
+    for at, node, what, gb in (
+        (HOUR, 0, "checkpoint", 50.0),
+        (HOUR, 1, "checkpoint", 30.0),
+        (HOUR + 1, None, "data", 20.0),
+        (HOUR + 40 * 24 * HOUR, 0, "checkpoint", 10.0),
+    )
+)
+LATER = NOW + 50 * 24 * HOUR
+
+
+def test_egress_is_in_the_total_and_in_lines_of_its_own() -> None:
+    plain, found = told(NOTICED, LATER), told((*NOTICED, *SENT), LATER)
+    assert found.money.egress == pytest.approx(2.2)
+    assert found.money.spent == pytest.approx(plain.money.spent + 2.2)
+    assert found.money.on_demand_only == plain.money.on_demand_only
+    assert found.lost == plain.lost, "machines and their work are the same"
+    assert account_text.egress_lines(found) == [
+        "egress $1.80: 90.0 GB from us-central1 to us-east1 (checkpoint)",
+        "egress $0.40: 20.0 GB from us-central1 to us-east1 (data)",
+    ]
+    assert account_text.egress_lines(plain) == []
+    view = job_view(a_record(), None, (*NOTICED, *SENT), STACK, LATER)
+    text = printed(account_text.report(view, found))
+    assert "egress $1.80" in text and "($2.20 of it for egress)" in text
+
+
+def test_a_transfer_counts_in_its_month_and_every_grouping_agrees() -> None:
+    sums = totals([told((*NOTICED, *SENT), LATER), told(NOTICED, LATER)], LATER)
+    assert [round(row.egress, 6) for row in sums.months] == [2.0, 0.2]
+    for rows in (sums.jobs, sums.users, sums.months):
+        for name in ("usd", "egress", "on_demand_only", "saved"):
+            assert sum(getattr(row, name) for row in rows) == pytest.approx(getattr(sums.total, name)), name
+    assert "egress" in printed(account_text.summary(sums)) and "egress" in account_text.totals_csv(sums)
+    assert "egress" not in printed(account_text.summary(totals([told(NOTICED)], NOW)))
+
+
+def test_egress_is_an_event_and_a_step_of_the_cost_over_time() -> None:
+    texts = [line.text for line in event_lines(SENT, 0.0)]
+    assert texts[0] == "node 0: transfer between regions of 50.0 GB for $1.00 (checkpoint): us-central1 -> us-east1"
+    assert texts[2] == "the job: transfer between regions of 20.0 GB for $0.40 (data): us-central1 -> us-east1"
+    points = over_time((*NOTICED, *SENT[:3]), STACK, NOW, points=1000)
+    before, after = (max(spent for at, spent, _ in points if (at < HOUR) is early) for early in (True, False))
+    assert after == pytest.approx(told((*NOTICED, *SENT[:3])).money.spent)
+    assert next(spent for at, spent, _ in points if at >= HOUR + 1) - before == pytest.approx(2.0, abs=0.1)
