@@ -275,10 +275,19 @@ def test_refused_spot_and_the_cap_of_on_demand_are_no_shortage_of_the_caps(
     draft = Draft(*on_node(1, cur=None, **node)(*calm(2)))
     assert pending.nothing(draft, 1, capped) is caps
     assert ("at their limits" in draft.record.reason) is caps
+    assert ("the job's last machines to go" in draft.record.reason) is caps, "node 1's still counts"
     assert (draft.record.dry_since is None) is caps
     (entry,) = draft.entries
     assert (entry.id, entry.event, entry.node) == (f"refused.wait.v{draft.before.ver + 1}", Event.REFUSED, 1)
     assert (entry.cause, entry.detail) == ("wait", draft.record.reason)
+
+
+def test_a_job_that_waits_for_others_machines_says_so() -> None:
+    record, seen = on_node(1, cur=None)(*calm(2))
+    grants = tuple(grant for grant in seen.allocation.grants if grant.node != 1)
+    draft = Draft(record, with_(seen, allocation=replace(seen.allocation, grants=grants)))
+    assert pending.nothing(draft, 1, {Model.SPOT})
+    assert "machines that other jobs give up" in draft.record.reason
 
 
 # -- who has the newest commit when a generation begins

@@ -55,8 +55,8 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return False
     sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, node))
     if not sold_out:
-        why = "until they are gone, pools or stack are at their limits"
-        say(draft, index, f"waiting for machines that other jobs give up: {why}")
+        who = "the job's last machines to go" if _leaving(draft) else "machines that other jobs give up"
+        say(draft, index, f"waiting for {who}: until then, pools or stack are at their limits")
         return True
     if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
@@ -67,6 +67,12 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
     if draft.record.dry_since is None:
         draft.set(dry_since=draft.now)
     return False
+
+
+def _leaving(draft: Draft) -> bool:
+    """Whether machines that the job has given up or lost still count against the caps."""
+    slots = {(at, slot.attempt) for at, node in enumerate(draft.nodes) for slot in (node.cur, node.next) if slot}
+    return any((one.node, one.attempt) not in slots for one in draft.queries.own_grants() if one.machine is None)
 
 
 def say(draft: Draft, index: int, reason: str) -> None:
