@@ -84,6 +84,9 @@ def labels(stack: str, pool: str, job: str, node: int, attempt: int | None = Non
     return out
 
 
-def idempotency_key(job_uid: str, verb: str, node: int, number: int, zone: str) -> str:
-    """Return the GCE ``requestId`` or EC2 ``ClientToken`` for the call that creates a machine, disk or snapshot."""
-    return str(uuid.uuid5(uuid.UUID(job_uid), f"{verb}/{node}/{number}/{zone}"))
+def idempotency_key(job: str, uid: str, verb: str, node: int, number: int, zone: str) -> str:
+    """Return the GCE ``requestId`` or EC2 ``ClientToken`` for the call that creates a machine, disk or snapshot.
+
+    A submitter chooses ``uid``; the job's id keeps the keys of other jobs out of reach.
+    """
+    return str(uuid.uuid5(uuid.UUID(uid), f"{job}/{verb}/{node}/{number}/{zone}"))

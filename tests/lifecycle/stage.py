@@ -154,6 +154,8 @@ class Stage:
 
     def submit(self, spec: JobSpec, source: Source | None = None) -> Submitted:
         done = submit(self.store, spec, source or slow_gpt(self.cloud.folder), self.cloud.clock.now())
+        if spec.trial is not None:
+            self.store.create_trial(spec.trial.sweep, spec.trial.number, done.job)
         self.notify(done.job)
         return done
 

@@ -135,6 +135,9 @@ class MemoryStore:
     def create_cohort(self, name: str, cohort: Cohort) -> bool:
         return self.cohorts.setdefault(name, {}).setdefault(cohort.first, cohort) == cohort
 
+    def read_trial(self, name: str, number: int) -> str:
+        return self.trials.get(name, {}).get(number, "")
+
     def list_trials(self, name: str) -> dict[int, str]:
         return dict(self.trials.get(name, {}))
 
@@ -176,12 +179,19 @@ class MemoryStore:
     def clear_active(self, job: str) -> None:
         self.active.discard(job)
 
-    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
+    def take_lease(
+        self, job: str, nonce: str, now: float, ttl_s: float, begin: Callable[[], bool] = lambda: True
+    ) -> bool:
+        if job not in self.leases and not begin():
+            return False
         holder, until, due = self.leases.get(job, ("", 0.0, None))
         if holder and holder != nonce and now < until <= now + ttl_s + SKEW_S:
             return False
         self.leases[job] = (nonce, now + ttl_s, due)
         return True
+
+    def has_begun(self, job: str) -> bool:
+        return job in self.leases or bool(self.ledgers.get(job))
 
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
         if self.leases.get(job, ("",))[0] == nonce:

@@ -186,6 +186,8 @@ class World:
         self.store.put_spec(job, spec)
         self.store.set_active(job)
         assert self.store.create_record(record)
+        if spec.trial is not None:
+            self.store.create_trial(spec.trial.sweep, spec.trial.number, job)
         self.round(job)
 
     def run(self, seconds: float) -> None:
@@ -433,7 +435,7 @@ class World:
             return ResultKind.QUOTA, self.quota
         if action.reservation in self.unreserved:
             return ResultKind.PERMANENT, "no such reservation"
-        key = names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone)
+        key = names.idempotency_key(action.job, action.uid, "insert", action.node, action.attempt, action.zone)
         if key in self.keys:
             return (
                 (ResultKind.ACCEPTED, "")
@@ -477,7 +479,7 @@ class World:
 
     def _create_disk(self, action: CreateDisk) -> tuple[ResultKind, str]:
         name = names.disk_name(STACK, action.job, action.node, action.number)
-        key = names.idempotency_key(action.uid, "disk", action.node, action.number, action.zone)
+        key = names.idempotency_key(action.job, action.uid, "disk", action.node, action.number, action.zone)
         if (name, action.zone) not in self.drives:
             if key in self.keys:
                 return ResultKind.DEAD_KEY, "the disk is gone"

@@ -315,7 +315,7 @@ def wrong_clock(_: Site) -> Cases:
     def check(hours: int, code: str, verb: str) -> None:
         at = datetime.fromtimestamp(1_800_000_000.0, UTC) + timedelta(hours=hours)
         link = f"{compute.LINK}/zones/{A}/instances/{VM}"
-        key = compute.names.idempotency_key(UID, verb, 7, 3, A)
+        key = compute.names.idempotency_key(compute.JOB, UID, verb, 7, 3, A)
         entry = failed(code) | {"insertTime": at.isoformat(), "targetLink": link, "clientOperationId": key}
 
         def script(_: str, path: str) -> Answer:

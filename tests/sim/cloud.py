@@ -236,7 +236,7 @@ class Cloud:
 
     def _insert(self, action: InsertVm) -> tuple[ResultKind, str]:
         self.world.checks.insert(action)
-        key = names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone)
+        key = names.idempotency_key(action.job, action.uid, "insert", action.node, action.attempt, action.zone)
         if key in self.keys:
             known = self.keys[key] in self.machines
             return (ResultKind.ACCEPTED, "is there already") if known else (ResultKind.DEAD_KEY, "its machine is gone")

@@ -148,7 +148,7 @@ def _grants(store: Store, who: Speaker) -> list[Grant]:
         return [grant for grant in store.read_allocation().value.grants if grant.machine == who.name]
     except CorruptError:
         for job in store.active_jobs():
-            read = store.read_record(job)
+            read = store.read_record(job) if store.has_begun(job) else None  # until then it is its submitter's
             for index, node in enumerate(read.value.nodes if read else ()):
                 if node.cur is not None and node.cur.machine == who.name:
                     return [Grant(job, index, node.cur.attempt, f"machine:{who.name}", node.cur.since)]

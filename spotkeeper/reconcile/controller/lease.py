@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from spotkeeper.clock import Now
+from spotkeeper.reconcile.controller.adoption import adopt
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -34,11 +35,16 @@ class Lease:
         self.store, self.job, self.clock, self.every = store, job, clock, every
         self.nonce = uuid4().hex
         self.due: float | None = None
+        self.absent = False  # whether the job has no record, and so gets no lease
         real = WHOLE_S if every is None else SHORT_S
         self.ttl_s = real + 10.0 * (clock.scale - 1.0)  # virtual; on a scaled clock a round still takes real seconds
 
     def take(self) -> bool:
-        return self.store.take_lease(self.job, self.nonce, self.clock.now(), self.ttl_s)
+        return self.store.take_lease(self.job, self.nonce, self.clock.now(), self.ttl_s, self._adopt)
+
+    def _adopt(self) -> bool:
+        self.absent = not adopt(self.store, self.job, self.clock.now())
+        return not self.absent
 
     @contextmanager
     def renewed(self) -> Iterator[None]:

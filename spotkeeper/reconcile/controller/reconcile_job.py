@@ -25,7 +25,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Phase, Record, TrialProgress
 from spotkeeper.contract.stack import StackState
-from spotkeeper.contract.sweep import SweepState
+from spotkeeper.contract.sweep import SweepState, Trial
 from spotkeeper.reconcile.controller import alarm, bursts, cleanup
 from spotkeeper.reconcile.controller.lease import Every, Lease
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
@@ -144,7 +144,8 @@ def _leased(
     while True:
         lease = Lease(store, job, clock, options.every)
         if not _took(lease, store, job, options):
-            return RoundResult(Ended.BUSY, rounds=rounds, woken=woken)
+            ended = Ended.ABSENT if lease.absent else Ended.BUSY
+            return RoundResult(ended, rounds=rounds, woken=woken)
         with lease.renewed():
             result = _covered(store, cloud, job, clock, options, prefetched)
             lease.due = result.due
@@ -166,8 +167,8 @@ def _leased(
 def _took(lease: Lease, store: Store, job: str, options: RoundOptions) -> bool:
     """Take the lease. While the job has no owner, a user's request waits for it: no other round knows the user."""
     for _ in range(OWNER_WAITS):
-        if lease.take():
-            return True
+        if lease.take() or lease.absent:
+            return not lease.absent
         read = store.read_record(job) if options.user else None
         if read is None or read.value.owner or read.value.over or options.deadline.left() < AGAIN_S:
             break
@@ -282,6 +283,7 @@ class Round:
             hellos=self.store.list_static_hellos() if any(pool.machines for pool in stack.pools) else (),
             progress=progress,
             sweep=None if self.sweep is None else self.sweep.value,
+            listed=trial is None or self._listed(trial),
             save_s=None if progress is None or progress.save_s is None else progress.save_s * self.clock.scale,
             step_s=progress.step_s * self.clock.scale if progress is not None and progress.step_s else None,
             left_s=None if progress is None or progress.left_s is None else progress.left_s * self.clock.scale,
@@ -290,6 +292,11 @@ class Round:
             draining=self.store.draining(),
             times=self.times if self.options.times else replace(self.times, fallback=stack.fallback),
         )
+
+    def _listed(self, trial: Trial) -> bool:
+        """Whether the search names this job as its trial: any job file may say so. Once it reports, nothing is read."""
+        known = self.sweep.value.trial(trial.number).job if self.sweep is not None else ""
+        return (known or self.store.read_trial(trial.sweep, trial.number)) == self.job
 
     def _files(self, record: Record, requests: tuple[JobRequest, ...]) -> dict[str, JobSpec]:
         """Read the job files that requests name, by hash. An unreadable file is left out, so its request is refused."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Hold, Phase, Record
 from spotkeeper.contract.stack import DEFAULT_TEAM, Model, StackState
+from spotkeeper.reconcile.controller.adoption import adopt
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.decide import Draft, Snapshot
 from spotkeeper.reconcile.decide.queue import claim, use
@@ -61,7 +63,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     if stack is None:
         raise RepairError("the bucket contains no stack: run `pulumi up` first")
     jobs = {*store.active_jobs(), *(path.removeprefix(TOMBS) for path in store.list(TOMBS))}
-    records = [record for job in sorted(jobs) if (record := _rewritten(store, job, stack)) is not None]
+    records = [record for job in sorted(jobs) if (record := _rewritten(store, job, stack, now)) is not None]
     listing = cloud.list(stack.stack)
     silent = sorted(set(stack.zones()) - listing.answered)
     if silent:
@@ -112,8 +114,10 @@ def _damaged(store: Store) -> str:
     raise RepairError("stack/allocation is valid: nothing to repair")
 
 
-def _rewritten(store: Store, job: str, stack: StackState) -> Record | None:
+def _rewritten(store: Store, job: str, stack: StackState, now: float) -> Record | None:
     """Write an unfinished record again and return it; return a finished one as it is. None: unreadable or missing."""
+    with suppress(CorruptError):
+        adopt(store, job, now)  # what a submitter wrote names no machine
     for _ in range(TRIES):
         try:
             read = store.read_record(job)

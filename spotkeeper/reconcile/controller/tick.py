@@ -78,6 +78,7 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     at_rungs = _at_rungs(searches, allocation, granted, clock.now())
     known = sorted({*active, *granted, *_claimed(allocation)} - resting - at_rungs)
     failed: dict[str, str] = {}  # job -> why, or "" if a document of the job is unreadable
+    new = _new(store, set(known) - granted - _claimed(allocation), options)
     before = dict(zip(known, _at_once(lambda job: _read(store, job, failed), known, options), strict=True))
     known_offers = market.read(store, cloud, stack, clock.now())
     listing = cloud.list(stack.stack)
@@ -91,7 +92,8 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
             return None
         read = before.get(job)
         # Only a record read before the listing may be used with it; otherwise the round lists again.
-        fresh = Prefetched(read, listing, known_offers) if read is not None and job not in orphans else None
+        usable = read is not None and job not in orphans and job not in new
+        fresh = Prefetched(read, listing, known_offers) if read is not None and usable else None
         return _round(store, cloud, job, clock, options, fresh, failed)
 
     blank = {job for job in known if before[job] is None} - set(orphans)  # running or abandoned submissions
@@ -129,6 +131,12 @@ def _swap(store: Store, read: Versioned[Allocation], new: Allocation) -> Version
 
 def _claimed(allocation: Versioned[Allocation] | None) -> set[str]:
     return {claim.job for claim in allocation.value.claims} if allocation is not None else set()
+
+
+def _new(store: Store, jobs: set[str], options: RoundOptions) -> set[str]:
+    """Return which of these jobs had no round yet: what is read of their records now is what a submitter wrote."""
+    some = sorted(jobs)
+    return {job for job, begun in zip(some, _at_once(store.has_begun, some, options), strict=True) if not begun}
 
 
 def _resting(allocation: Versioned[Allocation] | None, granted: set[str], now: float) -> set[str]:

@@ -127,6 +127,7 @@ class Snapshot:
     user: str = ""  # who asked for this round, as the function verified; "": nobody
     draining: bool = False
     sweep: SweepState | None = None  # what the trials of the job's search have reported; None: no trial, or unreadable
+    listed: bool = True  # whether the job is no trial, or its search names it as this trial
     blind: bool = False  # the allocation is unreadable (`allocation` is empty): nothing is granted or released
     grants_first: bool = True  # False after a lost write race for the allocation: decisions do not wait for new grants
     times: Times = field(default_factory=Times)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 import msgspec
@@ -158,14 +158,21 @@ class Store(SweepDocuments, MarketDocuments):
 
     # -- jobs/<job>/lease: {nonce, until, due}. Saves money, carries no safety
 
-    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
-        """Take a job's lease. True if it was free, expired, or already had this nonce."""
+    def take_lease(
+        self, job: str, nonce: str, now: float, ttl_s: float, begin: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Take a job's lease. True if it was free, expired, or already had this nonce.
+
+        ``begin`` is called before the job's first lease is created; if it returns False, none is.
+        """
         path = paths.lease(job)
         try:
             read = self._read(path, _Lease)
         except CorruptError as error:  # a lease only saves money: an unreadable one counts as free
             read = Versioned(_Lease(), error.token)
         if read is None:
+            if not begin():
+                return False
             mine = _Lease(nonce, now + ttl_s)
             return self._create(path, msgspec.json.encode(mine), own=True) is not None
         # A far ``until`` was written by a clock that had jumped ahead: other rounds need not wait for it.
@@ -173,6 +180,10 @@ class Store(SweepDocuments, MarketDocuments):
             return False
         mine = _Lease(nonce, now + ttl_s, read.value.due)
         return self._replace(path, msgspec.json.encode(mine), read.token) is not None
+
+    def has_begun(self, job: str) -> bool:
+        """Whether a round of the job ever ran: it has a lease, or (if that was lost) a ledger."""
+        return self._objects.get(paths.lease(job)) is not None or bool(self._objects.list(paths.ledger(job)))
 
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
         """Release a lease; note when the next round is due even without reports. A lease with another nonce stays."""

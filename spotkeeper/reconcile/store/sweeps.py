@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from spotkeeper.contract.names import JOB_ID
+from spotkeeper.contract.names import JOB_ID, JOB_NAME
 from spotkeeper.contract.sweep import SweepState
 from spotkeeper.contract.sweepfile import Cohort, SweepSpec, SweepStop
 from spotkeeper.reconcile.store import paths
@@ -48,6 +48,12 @@ class SweepDocuments(Bucket):
         blobs = zip(keys, self._objects.get_many(keys), strict=True)
         found = {int(path.removeprefix(folder)): blob.data.decode("ascii", "replace") for path, blob in blobs if blob}
         return {number: job for number, job in found.items() if JOB_ID.match(job)}
+
+    def read_trial(self, name: str, number: int) -> str:
+        """Return the id of the job that is a search's trial; "": none is submitted, or the object is unreadable."""
+        blob = self._objects.get(paths.sweep_trial(name, number)) if JOB_NAME.match(name) else None
+        job = blob.data.decode("ascii", "replace") if blob is not None else ""
+        return job if JOB_ID.match(job) else ""
 
     def create_trial(self, name: str, number: int, job: str) -> bool:
         """Note that a trial is submitted, and as which job, create-only."""

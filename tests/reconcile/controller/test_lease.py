@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from spotkeeper.contract.record import Record
 from spotkeeper.reconcile.controller.lease import BEAT_S, SHORT_S, WHOLE_S, Lease, in_thread
 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions, run_round
 from spotkeeper.reconcile.store.objects import UnavailableError
@@ -14,6 +15,13 @@ from tests.reconcile.memory import MemoryStore
 from tests.reconcile.world import World
 
 JOB = "abcd2345"
+
+
+def bucket(store: MemoryStore | None = None) -> MemoryStore:
+    """A bucket with a job's record: without one, nobody gets its lease."""
+    out = store or MemoryStore()
+    assert out.create_record(Record(JOB, "u", "first", "", 1000.0, nonce="n"))
+    return out
 
 
 class Clock:
@@ -39,7 +47,7 @@ class Beats:
 
 
 def test_a_renewed_lease_lasts_as_long_as_its_round() -> None:
-    store, clock, beats = MemoryStore(), Clock(), Beats()
+    store, clock, beats = bucket(), Clock(), Beats()
     mine = Lease(store, JOB, clock, beats)
     other = Lease(store, JOB, clock, beats)
     assert mine.take()
@@ -71,7 +79,7 @@ def test_a_round_renews_its_lease_as_its_options_say() -> None:
 
 
 def test_an_unrenewed_lease_expires() -> None:
-    store, clock, beats = MemoryStore(), Clock(), Beats()
+    store, clock, beats = bucket(), Clock(), Beats()
     dead, other = Lease(store, JOB, clock, beats), Lease(store, JOB, clock, beats)
     assert dead.take()
     clock.at += SHORT_S + 0.1
@@ -82,7 +90,7 @@ def test_an_unrenewed_lease_expires() -> None:
 
 
 def test_without_renewal_a_lease_outlives_the_platforms_limit() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = bucket(), Clock()
     silent, other = Lease(store, JOB, clock, None), Lease(store, JOB, clock, None)
     assert silent.take()
     clock.at += WHOLE_S - 1.0
@@ -92,7 +100,7 @@ def test_without_renewal_a_lease_outlives_the_platforms_limit() -> None:
 
 
 def test_a_failed_round_releases_its_lease() -> None:
-    store, clock, beats = MemoryStore(), Clock(), Beats()
+    store, clock, beats = bucket(), Clock(), Beats()
     mine = Lease(store, JOB, clock, beats)
     assert mine.take()
     with pytest.raises(RuntimeError), mine.renewed():
@@ -109,7 +117,7 @@ class Deaf(MemoryStore):
 
 
 def test_a_round_succeeds_even_if_its_lease_cannot_be_released() -> None:
-    store, clock, beats = Deaf(), Clock(), Beats()
+    store, clock, beats = bucket(Deaf()), Clock(), Beats()
     mine = Lease(store, JOB, clock, beats)
     assert mine.take()
     with mine.renewed():
@@ -139,7 +147,7 @@ def test_the_renewing_thread_survives_a_silent_bucket() -> None:
 def test_a_lease_that_cannot_be_released_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = MemoryStore()
+    store = bucket()
     lease = Lease(store, JOB, Clock(), Beats())
     assert lease.take()
 

@@ -181,7 +181,9 @@ def launch(stack: StackState, pool: PoolState, action: InsertVm) -> dict[str, ob
         "LaunchTemplate": {"LaunchTemplateId": template, "Version": version},
         "MinCount": 1,
         "MaxCount": 1,
-        "ClientToken": names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone),
+        "ClientToken": names.idempotency_key(
+            action.job, action.uid, "insert", action.node, action.attempt, action.zone
+        ),
         "Placement": placement,
         "TagSpecifications": [
             tagged(kind, {**(tags if kind == "instance" else {}), **labels, NAME: name}) for kind in kinds
@@ -244,7 +246,7 @@ def volume(stack: StackState, pool: PoolState, action: CreateDisk, snapshot: str
         "Size": pool.disk_gb + action.more_gb,
         "VolumeType": pool.disk_type,
         "Encrypted": True,
-        "ClientToken": names.idempotency_key(action.uid, "disk", action.node, action.number, action.zone),
+        "ClientToken": names.idempotency_key(action.job, action.uid, "disk", action.node, action.number, action.zone),
         "TagSpecifications": [tagged("volume", {NAME: name, **labels})],
         **{name: value for name, value in more.items() if value is not None},
     }

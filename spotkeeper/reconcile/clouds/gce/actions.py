@@ -51,7 +51,9 @@ class GceVerbs:
             return ResultKind.PERMANENT, told
         query = {
             "sourceInstanceTemplate": partial_url(template),
-            "requestId": names.idempotency_key(action.uid, "insert", action.node, action.attempt, action.zone),
+            "requestId": names.idempotency_key(
+                action.job, action.uid, "insert", action.node, action.attempt, action.zone
+            ),
         }
         self._remember(query["requestId"], action)
         path = f"zones/{action.zone}/instances"
@@ -68,7 +70,9 @@ class GceVerbs:
         pool = self._stack.pool(action.pool)
         if pool is None:
             return ResultKind.PERMANENT, f"no pool {action.pool!r} in the stack"
-        query = {"requestId": names.idempotency_key(action.uid, "disk", action.node, action.number, action.zone)}
+        query = {
+            "requestId": names.idempotency_key(action.job, action.uid, "disk", action.node, action.number, action.zone)
+        }
         self._remember(query["requestId"], action)
         return self._create(f"zones/{action.zone}/disks", query, disk_body(self._stack, pool, action), ends)
 

@@ -30,6 +30,20 @@ def begin(draft: Draft) -> None:
         draft.set(trial=TrialProgress(spec.trial))
 
 
+def unlisted(draft: Draft) -> str:
+    """Return why a trial gets no machines yet, for users; "" if its search names it, or it has begun.
+
+    ``submit`` names it right after it has made the job. Else anybody's job could report as another person's trial.
+    """
+    trial, begun = draft.record.trial, draft.record.gen or any(node.cur is not None for node in draft.nodes)
+    if trial is None or draft.snapshot.listed or begun:
+        return ""
+    return (
+        f"waiting: search {trial.of.sweep} does not name this job as its trial {trial.of.number}: "
+        "if its submission was interrupted, repeat spotkeeper sweep with its file"
+    )
+
+
 def step(draft: Draft) -> None:
     """Note that the trial has reached its rung; put it on hold once its checkpoint has a copy."""
     trial, record = draft.record.trial, draft.record
@@ -89,7 +103,7 @@ def gives_up_disks(draft: Draft) -> bool:
 def resume(draft: Draft) -> None:
     """Continue or end a trial that waits at a rung, and end any trial of a search that has spent its money."""
     trial, state, record = draft.record.trial, draft.snapshot.sweep, draft.record
-    if trial is None or state is None or record.over:
+    if trial is None or state is None or record.over or not draft.snapshot.listed:
         return
     of = trial.of
     if of.max_usd is not None and _over_budget(state, trial):
@@ -122,13 +136,15 @@ def _over_budget(state: SweepState, trial: TrialProgress) -> bool:
 
 def unreported(draft: Draft) -> bool:
     """Whether the search does not know yet how this trial stands."""
-    return draft.record.trial is not None and (draft.snapshot.sweep is None or report(draft) is not None)
+    if draft.record.trial is None or not draft.snapshot.listed:
+        return False
+    return draft.snapshot.sweep is None or report(draft) is not None
 
 
 def report(draft: Draft) -> SweepState | None:
     """Return the search's state with this trial's report and what it decides, if either is new; else None."""
     trial, state = draft.record.trial, draft.snapshot.sweep
-    if trial is None or state is None:
+    if trial is None or state is None or not draft.snapshot.listed:
         return None
     old, record = state.trial(trial.of.number), draft.record
     found = TrialReport(

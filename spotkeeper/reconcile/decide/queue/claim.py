@@ -108,6 +108,8 @@ def bars(draft: Draft) -> str:
 def _why_waits(draft: Draft) -> str:
     allocation = planned(draft)
     own = allocation.claim(draft.record.job)
+    if unlisted := rungs.unlisted(draft):
+        return unlisted
     if own is None and _nobodys(draft):
         return "waiting to hear whose job it is"
     why = order.why(allocation, draft.snapshot.stack, own, draft.now) if own is not None else ""
@@ -157,7 +159,7 @@ def _least(draft: Draft, least: int, most: int) -> int:
 
 def _wants(draft: Draft) -> bool:
     record = draft.record
-    runs = record.phase is Phase.RUN and not _nobodys(draft)
+    runs = record.phase is Phase.RUN and not _nobodys(draft) and not rungs.unlisted(draft)
     return runs or (record.phase is Phase.HOLD and record.hold is Hold.QUEUE)
 
 

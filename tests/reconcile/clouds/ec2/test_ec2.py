@@ -61,7 +61,7 @@ class TestLaunches:
     def test_a_launch_says_all_that_differs_from_its_template(self, here: Region) -> None:
         vm = here.machine(node=7, attempt=3)
         (asked,) = here.asked("RunInstances")
-        key = names.idempotency_key(UID, "insert", 7, 3, A)
+        key = names.idempotency_key(JOB, UID, "insert", 7, 3, A)
         assert (asked["ClientToken"], asked["MinCount"], asked["MaxCount"]) == (key, 1, 1)
         assert asked["LaunchTemplate"] == {"LaunchTemplateId": "lt-spot", "Version": "3"}
         assert asked["Placement"] == {"AvailabilityZone": A, "GroupName": "sk-demo-gpu-a"}
@@ -270,7 +270,7 @@ class TestDisks:
             True,
             A,
         )
-        assert asked["ClientToken"] == names.idempotency_key(UID, "disk", 0, 1, A)
+        assert asked["ClientToken"] == names.idempotency_key(JOB, UID, "disk", 0, 1, A)
         here.kind(CreateDisk(JOB, UID, 1, 1, "gpu", A, more_gb=51))
         assert here.asked("CreateVolume")[-1]["Size"] == 101
         here.site.volumes.popitem()

@@ -95,7 +95,7 @@ class TestCalls:
         }
         assert asked.query == {
             "sourceInstanceTemplate": "projects/p/regions/us-x1/instanceTemplates/sk-demo-gpu-spot",
-            "requestId": names.idempotency_key(UID, "insert", 7, 3, A),
+            "requestId": names.idempotency_key(JOB, UID, "insert", 7, 3, A),
         }
         assert "metadata" not in asked.body
 
@@ -187,7 +187,7 @@ class TestCalls:
             "type": f"projects/p/zones/{A}/diskTypes/pd-balanced",
             "labels": {"sk-stack": "demo", "sk-pool": "gpu", "sk-job": JOB, "sk-node": "7"},
         }
-        assert first.query == {"requestId": names.idempotency_key(UID, "disk", 7, 1, A)}
+        assert first.query == {"requestId": names.idempotency_key(JOB, UID, "disk", 7, 1, A)}
         assert second.body["sourceSnapshot"] == f"projects/p/global/snapshots/{DISK}"
         assert third.params == {"project": "p", "zone": A, "disk": DISK}
 
@@ -587,7 +587,7 @@ class TestListing:
         ]
 
     def test_accepted_inserts_that_failed_are_found_by_their_key(self, google: Google, gce: Gce) -> None:
-        key = names.idempotency_key(UID, "insert", 7, 3, A)
+        key = names.idempotency_key(JOB, UID, "insert", 7, 3, A)
         stockout = failed("ZONE_RESOURCE_POOL_EXHAUSTED", 503) | {
             "operationType": "insert",
             "clientOperationId": key,

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Rung
-from spotkeeper.contract.job import Checkpoint, JobSpec, RequestKind
+from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Model
@@ -385,3 +385,43 @@ def test_a_trial_is_done_only_once_its_search_knows_its_end() -> None:
     memory.read_sweep = read  # type: ignore[method-assign]
     world.until(search.over, 600)
     assert (search.state().trial(0).over, search.state().trial(0).final) == (True, 0.0)
+
+
+def test_a_job_that_its_search_does_not_name_reports_nothing_and_gets_no_machine() -> None:
+    """Any job file may say that it is a trial: only the search's own list makes it one."""
+    search = Search(count=2, parallel=2)
+    world = search.world
+    world.store.create_trial("lr", 0, job(0))
+    world.submit("mallory2", replace(search.spec(0), name="mine"))
+    world.run(300)
+    assert "search lr does not name this job as its trial 0" in world.record("mallory2").reason
+    assert not world.inserts() and not search.state().trials
+    search.submit()
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
+    assert {trial.job for trial in search.state().trials} == {job(0), job(1)}
+    world.store.put_request("mallory2", JobRequest("r1", RequestKind.CANCEL, world.t, "mallory"))
+    world.until(lambda: world.record("mallory2").phase is Phase.DONE, 120)
+    assert search.state().trial(0).job == job(0)
+
+
+def test_a_trial_that_is_named_late_begins_then() -> None:
+    search = Search(count=1)
+    world = search.world
+    world.store.create_trial("lr", 0, "")
+    world.submit(job(0), search.spec(0))
+    world.run(90)
+    assert not world.inserts()
+    world.memory.trials["lr"][0] = job(0)
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED]
+
+
+def test_a_search_knows_its_trials_when_their_list_is_gone() -> None:
+    search = Search(count=2)
+    search.submit()
+    world = search.world
+    world.until(lambda: world.training(job(0)))
+    world.memory.trials.clear()
+    world.until(search.over, 3000)
+    assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
