@@ -184,7 +184,7 @@ class Queue:
         return "; ".join(parts)
 
     def _lacking(self, claim: Claim) -> str:
-        free = of_running(self.allocation, self._stack).most(claim, 0, claim.min)
+        free = of_running(self.allocation, self._stack, now=self._now).most(claim, 0, claim.min)
         if free == claim.min:
             return "its machines are free: the next tick reserves them"
         needs = f"needs {claim.min} machine{'' if claim.min == 1 else 's'}"

@@ -140,11 +140,11 @@ class Draft:
     def _tally(self) -> Tally:
         """Count the grants, those that this pass wants, and the machines that are reserved for other jobs."""
         allocation, stack = self.snapshot.allocation, self.snapshot.stack
-        reserved = reserved_elsewhere(allocation, stack, self.before.job) if len(allocation.claims) > 1 else {}
-        team, job = self.team, self.before.job
+        team, job, now = self.team, self.before.job, self.snapshot.now
+        reserved = reserved_elsewhere(allocation, stack, job, now) if len(allocation.claims) > 1 else {}
         jobs = {job, *(claim.job for claim in allocation.claims if team is not None and claim.team == team.name)}
         limited = team is not None and team.max_usd_hour is not None
-        usd = usd_elsewhere(allocation, stack, job, team.name) if team is not None and limited else 0.0
+        usd = usd_elsewhere(allocation, stack, job, team.name, now) if team is not None and limited else 0.0
         return Tally((*allocation.grants, *self.wanted), reserved, team, jobs, usd)
 
     @cached_property

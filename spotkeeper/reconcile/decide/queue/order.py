@@ -61,8 +61,8 @@ class Order:
             for team in stack.teams
             if team.max_usd_month is not None and month.get(team.name, 0.0) >= team.max_usd_month
         }
-        self.empty = Room(stack, self.over)
-        self.room = of_running(allocation, stack, self.over)
+        self.empty = Room(stack, self.over, now)
+        self.room = of_running(allocation, stack, self.over, now)
         self.spent: dict[str, float] = defaultdict(float, {team: one.usd for team, one in teams.items()})
         self.have: Counter[str] = Counter()
         self.in_gap: dict[str, list[Claim]] = defaultdict(list)

@@ -23,8 +23,11 @@ Spread = tuple[tuple[str, int], ...]  # machines by pool, or by `<pool>/on-deman
 class Room:
     """The room that reservations leave, by pool, and in the limits of stack and teams. Copy it to try something."""
 
-    def __init__(self, stack: StackState, over: Mapping[str, str] | None = None) -> None:
-        """``over``: teams that may start nothing, and why (their money of this month is spent)."""
+    def __init__(self, stack: StackState, over: Mapping[str, str] | None = None, now: float = 0.0) -> None:
+        """``over``: teams that may start nothing, and why (their money of this month is spent).
+
+        ``now``: reserved capacity that no machine can use then has no machine that is paid for already.
+        """
         self._stack = stack
         self._over = over or {}
         self._pools = sorted(stack.pools, key=lambda pool: pool.kind != "static")
@@ -37,7 +40,10 @@ class Room:
         self._machines: Counter[str] = Counter()  # dynamic machines in all, and all machines by team
         self._usd: dict[str, float] = defaultdict(float)  # USD per hour: in all, less what is prepaid, and by team
         self._usd[""] = -sum(
-            one.count * self._prices[pool.name, False] for pool in stack.pools for one in pool.reservations
+            one.count * self._prices[pool.name, False]
+            for pool in stack.pools
+            for one in pool.reservations
+            if one.usable(now)
         )
         self._placed: dict[str, tuple[Claim, Spread]] = {}
         self._trials: Counter[str] = Counter()  # trials with machines, by search
@@ -205,9 +211,11 @@ def _price(pool: PoolState, on_demand: bool) -> float:
     return pool.dearest(Model.ON_DEMAND if on_demand else Model.SPOT)
 
 
-def of_running(allocation: Allocation, stack: StackState, over: Mapping[str, str] | None = None) -> Room:
+def of_running(
+    allocation: Allocation, stack: StackState, over: Mapping[str, str] | None = None, now: float = 0.0
+) -> Room:
     """Return the room that all reservations leave."""
-    room, granted = Room(stack, over), granted_by(allocation, stack)
+    room, granted = Room(stack, over, now), granted_by(allocation, stack)
     claims = [claim for claim in (*allocation.claims, *unclaimed(allocation)) if claim.reserved]
     claims.sort(key=lambda claim: (not claim.mix, len(claim.pools) or len(stack.pools), claim.job))
     missing = [room.keep(claim, granted.get(claim.job, {})) for claim in claims]
@@ -244,26 +252,26 @@ def granted_by(allocation: Allocation, stack: StackState) -> Mapping[str, Counte
     return granted
 
 
-def reserved_elsewhere(allocation: Allocation, stack: StackState, job: str) -> Counter[str]:
+def reserved_elsewhere(allocation: Allocation, stack: StackState, job: str, now: float = 0.0) -> Counter[str]:
     """Return, by pool, the machines that are reserved for jobs other than this one and not granted yet."""
     missing: Counter[str] = Counter()
-    for _, name, number in _missing(allocation, stack, job):
+    for _, name, number in _missing(allocation, stack, job, now):
         missing[_pool(name)] += number
     return missing
 
 
-def usd_elsewhere(allocation: Allocation, stack: StackState, job: str, team: str) -> float:
+def usd_elsewhere(allocation: Allocation, stack: StackState, job: str, team: str, now: float = 0.0) -> float:
     """Return what a team's machines that are reserved for other jobs and not granted yet will cost, USD per hour."""
-    found = (one for one in _missing(allocation, stack, job) if one[0].team == team)
+    found = (one for one in _missing(allocation, stack, job, now) if one[0].team == team)
     return sum(number * _price(pool, claim.on_demand) for claim, name, number in found if (pool := stack.pool(name)))
 
 
-def _missing(allocation: Allocation, stack: StackState, job: str) -> Iterator[tuple[Claim, str, int]]:
+def _missing(allocation: Allocation, stack: StackState, job: str, now: float) -> Iterator[tuple[Claim, str, int]]:
     granted = granted_by(allocation, stack)
     others = [claim for claim in allocation.claims if claim.job != job]
     if all(claim.reserved <= granted[claim.job].total() for claim in others):
         return
-    room = of_running(allocation, stack)
+    room = of_running(allocation, stack, now=now)
     for claim in others:
         for name, number in room.placed(claim.job):
             if (lacks := number - granted[claim.job][name]) > 0:

@@ -72,6 +72,19 @@ def test_reserved_machines_count_in_no_limit_on_dollars() -> None:
     assert dict(room.placed("a")) == {"p": 2} and room.most(waits("w", 1), 0, 100) == 2
 
 
+@pytest.mark.parametrize(
+    ("times", "reserved"),
+    [({}, 4), ({"starts": NOW - 1.0, "ends": NOW + 1.0}, 4), ({"starts": NOW + 1.0}, 0), ({"ends": NOW}, 0)],
+)
+def test_reserved_machines_are_paid_for_only_while_they_can_be_used(times: dict[str, float], reserved: int) -> None:
+    paid = replace(pool("p", 6, usd=1.0), reservations=(ReservedCapacity("res", "z", 2, **times),))
+    limited = stack(paid, max_usd_hour=2.0)
+    (claim,) = schedule(Allocation(claims=(waits("w", 4),)), limited, NOW).claims
+    assert claim.reserved == reserved
+    others = Allocation(claims=(runs("w", 4), runs("own", 1)))
+    assert reserved_elsewhere(others, limited, "own", NOW) == {"p": 4}
+
+
 @pytest.mark.parametrize("limits", [{}, {"teams": (TeamState("default", max_usd_hour=99.0),)}])
 def test_a_mix_whose_pool_left_the_stack_file_stops_no_other_job(limits: dict[str, Any]) -> None:
     mix, other = {"pools": ("p",), "mix": (("p", 1), ("gone", 1))}, waits("w", 1)
