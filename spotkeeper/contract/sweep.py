@@ -154,6 +154,17 @@ def reports(state: SweepState, numbers: Iterable[int]) -> list[TrialReport]:
     return [known.get(number) or TrialReport(number) for number in numbers]
 
 
+def alone(state: SweepState, trial: Trial) -> bool:
+    """Whether no other trial of its cohort can be compared with ``trial`` any more: each has lost, or ended early.
+
+    A trial that has trained to its end before a rung still counts there, and one on hold may come back.
+    """
+    known = [one for one in state.decided if one.first == trial.first]
+    lost = {number for one in known for number in one.order[one.best :]}
+    others = reports(state, (trial.first + n for n in range(trial.count) if trial.first + n != trial.number))
+    return all(one.number in lost or (one.over and one.final is None) for one in others)
+
+
 def waited_for(report: TrialReport, rung: int) -> bool:
     """Whether a trial has neither reported a rung nor ended."""
     return len(report.values) <= rung and not report.over

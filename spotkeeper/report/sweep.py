@@ -12,7 +12,7 @@ from msgspec import Struct
 from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.record import Hold, Outcome
 from spotkeeper.contract.stack import Model, PoolState
-from spotkeeper.contract.sweep import Params, SweepState, lacking, order
+from spotkeeper.contract.sweep import Params, SweepState, lacking, order, value_at
 from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, SweepStop, trial_name, trial_of
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.metrics import MetricColumns
@@ -234,15 +234,17 @@ def _trial(spec: SweepSpec, cohort: Cohort, number: int, state: SweepState, foun
     newest = None if curve is None or not curve.values else _finite(curve.values[-1])
     reported = report.final if report.final is not None else report.values[-1] if rungs else newest
     steps = [step for step in (view.step, curve.steps[-1] if curve and curve.steps else None) if step is not None]
+    step = max(steps, default=None)
+    passed = sum(rung <= step for rung in file.rungs()) if step is not None else 0  # the last trial stops at no rung
     return TrialView(
         number=number,
         name=name,
         job=view.job,
         params=params,
         state=_state(file, view, rungs),
-        rungs=rungs + (report.final is not None),
+        rungs=rungs if report.final is None else max(rungs, passed) + 1,
         rung=file.rungs()[rungs - 1] if 0 < rungs <= len(file.rungs()) else None,
-        step=max(steps, default=None),
+        step=step,
         value=None if reported is None else _finite(reported),
         spent=view.money.spent,
         trained=view.trained_usd,
@@ -271,7 +273,8 @@ def _rungs(spec: SweepSpec, cohorts: Iterable[Cohort], state: SweepState) -> tup
     plans = [(trial_of(spec, cohort, cohort.first), rung_plans(file, len(cohort.values))) for cohort in cohorts]
     found = []
     for at, step in enumerate(file.rungs()):
-        values = [report.values[at] for report in state.trials if len(report.values) > at]
+        ended = [report for report in state.trials if len(report.values) > at or report.final is not None]
+        values = [value_at(report, at) for report in ended]
         known = sorted((value for value in values if value is not None), key=lambda value: order(value, file.goal))
         late = [report for trial, _ in plans for report in lacking(state, trial, at)]
         waits_for, held = (

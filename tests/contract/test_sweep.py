@@ -16,6 +16,7 @@ from spotkeeper.contract.sweep import (
     SweepState,
     Trial,
     TrialReport,
+    alone,
     continues,
     decided,
     joined,
@@ -259,3 +260,17 @@ def test_a_stops_author_is_one_line(by: str) -> None:
     with pytest.raises(ValueError, match="by"):
         codec.decode(msgspec.json.encode({"below": 3, "at": 1.0, "by": by}), SweepStop)
     assert codec.decode(b'{"below":3,"at":1.0,"by":"arn:aws:iam::1:user/\xc3\xa4nn"}', SweepStop).by.endswith("änn")
+
+
+def test_a_trial_is_alone_once_no_other_can_be_compared_with_it() -> None:
+    first = trial(count=3)
+    there = state((1.0,), (2.0,), (3.0,))
+    assert alone(SweepState(), trial(count=1)) and not alone(there, first)
+    one = Decided(0, 0, (0, 1, 2), 1)
+    assert alone(msgspec.structs.replace(there, decided=(one,)), first), "both others have lost"
+    assert not alone(msgspec.structs.replace(there, decided=(Decided(0, 0, (0, 1), 1),)), first), "2 may return"
+    assert not alone(msgspec.structs.replace(there, decided=(Decided(3, 0, (0, 1, 2), 1),)), first), "of others"
+    assert alone(state((1.0,), (2.0,), (), over=(1, 2)), first)
+    two = TrialReport(2, final=0.5, over=True)
+    assert not alone(state((1.0,), (2.0,), over=(1,)).told(two), first), "it trained to its end before the rung"
+    assert alone(state((), (9.0,), over=(4,), first=3).told(two), trial(3, first=3, count=2)), "another cohort"

@@ -78,6 +78,18 @@ def test_trials_that_got_further_come_first(cli: Cli, halved: dict[int, str]) ->
     assert (second["value"], second["rungs"], second["job"]) == (0.3, 2, halved[6])
 
 
+def test_a_trial_that_stopped_at_no_further_rung_got_furthest(
+    cli: Cli, store: Store, halved: dict[int, str], tell: Tell
+) -> None:
+    """It is the last one of its cohort; another cohort has one that was compared at more rungs."""
+    tell({4: TrialReport(4, (0.9,), final=0.8, over=True), 6: TrialReport(6, (0.3, 0.3), over=True)})
+    put_metrics(store, halved[4], loss=dict.fromkeys(range(1, 90), 0.9))
+    told = view(cli)
+    first = told["rows"][0]
+    assert (first["number"], first["rungs"], first["value"]) == (4, 3, 0.8)
+    assert [rung["reached"] for rung in told["rungs"]] == [2, 2]
+
+
 def test_money_is_compared_with_on_demand_and_with_all_trials_to_their_ends(cli: Cli, halved: dict[int, str]) -> None:
     told = view(cli)
     hours = 6 * 1.0 + 2 * 3.0 + 9.0

@@ -27,7 +27,12 @@ def begin(draft: Draft) -> None:
     """Note in the record of which search the job is a trial: an ended job's file is not read any more."""
     spec = draft.snapshot.spec
     if spec is not None and spec.trial is not None and draft.record.trial is None:
-        draft.set(trial=TrialProgress(spec.trial))
+        draft.set(trial=TrialProgress(spec.trial, _next(draft, spec.trial, 0)))
+
+
+def _next(draft: Draft, trial: Trial, rung: int) -> int:
+    """Return the rung at which the trial stops next; past the last one if no other trial competes with it any more."""
+    return len(trial.rungs) if sweep.alone(draft.snapshot.sweep or SweepState(), trial) else rung
 
 
 def unlisted(draft: Draft) -> str:
@@ -115,7 +120,7 @@ def resume(draft: Draft) -> None:
     step, value = trial.until, trial.values[trial.rung]
     compared = of.number in found.order
     if sweep.continues(state, of, trial.rung, value):
-        draft.set(trial=replace(trial, rung=trial.rung + 1))
+        draft.set(trial=replace(trial, rung=_next(draft, of, trial.rung + 1)))
         best = f"one of the best {found.best} at step {step}"
         late = f"on hold when step {step} was decided, and better than the last of the best {found.best}"
         draft.release("rung", best if compared else late)

@@ -249,7 +249,7 @@ def test_with_sharded_state_every_node_continues_from_the_copy_of_its_part() -> 
     search.submit(1)
     world.until(search.over, 6000)
     assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
-    assert sorted(commit for _, commit in world.started if commit is not None) == [(1, 20), (2, 60)]
+    assert sorted(commit for _, commit in world.started if commit is not None) == [(1, 20)], "it is alone then"
 
 
 def test_with_sharded_state_all_disks_stay_without_a_copy() -> None:

@@ -100,8 +100,8 @@ def test_a_machine_lost_while_the_checkpoint_is_copied_changes_nothing(nodes: in
     search.world.copies = True
     search.world.until(search.over, 6000)
     assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
-    assert search.state().trial(0).values == (0.0, 0.0)
-    assert len(search.world.events(Event.RUNG, job=job(0))) == 2, "each rung is reached once"
+    assert search.state().trial(0).values == (0.0,)
+    assert len(search.world.events(Event.RUNG, job=job(0))) == 1, "its rung is reached once; then it is alone"
 
 
 def test_a_trial_that_fails_holds_nobody_up() -> None:
@@ -425,3 +425,24 @@ def test_a_search_knows_its_trials_when_their_list_is_gone() -> None:
     world.memory.trials.clear()
     world.until(search.over, 3000)
     assert search.outcomes() == [Outcome.SUCCEEDED, Outcome.STOPPED]
+
+
+@pytest.mark.parametrize("rival", ["none", "cancelled", "on hold"])
+def test_a_trial_that_competes_with_none_stops_at_no_rung(rival: str) -> None:
+    """Each stop costs a save, a start and, on spot, the machine. One on hold may come back, and is compared then."""
+    search = Search(count=1 if rival == "none" else 3, eta=3)
+    world = search.world
+    search.submit()
+    if rival != "none":
+        world.until(lambda: world.training(job(2)))
+        search.request(2, RequestKind.CANCEL if rival == "cancelled" else RequestKind.PAUSE)
+    world.until(lambda: world.record(job(0)).phase is Phase.DONE, 3000)
+    stops = {"none": [], "cancelled": [20], "on hold": [20, 60]}[rival]
+    seen = [entry.detail for entry in world.events(Event.RUNG, job=job(0))]
+    assert seen == [f"step {step}: loss 0" for step in stops]
+    assert world.record(job(0)).outcome is Outcome.SUCCEEDED
+    if rival == "on hold":
+        search.request(2, RequestKind.RESUME)
+        world.until(lambda: world.record(job(2)).phase is Phase.DONE, 3000)
+        assert "not better than the last" in world.record(job(2)).reason
+    assert search.state().trial(0).final == 0.0
