@@ -6,11 +6,14 @@ of all jobs saw: a part in which no machine ran and none was requested is unknow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from itertools import pairwise
 
 from msgspec import Struct
 
+from spotkeeper.contract.allocation import Grant
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import HOUR_S, Fate, MachineLife, Observation, Prices, lives
 from spotkeeper.contract.stack import Model, PoolState, StackState
@@ -53,14 +56,59 @@ class ZoneMarket(Struct, frozen=True):
         return 100.0 * self.interruptions / self.hours if self.hours >= 1.0 else None
 
 
+class ReservationUse(Struct, frozen=True):
+    """Reserved capacity of a pool: ``used`` of its ``count`` machines are granted to jobs.
+
+    ``starts``, ``ends``: virtual unix seconds; None: it has started, its end is unknown. ``usable``: between them.
+    """
+
+    pool: str
+    zone: str
+    name: str
+    count: int
+    used: int
+    usable: bool
+    starts: float | None = None
+    ends: float | None = None
+
+    @property
+    def idle(self) -> int:
+        return max(0, self.count - self.used) if self.usable else 0
+
+
 class MarketView(Struct, frozen=True):
-    """The market of a stack from ``since`` to ``until`` (virtual unix seconds), in parts of ``part_s`` seconds."""
+    """The market of a stack from ``since`` to ``until`` (virtual unix seconds), in parts of ``part_s`` seconds.
+
+    ``reservations``: what use jobs make of reserved capacity at ``until``.
+    """
 
     stack: str
     since: float
     until: float
     part_s: float
     zones: tuple[ZoneMarket, ...]
+    reservations: tuple[ReservationUse, ...] = ()
+
+
+def reservation_uses(pool: PoolState, grants: Iterable[Grant], now: float) -> tuple[ReservationUse, ...]:
+    """Return the pool's reserved capacity in the stack file's order. ``grants``: those of all jobs."""
+    used = Counter(grant.reservation for grant in grants if grant.pool == pool.name)
+    return tuple(
+        ReservationUse(pool.name, one.zone, one.name, one.count, used[one.key], one.usable(now), one.starts, one.ends)
+        for one in pool.reservations
+    )
+
+
+def reservation_line(one: ReservationUse) -> str:
+    """Say how much of reserved capacity is used, and from when to when it can be."""
+    when = f" from {_moment(one.starts)}" if one.starts is not None else ""
+    when += f" to {_moment(one.ends)}" if one.ends is not None else ""
+    idle = f"{one.idle} idle" if one.usable else "not open"
+    return f"reservation {one.name} in {one.zone}{when}: {one.used} of {one.count} used, {idle}"
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def market_view(
@@ -70,8 +118,14 @@ def market_view(
     since: float,
     until: float,
     parts: int,
+    grants: Sequence[Grant] = (),
 ) -> MarketView:
-    """Return the market between two times. ``observed``: by pool, in order of time, also from before ``since``."""
+    """Return the market between two times.
+
+    Args:
+        observed: by pool, in order of time, also from before ``since``.
+        grants: those of all jobs, for the use of reserved capacity.
+    """
     length = (until - since) / parts
     edges = [since + length * number for number in range(parts + 1)]
     zones = (
@@ -80,7 +134,8 @@ def market_view(
         if pool.kind == "spot"
         for zone in pool.zones
     )
-    return MarketView(stack.stack, since, until, length, tuple(zones))
+    reserved = (use for pool in stack.pools for use in reservation_uses(pool, grants, until))
+    return MarketView(stack.stack, since, until, length, tuple(zones), tuple(reserved))
 
 
 class ZoneSeen:

@@ -16,7 +16,7 @@ from spotkeeper.contract.market import Observation, Prices
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import Model, PoolState, StackState
 from spotkeeper.report.job.view import JobView
-from spotkeeper.report.market import ZoneSeen
+from spotkeeper.report.market import ReservationUse, ZoneSeen, reservation_uses
 from spotkeeper.report.money.money import NO_PRICES, PricesByPool, attempts
 
 
@@ -66,6 +66,7 @@ class PoolView(Struct, frozen=True):
     zones: tuple[PoolZone, ...]
     used_reserved: int = 0
     reserved: int = 0
+    reservations: tuple[ReservationUse, ...] = ()
 
 
 class HeldJob(Struct, frozen=True):
@@ -131,6 +132,7 @@ def stack_view(
             max_on_demand=pool.max_on_demand,
             used_reserved=paid[pool.name],
             reserved=sum(one.count for one in pool.reservations if one.usable(now)),
+            reservations=reservation_uses(pool, allocation.grants, now),
             zones=tuple(_zones(pool, there, now, prices.get(pool.name), (observed or {}).get(pool.name, ()))),
         )
         for pool in stack.pools

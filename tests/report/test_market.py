@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from spotkeeper.contract.allocation import Allocation, Grant
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import HOUR_S, Observation, PriceRun, Prices
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, ReservedCapacity
+from spotkeeper.report.html import stack as html_stack
 from spotkeeper.report.market import MarketView, ZoneMarket, market_view
+from spotkeeper.report.stack import stack_view
 from spotkeeper.report.text.market import bars, market
 from tests.contract.samples import STACK, ZONES
 from tests.report.ledgers import printed
@@ -86,3 +91,23 @@ def test_a_small_change_of_the_price_looks_small() -> None:
     told = {"workers": Prices("workers", 7.9 * H, 7.9 * H, (PriceRun(1.5 * H, 0.84, A), PriceRun(6.0 * H, 0.86, A)))}
     text = printed(market(market_view(STACK, told, {}, 0.0, 8.0 * H, 8), STACK))
     assert "·▁▁▁▁▁▁▁" in text and "█" not in text.partition("charts:")[0]
+
+
+def test_reserved_capacity_says_what_is_used_and_when() -> None:
+    day = 86_400.0
+    one = ReservedCapacity("res", A, 3, starts=1.0 * day, ends=3.0 * day)
+    pool = replace(STACK.pools[0], reservations=(one, ReservedCapacity("res", B, 1)))
+    on = replace(STACK, pools=(pool, *STACK.pools[1:]))
+    grants = [Grant("j", node, 1, f"slot:workers/reserved/{A}/res") for node in range(2)]
+    grants += [Grant("j", 2, 1, "slot:workers"), Grant("j", 3, 1, f"slot:other/reserved/{A}/res")]
+
+    def lines(now: float) -> list[str]:
+        view = market_view(on, {}, {}, now - day, now, 4, grants)
+        return [line for line in printed(market(view, on)).splitlines() if line.startswith("reservation")]
+
+    when = "from 1970-01-02 00:00 UTC to 1970-01-04 00:00 UTC"
+    free = f"reservation res in {B}: 0 of 1 used, 1 idle"
+    assert lines(2.0 * day) == [f"reservation res in {A} {when}: 2 of 3 used, 1 idle", free]
+    assert lines(4.0 * day) == [f"reservation res in {A} {when}: 2 of 3 used, not open", free]
+    page = str(html_stack.pools(stack_view(on, Allocation(grants=tuple(grants)), (), 2.0 * day)))
+    assert f"reservation res in {A} {when}: 2 of 3 used, 1 idle" in page and free in page

@@ -33,5 +33,6 @@ def run(pool: str | None, days: float, stack: str | None, *, as_json: bool) -> N
         state = replace(state, pools=chosen)
     now = target.clock.now()
     seen = observations(store, state, now)
-    view = market_view(state, lookup.prices_of(store, state), seen, now - days * DAY_S, now, PARTS)
+    grants = lookup.allocation_of(store).grants if any(one.reservations for one in state.pools) else ()
+    view = market_view(state, lookup.prices_of(store, state), seen, now - days * DAY_S, now, PARTS, grants)
     emit(view, as_json, market(view, state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spotkeeper.report.html.markup import Markup, badge, el, fact, join, table
+from spotkeeper.report.market import reservation_line
 from spotkeeper.report.stack import PoolView, PoolZone, StackView
 from spotkeeper.report.text.words import percent, usd
 
@@ -59,6 +60,7 @@ def _pool(pool: PoolView) -> Markup:
         meter,
         el("p", f"{pool.used} of {pool.max_machines} machines in use{dear}{paid}", class_="dim small"),
         _zones(pool),
+        *(el("p", reservation_line(one), class_="dim small") for one in pool.reservations),
         class_="card",
     )
 

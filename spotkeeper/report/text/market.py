@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from spotkeeper.contract.stack import StackState
-from spotkeeper.report.market import MarketView, ZoneMarket
+from spotkeeper.report.market import MarketView, ZoneMarket, reservation_line
 from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import bar, duration, percent, usd
 
@@ -31,6 +31,7 @@ def market(view: MarketView, stack: StackState) -> RenderableType:
         zones = [zone for zone in view.zones if zone.pool == pool.name]
         if zones:
             parts += [Text(), Text(f"{pool.name}  {pool.machine_type}", style="bold"), _table(zones, view.until)]
+            parts += [Text(reservation_line(one)) for one in view.reservations if one.pool == pool.name]
     if len(parts) == 1:
         return Group(*parts, Text("no pool of this stack has spot machines"))
     return Group(*parts, Text(), Text(LEGEND, style="dim"))
