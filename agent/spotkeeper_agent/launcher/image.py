@@ -27,7 +27,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,14 +76,24 @@ class Container:
         if self._run("image", "exists", self.image) == 0:
             return
         print(f"image: pulling {self.image}", flush=True)
-        if code := self._run("pull", *self._login(), self.image):
+        login = self._login()
+        try:
+            options = [f"--authfile=/proc/self/fd/{one}" for one in login]
+            code = self._run("pull", *options, self.image, files=login)
+        finally:
+            for one in login:
+                os.close(one)
+        if code:
             raise ImageError(
                 f"image: podman cannot pull {self.image} (code {code}, its last lines are above): this machine needs a "
                 "way to the registry, the job's identity the right to read it, and the boot disk room"
             )
 
-    def _login(self) -> list[str]:
-        """Return the options with which the job's identity reads Google's registries; [] for all others."""
+    def _login(self) -> list[int]:
+        """Return a file with which the job's identity reads Google's registries; [] for all others.
+
+        It is in memory and has no name, so the token is gone with the pull, however that ends.
+        """
         import urllib.request  # not in every launcher
 
         host, at = self.image.partition("/")[0], os.environ.get("GCE_METADATA_HOST", "")
@@ -96,16 +106,14 @@ class Container:
                 token = json.load(answer)["access_token"]
         except (OSError, ValueError, KeyError) as error:
             raise ImageError(f"image: no token of the job's identity for {host}: {error}") from None
-        file = Path(self.state, "auth.json")
-        file.parent.mkdir(parents=True, exist_ok=True)
         auth = base64.b64encode(f"oauth2accesstoken:{token}".encode()).decode()
-        file.unlink(missing_ok=True)
-        file.touch(0o600)
-        file.write_text(json.dumps({"auths": {host: {"auth": auth}}}))
-        return [f"--authfile={file}"]
+        file = os.memfd_create("auth.json")
+        os.write(file, json.dumps({"auths": {host: {"auth": auth}}}).encode())
+        return [file]
 
-    def _run(self, *words: str) -> int:
-        return subprocess.run(self._podman("pull", *words), check=False, stdin=subprocess.DEVNULL).returncode
+    def _run(self, *words: str, files: Sequence[int] = ()) -> int:
+        command = self._podman("pull", *words)
+        return subprocess.run(command, check=False, stdin=subprocess.DEVNULL, pass_fds=files).returncode
 
     def command(self, words: list[str], env: Mapping[str, str], cwd: str) -> tuple[list[str], dict[str, str]]:
         """Return the command that runs Python with these arguments in a new container, and the command's environment.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import queue
@@ -65,12 +66,24 @@ def test_each_generation_begins_with_an_empty_state(container: Container, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "logs_in"), [("us-docker.pkg.dev/p/r/a", True), ("docker.io/a/b", False), ("evilgcr.io/a/b", False)]
+    ("name", "logs_in", "ends"),
+    [
+        ("us-docker.pkg.dev/p/r/a", True, "exit 0"),
+        ("us-docker.pkg.dev/p/r/a", True, "exit 125"),
+        ("us-docker.pkg.dev/p/r/a", True, "kill -9 $$"),
+        ("docker.io/a/b", False, "exit 0"),
+        ("evilgcr.io/a/b", False, "exit 0"),
+    ],
 )
 def test_a_pull_from_googles_registries_uses_the_jobs_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, logs_in: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, logs_in: bool, ends: str
 ) -> None:
-    (tmp_path / "podman").write_text('#!/bin/sh\ncase "$*" in *exists*) exit 1;; esac\necho "$@" >"$ASKED"\n')
+    """The token is nowhere once the pull has ended, even if it was killed."""
+    script = '#!/bin/sh\ncase "$*" in *exists*) exit 1;; esac\necho "$@" >"$ASKED"\n'
+    script += (
+        f'for word in "$@"; do case $word in --authfile=*) cat "${{word#*=}}" >"$ASKED.auth";; esac; done\n{ends}\n'
+    )
+    (tmp_path / "podman").write_text(script)
     (tmp_path / "unshare").write_text('#!/bin/sh\nwhile [ "$1" != env ]; do shift; done; exec "$@"\n')
     for program in ("podman", "unshare"):
         (tmp_path / program).chmod(0o755)
@@ -87,13 +100,17 @@ def test_a_pull_from_googles_registries_uses_the_jobs_identity(
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-        Container(f"{name}@sha256:{'0' * 64}", "python3", str(tmp_path / "image"), ()).pull()
-    asked, file = (tmp_path / "asked").read_text(), tmp_path / "image/auth.json"
-    assert (f"pull --authfile={file} {name}@" in asked) is logs_in and file.exists() is logs_in
+        with contextlib.nullcontext() if ends == "exit 0" else pytest.raises(ImageError, match="cannot pull"):
+            Container(f"{name}@sha256:{'0' * 64}", "python3", str(tmp_path / "image"), ()).pull()
+        assert not [file for file in Path("/proc/self/fd").iterdir() if "auth.json" in str(file.resolve())]
+    asked, seen = (tmp_path / "asked").read_text(), tmp_path / "asked.auth"
+    assert ("pull --authfile=/proc/self/fd/" in asked) is logs_in and f"{name}@" in asked
+    assert seen.exists() is logs_in
     if logs_in:
-        assert file.stat().st_mode & 0o777 == 0o600
-        auth = json.loads(file.read_text())["auths"]["us-docker.pkg.dev"]["auth"]
+        auth = json.loads(seen.read_text())["auths"]["us-docker.pkg.dev"]["auth"]
         assert base64.b64decode(auth) == b"oauth2accesstoken:of-the-job"
+    files = [file for file in (tmp_path / "image").rglob("*") if file.is_file()]
+    assert not [file for file in files if b"of-the-job" in file.read_bytes() or b"auths" in file.read_bytes()]
 
 
 def test_only_googles_own_hosts_get_the_identitys_token() -> None:
