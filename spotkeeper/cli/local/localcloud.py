@@ -103,7 +103,7 @@ def up(folder: Path, options: UpOptions) -> None:
     folder = (named_folder() or folder if folder == LOCAL else folder).resolve()
     interrupted = _halfway(folder, "partly up", "spotkeeper local up {}", "to end it: spotkeeper local down --yes {}")
     with (
-        failures(_remedy(options)),
+        failures(_remedy(options, folder)),
         only_one(folder, "spotkeeper local up", "choose another folder with --folder"),
         interrupted,
     ):
@@ -128,12 +128,13 @@ def up(folder: Path, options: UpOptions) -> None:
         emit(UpResult(str(cloud.folder), cloud.endpoint, STACK, done.engine, changes), True, "")
 
 
-def _remedy(options: UpOptions) -> str:
+def _remedy(options: UpOptions, folder: Path) -> str:
     """Return what to do if the stack cannot be brought up. Errors name ``Pulumi.local.yaml`` for every file."""
+    runs = f"the cloud in {folder} runs; to end it: spotkeeper local down --yes {folder_option(folder)}".rstrip()
     if options.stack_file is None:
-        return "fix the error, then run spotkeeper local up again"
+        return f"fix the error, then run spotkeeper local up again; {runs}"
     file = shlex.quote(str(options.stack_file))
-    return f"fix the error in {file}, then run spotkeeper local up --stack-file {file} again (it reads a copy)"
+    return f"fix the error in {file}, then run spotkeeper local up --stack-file {file} again (it reads a copy); {runs}"
 
 
 def _check(options: UpOptions) -> None:

@@ -133,6 +133,9 @@ def test_the_remedy_for_a_wrong_stack_file_names_that_file(monkeypatch: pytest.M
         with pytest.raises(CliError) as raised:
             localcloud.up(folder, localcloud.UpOptions(stack_file=own))
         assert f"fix the error in {own}, then run spotkeeper local up --stack-file {own} again" in raised.value.remedy
+        assert f"the cloud in {folder} runs; to end it: spotkeeper local down --yes --folder {folder}" in (
+            raised.value.remedy
+        )
     finally:
         LocalCloud.attach(folder).down(purge=True)
 
