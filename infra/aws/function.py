@@ -141,6 +141,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "SPOTKEEPER_STACK": settings.stack,
         "SPOTKEEPER_BUCKET": f"s3://{settings.bucket_name()}",
         "SPOTKEEPER_INVOKERS": ",".join(callers),
+        "SPOTKEEPER_SUBMITTERS": ",".join(settings.submitters),
         "SPOTKEEPER_CHANNELS": settings.addresses(),
         "SPOTKEEPER_ADDRESSES": ",".join(settings.network.addresses),
         "SPOTKEEPER_COMPUTE_ENDPOINT": own_endpoint(settings, "ec2"),

@@ -31,6 +31,7 @@ from infra.aws.rights import (
     submitter_rights,
     trust,
     trust_people,
+    trust_submitters,
 )
 from infra.settings.model import Settings
 from infra.shared import Component, key_in
@@ -40,13 +41,13 @@ from spotkeeper.contract.names import session_document
 class AwsRoles(Component):
     """A component with roles. A role and its policy have the same name, ``sk-<stack>-<key>``."""
 
-    def _role(self, key: str, title: str, trusted: Statement) -> aws.iam.Role:
+    def _role(self, key: str, title: str, *trusted: Statement) -> aws.iam.Role:
         called = naming.account(self.settings.stack, key)
         return aws.iam.Role(
             f"role-{key}",
             name=called,
             description=f"{title} ({self.settings.stack})",
-            assume_role_policy=document([trusted]),
+            assume_role_policy=document(trusted),
             tags=self.tags(called),
             opts=self.child,
         )
@@ -81,7 +82,7 @@ class AwsIdentity(AwsRoles):
             self._bind(CLOCK, self.clock.name, document(clock_rights(settings))),
         ]
         if settings.submitters:
-            self.submitter = self._role(SUBMITTER, "Spotkeeper submitters", trust_people(settings.submitters))
+            self.submitter = self._role(SUBMITTER, "Spotkeeper submitters", *trust_submitters(settings.submitters))
             self.bindings.append(self._bind(SUBMITTER, self.submitter.name, document(submitter_rights(settings))))
         if rights := job_rights(settings):
             role = settings.job_identity.rsplit("/", 1)[1]

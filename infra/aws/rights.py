@@ -417,6 +417,26 @@ def trust_people(arns: Sequence[str]) -> Statement:
     return Statement("Be", ("sts:AssumeRole",), (), {}, {"AWS": list(arns)})
 
 
+def trust_submitters(arns: Sequence[str]) -> tuple[Statement, ...]:
+    """Return the statements with which the submitters' role trusts each of them, in a session of its own name only.
+
+    The function knows a submitter by the session's name: without the condition, one could take another's. A user's name
+    is a variable of IAM; no variable has a role's.
+    """
+    users = [arn for arn in arns if ":user/" in arn]
+    found = [(users, "${aws:username}")] if users else []
+    found += [([arn], session_of(arn)) for arn in arns if arn not in users]
+    return tuple(
+        Statement(f"Be{index}", ("sts:AssumeRole",), (), {"StringEquals": {"sts:RoleSessionName": name}}, {"AWS": who})
+        for index, (who, name) in enumerate(found)
+    )
+
+
+def session_of(arn: str) -> str:
+    """Return the name of a submitter's session: that of the user or role."""
+    return arn.rpartition("/")[2]
+
+
 # --- shells ------------------------------------------------------------------------------
 
 

@@ -173,21 +173,28 @@ def callers(s: Settings) -> Iterator[Problem]:
 
 
 def team_members(s: Settings) -> Iterator[Problem]:
-    """Check that members are ARNs of callers. All submitters call the function as one role, which can be a member."""
+    """Check that members are ARNs of callers."""
     role = f"arn:aws:iam::{s.account}:role/{naming.account(s.stack, 'sb')}"
-    callers = {*s.reconcile.invokers, *((role,) if s.submitters else ())}
 
     def wrong(path: str, who: str) -> Iterator[Problem]:
         if not _CALLER.match(who):
             yield problem(path, "want the ARN of a role or user, such as arn:aws:iam::123456789012:role/vision", who)
-        elif who in s.submitters:
-            yield problem(path, f"calls the function as {role}, as all submitters do: name that role", who)
-        elif who not in callers:
-            told = "may not call the function, so no job counts as this member's"
-            remedy = "set `submitters`, who use this role" if who == role else "add it to `reconcile.invokers`"
-            yield problem(path, f"{told}: {remedy}", who)
+        elif who == role:
+            yield problem(path, "is the role of all submitters: name the submitters themselves", who)
+        elif who not in (*s.reconcile.invokers, *s.submitters):
+            told = "may not call the function, so no job counts as this member's: add it to `submitters`"
+            yield problem(path, told, who)
 
     return teams.members(s, wrong)
+
+
+def submitters(s: Settings) -> Iterator[Problem]:
+    """Check that the names of submitters' sessions tell them apart, and fit into the trust policy of their role."""
+    known: dict[str, str] = {}
+    for index, who in enumerate(s.submitters):
+        if (other := known.setdefault(who.rpartition("/")[2], who)) != who:
+            told = f"has the name of {other}, and its session in the submitters' role too: give one another name"
+            yield problem(join("submitters", index), told, who)
 
 
 def _is_own(role: str, s: Settings) -> bool:
@@ -247,7 +254,7 @@ OF_GCP: dict[str, tuple[object, str]] = {
 }
 RULES: tuple[Rule, ...] = (
     account, region_has_urls, of_other_regions, partial(both.image, wrong=_image), existing_network,
-    subnets_hold_their_nodes, callers, team_members, job_identity,
+    subnets_hold_their_nodes, callers, submitters, team_members, job_identity,
     partial(both.secret_names, like=_SECRET, want="want a secret's name or ARN"),
     partial(both.channel_secrets, schemes=(AWS_SECRET, AWS_PARAMETER), want=_A_CHANNEL_SECRET),
     partial(both.bucket_name, is_one=_is_bucket, characters=" and -"),

@@ -164,6 +164,8 @@ class Burst:
         store.put_spec(JOB, JobSpec("scale", ("train.py",), nodes))
         store.set_active(JOB)
         assert store.create_record(record)
+        assert store.take_lease(JOB, "made", 0.0, 0.0)  # the record is the function's own
+        store.drop_lease(JOB, "made", None)
         assert store.cas_allocation(allocation, "")
         self.bucket.forget()
         self.bucket.written = self._written

@@ -90,6 +90,8 @@ def training(jobs: int, now: float) -> tuple[Store, Cloud]:
         store.set_active(job)
         record = Record(job, "u", "n", "", now, nonce="first", gen=1, gen_since=now, zone=ZONE, members=(0,))
         assert store.create_record(replace(record, nodes=(node,)))
+        assert store.take_lease(job, "made", 0.0, 0.0)  # the record is the function's own
+        store.drop_lease(job, "made", None)
         machine = names.vm_name(STACK, job, 0, 1)
         vms.append(Vm(machine, uid, ZONE, VmStatus.RUNNING, "pool", job, 0, 1, "10.0.0.1"))
         disks.append(Disk(names.disk_name(STACK, job, 0, 0), ZONE, job, 0, 0, (machine,)))

@@ -145,6 +145,17 @@ def test_only_operators_may_notify(aws: AwsSite) -> None:
     assert aws.store.records[JOB][0].owner == OPERATOR, "the role, since a session chooses its own name"
 
 
+def test_a_submitter_owns_its_jobs_though_all_call_as_one_role(aws: AwsSite) -> None:
+    role, kim = f"arn:aws:iam::{ACCOUNT}:role/sk-{aws.stack.stack}-sb", f"arn:aws:iam::{ACCOUNT}:user/kim"
+    known = {"invokers": frozenset({role}), "submitters": frozenset({kim})}
+    aws.runtime.settings = changed(aws.runtime.settings, stack=aws.stack.stack, **known)
+    record, version = aws.store.records[JOB]
+    aws.store.records[JOB] = (replace(record, owner=""), version)
+    signed = replace(GOOD_IAM, user_arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/sk-{aws.stack.stack}-sb/kim")
+    assert aws.call(f"/v1/notify/{JOB}", b"{}", signed)[0] == 200
+    assert aws.store.records[JOB][0].owner == kim
+
+
 @pytest.mark.parametrize(
     ("body", "status"), [(b" " * 16_385, 413), (b"x" * 1_000_000, 413), (b"{", 400), (b'{"boot":"b","boot":"b"}', 400)]
 )

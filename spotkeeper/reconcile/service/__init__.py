@@ -44,6 +44,7 @@ checks whether a round is overdue only for agents that wait for the result of a 
 ``SPOTKEEPER_ISSUER``            expected ``iss``, default ``https://accounts.google.com``
 ``SPOTKEEPER_AUDIENCE``          the function's URL: the expected ``aud``; in agents' tokens, ``/v1/sync`` is added
 ``SPOTKEEPER_INVOKERS``          e-mails that may call tick and events, comma-separated
+``SPOTKEEPER_SUBMITTERS``        on AWS, ARNs of who may assume the submitters' role, comma-separated
 ``SPOTKEEPER_CLOCK``             ``<real epoch>:<virtual epoch>:<scale>``; unset: the wall clock
 ``K_SERVICE``                    set by Cloud Run; if set, Cloud Run has checked the caller
 ================================ ==================================================================================

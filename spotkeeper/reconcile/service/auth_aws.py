@@ -73,8 +73,17 @@ def is_instance(text: str) -> bool:
     return _INSTANCE.match(text) is not None
 
 
-def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
-    """Return the operator that signed the request; ``allowed``: ARNs of users and of roles (in any session).
+def invoker(
+    iam: Iam | None, allowed: frozenset[str], shared: str = "", submitters: frozenset[str] = frozenset()
+) -> Caller:
+    """Return the operator that signed the request.
+
+    The submitters' role trusts each submitter only with a session of the submitter's own name (``trust_submitters`` of
+    ``infra/aws/rights.py``), so the session says which of them it is.
+
+    Args:
+        allowed: ARNs of users and of roles (in any session).
+        shared: the name of the submitters' role. ``submitters``: ARNs of who may assume it.
 
     Raises:
         AuthError: the request is not signed, or by another caller.
@@ -84,6 +93,9 @@ def invoker(iam: Iam | None, allowed: frozenset[str]) -> Caller:
     listed = {_principal(arn): arn for arn in allowed}
     if found is None or found[1] != iam.account_id or found not in listed:
         raise AuthError("not an invoker")
+    if session and session["role"] == shared:
+        names = {parts[2]: arn for arn in submitters if (parts := _principal(arn))}
+        return Caller(iam.user_arn, listed=names.get(session["session"], listed[found]))
     return Caller(iam.user_arn, listed=listed[found] if session else "")
 
 

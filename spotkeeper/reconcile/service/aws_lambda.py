@@ -196,7 +196,8 @@ class LambdaApp(HttpApp):
         return machine or self._listed(who.uid, stack) or who
 
     def _invoker(self, request: Request) -> Caller:
-        return auth_aws.invoker(_iam(request), self.runtime.settings.invokers)
+        settings = self.runtime.settings
+        return auth_aws.invoker(_iam(request), settings.invokers, f"sk-{settings.stack}-sb", settings.submitters)
 
     def _hint(self, request: Request) -> Caller:
         return self._invoker(request)

@@ -53,6 +53,7 @@ class FunctionSettings:
     clock: Clock = field(default_factory=Clock)
     audience: str = ""
     invokers: frozenset[str] = frozenset()
+    submitters: frozenset[str] = frozenset()  # AWS: who may assume the submitters' role
     jwks: str = "https://www.googleapis.com/oauth2/v3/certs"
     issuer: str = "https://accounts.google.com"
     compute_endpoint: str | None = None
@@ -80,7 +81,8 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
         bucket=env["SPOTKEEPER_BUCKET"],
         clock=clock,
         audience=env.get("SPOTKEEPER_AUDIENCE", ""),
-        invokers=frozenset(mail.strip() for mail in env.get("SPOTKEEPER_INVOKERS", "").split(",") if mail.strip()),
+        invokers=_names(env.get("SPOTKEEPER_INVOKERS", "")),
+        submitters=_names(env.get("SPOTKEEPER_SUBMITTERS", "")),
         jwks=env.get("SPOTKEEPER_JWKS") or FunctionSettings.jwks,
         issuer=env.get("SPOTKEEPER_ISSUER") or FunctionSettings.issuer,
         compute_endpoint=env.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None,
@@ -88,6 +90,10 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
         behind_iam=bool(env.get("K_SERVICE")),
         channels=env.get("SPOTKEEPER_CHANNELS", ""),
     )
+
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in listed.split(",") if name.strip())
 
 
 def spare_the_collector() -> None:

@@ -534,6 +534,9 @@ def test_submitters_assume_a_role_that_the_function_accepts(joined: Declaration,
     role = one(joined, "aws:iam/role:Role", "role-sb")
     (trusted,) = json.loads(role["assumeRolePolicy"])["Statement"]
     assert (role["name"], trusted["Principal"]) == (f"sk-{NAME}-sb", {"AWS": [PERSON]})
+    assert trusted["Condition"] == {"StringEquals": {"sts:RoleSessionName": "${aws:username}"}}, "none takes a name"
+    told = joined[FUNCTION].properties["environment"]["variables"]
+    assert told["SPOTKEEPER_SUBMITTERS"] == PERSON
     callers = joined[FUNCTION].properties["environment"]["variables"]["SPOTKEEPER_INVOKERS"].split(",")
     assert callers == ["arn:aws:iam::123456789012:role/operators", f"arn:aws:iam::123456789012:role/sk-{NAME}-sb"]
     assert "aws:iam/role:Role::role-sb" not in example, "nobody is named there"

@@ -18,6 +18,7 @@ from infra.aws.rights import (
     machine_rights,
     submitter_rights,
     trust,
+    trust_submitters,
 )
 from infra.aws.storage import bucket_rules
 from infra.settings.model import Settings
@@ -417,3 +418,15 @@ def test_policies_are_within_awss_size_limits(settings: Settings) -> None:
     assert len(document(function_rights(many, subnets, {"us-east-1": "sg-0123456789abcdef0"}))) <= 10_240
     assert len(document(machine_rights(settings))) <= 10_240
     assert len(document(bucket_rules(settings))) <= 20_480
+
+
+def test_a_submitter_can_take_no_others_name() -> None:
+    """The function knows submitters by their sessions' names in the role that all of them assume."""
+    users = [f"arn:aws:iam::123456789012:user/{name}" for name in ("kim", "team/lee")]
+    trusted = trust_submitters([users[0], "arn:aws:iam::123456789012:role/path/vision", users[1]])
+    found = [(one.principals, one.conditions["StringEquals"]) for one in trusted]
+    assert found == [
+        ({"AWS": users}, {"sts:RoleSessionName": "${aws:username}"}),
+        ({"AWS": ["arn:aws:iam::123456789012:role/path/vision"]}, {"sts:RoleSessionName": "vision"}),
+    ]
+    assert [one.sid for one in trusted] == ["Be0", "Be1"] and trust_submitters([]) == ()

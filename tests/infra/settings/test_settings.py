@@ -134,8 +134,8 @@ def test_only_so_many_teams_are_allowed() -> None:
         read({"submitters": ["user:kim@acme.dev"], "teams": {f"t{n}": {"members": people} for n in range(101)}})
 
 
-@pytest.mark.parametrize("who", ["arn:aws:iam::123456789012:role/vision", "arn:aws:iam::123456789012:role/sk-dev-sb"])
-def test_on_aws_a_role_or_all_submitters_are_a_member(who: str) -> None:
+@pytest.mark.parametrize("who", ["arn:aws:iam::123456789012:role/vision", "arn:aws:iam::123456789012:user/lee"])
+def test_on_aws_an_invoker_or_a_submitter_is_a_member(who: str) -> None:
     changes = {
         "reconcile.invokers": ["arn:aws:iam::123456789012:role/vision"],
         "submitters": ["arn:aws:iam::123456789012:user/lee"],

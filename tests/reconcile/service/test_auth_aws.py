@@ -104,6 +104,25 @@ def test_an_operator_is_a_listed_user_or_any_session_of_a_listed_role(arn: str, 
     assert (caller.email, caller.user, caller.verified) == (arn, user, True)
 
 
+SHARED = f"arn:aws:iam::{ACCOUNT}:role/sk-demo-sb"
+KIM, LEE = f"arn:aws:iam::{ACCOUNT}:user/team/kim", f"arn:aws:iam::{ACCOUNT}:role/lee"
+
+
+@pytest.mark.parametrize(
+    ("role", "session", "user"),
+    [
+        ("sk-demo-sb", "kim", KIM),
+        ("sk-demo-sb", "lee", LEE),
+        ("sk-demo-sb", "mallory", SHARED),  # no submitter, so no team has it as a member
+        ("deployer", "kim", ROLE_ARN),  # its own callers choose the names of its sessions
+    ],
+)
+def test_a_submitter_is_known_by_the_session_in_the_submitters_role(role: str, session: str, user: str) -> None:
+    signed = Iam(ACCOUNT, f"arn:aws:sts::{ACCOUNT}:assumed-role/{role}/{session}")
+    caller = invoker(signed, ALLOWED | {SHARED}, "sk-demo-sb", frozenset({KIM, LEE}))
+    assert (caller.user, caller.email) == (user, signed.user_arn)
+
+
 @pytest.mark.parametrize(
     ("caller", "allowed"),
     [
