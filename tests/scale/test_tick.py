@@ -17,6 +17,7 @@ from spotkeeper.contract.record import Node, Phase, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.controller.reconcile_job import Ended, RoundOptions
 from spotkeeper.reconcile.controller.tick import tick
+from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import BEGIN_S, REQUEST_S, Deadline
 from spotkeeper.reconcile.store.store import Store
 from tests.scale.burst import STACK, ZONE, stack_of
@@ -90,8 +91,7 @@ def training(jobs: int, now: float) -> tuple[Store, Cloud]:
         store.set_active(job)
         record = Record(job, "u", "n", "", now, nonce="first", gen=1, gen_since=now, zone=ZONE, members=(0,))
         assert store.create_record(replace(record, nodes=(node,)))
-        assert store.take_lease(job, "made", 0.0, 0.0)  # the record is the function's own
-        store.drop_lease(job, "made", None)
+        store.put(paths.lease(job), b"{}")  # the record is the function's own
         machine = names.vm_name(STACK, job, 0, 1)
         vms.append(Vm(machine, uid, ZONE, VmStatus.RUNNING, "pool", job, 0, 1, "10.0.0.1"))
         disks.append(Disk(names.disk_name(STACK, job, 0, 0), ZONE, job, 0, 0, (machine,)))

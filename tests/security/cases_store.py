@@ -94,6 +94,7 @@ def shelved(site: Site) -> Iterator[Shelf]:
     store.put(paths.STACK, msgspec.json.encode(site.stack))
     for job, (record, _) in memory.records.items():
         assert store.create_record(record)
+        store.put(paths.lease(job), b"{}")  # its rounds have run
         store.put_spec(job, memory.specs[job])
         store.set_active(job)
         store.put_name(record.name, job)
