@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop, Tally
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop, Tally, resource
 from spotkeeper.contract.cloud import Offer
-from spotkeeper.contract.stack import Model, PoolState, Price, StackState, TeamState
+from spotkeeper.contract.stack import Model, PoolState, Price, ReservedCapacity, StackState, TeamState
 from spotkeeper.reconcile.decide.queue import reclaim, use
 from spotkeeper.reconcile.decide.queue.room import reserved_elsewhere
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
@@ -42,6 +42,14 @@ class Job(NamedTuple):
     since: int = 0
 
 
+class Reserved(NamedTuple):
+    """Reserved capacity that can be used from step ``starts`` to before step ``ends``."""
+
+    count: int
+    starts: int = 0
+    ends: int = 10_000
+
+
 class Story(NamedTuple):
     name: str
     cap: int
@@ -49,6 +57,8 @@ class Story(NamedTuple):
     steps: int = 3  # of time in which reconcilers may stall
     reconcilers: int = 2
     most: int | None = None  # machines of team a
+    reserved: Reserved | None = None
+    usd: float | None = None  # what all other machines may cost an hour; each costs 1
     cas: bool = True
 
 
@@ -93,6 +103,21 @@ STORIES = (
         reconcilers=1,
         most=2,
     ),
+    Story(
+        "reserved capacity that begins later, and money for one machine more",
+        4,
+        (Job("a", 1, 3, 3, 1), Job("b", 1, 1, 2, 2, 1)),
+        reserved=Reserved(2, starts=2),
+        usd=1.0,
+    ),
+    Story(
+        "reserved capacity that ends while a job runs in it",
+        4,
+        (Job("a", 0, 1, 3, ENDLESS), Job("b", 2, 2, 2, 1, 1)),
+        reserved=Reserved(2, ends=2),
+        usd=2.0,
+        reconcilers=1,
+    ),
 )
 
 
@@ -100,11 +125,16 @@ class World:
     def __init__(self, story: Story) -> None:
         self.story = story
         price = {"z": Price(on_demand=1.0, spot=1.0)}
-        pool = PoolState("p", "spot", "m", ("z",), 1, story.cap, 0, 10, "d", price)
+        kept = () if story.reserved is None else (self._reservation(story.reserved),)
+        pool = PoolState("p", "spot", "m", ("z",), 1, story.cap, 0, 10, "d", price, reservations=kept)
         teams = (TeamState("a", max_machines=story.most), TeamState("b"))
-        self.stack = StackState("s", "gcp", "p", "r", "b", (pool,), teams=teams)
+        self.stack = StackState("s", "gcp", "p", "r", "b", (pool,), teams=teams, max_usd_hour=story.usd)
         self.schedule = cache(lambda allocation, at: schedule(allocation, self.stack, BEGIN_S + at * STEP_S))
         self.ends: dict[State, int] = {}
+
+    def _reservation(self, reserved: Reserved) -> ReservedCapacity:
+        starts, ends = (BEGIN_S + step * STEP_S for step in (reserved.starts, reserved.ends))
+        return ReservedCapacity("res", "z", reserved.count, starts, ends)
 
     # -- steps
 
@@ -168,11 +198,15 @@ class World:
         return replace(allocation, claims=tuple(known if one == claim else one for one in allocation.claims))
 
     def _grant(self, allocation: Allocation, claim: Claim, have: int, now: float) -> Allocation:
-        tally = Tally(allocation.grants, reserved_elsewhere(allocation, self.stack, claim.job))
+        tally = Tally(allocation.grants, reserved_elsewhere(allocation, self.stack, claim.job, now))
         new: tuple[Grant, ...] = ()
+        prepaid = [one for one in self.stack.pools[0].reservations if one.usable(now)]
+        offers = [Offer("p", "z", Model.RESERVED, 0.0, reservation=one.name) for one in prepaid]
         for node in range(have, claim.reserved):
-            if tally.fits(self.stack, Offer("p", "z", Model.SPOT, 1.0)):
-                new += (Grant(claim.job, node, 1, "slot:p", now),)
+            every = (*offers, Offer("p", "z", Model.SPOT, 1.0))
+            offer = next((offer for offer in every if tally.fits(self.stack, offer)), None)
+            if offer is not None:
+                new += (Grant(claim.job, node, 1, resource(offer), now),)
                 tally.add(new[-1])
         return replace(allocation, grants=(*allocation.grants, *new))
 
@@ -191,7 +225,29 @@ class World:
             "a claim neither waits nor runs": all((one.waits is None) is (one.reserved > 0) for one in claims),
         }
         wrong = next((rule for rule, holds in rules.items() if not holds), "")
+        wrong = wrong or self._wrongly_paid(before.allocation, after.allocation, after.at)
         return wrong or self._wrongly_taken(before, after.allocation, after.at)
+
+    def _wrongly_paid(self, before: Allocation, after: Allocation, at: int) -> str:
+        """Return how grants and reservations break the limits of reserved capacity and money; "" if they do not.
+
+        A write computed up to ``steps`` ago counts from then, so what may be reserved is the most of any step so far.
+        """
+        kept, usd = self.story.reserved or Reserved(0), self.story.usd
+        inside = [grant for grant in after.grants if grant.reservation is not None]
+        if len(inside) > kept.count:
+            return "more machines than reserved capacity has"
+        if inside and at < kept.starts:
+            return "a machine is in reserved capacity that has not begun"
+        if usd is None:
+            return ""
+        if len(after.grants) - len(inside) > usd:
+            return "more machines than the money allows"
+        rises = sum(claim.reserved for claim in after.claims) > sum(claim.reserved for claim in before.claims)
+        open_ = any(kept.starts <= step < kept.ends for step in range(at + 1))
+        most = usd + (kept.count if open_ else 0)
+        too_many = rises and sum(claim.reserved for claim in after.claims) > most
+        return "more reservations than the money and reserved capacity allow" if too_many else ""
 
     def _wrongly_taken(self, before: State, after: Allocation, at: int) -> str:
         for claim in before.allocation.claims:
@@ -199,7 +255,8 @@ class World:
             old = replace(claim, stop=Stop.SAVED if before.done[number] else claim.stop)  # as its round finds now
             if new is None and self.story.jobs[number].work == ENDLESS:
                 return "a claim is lost"
-            if new is not None and new.reserved < old.reserved:
+            withdrawn = new is not None and not new.whom and not self.granted(before.allocation, claim.job)
+            if new is not None and new.reserved < old.reserved and not withdrawn:
                 # A write computed up to ``steps`` ago counts from then.
                 if not any(reclaim.takeable(old, BEGIN_S + t * STEP_S, BEGIN_S + t * STEP_S) for t in range(at + 1)):
                     return "machines are taken from a protected job"

@@ -119,6 +119,15 @@ MUTANTS = (
     ),
     _in("room", "no limit of the team's machines", "+ count > team.max_machines:", "< 0:"),
     _in("room", "no limit of the team's money", "> most + EPSILON:", "> 9e9:"),
+    _in("room", "reserved machines cost money twice", 'self._usd[""] = -sum(', 'self._usd[""] = -0 * sum('),
+    _in("room", "reserved machines are paid for at all times", "if one.usable(now)", "if one"),
+    _in(
+        "order",
+        "reserved capacity begins at once",
+        "stack, self.over, now)\n        self.spent",
+        "stack, self.over)\n        self.spent",
+    ),
+    _in("scheduler", "jobs keep what limits allow no more", "        self._over_limits()\n", ""),
     _in("use", "use does not decay", "_RATE = log(2) / HALF_LIFE_S", "_RATE = 1e-12"),
     _in(
         "use",

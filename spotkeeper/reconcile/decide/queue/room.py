@@ -128,6 +128,14 @@ class Room:
     def placed(self, job: str) -> Spread:
         return self._placed[job][1] if job in self._placed else ()
 
+    def over(self, job: str) -> bool:
+        """Whether the pools of this job's machines, or the stack, have more machines or cost more than they may."""
+        stack, pools = self._stack, {_pool(name) for name, _ in self.placed(job)}
+        machines = stack.max_machines is not None and self._machines[""] > stack.max_machines
+        usd = stack.max_usd_hour is not None and self._usd[""] > stack.max_usd_hour + EPSILON
+        dynamic = any(self._named[name].kind != "static" for name in pools)
+        return any(self._left[name] < 0 for name in pools) or (dynamic and (machines or usd))
+
     # -- placing
 
     def _kind(self, claim: Claim) -> tuple[list[PoolState], float]:

@@ -67,6 +67,7 @@ class _Schedule(Order):
     def run(self) -> dict[str, Claim]:
         """Return the claims that change."""
         self._over_budget()
+        self._over_limits()
         self._take_over()
         for claim in self.turns():
             if not self.leaves(claim) and not self.taker(claim) and not self.hopeless(claim):
@@ -303,6 +304,19 @@ class _Schedule(Order):
                 self.room.free(claim.job, claim.reserved)
                 self.have[claim.team] -= claim.reserved
                 self._set(replace(claim, reserved=0, waits=self.now, gap="", whom=""))
+
+    def _over_limits(self) -> None:
+        """Let jobs without a machine wait again where limits are exceeded: lowered, or reserved capacity has ended.
+
+        No machine is granted beyond the limits. While such a job has its reservation, it takes machines from nobody.
+        """
+        without = [claim for claim in self.running.values() if not self.granted[claim.job]]
+        for claim in sorted(without, key=lambda claim: (self.ranks[claim.job], -claim.since, claim.job)):
+            if self.now - claim.reserved_at >= reclaim.LAPSE_S and self.room.over(claim.job):
+                self.room.free(claim.job, claim.reserved)
+                self.have[claim.team] -= claim.reserved
+                waits = max(0.0, claim.reserved_at - claim.waited_s)
+                self._set(replace(claim, reserved=0, waits=waits, gap="", whom=""))
 
     def _grow(self) -> None:
         """Give elastic jobs more machines, since no job waits for them."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Claim, Grant
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
 from spotkeeper.contract.stack import PoolState, Price, ReservedCapacity, TeamState
 from spotkeeper.reconcile.decide.queue.room import of_running, reserved_elsewhere, usd_elsewhere
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
@@ -239,3 +239,29 @@ def test_a_trial_whose_machines_are_being_deleted_counts_for_parallel_and_uses_n
     assert room.limit(waiting, 1), "its old machine is there yet"
     room = of_running(Allocation(grants=(*grants(trains), vm), claims=(trains, leaves)), stack(pool("p", 2)))
     assert room.most(waits("other", 1), 0, 100) == 1
+
+
+@pytest.mark.parametrize(
+    ("age_s", "held", "limits", "waits"),
+    [
+        (900.0, 0, {"max_usd_hour": 2.0}, True),
+        (900.0, 0, {"max_machines": 2}, True),
+        (899.0, 0, {"max_machines": 2}, False),  # its machines may be about to leave others
+        (900.0, 1, {"max_machines": 2}, False),  # it has machines
+        (900.0, 0, {"max_machines": 4}, False),
+    ],
+)
+def test_a_job_without_machines_waits_again_where_limits_were_lowered(
+    age_s: float, held: int, limits: dict[str, Any], waits: bool
+) -> None:
+    """It has its turn to take machines of a lower class: with a reservation it would wait for their jobs' ends."""
+    low = runs("low", 2, priority=0, reserved_at=NOW - 7200.0, started=NOW - 7000.0, stop=Stop.SAVED)
+    high = runs("high", 2, priority=2, reserved_at=NOW - age_s, waited_s=60.0)
+    had = (*grants(low), *(Grant("high", node, 1, "slot:p") for node in range(held)))
+    after = schedule(Allocation(grants=had, claims=(low, high)), stack(pool("p", 4, usd=1.0), **limits), NOW)
+    found = {claim.job: claim for claim in after.claims}
+    assert (found["low"].whom == "high") is waits
+    assert found["high"].reserved == 2
+    assert (found["high"].reserved_at == NOW) is waits
+    if waits:
+        assert found["high"].waited_s == 60.0 + age_s
