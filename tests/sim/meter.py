@@ -154,6 +154,7 @@ READS = {
     "drop_lease": 1,
     "get": 1,
     "get_all": 1,
+    "has_begun": 1,
     "read_observations": 1,
     "take_lease": 1,
 }

@@ -113,8 +113,8 @@ class SimStore(MemoryStore):
             self.world.entry(entry)
         return new
 
-    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float) -> bool:
-        taken = super().take_lease(job, nonce, now, ttl_s)
+    def take_lease(self, job: str, nonce: str, now: float, ttl_s: float, *more: Callable[[], bool]) -> bool:
+        taken = super().take_lease(job, nonce, now, ttl_s, *more)
         if taken:
             self.world.due(job, now + ttl_s)
         return taken

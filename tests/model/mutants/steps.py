@@ -317,7 +317,7 @@ STEPS = (
     ),
     Mutant(
         "a trial that continues stops at the same rung again",
-        in_("gang.rungs", "draft.set(trial=replace(trial, rung=trial.rung + 1))", "pass"),
+        in_("gang.rungs", "draft.set(trial=replace(trial, rung=_next(draft, of, trial.rung + 1)))", "pass"),
         RUNG,
         "L",
     ),

@@ -149,6 +149,7 @@ def test_a_past_plan_is_not_postponed() -> None:
 
 def test_a_lease_far_in_the_future_is_free() -> None:
     store, world = MemoryStore(), World()
+    assert store.create_record(written(NOW, NOW, NOW))
     world.ahead = HOUR_S
     assert Lease(store, JOB, world, None).take()
     world.ahead = 0.0

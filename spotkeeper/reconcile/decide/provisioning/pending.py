@@ -55,8 +55,9 @@ def nothing(draft: Draft, index: int, capped: set[Model]) -> bool:
         return False
     sold_out = not capped or (capped == {Model.ON_DEMAND} and _sold_out(draft, node))
     if not sold_out:
-        who = "the job's last machines to go" if _leaving(draft) else "machines that other jobs give up"
-        say(draft, index, f"waiting for {who}: until then, pools or stack are at their limits")
+        others = "waiting for machines that other jobs give up: "
+        why = "waiting for the job's last machines to go: " if _leaving(draft) else others
+        say(draft, index, f"{why}until then, pools or stack are at their limits")
         return True
     if not capped and node.refused and draft.now >= node.refused_at + draft.times.cold_s:
         draft.put(index, refused=())
