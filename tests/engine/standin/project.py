@@ -157,5 +157,6 @@ def checkout(folder: Path) -> Path:
     """A copy of this one as far as a stack needs it: its own, whatever is edited meanwhile."""
     for name in ("infra", "templates", "agent", "spotkeeper"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(ROOT / "Pulumi.yaml", folder)
+    for name in ("Pulumi.yaml", "requirements.lock"):
+        shutil.copy(ROOT / name, folder)
     return folder
