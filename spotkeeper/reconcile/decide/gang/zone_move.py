@@ -218,9 +218,13 @@ def _dry(draft: Draft) -> None:
 def _reluctance(draft: Draft, zone: str, found: Iterable[Offer]) -> tuple[bool, bool]:
     """Return the order in which a gang leaves a dry zone: for zones of its region, then others; tried ones come last.
 
-    A zone was tried if the cloud refused each of its offers recently: a gang must not go to and fro between dry zones.
-    A copy of the disks to another region costs money.
+    A zone was tried if the cloud refused each of its offers recently, or those of one pool of a mix: a gang must not go
+    to and fro between dry zones. A copy of the disks to another region costs money.
     """
-    known = (draft.queries.known(offer) for offer in found if offer.zone == zone)
-    tried = all(seen is not None and seen.denied_within(TRIED_S, draft.now) for seen in known)
-    return tried, region_of(zone) != region_of(draft.record.zone or zone)
+    refused: dict[str, bool] = {}  # whether all offers were, by the pool of a mix
+    mix = draft.snapshot.spec is not None and bool(draft.snapshot.spec.machines)
+    for offer in (offer for offer in found if offer.zone == zone):
+        seen, pool = draft.queries.known(offer), offer.pool if mix else ""
+        denied = seen is not None and seen.denied_within(TRIED_S, draft.now)
+        refused[pool] = denied and refused.get(pool, True)
+    return any(refused.values()), region_of(zone) != region_of(draft.record.zone or zone)

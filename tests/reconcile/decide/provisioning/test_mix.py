@@ -122,6 +122,20 @@ def test_the_whole_gang_leaves_a_zone_without_capacity_for_one_pool() -> None:
     assert disks == {0: "z-b", 1: "z-b", 2: "z-b"}
 
 
+def test_a_gang_goes_to_no_zone_and_back_that_lacks_one_of_its_pools() -> None:
+    """Each of two zones lacks another pool: what one of them refused is of no use, though its other pool has machines."""
+    one = world()
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    one.run(MINUTE)
+    one.sold_out = {("t4", "z-a"), ("l4", "z-b")}
+    one.preempt(2)
+    one.until(lambda: one.training() and one.record().zone not in ("z-a", "z-b"), 90 * MINUTE)
+    moves = [entry.detail for entry in one.events(Event.MOVE) if entry.cause == "stockout"]
+    assert moves == ["z-a -> z-b", "z-b -> z-c"]
+    assert there(one) == whole("z-c")
+
+
 def test_a_user_moves_the_gang_only_to_a_zone_of_all_pools() -> None:
     one = world(pools(zones=("z-a", "z-b")))
     one.submit()
