@@ -122,8 +122,24 @@ def test_the_whole_gang_leaves_a_zone_without_capacity_for_one_pool() -> None:
     assert disks == {0: "z-b", 1: "z-b", 2: "z-b"}
 
 
+def test_a_gang_leaves_a_dry_zone_for_the_one_that_is_best_for_all_of_it() -> None:
+    """The cheapest machine of all is in the zone that is the worst for the gang's other pool."""
+    l4, t4 = pools().pools
+    spot = {"l4": {"z-b": 0.1, "z-c": 0.15, "z-a": 0.2}, "t4": {"z-a": 0.3, "z-c": 0.35, "z-b": 0.4}}
+    on = (replace(pool, prices={zone: Price(3.0, usd) for zone, usd in spot[pool.name].items()}) for pool in (l4, t4))
+    one = world(replace(pools(), pools=tuple(on)), policy="spot")
+    one.submit()
+    one.until(one.training, 5 * MINUTE)
+    assert there(one) == whole("z-c")
+    one.run(MINUTE)
+    one.sold_out = {("l4", "z-c")}
+    one.preempt(0)
+    one.until(lambda: one.training() and one.record().zone != "z-c", 60 * MINUTE)
+    assert there(one) == whole("z-a")
+
+
 def test_a_gang_goes_to_no_zone_and_back_that_lacks_one_of_its_pools() -> None:
-    """Each of two zones lacks another pool: what one of them refused is of no use, though its other pool has machines."""
+    """Each of two zones lacks another pool: its machines of the other one are of no use."""
     one = world()
     one.submit()
     one.until(one.training, 5 * MINUTE)
