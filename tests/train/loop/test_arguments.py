@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import spotkeeper
+from spotkeeper.train.core.division import Speeds
 from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.core.settings import lock
+from spotkeeper.train.loop import run as library
 from tests.train.forks import Ended, run_script
 
 SCRIPT = """
@@ -157,3 +160,24 @@ def test_a_file_limit_is_not_reported_as_memory(tmp_path: Path) -> None:
     assert "write failed: staging memory:" in done.stderr and "no memory" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert "no checkpoint exists in .spotkeeper/ckpt/large; the run ends without this save" in last
+
+
+def test_a_loop_begins_with_the_speeds_that_an_earlier_one_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would keep the old division: the speeds are known, so nothing looks changed."""
+    plans: list[tuple[float, ...]] = []
+    real = library.open_feed
+
+    def opened(*args: Any) -> Any:
+        plans.append(args[-1].costs)
+        return real(*args)
+
+    monkeypatch.setattr(library, "open_feed", opened)
+    run = attach(global_batch=2)
+    run._speeds = Speeds((0.25,))  # a run of one rank has none
+    loader = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
+    for cost in (0.25, 0.5):
+        run._speeds.costs = (cost,)
+        loop = run.steps(loader, steps=9)
+        next(loop)
+        loop.close()  # type: ignore[attr-defined]
+    assert plans == [(0.25,), (0.5,)]
