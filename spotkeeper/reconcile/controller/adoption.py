@@ -8,7 +8,7 @@ ledgers: a job that has either has an adopted record, which nobody but the funct
 
 from __future__ import annotations
 
-from uuid import uuid4
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from msgspec.structs import replace
 
@@ -44,7 +44,7 @@ def adopted(record: Record, now: float) -> Record:
     else:
         new = Record(
             job=record.job,
-            uid=record.uid,
+            uid=_uuid(record),
             name=record.name,
             spec_sha256=record.spec_sha256,
             created=max(record.created, now - LATE_S),
@@ -56,3 +56,11 @@ def adopted(record: Record, now: float) -> Record:
             outbox=outbox,
         )
     return record if new == record else replace(new, ver=1)
+
+
+def _uuid(record: Record) -> str:
+    """Return the record's uid, or another one if it is none: no machine could be requested."""
+    try:
+        return str(UUID(record.uid))
+    except ValueError:
+        return str(uuid5(NAMESPACE_OID, f"spotkeeper/{record.job}"))

@@ -139,6 +139,15 @@ def test_a_running_job_keeps_its_record(lost: str) -> None:
     assert world.record().nodes[0].cur == before.nodes[0].cur
 
 
+@pytest.mark.parametrize("uid", ["", "u", "../x"])
+def test_a_uid_that_is_none_is_replaced(uid: str) -> None:
+    """No idempotency key could be made of it, and each tick would raise an alarm."""
+    world = World()
+    put(world, forged(world, uid=uid, nodes=(Node(),)))
+    world.until(world.training)
+    assert world.record().uid != uid
+
+
 def test_an_orphans_record_stays_ended() -> None:
     world = World()
     end = forged(world, phase=Phase.END)
