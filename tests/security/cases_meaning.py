@@ -115,11 +115,12 @@ def time_travel(site: Site) -> Cases:
     year = 365 * 86400
 
     def check(kind: Kind, value: int, at: float) -> None:
-        progress = GOOD["progress"] | {"at": at, "save_s": 1e308}
+        progress = GOOD["progress"] | {"at": at, "save_s": 1e308, "step_s": 1e308, "total_steps": 2**53}
         says(site, me, (kind, 1, str(value)), progress=progress, keep=True)
         record, told = site.store.records[JOB][0], site.store.progresses[JOB]
         assert told.at <= site.now, "the function's clock decides"
         assert told.save_s is not None and told.save_s <= 3600.0, "no stop is put off for ever"
+        assert told.left_s is not None and told.left_s < 1e20, "its rounds can count with it"
         assert record.stop_deadline is None or site.now <= record.stop_deadline <= site.now + year
         site.put_back()
 

@@ -30,6 +30,10 @@ from spotkeeper.reconcile.store.store import Store
 
 MAX_FACTS = 32  # most facts of one sync; a correct agent sends a few
 MAX_SAVE_S = 3600.0  # real seconds; stop deadlines depend on reported times, and no machine may postpone them for ever
+# What a job reports of itself is bounded: with a step of 1e308 s, the work that is left would be infinite, and each round
+# of the job would fail. Then nothing limits it.
+MAX_STEP_S = 1e6  # real seconds
+MOST_STEPS = 10**12
 COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
 SHAPES: dict[Kind, str] = {  # what the values of these facts look like; other values are free
     **dict.fromkeys((Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED), r"\d{1,12}"),
@@ -360,6 +364,8 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
         commit_step=commit.commit_step,
         commit_at=committed_at,
         save_s=None if progress.save_s is None else min(progress.save_s, MAX_SAVE_S),
+        step_s=None if progress.step_s is None else min(progress.step_s, MAX_STEP_S),
+        total_steps=None if progress.total_steps is None else min(progress.total_steps, MOST_STEPS),
         gbit_s=progress.gbit_s or (before.gbit_s if before is not None else None),
         begin_s=None if before is None else before.begin_s,
     )
