@@ -385,7 +385,7 @@ class RequestKind(str, Enum):
 class JobRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``jobs/<job>/requests/<id>``: a user's request, which the next round carries out or refuses."""
 
-    id: str
+    id: Annotated[str, Meta(pattern=r"^[-a-z0-9]{1,64}\Z")]  # the object's name: one with another cannot be deleted
     kind: RequestKind
     at: float
     by: str = ""

@@ -122,6 +122,15 @@ def test_an_impossible_record_stops_only_its_job(tmp_path: Path, caplog: pytest.
     assert any("ALARM" in line.getMessage() for line in caplog.records)
 
 
+@pytest.mark.parametrize("bad", ["", "../../x", "a/b", "A" * 5000])
+def test_a_request_with_an_impossible_id_counts_for_nothing(tmp_path: Path, bad: str) -> None:
+    """Its object cannot be deleted by that id: every round would fail at its end, and agents would hear nothing."""
+    world, store = two_jobs(tmp_path)
+    store.put(f"{paths.requests(JOB)}evil", msgspec.json.encode({"id": bad, "kind": "cancel", "at": world.t}))
+    assert run_round(store, world, JOB, world, world.options).ended is Ended.QUIET
+    assert world.training() and store.list_requests(JOB) == ()
+
+
 def test_an_unreadable_lease_blocks_no_round(tmp_path: Path) -> None:
     """It only saves money."""
     world, store = two_jobs(tmp_path)
