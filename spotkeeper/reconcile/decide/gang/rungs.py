@@ -45,7 +45,7 @@ def unlisted(draft: Draft) -> str:
         return ""
     return (
         f"waiting: search {trial.of.sweep} does not name this job as its trial {trial.of.number}: "
-        "if its submission was interrupted, repeat spotkeeper sweep with its file"
+        "if its submission was interrupted, repeat spotkeeper sweep with its file, or cancel the job"
     )
 
 
