@@ -30,8 +30,8 @@ from spotkeeper.reconcile.store.store import Store
 
 MAX_FACTS = 32  # most facts of one sync; a correct agent sends a few
 MAX_SAVE_S = 3600.0  # real seconds; stop deadlines depend on reported times, and no machine may postpone them for ever
-# What a job reports of itself is bounded: with a step of 1e308 s, the work that is left would be infinite, and each round
-# of the job would fail. Then nothing limits it.
+# What a job reports of itself is bounded: with a step of 1e308 s, the work that is left would be infinite, and each
+# round of the job would fail. Then nothing limits it.
 MAX_STEP_S = 1e6  # real seconds
 MOST_STEPS = 10**12
 COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
