@@ -110,7 +110,7 @@ def target(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -
 def computed(type_: str, logical: str, inputs: Json, defaults: ProviderDefaults) -> tuple[str, Json]:
     """Return the id and the computed outputs of a resource, without a call of the cloud."""
     if dynamic(type_):
-        return f"{logical}/{inputs.get('stack')}", {}
+        return f"{logical}/{inputs['stack']}" if "stack" in inputs else logical, {}
     it = target(type_, logical, inputs, defaults)
     outputs = kind_of(type_).outputs(it)
     known = {"project": it.project} | ({} if kind_of(type_).binding else {"name": it.name}) | outputs
