@@ -216,7 +216,7 @@ def _bearer(target: Target, root: str) -> dict[str, str]:
 def _signed(url: str, region: str) -> dict[str, str]:
     """Return headers with a signature, which IAM checks before the function runs; {} without AWS credentials."""
     try:
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ClientError
         from botocore.session import get_session
     except ImportError:
         return {}
@@ -225,7 +225,7 @@ def _signed(url: str, region: str) -> dict[str, str]:
     try:
         found = get_session().get_credentials()
         now = found.get_frozen_credentials() if found is not None else None
-    except BotoCoreError:
+    except (BotoCoreError, ClientError):
         return {}
     if now is None:
         return {}

@@ -36,7 +36,7 @@ def s3() -> tuple[str | None, Callable[[], S3Credential] | None]:
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
         return None, None
     try:
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ClientError
         from botocore.session import get_session
     except ImportError:
         return None, None
@@ -49,6 +49,9 @@ def s3() -> tuple[str | None, Callable[[], S3Credential] | None]:
             now = found.get_frozen_credentials() if found is not None else None
         except BotoCoreError as error:
             raise LoginError(f"AWS: {error}: run `aws sso login`, or choose another profile (AWS_PROFILE)") from None
+        except ClientError as error:
+            told = "a submitter's profile needs `role_session_name` with the submitter's name (docs/permissions.md)"
+            raise LoginError(f"AWS: {error}: {told}") from None
         if now is None:
             raise LoginError("AWS: not logged in: run `aws sso login`, or choose a profile (AWS_PROFILE)")
         return {

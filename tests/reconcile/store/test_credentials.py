@@ -35,7 +35,8 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.asked.append((self.path, self.headers.get("Authorization", "")))
-        body = json.dumps(self.server.says.get(self.path, {})).encode()
+        says = self.server.says
+        body = json.dumps(says[self.path]).encode() if self.path in says else b"<ErrorResponse/>"
         self.send_response(200 if self.path in self.server.says else 403)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -92,6 +93,19 @@ def test_a_missing_login_is_reported_before_any_request(nobody: Path, config: st
     with pytest.raises(credentials.LoginError) as caught:
         open_bucket("s3://b", "http://127.0.0.1:9")
     assert told in str(caught.value) and "`aws sso login`" in str(caught.value)
+
+
+def test_a_refused_role_says_that_its_session_needs_the_submitters_name(
+    there: Seen, nobody: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = "role_arn = arn:aws:iam::123456789012:role/sk-demo-sb\nsource_profile = me\nregion = eu-west-1\n"
+    (nobody / "config").write_text(f"[profile train]\n{role}")
+    (nobody / "credentials").write_text("[me]\naws_access_key_id = AKIAME\naws_secret_access_key = x\n")
+    monkeypatch.setenv("AWS_PROFILE", "train")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", there.url)
+    with pytest.raises(credentials.LoginError, match=r"AssumeRole operation.*`role_session_name`"):
+        open_bucket("s3://b", there.url)
+    assert there.asked
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_LAMBDA_FUNCTION_NAME"])
