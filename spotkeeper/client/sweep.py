@@ -96,8 +96,8 @@ def submit_missing(
         tell: notifies the function of a job, called from several threads.
 
     Raises:
-        CliError: the name of a trial belongs to an unfinished job with other content, or the search was stopped
-            meanwhile; others may be submitted.
+        CliError: the name of a trial belongs to an unfinished job with other content, another job is named as the
+            trial, or the search was stopped meanwhile; others may be submitted.
         StoreError: the bucket failed.
     """
     blocks, lock = _Blocks(store), threading.Lock()
@@ -106,7 +106,10 @@ def submit_missing(
         with lock:
             ports = blocks.next()
         job, over = _submitted(store, sweep, number, source, now, by, ports)
-        store.create_trial(sweep.name, number, job)
+        if not store.create_trial(sweep.name, number, job):
+            again = f"cancel that job and job {job}, and give the search another `name`"
+            other = store.read_trial(sweep.name, number) or "none"
+            raise CliError(f"{sweep.name}: somebody named job {other} as trial {number}", Exit.REFUSED, again)
         # A stop writes its mark before it looks for trials, so either it or this finds the other.
         if any(number < stop.below for stop in store.list_stops(sweep.name)):
             if not over:

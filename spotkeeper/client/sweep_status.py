@@ -74,7 +74,13 @@ def find_sweep(store: Store, name: str) -> Sweep:
         near = nearest(name, names)
         hint = f" (did you mean {near}?)" if near else ""
         raise CliError(f"{name}: no such search{hint}", Exit.MISSING, f"searches: {', '.join(names) or 'none'}")
-    return Sweep(spec, cohorts, store.list_trials(name), store.list_stops(name))
+    jobs = {number: job for number, job in store.list_trials(name).items() if _is_trial(spec, number, job)}
+    return Sweep(spec, cohorts, jobs, store.list_stops(name))
+
+
+def _is_trial(spec: SweepSpec, number: int, job: str) -> bool:
+    """Whether a job has an id of this trial: any submitter can name another job as one that is not submitted yet."""
+    return any(job == spec.job_id(number, attempt) for attempt in range(ATTEMPTS))
 
 
 def trials_among(store: Store, records: Iterable[Record]) -> dict[str, str]:
@@ -84,8 +90,7 @@ def trials_among(store: Store, records: Iterable[Record]) -> dict[str, str]:
     return {
         record.job: name
         for name, number, record in named
-        if (spec := specs[name]) is not None
-        and record.job in {spec.job_id(number, attempt) for attempt in range(ATTEMPTS)}
+        if (spec := specs[name]) is not None and _is_trial(spec, number, record.job)
     }
 
 

@@ -237,6 +237,16 @@ def test_the_function_hears_of_each_trial_unless_it_is_over(store: Store) -> Non
     assert again == {0: first[0], 1: first[1]} and told == [first[1]]
 
 
+def test_a_search_takes_no_other_job_as_its_trial(store: Store) -> None:
+    """Any submitter can write the note of a trial that is not submitted yet."""
+    sweep = a_search(store, 2)
+    assert store.create_trial("lr", 1, "mallory2")
+    assert find_sweep(store, "lr").jobs == {} and find_sweep(store, "lr").missing() == [0, 1]
+    with pytest.raises(CliError, match="somebody named job mallory2 as trial 1") as raised:
+        list(submit_missing(store, sweep, None, 0.0, "ada", lambda _: None))
+    assert f"cancel that job and job {sweep.spec.job_id(1, 0)}" in raised.value.remedy
+
+
 def test_a_search_that_is_stopped_meanwhile_submits_no_further_trial(store: Store) -> None:
     sweep, told = a_search(store, 40), list[str]()
     store.create_stop("lr", SweepStop(40, 1.0))
