@@ -38,7 +38,7 @@ class GcpFunction(Component):
         self.function = gcp.cloudfunctionsv2.Function(
             "function",
             name=self.prefix,
-            location=settings.region,
+            location=settings.home_region(),
             description="Spotkeeper reconcile: runs jobs' rounds, started by the schedule, by reports and by events",
             build_config=gcp.cloudfunctionsv2.FunctionBuildConfigArgs(
                 runtime=settings.reconcile.runtime,
@@ -79,7 +79,7 @@ class GcpFunction(Component):
         return gcp.artifactregistry.Repository(
             "images",
             repository_id=self.prefix,
-            location=self.settings.region,
+            location=self.settings.home_region(),
             format="DOCKER",
             description=f"Spotkeeper {self.settings.stack}: builds of the function",
             cleanup_policies=[
@@ -116,7 +116,7 @@ class GcpFunction(Component):
 
 def function_url(settings: Settings) -> str:
     """Return the function's address, which follows from its name: templates need it before the function exists."""
-    known = f"https://{settings.region}-{settings.project}.cloudfunctions.net/{naming.stack(settings.stack)}"
+    known = f"https://{settings.home_region()}-{settings.project}.cloudfunctions.net/{naming.stack(settings.stack)}"
     return settings.endpoints.function or known
 
 
@@ -128,6 +128,7 @@ def environment(settings: Settings, clock_email: str) -> dict[str, str]:
     values = {
         "SPOTKEEPER_STACK": settings.stack,
         "SPOTKEEPER_BUCKET": f"gs://{settings.bucket_name()}",
+        "SPOTKEEPER_REGION": settings.home_region(),
         "SPOTKEEPER_AUDIENCE": function_url(settings),
         "SPOTKEEPER_INVOKERS": ",".join([clock_email, *people]),
         # Read by functions-framework: with its default of four threads, four rounds would block all reports.
@@ -172,7 +173,7 @@ class GcpTriggers(Component):
         return gcp.cloudscheduler.Job(
             "tick",
             name=self.prefix,
-            region=settings.region,
+            region=settings.home_region(),
             schedule="* * * * *" if minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *",
             time_zone="Etc/UTC",
             attempt_deadline=f"{min(settings.reconcile.timeout_s, 1800)}s",

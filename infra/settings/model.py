@@ -255,6 +255,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     regions: Annotated[
         tuple[str, ...], about("several regions, in place of `region`; function and bucket are in the first")
     ] = ()
+    home: Annotated[str, about("gcp: home region, one of `regions`; unset: the first. Changing it moves the home")] = ""
     images: Annotated[dict[str, str], about("aws: `image` in each other region of `regions`, by region")] = {}
     zones: Annotated[tuple[str, ...], about("zones for machines; unset: all zones of the regions")] = ()
     network: Network = Network()
@@ -294,6 +295,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_data_loss: Annotated[
         bool, about("lets a stack named prod* delete data on destroy and replace static machines' disks")
     ] = False
+
+    def home_region(self) -> str:
+        """Return the region with function and schedule. The bucket stays in ``region``, the first of `regions`."""
+        return self.home or self.region
 
     def regions_of(self, pool: Pool) -> tuple[str, ...]:
         """Return the regions with zones of a pool, in the stack file's order."""
@@ -416,7 +421,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         stack=settings.stack,
         cloud=settings.cloud,
         project=settings.owner(),
-        region=settings.region,
+        region=settings.home_region(),
         bucket=settings.bucket_name(),
         pools=pools,
         lease_minutes=settings.limits.lease_minutes,

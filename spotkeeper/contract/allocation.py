@@ -158,6 +158,7 @@ class Allocation(Struct, frozen=True, omit_defaults=True):
     grants: tuple[Grant, ...] = ()
     claims: tuple[Claim, ...] = ()
     use: tuple[TeamUse, ...] = ()
+    home: str = ""  # in several regions: the region whose function works for the stack; "": none has begun
 
     def claim(self, job: str) -> Claim | None:
         return next((claim for claim in self.claims if claim.job == job), None)

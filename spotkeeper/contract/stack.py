@@ -43,9 +43,9 @@ def region_of(zone: str) -> str:
     return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdecimal() else zone
 
 
-def template_key(model: str, region: str, home: str) -> str:
-    """Return the key of a region's template in ``PoolState.templates``: ``spot`` at home, ``us-east1/spot`` abroad."""
-    return model if region == home else f"{region}/{model}"
+def template_key(model: str, region: str, first: str) -> str:
+    """Return a region's key in ``PoolState.templates``: ``spot`` in the first, else ``us-east1/spot``."""
+    return model if region == first else f"{region}/{model}"
 
 
 class StaticMachine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +212,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     ssh: bool = False  # whether the stack file allows shells on its machines
     channels: tuple[ChannelState, ...] = ()
     teams: tuple[TeamState, ...] = ()  # without the team `default`, if the stack file does not mention it
-    regions: tuple[str, ...] = ()  # all regions, home first; (): only ``region``
+    regions: tuple[str, ...] = ()  # all regions, in the stack file's order; (): only ``region``
     egress: dict[str, dict[str, float]] = {}  # USD per GB from a region to each of the others
 
     @property
@@ -249,7 +249,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
         return found.templates.get(self.template_key(model, zone), "") if found is not None else ""
 
     def template_key(self, model: Model, zone: str) -> str:
-        return template_key(model.template, self.region_of(zone), self.region)
+        return template_key(model.template, self.region_of(zone), next(iter(self.regions), self.region))
 
     def region_of(self, zone: str) -> str:
         """Return the region of one of the stack's zones; with a single region, zones can have any names."""

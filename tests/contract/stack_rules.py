@@ -67,7 +67,10 @@ def pool_kind(pool: PoolState, state: StackState) -> Iterator[Problem]:
     if pool.max_on_demand > pool.max_machines:
         yield problem("max_on_demand", f"is above max_machines ({pool.max_machines})", pool.max_on_demand)
     regions = [region for region in state.regions or (state.region,) if region in map(region_of, pool.zones)]
-    spot, bought = ([template_key(model, each, state.region) for each in regions] for model in ("spot", "on-demand"))
+    spot, bought = (
+        [template_key(model, each, next(iter(state.regions), state.region)) for each in regions]
+        for model in ("spot", "on-demand")
+    )
     for key in pool.templates:
         if key not in (*spot, *bought):
             yield problem(join("templates", key), "is no model", hint=nearest(key, (*spot, *bought)))

@@ -27,6 +27,7 @@ from spotkeeper.contract.record import Phase, Record, TrialProgress
 from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState, Trial
 from spotkeeper.reconcile.controller import alarm, bursts, cleanup
+from spotkeeper.reconcile.controller.home import check_home, is_settled
 from spotkeeper.reconcile.controller.lease import Every, Lease
 from spotkeeper.reconcile.controller.ledger import LedgerWriter
 from spotkeeper.reconcile.controller.steps import READS, Pass, ReadStep, Todo
@@ -94,6 +95,7 @@ class RoundOptions:
     parallel: int = PARALLEL
     deadline: Deadline = NEVER  # the deadline of the request that runs the round
     user: str = ""  # who asked for the round, as the function verified; "": nobody
+    region: str = ""  # this function's own; "": unknown, as with a stack in one region
     every: Every | None = None  # how the lease is renewed during a round; None: not at all, and it lasts longer
 
 
@@ -232,11 +234,15 @@ class Round:
     def run(self, prefetched: Prefetched | None = None) -> RoundResult:
         """Read in the order of ``READS``, then make passes. With ``prefetched`` the order is ``TICK_READS``."""
         stack = self.store.read_stack()
+        if stack is not None:
+            check_home(stack, self.options.region)
         for read in READS:
             if stack is None or not self._read(read, stack, prefetched):
                 return RoundResult(Ended.ABSENT)
         assert self.record is not None
         assert self.snapshot is not None
+        if not is_settled(self.snapshot.stack, self.snapshot.allocation):
+            return RoundResult(Ended.ABSENT)
         return self._passes(self.record, self.allocation, self.snapshot)
 
     def _read(self, read: ReadStep, stack: StackState, prefetched: Prefetched | None) -> bool:

@@ -18,7 +18,7 @@ without machines, whose jobs wait again, and which jobs may not take machines fr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from uuid import uuid4
 
@@ -63,7 +63,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     if stack is None:
         raise RepairError("the bucket contains no stack: run `pulumi up` first")
     jobs = {*store.active_jobs(), *(path.removeprefix(TOMBS) for path in store.list(TOMBS))}
-    records = [record for job in sorted(jobs) if (record := _rewritten(store, job, stack, now)) is not None]
+    records = [record for job in sorted(jobs) if (record := rewritten(store, job, stack, now)) is not None]
     listing = cloud.list(stack.stack)
     silent = sorted(set(stack.zones()) - listing.answered)
     if silent:
@@ -79,7 +79,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
         grants |= {(job, grant.node, grant.attempt): grant for over_at, grant in found if over_at is None}
         released += [(over_at, grant) for over_at, grant in found if over_at is not None]
         recalled[job] = tuple(sorted({entry.at for entry in entries if _recall(entry)}))
-    for grant in (*_live(records), *_listed(listing, now)):
+    for grant in (*live_grants(records), *listed_grants(listing, now)):
         grants.setdefault((grant.job, grant.node, grant.attempt), grant)
     _check_nodes(grants.values())
     specs = {record.job: _spec(store, record) for record in records}
@@ -90,6 +90,7 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
     made = Allocation(
         ver=1,
         nonce=uuid4().hex,
+        home=stack.region if stack.regions else "",
         grants=tuple(grants[key] for key in sorted(grants)),
         claims=tuple(_claims(records, specs, recalled, grants.values(), stack, now)),
         use=_use(released, teams, stack, now),
@@ -114,8 +115,13 @@ def _damaged(store: Store) -> str:
     raise RepairError("stack/allocation is valid: nothing to repair")
 
 
-def _rewritten(store: Store, job: str, stack: StackState, now: float) -> Record | None:
-    """Write an unfinished record again and return it; return a finished one as it is. None: unreadable or missing."""
+def rewritten(
+    store: Store, job: str, stack: StackState, now: float, change: Callable[[Record], Record] = lambda record: record
+) -> Record | None:
+    """Write an unfinished record again, changed, and return it; return a finished one as it is.
+
+    None: unreadable or missing. Raises RepairError if rounds keep changing it.
+    """
     with suppress(CorruptError):
         adopt(store, job, now)  # what a submitter wrote names no machine
     for _ in range(TRIES):
@@ -126,13 +132,13 @@ def _rewritten(store: Store, job: str, stack: StackState, now: float) -> Record 
         if read is None or read.value.phase is Phase.DONE:
             return read.value if read else None
         LedgerWriter().flush(store, read.value, stack)
-        record = replace(read.value, ver=read.value.ver + 1, nonce=uuid4().hex, outbox=())
+        record = replace(change(read.value), ver=read.value.ver + 1, nonce=uuid4().hex, outbox=())
         if store.cas_record(record, read.token) is not None:
             return record
     raise RepairError(f"rounds keep changing the record of job {job}: repeat the repair")
 
 
-def _live(records: Iterable[Record]) -> Iterator[Grant]:
+def live_grants(records: Iterable[Record]) -> Iterator[Grant]:
     for record in records:
         for index, node in enumerate(record.nodes):
             for slot in (node.cur, node.next):
@@ -155,7 +161,7 @@ def _told(job: str, entries: Collection[Entry]) -> Iterator[tuple[float | None, 
             yield gone.get((entry.node, entry.attempt)), grant
 
 
-def _listed(listing: Listing, now: float) -> Iterator[Grant]:
+def listed_grants(listing: Listing, now: float) -> Iterator[Grant]:
     for vm in listing.vms:
         if vm.job:
             offer = Offer(vm.pool, vm.zone, vm.model, 0.0, reservation=vm.reservation)

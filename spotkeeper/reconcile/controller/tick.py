@@ -26,6 +26,7 @@ from spotkeeper.contract.stack import StackState
 from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.controller import alarm
 from spotkeeper.reconcile.controller.cleanup import bury, withdraw
+from spotkeeper.reconcile.controller.home import check_home, settle
 from spotkeeper.reconcile.controller.lease import Lease
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, RoundOptions, RoundResult, run_round
 from spotkeeper.reconcile.decide.gang import rungs
@@ -69,7 +70,12 @@ def tick(store: Store, cloud: Cloud, clock: Now, options: RoundOptions | None = 
     stack = store.read_stack()
     if stack is None:
         return TickResult()
+    check_home(stack, options.region)
     allocation = alarm.readable_allocation(store)
+    if allocation is not None and stack.regions and allocation.value.home != stack.region:
+        if why := settle(store, cloud, stack, allocation, clock.now()):
+            return TickResult(trouble=why)
+        allocation = alarm.readable_allocation(store)
     active = store.active_jobs()
     allocation = _scheduled(store, stack, allocation, clock.now())
     granted = {grant.job for grant in (allocation.value.grants if allocation else ())}

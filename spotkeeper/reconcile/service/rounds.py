@@ -219,12 +219,15 @@ class Rounds:
                 the round of every job was interrupted.
         """
         from spotkeeper.reconcile.controller.alarm import note_tick
+        from spotkeeper.reconcile.controller.home import AwayError
 
         store = self.store(visit)
         visit.ticked = True
         try:
             self.stack(visit)
             done = self.flights.run(TICK, lambda: self.runtime.tick(visit.deadline), lambda _: True)
+        except AwayError:  # the note is that of the function at home
+            raise
         except Exception as error:
             note_tick(store, self.runtime.clock.now(), str(error) or type(error).__name__)
             raise

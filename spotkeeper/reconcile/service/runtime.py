@@ -59,6 +59,7 @@ class FunctionSettings:
     compute_endpoint: str | None = None
     bucket_endpoint: str | None = None
     behind_iam: bool = False  # Cloud Run has checked who calls; it sets K_SERVICE
+    region: str = ""  # this function's, in a stack with several regions
     channels: str = field(default="", repr=False)  # the channels' addresses, some of which are secrets
 
 
@@ -88,6 +89,7 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
         compute_endpoint=env.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None,
         bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
         behind_iam=bool(env.get("K_SERVICE")),
+        region=env.get("SPOTKEEPER_REGION", ""),
         channels=env.get("SPOTKEEPER_CHANNELS", ""),
     )
 
@@ -200,7 +202,7 @@ class Runtime:
                 from spotkeeper.reconcile.controller.lease import in_thread
                 from spotkeeper.reconcile.controller.reconcile_job import RoundOptions
 
-                self._options = RoundOptions(every=in_thread)
+                self._options = RoundOptions(every=in_thread, region=self.settings.region)
             return self._options
 
     def take_announced(self) -> bool:
@@ -245,7 +247,11 @@ class Runtime:
 
         Thus agents get answers until the stack's document is repaired. Rounds read the document themselves, and decide
         nothing while it is unreadable.
+
+        Raises:
+            AwayError: the stack's home is in another region.
         """
+        from spotkeeper.reconcile.controller.home import check_home
         from spotkeeper.reconcile.store.documents import CorruptError
 
         with self._lock:
@@ -258,6 +264,8 @@ class Runtime:
             if last is None:
                 raise
             stack = last[1]
+        if stack is not None:
+            check_home(stack, self.settings.region)
         with self._lock:
             self._stack = None if stack is None else (self.monotonic(), stack)
         return stack

@@ -215,6 +215,7 @@ def test_the_functions_environment(local: Declaration) -> None:
     assert service["environmentVariables"] == {
         "SPOTKEEPER_STACK": "local",
         "SPOTKEEPER_BUCKET": "gs://sk-local-local",
+        "SPOTKEEPER_REGION": "us-central1",
         "SPOTKEEPER_AUDIENCE": "https://us-central1-local.cloudfunctions.net/sk-local",
         "SPOTKEEPER_INVOKERS": "sk-local-ck@spotkeeper-test.iam.gserviceaccount.com",
         "SPOTKEEPER_COMPUTE_ENDPOINT": "http://127.0.0.1:9/compute/v1",
@@ -233,7 +234,7 @@ def test_a_real_stack_sets_no_endpoints(example: Declaration) -> None:
     service = one(example, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
     assert sorted(service["environmentVariables"]) == [
         *("SPOTKEEPER_AUDIENCE", "SPOTKEEPER_BUCKET", "SPOTKEEPER_CHANNELS", "SPOTKEEPER_INVOKERS"),
-        *("SPOTKEEPER_STACK", "THREADS"),
+        *("SPOTKEEPER_REGION", "SPOTKEEPER_STACK", "THREADS"),
     ]
     assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",kim@acme.dev,lee@acme.dev")
 

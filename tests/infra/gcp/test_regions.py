@@ -39,7 +39,7 @@ def declare(stack: str, name: str, *regions: str, **more: Any) -> Program:
     pools = json.loads(config["spotkeeper:pools"])
     pools[1] = {key: value for key, value in pools[1].items() if key not in ("zones", "prices")}
     given = {"zones": zones, "pools": pools, "regions": list(regions), **more}
-    texts = {f"spotkeeper:{key}": json.dumps(value) for key, value in given.items()}
+    texts = {f"spotkeeper:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in given.items()}
     return run_program(name, {**config, "spotkeeper:region": "", **texts})
 
 
@@ -65,6 +65,26 @@ def test_another_region_adds_resources_and_changes_none(home: Program, both: Pro
         *(("Subnetwork", ABROAD), ("RegionInstanceTemplate", ABROAD), ("ResourcePolicy", ABROAD)),
     }
     assert len(added) == 4, "a subnetwork, two templates, and the policy of a zone"
+
+
+def test_another_home_moves_the_function_and_its_schedule_and_nothing_else(both: Program) -> None:
+    """Networks, disks, bucket and drain stay; templates tell machines the new address."""
+    moved = declare("local", "local", "us-central1", ABROAD, home=ABROAD)
+    assert moved.keys() == both.keys()
+    changed = {key for key, found in both.items() if moved[key] != found}
+    places = {moved[key].properties.get("location") or moved[key].properties.get("region") for key in changed}
+    assert places <= {ABROAD, "us-central1", None}
+    kinds = {key.split("::")[0].rsplit(":", 1)[1] for key in changed}
+    assert kinds == {
+        *("Function", "Repository", "Job", "ServiceIamMember", "BucketObject", "RegionInstanceTemplate", "Instance"),
+        "Subscription",
+    }
+    (function,) = (moved[key] for key in changed if moved[key].type.endswith(":Function"))
+    variables = function.properties["serviceConfig"]["environmentVariables"]
+    assert (function.properties["location"], variables["SPOTKEEPER_REGION"]) == (ABROAD, ABROAD)
+    state = check_stack(codec.decode(moved[POOLS].properties["content"], StackState))
+    assert (state.region, state.regions) == (ABROAD, ("us-central1", ABROAD))
+    assert "/regions/us-central1/" in state.template("burst", Model.SPOT, "us-central1-b")
 
 
 def test_another_region_costs_nothing_while_idle(home: Program, both: Program) -> None:

@@ -10,7 +10,7 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
 from spotkeeper.contract.record import PROBE, Phase
 from spotkeeper.contract.stack import Model, ReservedCapacity, StackState
-from spotkeeper.reconcile.controller.repair import _live
+from spotkeeper.reconcile.controller.repair import live_grants
 from spotkeeper.report.job.recovery import preemptions
 from spotkeeper.report.money.money import attempts, money
 from tests.reconcile.controller.test_round import causes, trained
@@ -216,5 +216,5 @@ def test_a_job_that_takes_over_a_reserved_machine_starts_there() -> None:
 
 def test_a_repair_of_the_allocation_finds_what_each_machine_uses() -> None:
     world = trained(World(nodes=2, the_stack=has()))
-    assert [grant.resource for grant in _live([world.record()])] == ["slot:pool/reserved/z-c/res"] * 2
-    assert all(grant.pool == "pool" and grant.reservation == "z-c/res" for grant in _live([world.record()]))
+    assert [grant.resource for grant in live_grants([world.record()])] == ["slot:pool/reserved/z-c/res"] * 2
+    assert all(grant.pool == "pool" and grant.reservation == "z-c/res" for grant in live_grants([world.record()]))
