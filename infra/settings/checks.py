@@ -91,6 +91,12 @@ def home(s: Settings) -> Iterator[Problem]:
         yield problem("home", "is not one of the stack's `regions`", s.home, nearest(s.home, s.regions))
 
 
+def warm_copies(s: Settings) -> Iterator[Problem]:
+    if s.limits.warm_copies_usd is not None and len(s.regions) < 2:
+        told = "has no effect: with a single region, no copy goes to another one"
+        yield problem("limits.warm_copies_usd", told, s.limits.warm_copies_usd)
+
+
 def _known_zones(s: Settings) -> tuple[str, ...]:
     """Return the zones of the stack's regions; () if one is unknown or named twice, which another rule reports."""
     known = all(region in _REGIONS[s.cloud] for region in s.regions) and len(set(s.regions)) == len(s.regions)
@@ -277,7 +283,8 @@ def addresses(s: Settings) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    stack_name, regions, home, zones_in_region, network_is_one, network_range, lease_spans_ticks, run_outlasts_boot,
+    stack_name, regions, home, warm_copies, zones_in_region, network_is_one, network_range, lease_spans_ticks,
+    run_outlasts_boot,
     machine_cap, spend_cap, function_timeout, fallback_times, alerts.alarms, alerts.channels, alerts.budget_steps,
     interpreter, callers_once, secrets_are_names, job_files, label_rules, teams.teams, production_bucket, addresses,
 )  # fmt: skip

@@ -98,6 +98,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour: (
         Annotated[float, Meta(gt=0, description="highest USD an hour for all dynamic machines, at list prices")] | None
     ) = None
+    warm_copies_usd: (
+        Annotated[float, Meta(gt=0, description="gcp: USD a month for each job's warm copies abroad; unset: none")]
+        | None
+    ) = None
 
     def max_run_s(self) -> int | None:
         return None if self.max_run_hours is None else int(self.max_run_hours * 3600)
@@ -436,6 +440,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         channels=tuple(ChannelState(each.name, each.kind, each.events) for each in settings.channels),
         teams=settings.team_states(),
         regions=settings.regions if len(settings.regions) > 1 else (),
+        warm_usd=settings.limits.warm_copies_usd,
         egress=egress(settings.regions) if len(settings.regions) > 1 else {},
     )
 

@@ -151,6 +151,7 @@ class CreateSnapshot(Struct, frozen=True, tag=True):
     number: int  # of the disk
     zone: str
     copy: int = 0  # number of the disk to create from the snapshot; part of the snapshot's name
+    region: str = ""  # where to store it; "": where the cloud does by itself
 
 
 class DeleteSnapshot(Struct, frozen=True, tag=True):

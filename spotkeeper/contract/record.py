@@ -138,6 +138,8 @@ class Node(Struct, frozen=True, omit_defaults=True, gc=False):
     # "straggler"
     replace_reason: str | None = None
     copy: int | None = None  # number of the disk to which a zone move copies the node's data
+    warm: int | None = None  # number of the newest warm copy of its disk (``decide/checkpoint/warm.py``)
+    warms: int = 0  # numbers that warm copies have used since the node's disk was new
     refused: tuple[str, ...] = ()  # offers ("pool/zone/model") refused since the node needed a machine
     refused_at: Past = 0.0  # time of the newest refusal; all of them expire `cold_s` later
     quota: str = ""  # the cloud's message, if the newest refusal was for the account's quota
@@ -212,6 +214,15 @@ class Moved(Struct, frozen=True, array_like=True):
     at: Past
     s: float
     gb: float = 0.0  # of the largest copy of a disk; 0: unknown
+
+
+class Warm(Struct, frozen=True):
+    """The newest warm copies of a gang's disks."""
+
+    region: str  # where they are stored
+    at: Past
+    commit: str  # the newest checkpoint at that time, "<gen>-<step>"
+    usd: float | None = None  # what they transferred; None: they are not complete
 
 
 class Mirrored(Struct, frozen=True):
@@ -301,6 +312,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     told: str = ""  # if checkpoints are copied: the newest one reported from a disk, kept because facts are deleted
     fetch: Fetch | None = None  # the copy that a generation waits for
     probes: tuple[ZoneProbe, ...] = ()  # the last probes of other zones
+    warm: Warm | None = None
     moved: Moved | None = None  # the last move to the gang's zone
     asked: int | None = None  # number of nodes that a user wants since the last resize; None: all
     size: int | None = None  # number of nodes since the last resize, by a user or by the queue; None: all

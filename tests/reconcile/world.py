@@ -65,6 +65,9 @@ def stack(max_machines: int = 20, max_on_demand: int = 20, static: int = 0) -> S
     return StackState(STACK, "gcp", "p", "z", "b", tuple(pools), boot_deadline_s=240)
 
 
+TORN: list[Commit] = []  # what a snapshot holds that was taken of a disk while it was written
+
+
 class CrashError(BaseException):
     """The function dies here."""
 
@@ -138,6 +141,8 @@ class World:
         self.prices: dict[str, tuple[PriceRun, ...]] = {}
         self.price_questions = 0
         self.shot_s = 5.0  # until a snapshot is ready
+        self.diff_s: float | None = None  # the same, if the disk has an older snapshot; None: as long
+        self.bases: dict[str, list[str]] = defaultdict(list)  # snapshots by disk
         self.disk_gb = 0.0  # on each disk, as agents and snapshots tell it; 0: they do not
         self.max_run_s: float | None = None  # the cloud ends a machine of a job that is so old
         self.shots_stay = False  # deletions of snapshots fail
@@ -419,10 +424,15 @@ class World:
             case CreateSnapshot():
                 name = names.disk_name(STACK, action.job, action.node, action.number)
                 drive = self.drives[name, action.zone]
-                assert drive.user is None, "a snapshot of an attached disk is stale"
+                warm = drive.user is not None
+                assert not warm or action.region, "a snapshot of an attached disk is stale"
                 copy = names.disk_name(STACK, action.job, action.node, action.copy)
                 shot = DiskSnapshot(copy, action.job, action.node, action.copy, False)
-                self.shots.setdefault(copy, (shot, self.t + self.shot_s, list(drive.held.get(action.job, []))))
+                base = any(self.t >= self.shots[known][1] for known in self.bases[name] if known in self.shots)
+                took = self.diff_s if base and self.diff_s is not None else self.shot_s
+                held = TORN if warm else list(drive.held.get(action.job, []))
+                self.bases[name].append(copy)
+                self.shots.setdefault(copy, (shot, self.t + took, held))
             case DeleteSnapshot():
                 if not self.shots_stay:
                     self.shots.pop(action.name, None)
@@ -484,6 +494,7 @@ class World:
             if key in self.keys:
                 return ResultKind.DEAD_KEY, "the disk is gone"
             self.keys[key] = name
+            assert not action.snapshot or self.shots[action.snapshot][2] is not TORN, "of a disk that was written"
             commits = list(self.shots[action.snapshot][2]) if action.snapshot else []
             disk = Disk(name, action.zone, action.job, action.node, action.number)
             self.drives[name, action.zone] = Drive(disk, self.t + 2, {action.job: commits})

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.decide import calls
-from spotkeeper.reconcile.decide.checkpoint import mirrors
+from spotkeeper.reconcile.decide.checkpoint import mirrors, warm
 from spotkeeper.reconcile.decide.draft import Decision, Draft
 from spotkeeper.reconcile.decide.gang import exits, generation, requests, resize, rungs, zone_move, zone_probe
 from spotkeeper.reconcile.decide.job import egress, limits
@@ -38,6 +38,7 @@ RUNNING = (
     zone_probe.settle,
     replacement.step,
     zone_probe.step,
+    warm.step,
     reservations.step,
     pending.limit_wait,
     pending.give_back,

@@ -26,7 +26,7 @@ from spotkeeper.contract.cloud import (
 )
 from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.record import Node, Phase, Slot, SlotState
-from spotkeeper.reconcile.decide.checkpoint import mirrors
+from spotkeeper.reconcile.decide.checkpoint import mirrors, warm
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize, rungs
 from spotkeeper.reconcile.decide.job import limits, progress
@@ -44,6 +44,7 @@ def plan(draft: Draft) -> tuple[Action, ...]:
             if slot is not None:
                 actions += _insert(draft, index, slot)
     actions += _copies(draft)
+    actions += warm.wanted(draft)
     actions += _delete_disks(draft)
     actions += _delete_snapshots(draft)
     return tuple(actions)
@@ -147,7 +148,8 @@ def _copies(draft: Draft) -> Iterator[Action]:
         if snapshot is None:
             here = [vm for vm in draft.queries.vms_of(index) if vm.zone == record.zone]  # these may use the disk
             if source is not None and not source.users and not here:
-                yield CreateSnapshot(record.job, record.uid, index, node.disk, source.zone, node.copy)
+                where = warm.region_for(draft, move.zone)
+                yield CreateSnapshot(record.job, record.uid, index, node.disk, source.zone, node.copy, where)
         elif snapshot.ready:
             pool = _pool(draft, index, move.zone)
             name = draft.queries.disk_name(index, node.copy)
@@ -205,7 +207,7 @@ def _delete_snapshots(draft: Draft) -> Iterator[Action]:
     for (index, number), snapshot in draft.queries.snapshots.items():
         node = draft.nodes[index] if index < len(draft.nodes) else Node()
         serving = record.move is not None and number == node.copy and not record.over
-        if not serving:
+        if not serving and not warm.kept(draft, index, number):
             yield DeleteSnapshot(snapshot.name)
 
 

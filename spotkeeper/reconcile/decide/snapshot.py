@@ -39,6 +39,7 @@ from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
 T = TypeVar("T")
 Commit = tuple[int, int]  # generation, step
+FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 BROKEN = (VmStatus.DEAD, VmStatus.REPAIRING)  # listed, but nothing of the job runs there
 
 

@@ -91,6 +91,7 @@ NO_STAMP = {
         "Limits.forgiven",
         "Moved.s",
         "Moved.gb",
+        "Warm.usd",
         "Record.market_wait_s",
     ),  # money, and spans
     *("Trial.max_usd", "TrialProgress.values", "TrialProgress.final"),  # money, and a search's metric

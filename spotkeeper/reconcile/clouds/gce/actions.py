@@ -110,7 +110,10 @@ class GceVerbs:
             names.LABEL_NODE: str(action.node),
         }
         path = f"zones/{action.zone}/disks/{disk}/createSnapshot"
-        answer = self._post(path, {}, {"name": copy, "labels": labels}, ends)
+        body: dict[str, object] = {"name": copy, "labels": labels}
+        if action.region:
+            body["storageLocations"] = [action.region]
+        answer = self._post(path, {}, body, ends)
         return (ResultKind.ACCEPTED, "is there already") if answer.status == 409 else meaning(answer)
 
     def delete_snapshot(self, action: DeleteSnapshot, ends: float) -> Meaning:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, Offer, ResultKind
+from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, Offer
 from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState
@@ -21,12 +21,11 @@ from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import takeover
-from spotkeeper.reconcile.decide.snapshot import admitted
+from spotkeeper.reconcile.decide.snapshot import FINAL, admitted
 
 TRIED_S = 1800.0  # for so long a zone that refused comes after one that did not
 COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and cost money
 SILENT_S = 120.0  # a zone that has not answered for so long ends a move there: meanwhile nothing trains
-FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 
 
 def take(draft: Draft, zone: str | None) -> str:
@@ -175,7 +174,15 @@ def _arrive(draft: Draft) -> None:
     move = draft.record.move
     assert move is not None
     nodes = tuple(
-        replace(node, disk=node.copy if node.copy is not None else node.disk, copy=None, zone=move.zone, refused=())
+        replace(
+            node,
+            disk=node.copy if node.copy is not None else node.disk,
+            copy=None,
+            zone=move.zone,
+            refused=(),
+            warm=None,
+            warms=0,
+        )
         for node in draft.nodes
     )
     took = Moved(draft.now, max(0.0, draft.now - move.since))

@@ -127,7 +127,7 @@ def _due(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
 
     Intervals grow after failed moves, since each failed move stopped training.
     """
-    failed = max(node.disk_top - node.disk for node in draft.nodes)
+    failed = max(node.disk_top - node.disk - node.warms for node in draft.nodes)
     sent = [probe.at for probe in draft.record.probes if probe.zone == offer.zone and probe.machines >= len(nodes)]
     known = draft.queries.known(offer)
     if known is not None and known.denied_at > 0:
