@@ -80,7 +80,10 @@ def rebuild_allocation(store: Store, cloud: Cloud, now: float) -> Allocation:
         released += [(over_at, grant) for over_at, grant in found if over_at is not None]
         recalled[job] = tuple(sorted({entry.at for entry in entries if _recall(entry)}))
     for grant in (*live_grants(records), *listed_grants(listing, now)):
-        grants.setdefault((grant.job, grant.node, grant.attempt), grant)
+        key = (grant.job, grant.node, grant.attempt)
+        told = grants.setdefault(key, grant)
+        if told.reservation is not None:  # the ledger has no name of reserved capacity
+            grants[key] = replace(told, resource=grant.resource)
     _check_nodes(grants.values())
     specs = {record.job: _spec(store, record) for record in records}
     teams = {

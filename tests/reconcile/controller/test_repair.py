@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.allocation import Claim, Grant
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Phase
-from spotkeeper.contract.stack import TeamState
+from spotkeeper.contract.stack import ReservedCapacity, TeamState
 from spotkeeper.contract.sweep import Trial
 from spotkeeper.reconcile.controller.reconcile_job import Round
 from spotkeeper.reconcile.controller.repair import RepairError, rebuild_allocation
@@ -202,3 +202,20 @@ def test_a_trial_whose_machines_are_being_deleted_still_counts_in_its_search(tmp
     world.until(lambda: world.record().phase is Phase.DONE)
     world.run(70)
     assert store.read_allocation().value.claims == ()
+
+
+def test_machines_in_reserved_capacity_keep_its_name(tmp_path: Path) -> None:
+    """The ledger does not have it. Without the name, the next job would get the same reserved machines."""
+    store = open_store(f"sqlite://{tmp_path}/b.db")
+    pool = replace(stack().pools[0], reservations=(ReservedCapacity("res", "z-a", 2),))
+    world = World(nodes=2, store=store, the_stack=replace(stack(), pools=(pool,)))
+    store.put(paths.STACK, msgspec.json.encode(world.stack))
+    world.submit()
+    world.until(world.training, 200)
+    before = keys(store.read_allocation().value.grants)
+    assert {resource for *_, resource in before} == {"slot:pool/reserved/z-a/res"}
+    store.put(paths.ALLOCATION, b"{")
+    assert keys(rebuild_allocation(store, world, world.t).grants) == before
+    store.put(paths.record(JOB), b"{")  # then the cloud's listing tells
+    store.put(paths.ALLOCATION, b"{")
+    assert keys(rebuild_allocation(store, world, world.t).grants) == before
