@@ -193,6 +193,9 @@ class MemoryStore:
     def has_begun(self, job: str) -> bool:
         return job in self.leases or bool(self.ledgers.get(job))
 
+    def begin(self, job: str) -> None:
+        self.leases.setdefault(job, ("", 0.0, None))
+
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
         if self.leases.get(job, ("",))[0] == nonce:
             self.leases[job] = ("", 0.0, due)

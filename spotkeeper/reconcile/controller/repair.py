@@ -126,7 +126,8 @@ def rewritten(
     None: unreadable or missing. Raises RepairError if rounds keep changing it.
     """
     with suppress(CorruptError):
-        adopt(store, job, now)  # what a submitter wrote names no machine
+        if adopt(store, job, now):  # what a submitter wrote names no machine
+            store.begin(job)  # else a round would adopt the record that is written here
     for _ in range(TRIES):
         try:
             read = store.read_record(job)

@@ -185,6 +185,10 @@ class Store(SweepDocuments, MarketDocuments):
         """Whether a round of the job ever ran: it has a lease, or (if that was lost) a ledger."""
         return self._objects.get(paths.lease(job)) is not None or bool(self._objects.list(paths.ledger(job)))
 
+    def begin(self, job: str) -> None:
+        """Create a job's lease, which nobody holds, unless it has one."""
+        self._create(paths.lease(job), msgspec.json.encode(_Lease()), own=True)
+
     def drop_lease(self, job: str, nonce: str, due: float | None) -> None:
         """Release a lease; note when the next round is due even without reports. A lease with another nonce stays."""
         path = paths.lease(job)

@@ -21,7 +21,7 @@ from spotkeeper.reconcile.controller.adoption import adopted
 from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.controller.intake import accept
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, run_round
-from spotkeeper.reconcile.controller.repair import rebuild_allocation
+from spotkeeper.reconcile.controller.repair import rebuild_allocation, rewritten
 from spotkeeper.reconcile.controller.tick import tick
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.store import paths
@@ -175,6 +175,19 @@ def test_a_repair_believes_no_machine_of_a_forged_record(tmp_path: Path) -> None
     assert {(one.node, one.attempt) for one in made.grants} == {(one.node, one.attempt) for one in before}
     assert [claim.job for claim in made.claims if claim.reserved] == [OTHER]
     assert not [entry for entry in store.list_ledger(JOB) if entry.event is Event.INTENT]
+
+
+def test_a_record_that_a_repair_wrote_is_not_adopted_again(tmp_path: Path) -> None:
+    """A takeover by another region raises the attempt numbers of a job that no round has seen."""
+    world, store = site(tmp_path)
+    put(world, forged(world, outbox=()))
+
+    def raised(record: Record) -> Record:
+        return replace(record, nodes=tuple(replace(node, top=100) for node in record.nodes))
+
+    rewritten(store, JOB, world.stack, world.t, raised)
+    world.round()
+    assert {node.top for node in world.record().nodes} == {101}
 
 
 def test_a_static_machine_reports_to_no_forged_record(tmp_path: Path) -> None:
