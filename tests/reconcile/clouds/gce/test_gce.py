@@ -240,11 +240,13 @@ class TestCalls:
         google.script["snapshots.delete"] = operation()
         assert gce.perform(CreateSnapshot(JOB, UID, 7, 1, A, 2), 5).kind is ResultKind.ACCEPTED
         assert gce.perform(DeleteSnapshot(DISK), 5).kind is ResultKind.ACCEPTED
-        create, delete = google.asked
+        assert gce.perform(CreateSnapshot(JOB, UID, 7, 1, A, 2, "us-east1"), 5).kind is ResultKind.ACCEPTED
+        create, delete, warm = google.asked
         assert create.params["disk"] == DISK
         copy = DISK.replace("-d1", "-d2")  # named after the disk it is for: another move's is another snapshot
         assert create.body == {"name": copy, "labels": {"sk-stack": "demo", "sk-job": JOB, "sk-node": "7"}}
         assert delete.params["snapshot"] == DISK
+        assert warm.body == {**create.body, "storageLocations": ["us-east1"]}
 
     @pytest.mark.parametrize(
         "action", [DeleteVm(VM, "1", A), DeleteDisk(DISK, A), DeleteSnapshot(DISK), DetachDisk(DISK, VM, "1", A)]
