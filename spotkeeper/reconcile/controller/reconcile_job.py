@@ -56,7 +56,7 @@ class Ended(str, Enum):
     """How a round ended."""
 
     QUIET = "quiet"  # nothing left to do for now
-    BUSY = "busy"  # another round has the lease and covers what this one was started for
+    BUSY = "busy"  # another round, or a new home's first tick, covers what this one was started for
     LOST = "lost"  # another writer was first; its round continues
     UNFINISHED = "unfinished"  # no passes are left: the next round continues
     ABSENT = "absent"  # no record, or no stack
@@ -242,7 +242,7 @@ class Round:
         assert self.record is not None
         assert self.snapshot is not None
         if not is_settled(self.snapshot.stack, self.snapshot.allocation):
-            return RoundResult(Ended.ABSENT)
+            return RoundResult(Ended.BUSY)  # the tick that takes over runs a round
         return self._passes(self.record, self.allocation, self.snapshot)
 
     def _read(self, read: ReadStep, stack: StackState, prefetched: Prefetched | None) -> bool:

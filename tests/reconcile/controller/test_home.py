@@ -11,6 +11,7 @@ from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.controller.home import RAISE, AwayError, check_home, raised
 from spotkeeper.reconcile.controller.reconcile_job import Ended, run_round
 from spotkeeper.reconcile.controller.tick import TickResult, tick
+from spotkeeper.reconcile.service.runtime import Runtime, settings_from_env
 from tests.reconcile.world import JOB, CrashError, World, stack
 from tests.sim.test_regions import ABROAD, HOME, two_regions
 
@@ -44,7 +45,7 @@ def test_one_write_stops_the_old_home_and_a_tick_lets_the_new_one_decide(world: 
     for use in (at, lambda w, region: run_round(w.store, w, JOB, w, changed(w.options, region=region))):
         with pytest.raises(AwayError):
             use(world, HOME)
-    assert run_round(world.store, world, JOB, world, world.options).ended is Ended.ABSENT, "it has not taken over"
+    assert run_round(world.store, world, JOB, world, world.options).ended is Ended.BUSY, "it has not taken over"
     assert world.record() == before
     assert at(world, ABROAD).trouble == ""
     after = world.record()
@@ -71,7 +72,7 @@ def test_a_takeover_that_is_killed_anywhere_is_done_again(world: World) -> None:
             at(world, ABROAD)
         setattr(store, name, real)
         assert store.read_allocation().value.home == HOME
-        assert run_round(store, world, JOB, world, world.options).ended is Ended.ABSENT
+        assert run_round(store, world, JOB, world, world.options).ended is Ended.BUSY
         with pytest.raises(AwayError):
             at(world, HOME)
     assert at(world, ABROAD).trouble == ""
@@ -129,3 +130,13 @@ def test_one_region_has_one_home() -> None:
     world.until(world.training, 300)
     assert world.store.read_allocation().value.home == ""
     assert isinstance(world.record(), Record)
+
+
+def test_a_function_abroad_answers_no_agent(world: World) -> None:
+    env = {"SPOTKEEPER_STACK": "t", "SPOTKEEPER_BUCKET": "gs://b", "SPOTKEEPER_REGION": ABROAD}
+    abroad = Runtime(settings_from_env(env), store=world.store, cloud=world)
+    with pytest.raises(AwayError):
+        abroad.stack()
+    assert abroad.options().region == ABROAD
+    move_home(world)
+    assert abroad.stack() == world.stack
