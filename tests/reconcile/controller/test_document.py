@@ -503,6 +503,11 @@ def test_machines_take_snapshots_unless_the_job_file_says_no() -> None:
     assert not job_run(replace(SPEC, checkpoint=Checkpoint(snapshots=False)), 1).snapshots
 
 
+def test_machines_run_the_job_files_image() -> None:
+    assert job_run(SPEC, 1).image == ""
+    assert job_run(replace(SPEC, image="r@sha256:0"), 1).image == "r@sha256:0"
+
+
 def test_machines_keep_copies_for_neighbours_only_if_the_job_file_says_so() -> None:
     sharded = Checkpoint(replicated=False, peers_mb_s=80.0)
     assert job_run(replace(SPEC, checkpoint=sharded), 1).peers_mb_s is None

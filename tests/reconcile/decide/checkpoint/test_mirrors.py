@@ -331,6 +331,13 @@ def test_replaced_copies_are_deleted_and_running_uploads_kept() -> None:
     assert left(store) == {"1-20", "2-40", "2-50", "3-60"}
 
 
+def test_before_the_first_complete_copy_no_running_upload_is_deleted() -> None:
+    store = MemoryStore()
+    laid_out(store, "0-5", "1-0")
+    assert cleanup.sweep_copies(store, Record(JOB, "u", "job", "", 0.0))
+    assert left(store) == {"0-5", "1-0"}
+
+
 def test_a_copys_lists_are_deleted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every deletion in turn: what has a list is whole."""
     monkeypatch.setattr(cleanup, "AT_ONCE", 1)
