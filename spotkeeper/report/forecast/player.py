@@ -1,8 +1,8 @@
 """Plays the function's purchasing policy, `select()`, in a replay; the gang counts as one machine. Pure.
 
 `select()` alone decides what to buy. The replay repeats the rules of ``decide()`` that affect cost: a gang that lost
-its machines stays in its zone until the zone has no capacity, an on-demand fallback lasts for its set time, and a move
-keeps the old machines until it has new ones.
+its machines stays in its zone until the zone has no capacity, or if it has several regions, asks all zones before it
+buys on-demand; an on-demand fallback lasts for its set time; a move keeps the old machines until it has new ones.
 """
 
 from __future__ import annotations
@@ -123,7 +123,12 @@ class Chooser:
     def _idle(self, tick: Tick, now: float) -> PolicyAnswer:
         dry = now - self.idle_since >= TIMES.dry_s
         home = tick.home if self.ran and not dry else None
-        return PolicyAnswer(self._words(self._select(tick, now, home)))
+        words = self._words(self._select(tick, now, home))
+        if home is not None and len(set(self.regions.values())) > 1:
+            own = tuple(word for word in words if word == SPOT + home)
+            every = self._words(self._select(tick, now, None))
+            words = (*own, *(word for word in every if word not in own))
+        return PolicyAnswer(words)
 
     def _runs(self, on: On) -> Runs:
         model = Model.SPOT if on.kind == "spot" else Model.ON_DEMAND

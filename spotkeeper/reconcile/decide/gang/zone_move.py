@@ -204,7 +204,7 @@ def _dry(draft: Draft) -> None:
     if not vacant or record.dry_since is None or not record.gen or spec is None or spec.spread:
         return
     takes_over = takeover.under_way(draft.snapshot.allocation.claim(record.job), draft.now)
-    if draft.snapshot.draining or draft.snapshot.blind or takes_over:
+    if draft.snapshot.draining or draft.snapshot.blind or takes_over or any(node.probing for node in draft.nodes):
         return
     if draft.now < record.dry_since + draft.times.dry_s and not offers.out_of_pools(draft):
         return

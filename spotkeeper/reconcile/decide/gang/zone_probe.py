@@ -1,10 +1,13 @@
-"""Probes zones in which a gang would do better: spot for a gang on on-demand, or much cheaper spot.
+"""Probes zones in which a gang would do better: spot for one on on-demand or without machines, or much cheaper spot.
 
 A training machine is never given up for a machine that does not exist yet. So each node first gets a probe as its
 ``next``, while the gang trains on. When all probes have said hello, the gang moves to their zone, where they wait for
 the disks; probes in the gang's own zone (another pool) become replacements. If a probe is refused or another event
 comes first, all probes are released, and training is not affected. If the gang only wants to learn whether a zone has
 capacity, a single node gets a probe.
+
+A gang of a job with several regions that lost all machines probes other zones too, once its own has no spot: before it
+buys on-demand there, and before its disks leave, since a zone that refuses would have cost a copy of them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import zone_move
 from spotkeeper.reconcile.decide.job import limits, progress
 from spotkeeper.reconcile.decide.provisioning import offers, reservations
+from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.snapshot import admitted
 from spotkeeper.reconcile.select.offers import Selection
 
@@ -38,13 +42,15 @@ def settle(draft: Draft) -> None:
         return
     slots = [slot for index in probing if (slot := draft.nodes[index].next) is not None]
     sent = [probe.machines for probe in draft.record.probes[-1:]]
-    if sent != [len(probing)] or not _calm(draft):
+    lost = _lost_all(draft)
+    if sent != [len(probing)] or not (lost or _calm(draft)):
         _give_back(draft, probing)
     elif all(slot.state is not SlotState.INTENT for slot in slots):
         zone, key = slots[0].zone, progress.key(slots[0])
         answered = {zone, draft.record.zone} <= draft.queries.answered  # moving the disks needs both zones
         whole = len(probing) == draft.size()
-        if whole and answered and any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices):
+        better = lost or any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices)
+        if whole and answered and better:
             _take(draft, zone, probing)
         elif answered or draft.now >= max(slot.since for slot in slots) + draft.times.settle_s:
             _give_back(draft, probing)
@@ -52,7 +58,12 @@ def settle(draft: Draft) -> None:
 
 def step(draft: Draft) -> None:
     """Send probes, if no replacement or probe is in progress."""
-    if any(node.replace_reason is not None or node.probing for node in draft.nodes) or not _calm(draft):
+    if any(node.replace_reason is not None or node.probing for node in draft.nodes):
+        return
+    if _lost_all(draft):
+        _seek(draft)
+        return
+    if not _calm(draft):
         return
     found = _found(draft)
     if found.leaves and _leave_spot(draft):
@@ -66,22 +77,51 @@ def step(draft: Draft) -> None:
             return
 
 
-def _calm(draft: Draft) -> bool:
-    """Whether the whole gang trains undisturbed and may leave its zone without losing work.
+def _free(draft: Draft) -> bool:
+    """Whether the gang may look for other zones.
 
-    A mix does not look for cheaper zones: an offer is compared with a single machine type.
+    A mix does not: an offer is compared with a single machine type.
     """
     record, spec = draft.record, draft.snapshot.spec
-    if (
-        spec is None
-        or spec.spread
-        or spec.machines
-        or spec.policy not in POLICIES
-        or record.zone is None
-        or not record.gen
-    ):
+    if spec is None or spec.spread or spec.machines or spec.policy not in POLICIES:
         return False
-    if record.stop or record.roll or record.pause or record.move or draft.snapshot.draining or draft.snapshot.blind:
+    if record.zone is None or not record.gen or location.pinned(draft) is not None:
+        return False
+    return not (record.roll or record.pause or record.move or draft.snapshot.draining or draft.snapshot.blind)
+
+
+def _lost_all(draft: Draft) -> bool:
+    """Whether a gang with several regions stands still, and its nodes have no more than requests for spot."""
+    spec = draft.snapshot.spec
+    if spec is None or len(spec.regions) < 2 or not draft.record.stop or not _free(draft):
+        return False
+    slots = [draft.nodes[index].cur for index in draft.filled()]
+    waiting = (one for one in slots if one is not None)
+    return None in slots and all(one.state is SlotState.INTENT and one.model is Model.SPOT for one in waiting)
+
+
+def _seek(draft: Draft) -> None:
+    """Probe the best zone with the whole gang, unless spot in its own zone or on-demand anywhere comes first."""
+    zone, node, every = draft.record.zone, offers.gang_as_node(draft), list(draft.filled())
+    if claim.bars(draft) or any(draft.nodes[index].next is not None for index in every):
+        return
+    if any(not offers.cold(draft, one.offer) for one in offers.choices(draft, node, zone, (Model.SPOT,))):
+        return
+    for choice in offers.choices(draft, node, None):
+        offer = choice.offer
+        if offer.model is not Model.SPOT:
+            return
+        failed = max(each.disk_top - each.disk for each in draft.nodes)
+        soon = failed and not _due(draft, offer, every)  # a failed move kept the gang from training
+        if offer.zone != zone and not soon and not offers.cold(draft, offer) and _fits(draft, offer, every):
+            _probe(draft, offer, every)
+            return
+
+
+def _calm(draft: Draft) -> bool:
+    """Whether the whole gang trains undisturbed and may leave its zone without losing work."""
+    record = draft.record
+    if record.stop or not _free(draft):
         return False
     if draft.now < record.gen_since + draft.times.settle_s or len(draft.members()) < draft.size():
         return False
@@ -90,7 +130,7 @@ def _calm(draft: Draft) -> bool:
     members = [slot for _, slot in draft.members()]
     if any(slot.model in PAID or slot.notice is not None or slot.ends is not None for slot in members):
         return False
-    return all(map(admitted, members)) and location.costs_nothing(draft) and location.pinned(draft) is None
+    return all(map(admitted, members)) and location.costs_nothing(draft)
 
 
 def _found(draft: Draft, there: frozenset[str] = frozenset()) -> Selection:
@@ -157,7 +197,7 @@ def _take(draft: Draft, zone: str, nodes: list[int]) -> None:
         draft.put_slot(index, "next", cause=reservations.SWAP if home else "move")
         draft.put(index, replace_reason="spot" if home else None)
     if not home:
-        zone_move.begin(draft, zone, "cheaper", taken=True)
+        zone_move.begin(draft, zone, "stockout" if draft.record.stop else "cheaper", taken=True)
 
 
 def _give_back(draft: Draft, nodes: list[int]) -> None:

@@ -157,7 +157,8 @@ def limit_wait(draft: Draft) -> None:
     record, spec = draft.record, draft.snapshot.spec
     if spec is None or spec.policy != "spot" or spec.max_wait is None:
         return
-    if (draft.sold_out or _launched_out(draft)) and not trains(draft):
+    probing = any(node.probing for node in draft.nodes)  # another zone, since its own has none
+    if (draft.sold_out or probing or _launched_out(draft)) and not trains(draft):
         if record.market_since is None:
             draft.set(market_since=draft.now)
         ends = progress.spot_wait_ends(draft)

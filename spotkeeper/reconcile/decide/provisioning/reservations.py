@@ -33,7 +33,9 @@ def step(draft: Draft) -> None:
     if any(draft.nodes[index].cur is None for index in draft.filled()):
         if not draft.snapshot.blind and not claim.bars(draft):  # until its turn, what is idle may change
             _start_zone(draft)
+        probing = {grant.node for grant in draft.wanted} | {i for i, node in enumerate(draft.nodes) if node.probing}
         vacant = [i for i in reversed(draft.filled()) if draft.nodes[i].cur is None and not _left_out(draft, i)]
+        vacant = [index for index in vacant if index not in probing]  # until the other zone has answered
         capped = [fill(draft, index, "cur") for index in vacant]
         if any(capped):
             pending.forgo(draft)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.cloud import InsertVm, ResultKind
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Outcome, Phase
@@ -169,3 +172,84 @@ def test_a_job_abroad_whose_file_no_longer_names_the_region_is_still_known_there
     world.request(RequestKind.CANCEL)
     world.run(300)
     assert world.record().phase is Phase.END
+
+
+# -- a gang that lost all machines asks all its regions before it buys on-demand
+
+
+def lost(world: World, notice_s: float | None = None) -> None:
+    """The gang loses all machines, and its zone has no more spot."""
+    world.capacity["z-a", Model.SPOT] = 0
+    for node in range(len(world.record().nodes)):
+        world.preempt(node, notice_s)
+
+
+def requested(world: World) -> list[tuple[str | None, Model | None, str | None]]:
+    return [(entry.zone, entry.model, entry.cause) for entry in world.events(Event.INTENT)]
+
+
+def test_a_gang_without_machines_goes_where_spot_is_before_it_buys_on_demand() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    before, gen = len(requested(world)), world.record().gen
+    lost(world)
+    world.until(lambda: world.training() and world.record().gen > gen)
+    assert zones(world) == {"y-b"} and {zone for _, zone in world.drives} == {"y-b"}
+    home, abroad = ("z-a", Model.SPOT, "loss"), ("y-b", Model.SPOT, "probe")
+    asked = requested(world)[before:]
+    assert asked[0] == home and asked.count(abroad) == 2, "its own zone comes first"
+    assert set(asked) == {home, abroad}, "and no machine on-demand"
+    assert [entry.cause for entry in world.events(Event.MOVE)] == ["stockout", "move"]
+    assert sum(entry.again or 0 for entry in world.events(Event.GENERATION)) == 0
+    world.run(600)
+    assert len(world.dynamic()) == 2 and len(world.drives) == 2, "nothing is left over"
+
+
+def test_zones_that_refuse_are_asked_in_turn_and_cost_no_copy() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    world.capacity["y-b", Model.SPOT] = 1  # one of two: all or none
+    lost(world)
+    world.until(lambda: world.record().zone == "y-c" and world.training())
+    assert [entry.detail for entry in world.events(Event.MOVE)] == ["z-a -> y-c", "the disks are in y-c"]
+    world.run(300)
+    assert {machine.vm.zone for machine in world.dynamic()} == {"y-c"}
+
+
+def test_where_no_region_has_spot_on_demand_at_home_follows_within_two_minutes() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    gen = world.record().gen
+    for zone in ZONES:
+        world.capacity[zone, Model.SPOT] = 0
+    lost(world)
+    world.until(lambda: world.training() and world.record().gen > gen, 120)
+    assert zones(world) == {"z-a"} and world.events(Event.MOVE) == []
+    assert {machine.vm.model for machine in world.dynamic()} == {Model.ON_DEMAND}
+
+
+def test_a_job_of_one_region_buys_on_demand_at_home_at_once() -> None:
+    world = begun()
+    gen = world.record().gen
+    lost(world)
+    world.until(lambda: world.training() and world.record().gen > gen)
+    assert zones(world) == {"z-a"} and {machine.vm.model for machine in world.dynamic()} == {Model.ON_DEMAND}
+
+
+def test_a_gang_whose_zone_recovers_meanwhile_stays_and_releases_its_probes() -> None:
+    """A machine abroad that never boots keeps the gang from nothing for longer than a boot may take."""
+    world = begun(regions=(HOME, ABROAD))
+    gen, insert = world.record().gen, world._insert
+
+    def mute(action: InsertVm) -> tuple[ResultKind, str]:
+        told = insert(action)
+        for machine in world.dynamic():
+            if machine.vm.zone != "z-a":
+                machine.up_at = math.inf
+        return told
+
+    world._insert = mute  # type: ignore[method-assign]
+    lost(world)
+    world.until(lambda: all(node.probing for node in world.record().nodes))
+    world.capacity["z-a", Model.SPOT] = 100
+    world.until(lambda: world.training() and world.record().gen > gen, 1200)
+    assert zones(world) == {"z-a"}
+    world.run(300)
+    assert {machine.vm.zone for machine in world.dynamic()} == {"z-a"}
