@@ -374,7 +374,11 @@ def _stored(progress: Progress, before: Progress | None, now: float) -> Progress
 def _stepped(progress: Progress) -> bool:
     """Whether the generation of this report has made a step.
 
-    It has if it made a commit, measured the time of a step, or is past the step of the checkpoint it began with.
+    It has if it made a commit or measured the time of a step, its first one included. A report that does not say what
+    was restored, as of a script without the library, is of a step if it is past the last commit. Others may begin past
+    it: at an image in memory.
     """
-    own = progress.commit_gen == progress.gen or progress.step_s is not None
-    return own or progress.step > (progress.commit_step or 0)
+    if progress.commit_gen == progress.gen or progress.step_s is not None or progress.first_s is not None:
+        return True
+    told = progress.restore_s is not None or progress.restored_bytes is not None
+    return not told and progress.step > (progress.commit_step or 0)

@@ -147,7 +147,7 @@ def summary(found: Totals) -> RenderableType:
     for title, rows in (("job", found.jobs), ("submitted by", found.users), ("month", (*found.months, found.total))):
         cells = [_total(title, row, found.total.egress > 0) for row in rows]
         right = {name for cell in cells for name in cell} - {title}
-        spare = tuple(name for name in _TOTALS_SPARE if name in cells[-1])
+        spare = tuple(name for name in _TOTALS_SPARE if cells and name in cells[-1])
         parts += [fitting(cells, spare, right, _ELSEWHERE), Text()]
     return Group(*parts[:-1])
 

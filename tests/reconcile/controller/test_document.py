@@ -389,6 +389,24 @@ def test_the_start_time_is_measured_at_the_first_step() -> None:
     assert measured[3:] == [45.0, 30.0]
 
 
+@pytest.mark.parametrize(
+    ("more", "stepped"),
+    [
+        ({}, True),  # a script without the library
+        ({"restore_s": 0.9, "restored_bytes": 37_716}, False),  # from an image that is newer than the last commit
+        ({"restored_bytes": 37_716}, False),
+        ({"restore_s": 0.9, "first_s": 0.1}, True),
+        ({"restore_s": 0.9, "step_s": 0.1}, True),
+        ({"restore_s": 0.9, "commit_gen": 66}, True),
+    ],
+)
+def test_a_state_restored_from_memory_is_no_step_of_the_generation(more: dict[str, float], stepped: bool) -> None:
+    out = store()
+    accept(out, STACK, dynamic(0, 1), say(progress=Progress(66, 632, 0.0, **{"commit_step": 600, **more})), 1e9)  # type: ignore[arg-type]
+    assert (Event.FIRST in [entry.event for entry in out.list_ledger(JOB)]) is stepped
+    assert (out.read_progress(JOB).begin_s is not None) is stepped  # type: ignore[union-attr]
+
+
 def test_the_newest_commit_is_remembered_until_the_next_generation_has_one() -> None:
     out = store()
     for step, commit in ((5, 3), (6, None)):
