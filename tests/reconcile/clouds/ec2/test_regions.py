@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from spotkeeper.contract.cloud import (
 )
 from spotkeeper.contract.market import Prices
 from spotkeeper.contract.stack import Abroad, Model
+from spotkeeper.reconcile.clouds.ec2 import schema
 from spotkeeper.reconcile.clouds.ec2.cloud import Ec2, open_ec2
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 from tests.reconcile.clouds.ec2.region import G6, JOB, POOL, STACK, STILL, UID, A, B, identity, insert, new_site
@@ -333,3 +335,14 @@ def test_requests_are_signed_for_their_region(monkeypatch: pytest.MonkeyPatch) -
     assert listing.answered == {A, B, C}
     assert [len(service.asked) for service in services.values()] == [3, 3]
     assert [service.faults for service in services.values()] == [[], []]
+
+
+def test_a_snapshot_tells_what_a_copy_of_it_transfers() -> None:
+    labels = {"Name": COPY, names.LABEL_STACK: "demo", names.LABEL_JOB: JOB}
+    tags = [{"Key": key, "Value": value} for key, value in labels.items()]
+    told = {"SnapshotId": "snap-1", "State": "completed", "Tags": tags, "FullSnapshotSizeInBytes": 37 * 10**9}
+    (known,) = schema.to_snapshots([msgspec.convert(told, schema.SnapshotIn)], "demo")
+    (unknown,) = schema.to_snapshots(
+        [msgspec.convert(told | {"FullSnapshotSizeInBytes": 0}, schema.SnapshotIn)], "demo"
+    )
+    assert (known.gb, unknown.gb) == (37.0, 0.0)
