@@ -81,17 +81,6 @@ def state(example: Declaration) -> StackState:
     return codec.decode(one(example, "aws:s3/bucketObjectv2:BucketObjectv2", "pools")["content"], StackState)
 
 
-def test_the_stacks_outputs_name_what_was_declared(example: Program, state: StackState) -> None:
-    assert example.outputs == {
-        "bucket": state.bucket,
-        "reconcileUrl": state.function_url,
-        "bundle": state.bundle_sha256,
-        "pools": [pool.name for pool in state.pools],
-        "staticMachines": sorted(node.name for pool in state.pools for node in pool.machines),
-        "keptDisks": example.outputs["keptDisks"],
-    }
-
-
 @pytest.fixture(scope="module")
 def joined(config: dict[str, str]) -> Declaration:
     return declare(in_another_network(config))
