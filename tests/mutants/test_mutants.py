@@ -8,7 +8,7 @@ import json
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,6 +119,14 @@ def test_only_tests_that_passed_twice_are_kept() -> None:
     assert kept["seconds"] == {"a": 2.0}
     assert kept["lines"] == {"x.py": {3: [0], 4: []}}
     assert kept["dropped"] == ["c", "b"]
+
+
+def test_what_a_fixture_reaches_all_its_tests_reach() -> None:
+    first, second = (SimpleNamespace(nodeid=name, fixturenames=["stack"]) for name in ("t::one", "t::two"))
+    other = SimpleNamespace(nodeid="t::three", fixturenames=[])
+    reached = {"a.py": {7: [f"{worker.FIXTURE}stack", "t::three"], 8: ["t::one"]}}
+    found = worker.with_users(reached, [first, second, other])  # type: ignore[list-item]
+    assert found == {"a.py": {7: ["t::one", "t::three", "t::two"], 8: ["t::one"]}}
 
 
 def test_lines_that_moved_are_found_again() -> None:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -34,7 +34,9 @@ from tests.mutants import areas
 ROOT = Path.cwd()
 SUBREAPER = 36  # prctl(2): orphans of a test become children of this process
 OPTIONS = ("-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist")
+FIXTURE = "fixture "  # and its name: what runs in the set-up of a fixture of many tests
 Json = dict[str, Any]
+Reached = dict[str, dict[int, list[str]]]  # file -> line -> who reaches it
 
 
 class Worker:
@@ -42,6 +44,7 @@ class Worker:
         self._requests, self._answers = os.fdopen(requests), os.fdopen(answers, "w")
         self._recorder = recorder
         self._reports: list[pytest.TestReport] = []
+        self._context = ""  # to which lines that run now are attributed
         self._temporary = ROOT / ".t"  # short, since sockets' paths are below it
         self._count = 0
 
@@ -58,6 +61,23 @@ class Worker:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.append(report)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
+        """What a fixture of many tests reaches, all of them reach, not only the first."""
+        before = self._context
+        if not before or fixturedef.scope == "function":
+            return (yield)
+        self._enter(FIXTURE + fixturedef.argname)
+        try:
+            return (yield)
+        finally:
+            self._enter(before)
+
+    def _enter(self, context: str) -> None:
+        assert self._recorder is not None
+        self._context = context
+        self._recorder.switch_context(context)
 
     # -- the parent
 
@@ -134,12 +154,13 @@ class Worker:
             if time.monotonic() > began + until_s:
                 break
             if lines:
-                recorder.switch_context(item.nodeid)
+                self._enter(item.nodeid)
             outcomes[item.nodeid] = self._run(item, after)
-        reached = self._stop_recording() if lines else {}
+        reached = with_users(self._stop_recording(), items) if lines else {}
+        self._context = ""
         return {"outcomes": outcomes, "lines": reached, "left_out": len(items) - len(outcomes)}
 
-    def _stop_recording(self) -> dict[str, dict[int, list[str]]]:
+    def _stop_recording(self) -> Reached:
         assert self._recorder is not None
         self._recorder.stop()
         data = self._recorder.get_data()
@@ -150,6 +171,19 @@ class Worker:
         }
         self._recorder.erase()
         return found
+
+
+def with_users(reached: Reached, items: Sequence[pytest.Item]) -> Reached:
+    """Put the tests that use a fixture in its place."""
+    users: dict[str, list[str]] = {}
+    for item in items:
+        for name in getattr(item, "fixturenames", ()):
+            users.setdefault(FIXTURE + name, []).append(item.nodeid)
+
+    def expanded(names: list[str]) -> list[str]:
+        return sorted({user for name in names for user in users.get(name, [name])})
+
+    return {file: {line: expanded(names) for line, names in found.items()} for file, found in reached.items()}
 
 
 def _alone(request: Json) -> Json:
