@@ -224,6 +224,14 @@ def test_the_functions_environment(local: Declaration) -> None:
     }
 
 
+def test_a_stack_may_name_who_issues_its_tokens() -> None:
+    config = read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9")
+    ends = json.loads(config["spotkeeper:endpoints"]) | {"issuer": "https://issuer.test"}
+    named = run_program("local", {**config, "spotkeeper:endpoints": json.dumps(ends)})
+    service = one(named, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
+    assert service["environmentVariables"]["SPOTKEEPER_ISSUER"] == "https://issuer.test"
+
+
 def test_the_functions_concurrency_equals_that_of_the_burst_tests(local: Declaration) -> None:
     service = one(local, "gcp:cloudfunctionsv2/function:Function", "function")["serviceConfig"]
     assert (service["maxInstanceCount"], service["maxInstanceRequestConcurrency"]) == (INSTANCES, CONCURRENCY)

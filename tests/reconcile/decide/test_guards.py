@@ -282,6 +282,13 @@ def test_refused_spot_and_the_cap_of_on_demand_are_no_shortage_of_the_caps(
     assert (entry.cause, entry.detail) == ("wait", draft.record.reason)
 
 
+@pytest.mark.parametrize(("since_s", "left"), [(TIMES.cold_s - 1, True), (TIMES.cold_s, False)])
+def test_refused_offers_expire(since_s: float, left: bool) -> None:
+    draft = Draft(*on_node(1, cur=None, **SPOT_REFUSED, refused_at=NOW - since_s)(*calm(2)))
+    assert not pending.nothing(draft, 1, set())
+    assert bool(draft.nodes[1].refused) is left
+
+
 def test_a_job_that_waits_for_others_machines_says_so() -> None:
     record, seen = on_node(1, cur=None)(*calm(2))
     grants = tuple(grant for grant in seen.allocation.grants if grant.node != 1)

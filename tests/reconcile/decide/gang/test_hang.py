@@ -149,6 +149,14 @@ def test_an_exit_during_the_roll_call_is_the_crash() -> None:
     assert crash(decision) == "the job's own code failed (crash): node 1 exited with 137"
 
 
+def test_a_failed_process_opens_a_roll_call_that_says_why() -> None:
+    decision = look(*gang(), fact(1, Kind.EXIT, "137"))
+    assert decision.record is not None
+    (entry,) = (entry for entry in decision.record.outbox if entry.event is Event.ROLL)
+    assert (entry.cause, entry.detail) == ("exit", "node 1 exited with 137")
+    assert decision.record.roll is not None and decision.record.roll.exits
+
+
 def test_repeated_hangs_hold_the_job() -> None:
     record, snapshot = called()
     assert snapshot.spec is not None

@@ -92,6 +92,9 @@ def test_a_resume_ends_a_hold_or_a_pause_and_nothing_else() -> None:
     draft, _ = asked(RequestKind.RESUME, on_record(pause="paused by ann"))
     assert draft.record.pause == ""
     assert asked(RequestKind.RESUME)[1] == "refused: the job is not on hold"
+    for queued in (on_record(recalled=True), on_record(phase=Phase.HOLD, hold=Hold.QUEUE)):
+        told = asked(RequestKind.RESUME, queued)[1]
+        assert told == "refused: the job waits in the queue, and goes on by itself: spotkeeper queue"
     told = asked(RequestKind.RESUME, go_back=True)[1]
     assert told == "refused: the job is not on hold, and does not wait for a checkpoint"
 

@@ -120,6 +120,7 @@ def refused(world: World, before: Record) -> str:
         ({"seed": 7}, "seed:"),
         ({"checkpoint": Checkpoint(replicated=False)}, "checkpoint.replicated:"),
         ({"scratch_gb": 10}, "scratch_gb:"),
+        ({"stop": "signal"}, "stop: cannot change, since the job's checkpoints were written in the format"),
     ],
 )
 def test_changes_that_do_not_fit_the_disks_are_refused_with_the_remedy(change: dict[str, object], why: str) -> None:

@@ -18,6 +18,13 @@ from tests.reconcile.world import stack
 TIMES = Times()
 
 
+def test_a_machine_without_a_price_of_its_model_counts_as_on_demand() -> None:
+    bare = replace(stack().pools[0], prices={zone: Price(on_demand=2.5) for zone in stack().pools[0].zones})
+    draft = Draft(*on_snapshot(stack=replace(stack(), pools=(bare,)))(*calm(1)))
+    slot = draft.nodes[0].cur
+    assert slot is not None and limits.price(draft, slot) == 2.5
+
+
 def tripped(draft: Draft, why: str) -> bool:
     """Whether the breaker tripped now, for this reason."""
     (*_, entry) = draft.entries or [None]
