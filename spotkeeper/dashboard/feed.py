@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from spotkeeper.client import lookup, market
@@ -96,6 +97,8 @@ class JobFeed:
         self.prices: dict[str, Prices] = {}
         self.sweeps: tuple[str, ...] = ()  # names of all searches
         self.site: Site = CLOUD
+        self._stops: list[Callable[[], None]] = []  # of reads that can take long
+        self._over = False
         self.observed: dict[str, tuple[Observation, ...]] = {}  # by pool, of 90 days
         self.trouble = ""  # why the last round failed
         self._clock = clock
@@ -110,6 +113,25 @@ class JobFeed:
     def now(self) -> float:
         """The stack's time, virtual unix seconds."""
         return self.target.clock.now()
+
+    # -- the server's end
+
+    @contextmanager
+    def stoppable(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Call ``stop`` if the server ends during the block, or has ended: a thread that reads keeps the process."""
+        self._stops.append(stop)
+        try:
+            if self._over:
+                stop()
+            yield
+        finally:
+            self._stops.remove(stop)
+
+    def end(self) -> None:
+        """Stop the reads that can take long; signal handlers may call it."""
+        self._over = True
+        for stop in tuple(self._stops):
+            stop()
 
     # -- viewers
 

@@ -14,10 +14,13 @@ from spotkeeper.contract.record import Record
 from spotkeeper.dashboard.feed import JobFeed
 from spotkeeper.dashboard.frame import html, put
 from spotkeeper.reconcile.store.objects import StoreError
-from spotkeeper.report.html.markup import el, join
+from spotkeeper.report.html.markup import Markup, el, escape, join
 from spotkeeper.report.text.words import count
 
-LINES = 3000  # the newest lines that are shown
+LINES = 3000  # the newest lines that are shown, and at most
+SHOWN_CHARS = 1_000_000  # of markup: a browser and the server hold them for each open page
+LINE_CHARS = 2000  # of a line that are shown: a job can print lines of 128 KB
+_BLOCK_LINES, _BLOCK_CHARS = 100, 32_000  # of lines that are sent together
 READ_S = 120.0  # real; a longer read is ended, so that no job keeps the server busy
 EVERY = "all"
 SINCE = {"10 minutes": 600.0, "1 hour": 3600.0, "1 day": 86400.0, EVERY: None}  # real seconds
@@ -34,14 +37,31 @@ class Chosen:
     words: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
+class Block:
+    """Lines that the browser gets as one element. ``size``: characters of markup."""
+
+    lines: list[Markup] = field(default_factory=list)
+    size: int = 0
+
+    def full(self) -> bool:
+        return len(self.lines) >= _BLOCK_LINES or self.size >= _BLOCK_CHARS
+
+
+@dataclass(eq=False)
 class Tail:
-    """The newest lines that match a :class:`Chosen`; each read appends new lines. ``found``: the matches so far."""
+    """The newest lines that match a :class:`Chosen`, as markup; each read appends new lines, each escaped once.
+
+    ``found``: the matches so far; ``shown`` and ``size``: lines and characters of ``blocks``.
+    """
 
     logs: list[NodeLines]
     words: str
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
+    name: str  # the job's
+    blocks: deque[Block] = field(default_factory=deque)
     found: int = 0
+    shown: int = 0
+    size: int = 0
 
     @classmethod
     def of(cls, feed: JobFeed, record: Record, chosen: Chosen) -> Tail:
@@ -49,26 +69,47 @@ class Tail:
         gen = None if chosen.gen == EVERY else int(str(chosen.gen))
         span = SINCE.get(chosen.since)
         begins = 0 if span is None else round((time.time() - span) * 1000)
-        return cls([NodeLines(feed.store, record.job, node, gen, begins) for node in nodes], chosen.words)
+        logs = [NodeLines(feed.store, record.job, node, gen, begins) for node in nodes]
+        return cls(logs, chosen.words, record.name)
 
     def read(self, feed: JobFeed) -> str:
         """Append the new lines that match; return what went wrong, or "". Blocks."""
+        for log in self.logs:
+            log.ends = time.monotonic() + READ_S
         try:
-            ends = time.monotonic() + READ_S
-            for log in self.logs:
-                log.ends = ends
-            for line in in_order(self.logs):
-                text = _COLOR.sub("", shown(line, feed.target.clock)).replace(
-                    "\r", " "
-                )  # a browser makes it a new line
-                if self.words in text.lower():
-                    self.found += 1
-                    self.lines.append(text)
+            with feed.stoppable(self._stop):
+                for line in in_order(self.logs):
+                    self.add(shown(line, feed.target.clock))
         except StoreError as error:
             return str(error)
         if any(log.stopped for log in self.logs):
             return f"more than {READ_S:.0f} s of reading: the rest is not shown; choose a node or a shorter time"
         return ""
+
+    def _stop(self) -> None:
+        for log in self.logs:
+            log.ends = 0.0
+
+    def add(self, line: str) -> None:
+        """Append a line if it matches. The oldest blocks go once the others have enough."""
+        text = _COLOR.sub("", line) if "\x1b" in line else line
+        text = text.replace("\r", " ")  # a browser makes it a new line
+        if self.words and self.words not in text.lower():
+            return
+        self.found += 1
+        markup = _marked(text[:LINE_CHARS], self.words)
+        if len(text) > LINE_CHARS:
+            rest = f" ... {len(text) - LINE_CHARS:,} more characters: spotkeeper logs {self.name}"
+            markup = join([markup, el("span", rest, class_="dim")])
+        if not self.blocks or self.blocks[-1].full():
+            self.blocks.append(Block())
+        block = self.blocks[-1]
+        block.lines.append(markup)
+        block.size += len(markup)
+        self.shown, self.size = self.shown + 1, self.size + len(markup)
+        while len(self.blocks) > 1 and (self.shown > LINES or self.size > SHOWN_CHARS):
+            oldest = self.blocks.popleft()
+            self.shown, self.size = self.shown - len(oldest.lines), self.size - oldest.size
 
     def gens(self) -> list[int]:
         return sorted({chunk[0] for log in self.logs for chunk in log.chunks()})
@@ -93,7 +134,8 @@ class LogPanel:
             self._words = ui.input("Search", on_change=self._other).props("dense outlined clearable debounce=400")
             self._follow = ui.switch("Follow", value=True)
             self._said = html(classes="dim small").props("role=status")
-        self._lines = html("", "pre", "log").props('tabindex=0 aria-label="Log"')
+        self._lines = ui.element("pre").classes("log").props('tabindex=0 aria-label="Log"')
+        self._sent: dict[Block, tuple[int, ui.html]] = {}  # lines that the browser has of each block, and their element
 
     async def _other(self) -> None:
         if self._record is not None:
@@ -121,17 +163,31 @@ class LogPanel:
             self._busy = False
         if self._gens.options != gens and self._gens.value in gens:
             self._gens.set_options(gens)
-        more = f", the last {LINES:,} are shown" if tail.found > LINES else ""
+        more = f", the last {tail.shown:,} are shown" if tail.found > tail.shown else ""
         put(self._said, el("span", wrong or (count(tail.found, "line") + more if tail.found else "no lines")))
-        put(self._lines, join((_marked(line, words) for line in tail.lines), "\n"))
-        if self._follow.value:
+        if self._send(tail) and self._follow.value:
             code = f"const e = document.getElementById('{self._lines.html_id}'); if (e) e.scrollTop = e.scrollHeight"
             ui.run_javascript(code)
 
+    def _send(self, tail: Tail) -> bool:
+        """Send the blocks that have changed, and delete those that are gone. Returns whether there were any."""
+        gone = [block for block in self._sent if block not in tail.blocks]
+        for block in gone:
+            self._sent.pop(block)[1].delete()
+        new = [block for block in tail.blocks if block not in self._sent or self._sent[block][0] < len(block.lines)]
+        for block in new:
+            if block not in self._sent:
+                with self._lines:
+                    self._sent[block] = 0, html("", "span")
+            element = self._sent[block][1]
+            put(element, "\n".join(block.lines) + "\n")
+            self._sent[block] = len(block.lines), element
+        return bool(new or gone)
 
-def _marked(line: str, words: str) -> str:
+
+def _marked(line: str, words: str) -> Markup:
     if not words:
-        return line
+        return escape(line)
     out: list[str] = []
     low, at = line.lower(), 0
     while len(low) == len(line) and (found := low.find(words, at)) >= 0:

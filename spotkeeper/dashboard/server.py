@@ -25,6 +25,7 @@ from spotkeeper.dashboard.guard import App, Guard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from types import FrameType
 
     from fastapi import FastAPI
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 RECONNECT_S = 30.0  # a laptop that slept keeps its page
+CLOSE_S = 5  # the longest wait for open requests at the end
 PROXY_SECRET = "SPOTKEEPER_PROXY_SECRET"  # noqa: S105 - the name of a variable
 LEAST_SECRET = 32  # characters
 _M_ARENA_MAX = -8  # of glibc's malloc.h
@@ -177,9 +179,20 @@ def serve(
     port = listener.getsockname()[1]
     app: App = application(feed, commands)
     guard = Guard(app, port, proxy=proxy, proxy_secret=secret)
-    config = uvicorn.Config(guard, log_level="warning", lifespan="on", server_header=False, ws_max_size=1 << 20)
+    config = uvicorn.Config(
+        guard,
+        log_level="warning",
+        lifespan="on",
+        server_header=False,
+        ws_max_size=1 << 20,
+        timeout_graceful_shutdown=CLOSE_S,
+    )
 
     class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            feed.end()
+            super().handle_exit(sig, frame)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:

@@ -30,6 +30,7 @@ from spotkeeper.contract.record import Hold, Phase, Record
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.dashboard import feed as feeding
+from spotkeeper.dashboard import log_panel
 from spotkeeper.dashboard.curves import thinned
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.reconcile.store.store import Store
@@ -39,6 +40,7 @@ from tests.cli.records import JOB, a_job
 from tests.dashboard.conftest import complete
 
 if TYPE_CHECKING:  # NiceGUI is imported where it runs: every process that runs tests collects this file
+    from nicegui import ui
     from nicegui.testing import User
 
 Bucket = tuple[Store, dict[str, str]]
@@ -192,18 +194,34 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
     play(story)
 
 
-def test_logs_of_all_nodes_are_searched(bucket: Bucket, play: Callable[..., None]) -> None:
+def test_logs_of_all_nodes_are_searched(
+    bucket: Bucket, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = bucket[0]
     seeded(store)
-    for node, words in ((0, "<b>the first node</b>"), (1, "\x1b[31mthe\rsecond\x1b[0m")):
-        at = time.time() - 60
+    monkeypatch.setattr(log_panel, "_BLOCK_LINES", 1)
+
+    def printed(node: int, words: str, ago: float) -> None:
+        at = time.time() - ago
         store.put(chunk_name(JOB, node, 1, round(at * 1000)), packed(at, b"0o", words.encode()))
+
+    printed(0, "<b>the first node</b>", 60.0)
+    printed(1, "\x1b[31mthe\rsecond\x1b[0m", 60.0)
+
+    def blocks(user: User) -> list[ui.html]:
+        from nicegui import ui
+
+        return [element for element in _elements(user, ui.html) if "Z node " in element.content]
 
     async def story(user: User) -> None:
         await user.open("/jobs/first")
         open_tab(user, "Logs")
         await until(lambda: "node 1: the second" in text(user))
         assert "&lt;b&gt;the first node&lt;/b&gt;" in text(user) and "2 lines" in text(user)
+        before = blocks(user)
+        printed(0, "the third", 30.0)
+        await until(lambda: "3 lines" in text(user))
+        assert blocks(user)[:2] == before and len(before) == 2, "only the new line is sent"
         user.find("Search").type("second")
         await until(lambda: "1 line" in text(user) and "<mark>second</mark>" in text(user))
 

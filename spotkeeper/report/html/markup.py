@@ -24,6 +24,8 @@ Attribute = str | float | bool | None
 
 def plain(text: str) -> str:
     """Return text without control characters and marks of text direction; tabs and newlines stay."""
+    if text.isprintable():  # no such characters; a thousand times as fast as the line below
+        return text
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
 
 
