@@ -40,6 +40,7 @@ ANCESTORS = 4000  # most generations that a file names
 WRITE_S = 10.0  # shortest time between two files
 SORT_S = 0.5  # shortest time between two updates of the control file's loss
 _BATCH = 256  # reports that are sorted at once
+_REFUSED = 100  # most names of which the log says that they are not kept
 _UNSTORED = 8  # most groups of points that are not uploaded yet
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}\Z")
 _PLAIN = frozenset({float})
@@ -103,7 +104,8 @@ class MetricHistory:
         self._reports: list[_Report] = []
         self._waits = False  # some of them wait for a device
         self._names: set[str] = set()
-        self._told: set[str] = set()  # messages in the log
+        self._refused: set[str] = set()  # names in the log, each with the reason why it is not kept
+        self._file_failed = False
         self._sort_at = 0.0  # monotonic
         self._write_at = time.monotonic() + WRITE_S
         self._curves = _Curves()  # as in the last file
@@ -120,7 +122,7 @@ class MetricHistory:
         """Take values that belong to ``step``. A later report of the same step replaces them."""
         reads = None
         if not _PLAIN.issuperset(map(type, values.values())):
-            values, reads = self._read(self._named(values))
+            values, reads = self._read(values)
         now = time.monotonic()
         self._reports.append((step, self._epoch + now, values, reads))
         if now >= self._sort_at or len(self._reports) >= _BATCH:
@@ -132,39 +134,55 @@ class MetricHistory:
         """Return the values whose names are allowed, and remember these names."""
         if values.keys() <= self._names:
             return values
-        for name in sorted(values.keys() - self._names):
-            if not _NAME.match(name):
-                self._tell("name", f"{name!r:.120}: a metric's name has at most 100 letters, digits and _ . / -")
-            elif len(self._names) >= NAMES:
-                self._tell("many", f"{name}: a run has at most {NAMES} metrics; this and later ones are not kept")
-            else:
-                self._names.add(name)
-        return {name: value for name, value in values.items() if name in self._names}
+        return {name: values[name] for name in sorted(values, key=str) if self._allowed(name)}
+
+    def _allowed(self, name: str) -> bool:
+        if name in self._names:
+            return True
+        if not isinstance(name, str) or not _NAME.match(name):
+            self._refuse(name, "a metric's name has at most 100 letters, digits and _ . / -")
+        elif len(self._names) >= NAMES:
+            self._refuse(name, f"a run has at most {NAMES} metrics; this one is not kept")
+        else:
+            self._names.add(name)
+            return True
+        return False
 
     def _read(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, DeviceRead] | None]:
-        """Return all values as numbers, except those that a GPU holds, which are returned apart."""
+        """Return all values as numbers, except those that a GPU holds, which are returned apart.
+
+        A name that is new is taken only if its value can be kept.
+        """
         found: dict[str, Any] = {}
         reads: dict[str, DeviceRead] = {}
-        for name, value in values.items():
+        for name in values if values.keys() <= self._names else sorted(values, key=str):
+            value = values[name]
+            if value is None:
+                continue
             try:
-                if isinstance(value, torch.Tensor):
-                    if value.numel() != 1:
-                        raise ValueError(f"a tensor of shape {tuple(value.shape)}")
-                    if on_gpu(value):
-                        reads[name] = DeviceRead(value.detach())
-                        continue
-                    found[name] = float(value.detach().item())
-                elif value is not None:
-                    found[name] = float(value)
-            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-                self._tell(name, f"{name}: want a number or a tensor of one element: {error!s:.200}")
+                number = _number(value)
+            except Exception as error:  # a value's own code can raise anything; a report never fails
+                self._refuse(name, f"want a number or a tensor of one element: {error!s:.200}")
+                continue
+            if not self._allowed(name):
+                continue
+            if number is None:
+                reads[name] = DeviceRead(value.detach())
+            else:
+                found[name] = number
         self._waits |= bool(reads)
         return found, reads or None
 
-    def _tell(self, what: str, message: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            say(f"run.report: {message}")
+    def _refuse(self, name: str, why: str) -> None:
+        """Say once of a name why it is not kept."""
+        if name in self._refused or len(self._refused) > _REFUSED:
+            return
+        self._refused.add(name)
+        if len(self._refused) > _REFUSED:
+            say("run.report: more names cannot be kept; the log names no more of them")
+        else:
+            word = name if isinstance(name, str) and _NAME.match(name) else f"{name!r:.120}"
+            say(f"run.report: {word}: {why}")
 
     # ------------------------------------------------------------ curves
 
@@ -244,7 +262,9 @@ class MetricHistory:
             temporary.write_text(self._encoded())
             temporary.replace(self._path)
         except OSError as error:
-            self._tell("file", f"{self._path}: {error}; the next file has the metrics too")
+            if not self._file_failed:
+                say(f"run.report: {self._path}: {error}; the next file has the metrics too")
+            self._file_failed = True
         else:
             self._control.metrics_file = self._number
 
@@ -288,6 +308,17 @@ class MetricHistory:
             if curve:
                 self._names.add(name)
                 self._fresh[name] = curve
+
+
+def _number(value: Any) -> float | None:
+    """Return a value as a number; None for a tensor that a GPU holds. Raises what the value's own code raises."""
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if value.numel() != 1:
+        raise ValueError(f"a tensor of shape {tuple(value.shape)}")
+    if value.is_complex():
+        raise ValueError("a complex tensor")
+    return None if on_gpu(value) else float(value.detach().item())
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:

@@ -320,7 +320,7 @@ class Run:
         shares = self._gang.gather(float(share).hex().encode())
         return sum(float.fromhex(each.decode()) for each in shares) / self._gang.world
 
-    def report(self, **values: float | torch.Tensor | None) -> None:
+    def report(self, /, **values: float | torch.Tensor | None) -> None:
         """Report metrics of the current step, such as ``loss``; rank 0's values are kept (docs/metrics.md).
 
         A report never waits for a GPU, and never fails: a value that cannot be kept is named in the log once.

@@ -95,13 +95,38 @@ def test_what_cannot_be_kept_is_named_once_and_fails_nothing(
     history.report(3, {f"m{number:02}": 1.0 for number in range(70)})
     history.write()
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[1] for line in said] == [" run.report"] * 6, said
-    for words in ("'': a metric's name has at most 100", "text: want a number", "tensor of shape (2,)", "huge: want"):
+    assert [line.split(":")[1] for line in said] == [" run.report"] * 15, said
+    for bad in ("''", "'a b'", "'ü'", f"'{'x' * 101}'"):
+        assert sum(f" {bad}: a metric's name has at most 100" in line for line in said) == 1, (bad, said)
+    for words in ("text: want a number", "tensor of shape (2,)", "huge: want", "meta: want"):
         assert sum(words in line for line in said) == 1, (words, said)
-    assert sum("a run has at most 64 metrics" in line for line in said) == 1
+    for number in range(63, 70):
+        assert sum(f" m{number}: a run has at most 64 metrics" in line for line in said) == 1
     kept = written(tmp_path).metrics
     assert values(tmp_path, "loss") == {0: 1.0, 1: 1.0, 2: 1.0}
-    assert len(kept) <= 64 and "none" not in kept and "m00" in kept and "m69" not in kept
+    assert kept.keys() == {"loss", *(f"m{number:02}" for number in range(63))}, "what is not kept takes no name"
+
+
+def test_the_log_names_no_more_than_a_hundred_names(
+    control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = MetricHistory(control, tmp_path, 3)
+    for step in range(300):
+        history.report(step, {f"bad {step}": torch.tensor(1.0), "complex": torch.tensor(1j)})
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 101 and "more names cannot be kept" in said[-1]
+
+
+def test_a_value_that_cannot_be_read_fails_nothing(control: Control, tmp_path: Path) -> None:
+    class Odd:
+        def __float__(self) -> float:
+            raise KeyError("odd")
+
+    history = MetricHistory(control, tmp_path, 3)
+    history.report(1, {"odd": Odd(), "complex": 1j, "a": 2})
+    history.report(2, {"odd": 3.0})
+    history.write()
+    assert written(tmp_path).metrics.keys() == {"a", "odd"}, "a later value of the name can be kept"
 
 
 @pytest.mark.parametrize("value", [3, True, torch.tensor(2), torch.ones(1, 1), torch.tensor(0.5, dtype=torch.bfloat16)])

@@ -515,7 +515,7 @@ def test_metrics_belong_to_the_step_of_their_batch_and_outlive_a_preemption(
         with contextlib.suppress(SystemExit):
             for epoch in run.epochs(2):
                 for batch in run.steps(things.loader):
-                    run.report(before=float(run.steps_done))
+                    run.report(before=float(run.steps_done), **{"self": 1.0})
                     loss = things.train(batch)
                     run.report(loss=loss, **{"train/after": float(run.steps_done)})
                     if (gen, run.steps_done) == (5, 11):
