@@ -303,7 +303,7 @@ def record(argv: list[str]) -> None:
     def steps(self: Run, loader: Iterable[Any], *positional: Any, **how: Any) -> Iterator[Any]:
         return probe.steps(self, plain_steps(self, loader, *positional, **how), loader, sys._getframe(1))
 
-    def report(self: Run, **values: Any) -> None:
+    def report(self: Run, /, **values: Any) -> None:
         if (loss := values.get("loss")) is not None:
             probe.loss(self, loss)
         plain_report(self, **values)
