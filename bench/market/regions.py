@@ -20,6 +20,7 @@ from bench.market._cases import SCOPES, draw, optimum  # noqa: E402
 from bench.market.policy import STARTS, Job, Sum  # noqa: E402
 from spotkeeper.replay.model import Case  # noqa: E402
 from spotkeeper.replay.recording import SHIPPED, read_folder  # noqa: E402
+from tests.reconcile.decide.checkpoint.test_warm import standing_s, trained  # noqa: E402
 from tests.sim.scenarios import perform  # noqa: E402
 from tests.sim.test_crash_points import effects, kill  # noqa: E402
 from tests.sim.test_ledger import Books, books  # noqa: E402
@@ -27,6 +28,7 @@ from tests.sim.test_regions import STORY, two_regions  # noqa: E402
 
 GOAL, SHIPPED_GOAL = 0.87, 0.70
 GOAL_PERCENT = 1.0
+GOAL_STANDING_S = 60.0
 EVERY = 6  # effects at which the function is killed
 
 
@@ -69,6 +71,8 @@ def figures() -> list[dict[str, object]]:
         told, lost = stories()
     finally:
         logging.disable(logging.NOTSET)
+    cold_s, warm_s = (round(standing_s(trained(budget)), 1) for budget in (None, 500.0))
+    moved = f"a gang of 2 between regions in the simulated world, with warm copies; without: {cold_s:.0f} s"
     error = max(one.error_percent for one in told)
     share = max(100.0 * one.moved / one.billed for one in told)
     plays = f"{len(told)} runs of the simulated world, the function killed at another point in each"
@@ -84,6 +88,7 @@ def figures() -> list[dict[str, object]]:
             f"the bill, {share:.0f} % of it egress: {plays}",
         ),
         _figure("regions.steps_lost", lost, "steps", "= 0", lost == 0, f"abroad and back: {plays}"),
+        _figure("regions.standing_s", warm_s, "s", f"<= {GOAL_STANDING_S:g}", warm_s <= GOAL_STANDING_S, moved),
     ]
 
 
