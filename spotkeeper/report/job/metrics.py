@@ -23,7 +23,7 @@ SHOWN = 6  # metrics that `status` and `watch` show
 
 
 class MetricView(Struct, frozen=True):
-    """One metric as `status` shows it. ``last``: None if not finite; ``low``, ``high``: None if no value is finite."""
+    """One metric as `status` shows it. ``last``: None for NaN, and infinities are null in JSON too; ``low``, ``high``: None if no value is finite."""
 
     name: str
     step: int
@@ -142,6 +142,6 @@ def metric_views(curves: Mapping[str, MetricColumns], most: int | None = None) -
 
 def _view(name: str, curve: MetricColumns) -> MetricView:
     numbers = [value for value in curve.values if math.isfinite(value)]
-    last = curve.values[-1] if math.isfinite(curve.values[-1]) else None
+    last = None if math.isnan(curve.values[-1]) else curve.values[-1]
     low, high = min(numbers, default=None), max(numbers, default=None)
     return MetricView(name, curve.steps[-1], len(curve.steps), last, low, high, sparkline(curve.steps, curve.values))

@@ -20,8 +20,8 @@ def metrics_table(found: JobMetrics) -> RenderableType:
             "curve": view.curve,
             "last": value_word(view.last),
             "step": str(view.step),
-            "lowest": value_word(view.low),
-            "highest": value_word(view.high),
+            "lowest": "-" if view.low is None else value_word(view.low),
+            "highest": "-" if view.high is None else value_word(view.high),
             "points": str(view.points),
         }
         for view in metric_views(found.metrics)

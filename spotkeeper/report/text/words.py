@@ -42,9 +42,9 @@ def percent(share: float) -> str:
 def value_word(value: float | None) -> str:
     """Format a metric's value with at least four significant digits: ``2.1130``, ``0.01234``, ``1.234e-05``.
 
-    None, for a value that is not finite, is ``not a number``.
+    None or NaN is ``not a number``; an infinite value is ``inf`` or ``-inf``.
     """
-    if value is None:
+    if value is None or math.isnan(value):
         return "not a number"
     size = abs(value)
     return f"{value:.7g}" if size >= 1e4 else f"{value:.4f}" if size >= 0.1 else f"{value:.4g}"

@@ -10,6 +10,7 @@ import struct
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from spotkeeper.report.job.metrics import JobMetrics, MetricColumns, job_metrics
 from spotkeeper.report.job.tensorboard import event_file
 from spotkeeper.report.text.metrics import metrics_csv, metrics_table
 from spotkeeper.report.text.words import sparkline
+from tests.report.ledgers import printed
 
 
 def generation(gen: int, *ancestors: tuple[int, int], **curves: dict[int, float]) -> GenerationMetrics:
@@ -162,6 +164,10 @@ def test_views_begin_with_the_loss_and_name_what_is_no_number() -> None:
     assert (loss.name, loss.step, loss.points, loss.last, loss.low, loss.high) == ("loss", 2, 2, None, 0.5, 0.5)
     assert (acc.name, z.low) == ("acc", None)
     assert metric_lines([loss, acc]) == ["loss  ▁   not a number at step 2", "acc   ▁   not a number at step 2"]
+    assert metric_lines([z])[0].endswith("inf at step 1")
+    assert b'"last":null' in msgspec.json.encode(z), "JSON has no infinity"
+    table = printed(metrics_table(JobMetrics("abcdefgh", "gpt", (), found))).split()
+    assert table.count("inf") == 1 and table.count("-") == 2
     assert [view.name for view in metric_views(found, 1)] == ["loss"]
 
 

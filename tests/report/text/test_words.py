@@ -29,6 +29,9 @@ VALUES = {
     1234567.0: "1234567",
     1.5e12: "1.5e+12",
     None: "not a number",
+    float("nan"): "not a number",
+    float("inf"): "inf",
+    float("-inf"): "-inf",
 }
 
 
