@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.reconcile.store.store import Store
-from spotkeeper.report.job.metrics import curves, pace
+from spotkeeper.report.job.metrics import curves, drawable, pace
 
 FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
-KEPT = 8  # jobs whose ended generations stay in memory, up to 3 MB each; with more, all would be read again and again
-MOST_METRICS = 24  # charts of metrics
+KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
+MOST_METRICS = 64  # curves of metrics: as many as a generation has
 LOSS = "loss"
 Points = list[tuple[int, float]]  # points (step, value)
 
@@ -25,12 +25,13 @@ Points = list[tuple[int, float]]  # points (step, value)
 class JobCurves:
     """What the charts of a job's metrics draw; pages share it and change nothing in it.
 
-    ``metrics``: the loss, if the job reports it, and the first others by name; ``names``: how many metrics the job has;
-    ``pace``: steps a second.
+    ``metrics``: the loss, if the job reports it, and the first others by name that have two finite values; ``few``:
+    names of metrics with fewer; ``more``: names of further ones; ``pace``: steps a second.
     """
 
     metrics: dict[str, Points] = field(default_factory=dict)
-    names: int = 0
+    few: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
     pace: Points = field(default_factory=list)
 
 
@@ -77,15 +78,18 @@ class CurvesReader:
 def drawn(reader: MetricsReader) -> JobCurves:
     """Read a job's metrics and return what its page draws. One whole curve at a time is in memory."""
     metrics: dict[str, Points] = {}
+    few: list[str] = []
     speed: Points = []
     most = 0
     for name, curve in curves(reader.read()):
         if len(curve.steps) > most:
             most, speed = len(curve.steps), pace(curve)
-        if name == LOSS or len(metrics) - (LOSS in metrics) < MOST_METRICS - 1:
+        if name != LOSS and not drawable(curve):
+            few.append(name)
+        elif name == LOSS or len(metrics) - (LOSS in metrics) < MOST_METRICS - 1:
             points = zip(curve.steps, curve.values, strict=True)
             metrics[name] = thinned([(step, value) for step, value in points if math.isfinite(value)])
-    return JobCurves(metrics, len(reader.names), speed)
+    return JobCurves(metrics, tuple(few), tuple(sorted(reader.names - metrics.keys() - set(few))), speed)
 
 
 def thinned(points: Points, most: int = 1000) -> Points:

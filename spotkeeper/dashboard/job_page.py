@@ -22,11 +22,14 @@ from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import el, join, table
+from spotkeeper.report.job.metrics import not_drawn
 from spotkeeper.report.job.timeline import Timeline, resumed_steps, timeline
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import over_time
+from spotkeeper.report.text.words import count
 
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
+FIRST_CHARTS = 24  # of metrics, until the user asks for all: each chart costs the browser time
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
 
@@ -55,7 +58,10 @@ class JobPage(Page):
                 self._money = Chart("Money")
                 self._speed = Chart("Throughput")
                 self._metrics = {LOSS: Chart("Loss")}
-            self._more = html()
+            self._more = html(classes="dim")
+            self._all = ui.button("Show all", on_click=self._show_all).props("outline dense no-caps").classes("q-px-sm")
+            self._all.set_visibility(False)
+            self._most = FIRST_CHARTS
             with card():
                 with ui.tabs().props("dense no-caps align=left inline-label outside-arrows") as tabs:
                     made = [ui.tab(name) for name in TABS]
@@ -160,14 +166,22 @@ class JobPage(Page):
             _draw(self._speed, "samples a second", speeds, marks, dark, ended=ended, speed=True)
         losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
         curves = {LOSS: losses, **self._curves.metrics}
-        for name in list(curves)[:MOST_METRICS]:
+        names = list(dict.fromkeys((*self._metrics, *curves)))  # a chart keeps its place
+        for name in names[: self._most]:
             if name not in self._metrics:
                 with self._tiles:
                     self._metrics[name] = Chart(name)
-            _draw(self._metrics[name], name, curves[name], marks, dark, ended=ended)
-        more = self._curves.names + (LOSS not in self._curves.metrics) - MOST_METRICS
-        said = f"{more} more metrics: spotkeeper metrics {state.view.name}"
-        put(self._more, el("p", said, class_="dim") if more > 0 else "")
+            _draw(self._metrics[name], name, curves.get(name, []), marks, dark, ended=ended)
+        self._all.set_visibility(len(names) > self._most)
+        self._all.text = f"Show {count(len(names) - self._most, 'more metric')}"
+        lines = [not_drawn(self._curves.few, state.view.name)]
+        if self._curves.more:
+            lines.append(f"Also: {', '.join(self._curves.more)}: spotkeeper metrics {state.view.name}")
+        put(self._more, join(el("p", line) for line in lines if line))
+
+    def _show_all(self) -> None:
+        self._most = MOST_METRICS
+        self._fill()
 
     async def _read_metrics(self) -> None:
         """Read the job's metrics again. They are uploaded once a minute."""

@@ -73,6 +73,11 @@ class Visitor:
         """How many pixels the page is wider than the window."""
         return max(0, int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth")))
 
+    def overflowing(self) -> list[str]:
+        """The cells of tables whose text reaches into the next cell."""
+        cells = "[...document.querySelectorAll('td')].filter(cell => cell.scrollWidth > cell.clientWidth + 1)"
+        return list(self.page.evaluate(f"{cells}.map(cell => cell.textContent)"))
+
 
 def login(browser: Browser, url: str) -> Any:
     """Open the one-time address, and return what the browser got by it."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from spotkeeper.client import lookup
+from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.client.target import Target
 from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Record
-from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS
+from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS, drawn
 from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
@@ -212,7 +214,7 @@ def test_all_pages_of_a_job_share_its_metrics_which_are_forgotten_with_the_last_
     async def story() -> None:
         first, second = await asyncio.gather(feed.curves(JOB), feed.curves(JOB))
         assert first is second and sorted(read) == ["1", "2"]
-        assert first.metrics == {"acc": [(4, 0.9)], "loss": [(1, 2.0), (3, 1.0), (4, 0.5)]} and first.names == 2
+        assert first.metrics == {"loss": [(1, 2.0), (3, 1.0), (4, 0.5)]} and first.few == ("acc",)
         ticks.at += FRESH_S
         assert await feed.curves(JOB) is first, "pages hold these points, and nothing is new"
         assert read[2:] == ["2"], "generation 1 has ended and is known"
@@ -251,5 +253,17 @@ def test_curves_are_those_of_the_charts_of_a_page(feed: JobFeed, bucket: Bucket)
     put(bucket[0], 1, [], loss={1: 2.0}, **curves)
     feed.add(Viewer(lambda: None, job=JOB))
     found = complete(feed.curves(JOB))
-    assert len(found.metrics) == MOST_METRICS and {"loss", "m00"} < found.metrics.keys() and found.names == 64
+    assert found.metrics.keys() == {"loss", *curves} and len(found.metrics) == MOST_METRICS
+    assert found.few == found.more == ()
     assert max(map(len, found.metrics.values())) <= 1001 and found.pace
+
+
+def test_metrics_with_few_values_take_no_chart(bucket: Bucket) -> None:
+    few = {f"a{number:02}": {1: 1.0, 2: math.nan} for number in range(30)}
+    full = {f"z{number:02}": {1: 1.0, 2: 2.0} for number in range(30)}
+    put(bucket[0], 1, [], **few, **full)
+    found = drawn(MetricsReader(bucket[0], JOB, metrics=MOST_METRICS))
+    assert list(found.metrics) == sorted(full) and found.few == tuple(sorted(few))
+    put(bucket[0], 2, [(1, 2)], **{f"b{number:02}": {3: 1.0, 4: 2.0} for number in range(64)})
+    found = drawn(MetricsReader(bucket[0], JOB, metrics=MOST_METRICS))
+    assert len(found.metrics) == MOST_METRICS - 1 and found.more, "the loss keeps its place"

@@ -33,6 +33,7 @@ from spotkeeper.dashboard import feed as feeding
 from spotkeeper.dashboard import log_panel
 from spotkeeper.dashboard.curves import thinned
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
+from spotkeeper.dashboard.job_page import FIRST_CHARTS
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import job_view
 from spotkeeper_agent.launcher.spool import packed
@@ -173,7 +174,10 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
     store.append_ledger(JOB, Entry(at=90.0, id="g2", event=Event.GENERATION, gen=2, step=2))
     columns = {"steps": array("q", [1, 2, 3]), "seconds": array("f", [0, 1, 2]), "values": array("d", [1.5, 0.5, 2.5])}
     packed = {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
-    written = {"gen": 2, "ancestors": [], "began": 0.0, "metrics": {"accuracy": packed}}
+    once = {word: base64.b64encode(column[:1].tobytes()).decode() for word, column in columns.items()}
+    many = {f"z{number:02}": packed for number in range(FIRST_CHARTS)}
+    metrics = {"accuracy": packed, "a-once": once} | many
+    written = {"gen": 2, "ancestors": [], "began": 0.0, "metrics": metrics}
     store.put(object_name(JOB, 2), msgspec.json.encode(written))
 
     async def accuracy(user: User) -> dict[str, Any]:
@@ -187,6 +191,10 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
 
     async def story(user: User) -> None:
         found = await accuracy(user)
+        assert "Too few values for a chart: a-once." in text(user) and "A-once" not in text(user)
+        assert "z22" not in text(user), "the loss and 23 others"
+        user.find("Show 2 more metrics").click()
+        await until(lambda: "z22" in text(user) and "z23" in text(user))
         assert found["data"] == [(1, 1.5), (2, 0.5), (3, 2.5)]
         assert found["markLine"]["data"] == [{"xAxis": 2.0}]
         assert all(map(is_, (await accuracy(user))["data"], found["data"])), "another tab's points are the same objects"

@@ -12,7 +12,7 @@ from spotkeeper.report.html import job as parts
 from spotkeeper.report.html import svg
 from spotkeeper.report.html.markup import Markup, el, join
 from spotkeeper.report.html.style import FILE_STYLE
-from spotkeeper.report.job.metrics import MetricColumns
+from spotkeeper.report.job.metrics import MetricColumns, drawable, not_drawn
 from spotkeeper.report.job.timeline import resumed_steps, timeline
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account
@@ -40,6 +40,8 @@ def job_file(
     money = over_time(ledger, stack, line.end, prices)
     spent = ("spent", "spot", [(at - line.start, paid) for at, paid, _ in money])
     whole = ("the same machine-hours on demand", "demand", [(at - line.start, paid) for at, _, paid in money])
+    charts = [name for name, curve in metrics.items() if drawable(curve)]
+    few = not_drawn((name for name in metrics if name not in charts), view.name)
     made = f"{datetime.fromtimestamp(now, timezone.utc):%Y-%m-%d %H:%M} UTC"
     body = (
         el("h1", view.name),
@@ -48,7 +50,8 @@ def job_file(
         _card("", parts.figures(view, found), parts.sums(view)),
         _card("Timeline", svg.key(), svg.timeline(line)),
         _card("Money", svg.lines("Money over time", [spent, whole], unit="$", on_time=True, from_zero=True)),
-        *(_card(name[:1].upper() + name[1:], _curve(name, curve, marks)) for name, curve in metrics.items()),
+        *(_card(name[:1].upper() + name[1:], _curve(name, metrics[name], marks)) for name in charts),
+        _card("Other metrics", el("p", few, class_="dim")) if few else None,
         _card("Recoveries", parts.recoveries(found)),
         _card("Lost work", parts.lost_work(found)),
         _card("Machines now", parts.machines(view)) if view.nodes else None,

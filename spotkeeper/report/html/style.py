@@ -100,6 +100,7 @@ mark{background:var(--notice);color:#1b2330;border-radius:2px}
   table.rows td.lead,table.rows td.long{grid-column:1/-1} table.rows td.lead>div{display:flex;flex-wrap:wrap;gap:0 10px;
     align-items:baseline}
   table.rows td.lead::before,table.log td::before{content:none!important}
+  table.rows .nobreak{white-space:normal}
   table.rows td.none{display:none} table.rows .spark{max-width:100%}
   table.log tr{grid-template-columns:auto 1fr;gap:0 12px;padding:6px 0}
   table.log td:not(.long){font-size:.8rem;color:var(--dim)}

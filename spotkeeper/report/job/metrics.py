@@ -23,7 +23,10 @@ SHOWN = 6  # metrics that `status` and `watch` show
 
 
 class MetricView(Struct, frozen=True):
-    """One metric as `status` shows it. ``last``: None for NaN, and infinities are null in JSON too; ``low``, ``high``: None if no value is finite."""
+    """One metric as `status` shows it. ``last``: None for NaN; ``low``, ``high``: None if no value is finite.
+
+    JSON has null for an infinite ``last`` too.
+    """
 
     name: str
     step: int
@@ -122,6 +125,18 @@ def ancestors(found: Iterable[GenerationMetrics]) -> tuple[tuple[int, int], ...]
     They are in order of age, the oldest first. An ancestor is a generation whose checkpoint a later one resumed from.
     """
     return max(found, key=lambda one: one.gen, default=GenerationMetrics(0, (), {})).ancestors
+
+
+def drawable(curve: MetricColumns) -> bool:
+    """Whether a chart of the curve shows more than a dot: two finite values."""
+    finite = filter(math.isfinite, curve.values)
+    return next(finite, None) is not None and next(finite, None) is not None
+
+
+def not_drawn(names: Iterable[str], job: str) -> str:
+    """Name the metrics that have no chart; "" for none."""
+    said = ", ".join(names)
+    return f"Too few values for a chart: {said}. All values: spotkeeper metrics {job}" if said else ""
 
 
 def job_metrics(job: str, name: str, found: Iterable[GenerationMetrics]) -> JobMetrics:

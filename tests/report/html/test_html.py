@@ -132,6 +132,10 @@ def test_the_file_draws_the_metrics() -> None:
     curve = MetricColumns([1, 2, 3], [0.0, 1.0, 2.0], [2.0, float("nan"), 1.0])
     drawn = job_file(view, account(view, NOTICED, NOW), NOTICED, STACK, NOW, metrics={"eval/loss": curve})
     assert "Eval/loss" in parsed(drawn).text and "nan" not in drawn.lower()
+    few = {"once": MetricColumns([1], [0.0], [2.0]), "never": MetricColumns([1, 2], [0.0, 1.0], [float("inf"), 1.0])}
+    drawn = job_file(view, account(view, NOTICED, NOW), NOTICED, STACK, NOW, metrics={"eval/loss": curve} | few)
+    assert "Too few values for a chart: once, never." in parsed(drawn).text
+    assert "Not enough points" not in drawn and "<h2>Once</h2>" not in drawn
 
 
 def test_amounts_are_those_of_status_and_report() -> None:
