@@ -18,15 +18,19 @@ from spotkeeper.client.sweep import begin, submit_missing
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.parse.typed import load_yaml
+from spotkeeper.contract.record import Phase
 from spotkeeper.contract.sweep import SweepState, TrialReport
 from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec
 from spotkeeper.dashboard import sweep_charts
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.html.jobs import row
+from spotkeeper.report.html.style import FILE_STYLE
 from spotkeeper.report.sweep import TrialView
 from tests.dashboard.browser import CHROMIUM, WHY_NOT, Visitor, chromium, login
 from tests.dashboard.conftest import a_bucket
 from tests.dashboard.served import Served, serving
 from tests.dashboard.test_downloads import image
+from tests.report.html.test_html import a_view
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 
@@ -124,6 +128,9 @@ def test_the_page_is_accessible_and_fits(
     visitor.open(f"{served.root}/sweeps/lr", "text=lr-0001")
     assert visitor.serious() == [] and visitor.too_wide() == 0 and visitor.told == []
     visitor.open(f"{served.root}/sweeps/rl", "text=no such search")
+    view = a_view(phase=Phase.RUN, outcome=None, step=39_000, total_steps=40_000, left_s=6600.0)
+    visitor.page.set_content(f"<style>{FILE_STYLE}</style><main class='sk wide'><table class=rows>{row(view)}</table>")
+    assert visitor.overflowing() == [], "a row of the list of jobs"
     visitor.context.close()
 
 
