@@ -176,3 +176,11 @@ def only_elsewhere(value: object, _s: Settings | None = None, *, fields: Neutral
             found = None if found is None else getattr(found, name)
         if found is not None and found != neutral:
             yield problem(path, why, found if isinstance(found, str | int | float) else None)
+
+
+def idle_regions(s: Settings) -> Iterator[str]:
+    """Yield a caution for each region in which no pool has a zone: the file is valid, but no machine runs there."""
+    for index, region in enumerate(s.regions):
+        if not any(region in s.regions_of(pool) for pool in s.pools):
+            remedy = f"add zones of {region} to `zones` or to a pool's" + (", or remove the region" if index else "")
+            yield f"{join('regions', index)}: no pool has a zone in {region}: {remedy}"

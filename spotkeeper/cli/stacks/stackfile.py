@@ -127,7 +127,11 @@ def _lines(path: Path) -> dict[str, int]:
     config = document.get("config") if isinstance(document, dict) else None
     if not isinstance(config, dict):
         raise SpecError([Problem("config", "missing, must be a mapping with the stack's settings", source=path.name)])
-    return {_SETTING.sub(r"\1", key): line for key, line in lines.items()}
+    found = {_SETTING.sub(r"\1", key): line for key, line in lines.items()}
+    for key in ("image", "kms_key", "network.vpc"):  # a missing entry for another region is a problem of what it lacks
+        if (line := found.get(key, found.get("regions"))) is not None:
+            found.setdefault(f"{key}s", line)
+    return found
 
 
 # -- JSON Schema
@@ -384,6 +388,7 @@ def _placed(one: Problem) -> PlacedProblem:
 
 
 def _checked(read: StackFile, jobs: tuple[str, ...]) -> CheckedStack:
+    from infra.settings.both import idle_regions
     from infra.settings.reserved import over
 
     settings: Settings = read.settings
@@ -391,8 +396,8 @@ def _checked(read: StackFile, jobs: tuple[str, ...]) -> CheckedStack:
     examples = tuple(key for key, text in sorted(read.config.items()) if any(word in text for word in EXAMPLES))
     channels = tuple(map(_channel, settings.channels))
     where, caps = (settings.region, settings.regions), (settings.limits.machines, settings.limits.usd_per_hour)
-    ended = tuple(over(settings, datetime.now(timezone.utc)))
-    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, *caps, channels, jobs, examples, ended)
+    surprising = (*over(settings, datetime.now(timezone.utc)), *idle_regions(settings))
+    return CheckedStack(read.name, True, (), settings.cloud, *where, pools, *caps, channels, jobs, examples, surprising)
 
 
 def _channel(channel: Channel) -> CheckedChannel:

@@ -124,6 +124,25 @@ def test_a_reservation_that_has_ended_is_a_warning(cli: Cli, checkout: Path) -> 
     assert json.loads(cli("check", file, "--json").out)["warnings"] == [f"pools[0].reservations[0].ends: {why}"]
 
 
+def test_a_region_without_zones_is_a_warning(cli: Cli, checkout: Path) -> None:
+    file = checkout / "infra/stacks/Pulumi.dev.yaml"
+    change(file, "spotkeeper:region: us-east1", "spotkeeper:regions: [us-east1, us-central1]")
+    why = "add zones of us-central1 to `zones` or to a pool's, or remove the region"
+    done = cli("check", file)
+    assert (done.code, done.err) == (0, f"warning: regions[1]: no pool has a zone in us-central1: {why}\n")
+    change(file, "zones: [us-east1-b]", "zones: [us-east1-b, us-central1-a]")
+    assert cli("check", file).err == ""
+
+
+def test_what_another_region_lacks_is_at_the_line_of_the_home_regions(cli: Cli, tmp_path: Path) -> None:
+    text = (ROOT / "infra/stacks/Pulumi.example-aws.yaml").read_text()
+    text = text.replace("spotkeeper:region: us-east-1", "spotkeeper:regions: [us-east-1, us-west-2]")
+    file = tmp_path / "Pulumi.dev.yaml"
+    file.write_text(text.replace("us-east-1b, us-east-1c]", "us-east-1b, us-west-2a]"))
+    line = next(at for at, found in enumerate(text.splitlines(), 1) if "spotkeeper:image:" in found)
+    assert f"error: Pulumi.dev.yaml:{line}: images.us-west-2: missing" in cli("check", file).err
+
+
 def test_all_problems_of_stack_and_jobs_are_listed_with_file_and_line(cli: Cli, checkout: Path) -> None:
     change(checkout / "infra/stacks/Pulumi.dev.yaml", "kind: spot", "kind: spto")
     change(checkout / "jobs/gpt.yaml", "nodes: 4", "nods: 4")
