@@ -11,7 +11,7 @@ from spotkeeper.contract.ledger import SURPRISES, Entry, Event
 from spotkeeper.contract.names import vm_name
 from spotkeeper.contract.record import BACKUP, PROBE
 from spotkeeper.contract.stack import Model
-from spotkeeper.report.text.words import percent, usd
+from spotkeeper.report.text.words import gigabytes, percent, usd
 
 MACHINE = "machine:"  # the prefix of a static machine's grant
 _A_MACHINE = {
@@ -121,7 +121,7 @@ def describe(entry: Entry, stack: str = "", job: str = "", lost: tuple[int, ...]
         vm = _vm(entry, stack, job)
         text = _TEXTS[entry.event].format(who=who, where=where, gen=entry.gen, vm=vm, machine=machine)
     if entry.event is Event.EGRESS:
-        text += f" of {entry.gb or 0.0:.1f} GB for {usd(entry.usd or 0.0)}"
+        text += f" of {gigabytes(entry.gb or 0.0)} for {usd(entry.usd or 0.0)}"
     if entry.event is Event.REQUEST:
         text += f" to {entry.cause}" if entry.cause else ""
     elif entry.cause and entry.cause not in text:

@@ -25,7 +25,7 @@ from spotkeeper.report.job.recovery import Recovery
 from spotkeeper.report.job.view import JobView
 from spotkeeper.report.money.account import Account, AttemptLine, Total, Totals
 from spotkeeper.report.text.render import fitting
-from spotkeeper.report.text.words import count, duration, usd
+from spotkeeper.report.text.words import count, duration, gigabytes, usd
 
 _MACHINES_SPARE = ("joined after", "asked for", "end", "start", "attempt", "$/h")
 _RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "nodes")
@@ -72,7 +72,7 @@ def egress_lines(found: Account) -> list[str]:
         gb, cost = sums.get((one.way, one.what), (0.0, 0.0))
         sums[one.way, one.what] = gb + one.gb, cost + one.usd
     return [
-        f"egress {usd(cost)}: {gb:.1f} GB from {way.replace(' -> ', ' to ')} ({what})"
+        f"egress {usd(cost)}: {gigabytes(gb)} from {way.replace(' -> ', ' to ')} ({what})"
         for (way, what), (gb, cost) in sums.items()
     ]
 

@@ -34,6 +34,13 @@ def usd(amount: float) -> str:
     return f"-${-amount:,.2f}" if amount <= -0.005 else f"${abs(amount):,.2f}"
 
 
+def gigabytes(amount: float) -> str:
+    """Format an amount of GB; below 1 GB as MB: ``60.0 GB``, ``35 MB``, ``<1 MB``."""
+    if amount >= 0.9995:
+        return f"{amount:,.1f} GB"
+    return "<1 MB" if 0.0 < amount < 0.0005 else f"{1000 * amount:.0f} MB"
+
+
 def percent(share: float) -> str:
     """Format a share from 0 to 1: ``23 %``."""
     return f"{100 * share:.0f} %"

@@ -347,6 +347,8 @@ def test_egress_is_in_the_total_and_in_lines_of_its_own() -> None:
         "egress $0.40: 20.0 GB from us-central1 to us-east1 (data)",
     ]
     assert account_text.egress_lines(plain) == []
+    small = told((*NOTICED, replace(SENT[0], gb=0.035, usd=0.0007)), LATER)
+    assert account_text.egress_lines(small) == ["egress <$0.01: 35 MB from us-central1 to us-east1 (checkpoint)"]
     view = job_view(a_record(), None, (*NOTICED, *SENT), STACK, LATER)
     text = printed(account_text.report(view, found))
     assert "egress $1.80" in text and "($2.20 of it for egress)" in text
