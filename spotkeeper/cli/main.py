@@ -70,7 +70,7 @@ def _expected(error: Exception) -> int | None:
         case CliError():
             return _fail(str(error), error.code, error.remedy)
         case SpecError():
-            return _fail(str(error), Exit.USAGE)
+            return _fail(str(error), Exit.USAGE, each=True)
         case CorruptError():
             return _fail(f"the bucket: {error}", Exit.FAILED, error.remedy)
         case StoreError():
@@ -95,9 +95,12 @@ def _store_error(text: str) -> tuple[str, Exit, str]:
     return f"the bucket: {text}", Exit.FAILED, ""
 
 
-def _fail(message: str, code: Exit, remedy: str = "") -> int:
-    for line in message.splitlines() or [""]:
-        note(f"error: {line}")
+def _fail(message: str, code: Exit, remedy: str = "", *, each: bool = False) -> int:
+    """Print an error and its remedy, and return the exit code. ``each``: every line is an error of its own."""
+    first, *others = message.splitlines() or [""]
+    note(f"error: {first}")
+    for line in others:
+        note(f"error: {line}" if each else line)
     if remedy:
         note(f"  try: {remedy}")
     return code

@@ -23,8 +23,8 @@ from tests.contract.samples import STACK
 REACHED = "error: the stack local: the end of the stack has begun\n"
 NAMED = [
     "error: the checkpoints of these unfinished jobs are deleted with the cloud:",
-    "error:   works (bbbb2345)  training, step 306",
-    "error:   waits (cccc2345)  on hold (paused), no step reported yet",
+    "  works (bbbb2345)  training, step 306",
+    "  waits (cccc2345)  on hold (paused), no step reported yet",
 ]
 
 
@@ -85,7 +85,7 @@ def test_without_a_terminal_down_refuses_and_names_the_jobs(cli: Cli, here: Path
     done = cli("local", "down", "--folder", here, *more)
     assert (done.code, done.out) == (4, "")
     yes = f"spotkeeper local down --yes --folder '{here}'"
-    unasked = "error: nothing was changed, since asking needs a terminal"
+    unasked = "nothing was changed, since asking needs a terminal"
     assert done.err.splitlines() == [*NAMED, unasked, f"  try: {yes}"]
 
 
@@ -94,7 +94,7 @@ def test_at_a_terminal_down_asks(cli: Cli, here: Path, monkeypatch: pytest.Monke
     two_jobs(here)
     at_a_terminal(monkeypatch, lambda *_, **__: agreed)
     done = cli("local", "down", "--folder", here)
-    assert [line for line in done.err.splitlines() if "2345" in line] == [line[len("error: ") :] for line in NAMED[1:]]
+    assert [line for line in done.err.splitlines() if "2345" in line] == NAMED[1:]
     assert (REACHED in done.err) == agreed
     assert done.code == (1 if agreed else 4)
     assert agreed or done.err.endswith("error: nothing was changed\n")
@@ -165,7 +165,7 @@ def test_a_job_with_an_unreadable_record_is_named(cli: Cli, here: Path) -> None:
     two_jobs(here)
     bucket(here).put("jobs/cccc2345/rec", b"{")
     done = cli("local", "down", "--folder", here)
-    assert done.code == 4 and "error:   cccc2345: its record cannot be read" in done.err.splitlines()
+    assert done.code == 4 and "  cccc2345: its record cannot be read" in done.err.splitlines()
 
 
 def test_an_unreadable_bucket_names_the_force_option(cli: Cli, here: Path) -> None:
