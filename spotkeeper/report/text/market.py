@@ -9,7 +9,7 @@ from rich.text import Text
 
 from spotkeeper.contract.stack import StackState
 from spotkeeper.report.market import MarketView, ZoneMarket, reservation_line
-from spotkeeper.report.text.render import fitting
+from spotkeeper.report.text.render import Fitting, NoRoom, fitting
 from spotkeeper.report.text.words import bar, duration, percent, usd
 
 UNKNOWN = "·"
@@ -26,28 +26,29 @@ LEGEND = (
 def market(view: MarketView, stack: StackState) -> RenderableType:
     span = duration(view.until - view.since)
     part = duration(view.part_s)
+    tables: list[Fitting] = []
     parts: list[RenderableType] = [Text(f"market of {view.stack}: the last {span}, {part} per character", style="bold")]
     for pool in stack.pools:
         zones = [zone for zone in view.zones if zone.pool == pool.name]
         if zones:
-            parts += [Text(), Text(f"{pool.name}  {pool.machine_type}", style="bold"), _table(zones, view.until)]
+            tables.append(_table(zones, view.until))
+            parts += [Text(), Text(f"{pool.name}  {pool.machine_type}", style="bold"), tables[-1]]
+            if not all(zone.reported for zone in zones):
+                parts.append(Text("* the stack file's price, since the cloud has reported none today", style="dim"))
             parts += [Text(reservation_line(one)) for one in view.reservations if one.pool == pool.name]
     if len(parts) == 1:
         return Group(*parts, Text("no pool of this stack has spot machines"))
-    return Group(*parts, Text(), Text(LEGEND, style="dim"))
+    return Group(*parts, Text(), NoRoom(tuple(tables), "spotkeeper market --json"), Text(LEGEND, style="dim"))
 
 
-def _table(zones: Sequence[ZoneMarket], now: float) -> RenderableType:
+def _table(zones: Sequence[ZoneMarket], now: float) -> Fitting:
     known = [price for zone in zones for price in zone.prices if price is not None]
     most = max((count for zone in zones for count in zone.interrupted), default=0)
     low = min(known, default=0.0)
     scale = (low, max([*known, SPAN * low]))
     rows = (_row(zone, now, scale, most) for zone in zones)
     right = {"spot", "of on-demand", "served", "interrupted", "per 100 h", "last"}
-    table = fitting(rows, (*SPARE, LAST_SPARE), right, "spotkeeper market --json")
-    if all(zone.reported for zone in zones):
-        return table
-    return Group(table, Text("* the stack file's price, since the cloud has reported none today", style="dim"))
+    return fitting(rows, (*SPARE, LAST_SPARE), right)
 
 
 def _row(zone: ZoneMarket, now: float, scale: tuple[float, float], most: int) -> dict[str, str | Text]:

@@ -6,7 +6,7 @@ A table drops columns on a narrow terminal and never cuts a word or a number.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
@@ -184,6 +184,20 @@ class Fitting:
         names = (name for name in self.columns if name not in left)
         gone = ", ".join(f'"{name}"' if " " in name else name for name in names)
         return Text(f"no room here for {gone}: {self.elsewhere}", style="dim")
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """One line about the columns that some of several tables drop, in place of a line below each; else nothing."""
+
+    tables: tuple[Fitting, ...]
+    elsewhere: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.tables:
+            narrowest = min((table.left(console, options) for table in self.tables), key=len)
+            if len(narrowest) < len(self.tables[0].columns):
+                yield replace(self.tables[0], elsewhere=self.elsewhere).no_room(narrowest)
 
 
 def fitting(
