@@ -68,6 +68,8 @@ FEW = (replace(STACK.pools[0], max_on_demand=1),)
             "`work` costs at least $8.00",
         ),
         ({"policy": "on-demand", "max_wait": "30m"}, STACK.pools, "has no effect: `policy: on-demand` does not wait"),
+        ({"policy": "spot", "max_wait": "0m"}, STACK.pools, "holds the job as soon as it has no spot machine"),
+        ({"data_region": "us-east1"}, STACK.pools, "data_region: us-east1 has no effect without `data_gb`"),
     ],
 )
 def test_surprising_values_cause_cautions(fields: dict[str, object], pools: tuple[PoolState, ...], words: str) -> None:

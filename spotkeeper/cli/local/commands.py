@@ -19,7 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="""Run a cloud on this machine: three zones with spot prices and capacity of a recorded market.
+    help="""Run a cloud on this machine: the stack file's zones (three unless you change it), with spot
+prices and capacity of a recorded market.
 
 It needs no account, no root and no docker. Its VMs are process trees that run the real agent and the
 real torchrun, and the Pulumi program of the real clouds sets it up.""",

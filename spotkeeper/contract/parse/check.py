@@ -302,6 +302,10 @@ def cautions_of(spec: JobSpec, pools: Iterable[PoolState], spot: float | None = 
         yield f"max_usd: ${spec.max_usd:g} will not last: `work` costs at least ${usd:,.2f}, so the job will go on hold"
     if spec.max_wait is not None and spec.policy == "on-demand":
         yield f"max_wait: {spec.max_wait} has no effect: `policy: on-demand` does not wait for spot"
+    elif spec.max_wait is not None and spec.policy == "spot" and not span_s(spec.max_wait):
+        yield f"max_wait: {spec.max_wait} with `policy: spot` holds the job as soon as it has no spot machine"
+    if spec.data_region and not spec.data_gb:
+        yield f"data_region: {spec.data_region} has no effect without `data_gb`, the size of the data read there"
 
 
 def _least_usd(spec: JobSpec, pools: tuple[PoolState, ...], spot: float | None) -> float:
