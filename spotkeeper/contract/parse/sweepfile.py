@@ -64,7 +64,7 @@ def read_sweep(
     """
     document, lines = read(read_text(path), called(path), texts="job.command")
     if problems := problems_of(document, SweepFile, by_hand=True):
-        raise located(SpecError(problems), called(path), lines)
+        raise located(SpecError([*problems, *_despite(problems, document)]), called(path), lines)
     file = convert(document, SweepFile)
     problems = [found for rule in RULES for found in rule(file)]
     errors = [located(SpecError(problems), called(path), lines)] if problems else []
@@ -81,6 +81,17 @@ def read_sweep(
     if errors:
         raise SpecError(each for error in errors for each in error.problems)
     return SweepAndJob(file, checked, job_file)
+
+
+def _despite(problems: Iterable[Problem], document: object) -> Iterator[Problem]:
+    """Yield what else is wrong with a search's file that has ``problems`` of type: what its valid fields break."""
+    wrong = {re.split(r"[.\[]", each.path)[0] for each in problems}
+    if isinstance(document, Mapping) and "" not in wrong:
+        valid = {key: document[key] for key in SweepFile.__struct_fields__ if key in document and key not in wrong}
+        file = convert({**STAND_IN, **valid}, SweepFile)
+        for rule, fields in RULES.items():
+            if wrong.isdisjoint(fields):
+                yield from rule(file)
 
 
 def _in_file(error: SpecError, source: str, lines: Mapping[str, int], inline: bool) -> SpecError:
@@ -250,4 +261,12 @@ def halving(file: SweepFile) -> Iterator[Problem]:
         yield problem("trials", f"is below eta ({steps.eta}), so only one trial would continue: use more", file.trials)
 
 
-RULES: Iterable[Callable[[SweepFile], Iterator[Problem]]] = (name, dimensions, conditions, sampler, halving)
+# Each rule with the fields that it reads.
+RULES: Mapping[Callable[[SweepFile], Iterator[Problem]], tuple[str, ...]] = {
+    name: ("name",),
+    dimensions: ("space",),
+    conditions: ("space",),
+    sampler: ("sampler", "space", "trials"),
+    halving: ("stop", "trials"),
+}
+STAND_IN = {"name": "search", "job": "", "space": {}, "metric": "-", "goal": "min"}  # for required fields without value

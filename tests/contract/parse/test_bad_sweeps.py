@@ -198,6 +198,15 @@ def test_problems_of_file_and_job_are_reported_together(folder: Path) -> None:
     ]
 
 
+def test_problems_of_type_and_of_meaning_are_reported_together(folder: Path) -> None:
+    text = "name: LR\njob: job.yaml\ngoal: min\nspace: {lr: {uniform: [1, 0]}}\n"
+    found = complaint(folder, text)
+    assert [line.split(": ")[1] for line in found.splitlines()] == ["metric", "name", "space.lr.uniform", "trials"]
+    found = complaint(folder, text + "metric: loss\nsampler: soboll\ntrails: 3\n")
+    places = [line.split(": ")[1] for line in found.splitlines()]
+    assert sorted(places) == ["name", "sampler", "space.lr.uniform", "trails"]
+
+
 def test_a_valid_search(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(GOOD.replace("{command: [/opt/train.py]}", "job.yaml"))
     found = read_sweep(folder / "sweep.yaml", STACK, NOW)
