@@ -62,11 +62,13 @@ def one(job: Task, *zones: str) -> Any:
 # -- bands
 
 
-def test_a_band_is_the_shortest_with_enough_weight() -> None:
+def test_a_band_is_from_one_quantile_to_another() -> None:
     values = Values(tuple((float(value), 0.1) for value in (*range(9), 100)), 0.8)
     found = band(values)
-    assert (found.low, found.mid) == (0.0, pytest.approx(13.6))
-    assert found.high == found.mid  # 0 to 7 holds 80 %; the mean stretches it
+    assert (found.low, found.high) == (1.0, 8.0), "a tenth of the outcomes is below, a tenth above"
+    assert found.mid == pytest.approx(13.6), "one outcome puts the mean outside, and does not stretch the range"
+    whole = band(replace(values, level=1.0))
+    assert (whole.low, whole.high) == (0.0, 100.0)
     crowd = weigh([[5.0] * 1000, [1.0], [2.0]])
     assert band(crowd).mid == pytest.approx(8 / 3)
 
