@@ -247,6 +247,11 @@ def test_places_are_ordinal_numbers(position: int, word: str) -> None:
             {"machines": 1, "max_machines": 1, "starts_in_s": 0.0},
             "has waited 10m00s for 1 machine (team nlp, priority normal); expected start: now",
         ),
+        (
+            {"position": 0, "reason": "takes the room of b1, whose machines leave"},
+            "has waited 10m00s for 2 machines (team nlp, priority normal); "
+            "expected start: once those machines have left",
+        ),
     ],
 )
 def test_what_a_job_waits_for_is_one_line(over: dict[str, object], words: str) -> None:

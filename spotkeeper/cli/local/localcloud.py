@@ -155,8 +155,11 @@ def _deployed(cloud: LocalCloud, options: UpOptions) -> DeployResult:
     from spotkeeper.local import deploy
     from spotkeeper.local.deploy.result import Printer, summary, totals
 
-    file, where = _stack_file(cloud, options.stack_file), cloud.folder / DEPLOYMENT
+    where = cloud.folder / DEPLOYMENT
     with _environment(cloud):
+        if options.stack_file is not None:
+            deploy.refuse_first(STACK, options.stack_file, _stack_file(cloud, None), cloud, where)
+        file = _stack_file(cloud, options.stack_file)
         if options.as_json:
             return deploy.up(STACK, file, cloud, where)
         if options.verbose:

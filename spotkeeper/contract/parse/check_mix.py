@@ -20,15 +20,17 @@ def gang_price(
 ) -> float | None:
     """Return what ``count`` machines of a job cost at least, USD per hour; None: a pool has no such machine.
 
-    A mix costs the sum of its groups, whatever ``count``; the machines of another job all come from its cheapest pool.
-    ``price``: returns a pool's price, USD per machine-hour; None: it has no such machine.
+    A mix costs the sum of its groups, whatever ``count``; another job fills the cheapest of its pools first, each up to
+    its size. ``price``: returns a pool's price, USD per machine-hour; None: it has no such machine.
     """
-    usd = {pool.name: found for pool in pools if (found := price(pool)) is not None}
-    if not spec.machines:
-        return count * min(usd.values()) if usd else None
-    if any(group.pool not in usd for group in spec.machines):
-        return None
-    return sum(group.nodes * usd[group.pool] for group in spec.machines)
+    usd = {pool.name: (found, pool.max_machines) for pool in pools if (found := price(pool)) is not None}
+    if spec.machines:
+        found = [(usd[group.pool][0], group.nodes) for group in spec.machines if group.pool in usd]
+        return sum(each * nodes for each, nodes in found) if len(found) == len(spec.machines) else None
+    total, left, each = 0.0, count, 0.0
+    for each, size in sorted(usd.values()):
+        total, left = total + each * min(left, size), left - min(left, size)
+    return total + each * left if usd else None  # ``check.capacity`` reports machines that no pool may have
 
 
 def mix_alone(job: JobContext) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, nearest, problem
 from spotkeeper.contract.stack import DEFAULT_TEAM, Model, PoolState, TeamState
 
-_SHOWN = 3  # most teams that a caution names
+_SHOWN = 3  # most teams, or pools, that a message names
 
 
 def teams_of(job: JobContext) -> tuple[TeamState, ...]:
@@ -63,8 +63,8 @@ def cautions(job: JobContext) -> Iterator[str]:
         found = {team.name: told for team in teams_of(job) if (told := why(job, team))}
         if found:
             names = ", ".join(list(found)[:_SHOWN]) + (" ..." if len(found) > _SHOWN else "")
-            least = job.spec.size().min
-            yield f"nodes: {least} never starts if your team is {names}: it {next(iter(found.values()))}"
+            size = f"{size_path(job.spec)}: {job.spec.size().min}"
+            yield f"{size} never starts if your team is {names}: it {next(iter(found.values()))}"
 
 
 def _limit(job: JobContext, team: TeamState) -> str:
@@ -77,10 +77,16 @@ def _limit(job: JobContext, team: TeamState) -> str:
     def listed(pool: PoolState) -> float:
         return pool.dearest(Model.STATIC if pool.kind == "static" else model)
 
-    usd = gang_price(job.spec, job.pools(), least, listed) or 0.0
+    pools = job.pools()
+    usd = gang_price(job.spec, pools, least, listed) or 0.0
     if team.max_usd_hour is not None and usd > team.max_usd_hour + 1e-9:
-        cost = f"costs ${usd:,.2f} an hour even in the cheapest of its `pools`"
-        return f"{cost}, and team {team.name} may spend ${team.max_usd_hour:,.2f} (`max_usd_per_hour`)"
+        prices = ", ".join(f"{pool.name} ${listed(pool):,.2f}" for pool in pools[:_SHOWN])
+        more = ", ..." if len(pools) > _SHOWN else ""
+        return (
+            f"costs at least ${usd:,.2f} an hour (a machine of {prices}{more}), and team {team.name} may spend "
+            f"${team.max_usd_hour:,.2f} (`max_usd_per_hour`): use fewer machines or cheaper pools, or raise the team's "
+            "limit in the stack file"
+        )
     return ""
 
 

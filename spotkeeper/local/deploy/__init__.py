@@ -21,7 +21,17 @@ from spotkeeper.local.deploy.result import (
     OnEvent,
 )
 
-__all__ = ["DeployError", "DeployEvent", "DeployOp", "DeployResult", "DeployedResource", "destroy", "preview", "up"]
+__all__ = [
+    "DeployError",
+    "DeployEvent",
+    "DeployOp",
+    "DeployResult",
+    "DeployedResource",
+    "destroy",
+    "preview",
+    "refuse_first",
+    "up",
+]
 
 Engine = Literal["auto", "pulumi", "in-process"]
 
@@ -83,6 +93,20 @@ def preview(
 ) -> DeployResult:
     """Compute the changes of an ``up`` without making them. Arguments and errors as for :func:`up`."""
     return _driver(engine).preview(stack, config_file, cloud, folder, on_event)
+
+
+def refuse_first(
+    stack: str, config_file: Path, kept: Path, cloud: Endpoint, folder: Path, engine: Engine = "auto"
+) -> None:
+    """Preview an ``up`` with another stack file, since an ``up`` changes the pools before the drain can refuse it.
+
+    ``kept``: the stack file of the last ``up``. Other arguments as for :func:`up`.
+
+    Raises:
+        DeployError: the ``up`` would be refused: a job needs a region that the file no longer has.
+    """
+    if folder.exists() and config_file.read_bytes() != kept.read_bytes():
+        preview(stack, config_file, cloud, folder, engine=engine)
 
 
 def destroy(

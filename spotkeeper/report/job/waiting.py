@@ -121,5 +121,6 @@ def waiting_line(view: WaitingView) -> str:
     """What a job waits for: ``has waited 2h05m for 4 machines (team nlp, priority normal); expected start: ...``."""
     wanted = f"{machines_word(view)} machine{'' if view.max_machines == 1 else 's'}"
     about = f"team {view.team}, priority {class_word(view.priority, view.raised)}"
-    start = f"expected start: {start_word(view.starts_in_s)}"
+    reserved = view.starts_in_s is None and not view.position
+    start = f"expected start: {'once those machines have left' if reserved else start_word(view.starts_in_s)}"
     return f"has waited {duration(view.waited_s)} for {wanted} ({about}); {start}"

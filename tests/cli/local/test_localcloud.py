@@ -140,6 +140,24 @@ def test_the_remedy_for_a_wrong_stack_file_names_that_file(monkeypatch: pytest.M
         LocalCloud.attach(folder).down(purge=True)
 
 
+def test_a_refused_up_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An ``up`` writes the pools before the drain refuses it, so a changed file is previewed before anything."""
+    (tmp_path / localcloud.DEPLOYMENT).mkdir()
+    kept, given = tmp_path / localcloud.STACK_FILE.name, tmp_path / "mine.yaml"
+    kept.write_text("of the last up")
+    given.write_text("without a region")
+    previewed, changed = mock.Mock(side_effect=DeployError("job a is in us-east1-b")), mock.Mock()
+    monkeypatch.setattr("spotkeeper.local.deploy.preview", previewed)
+    monkeypatch.setattr("spotkeeper.local.deploy.up", changed)
+    cloud = mock.Mock(spec=LocalCloud, folder=tmp_path)
+    with pytest.raises(DeployError, match="us-east1-b"):
+        localcloud._deployed(cloud, localcloud.UpOptions(stack_file=given, as_json=True))
+    assert previewed.call_args.args[1] == given and not changed.called and kept.read_text() == "of the last up"
+    given.write_bytes(kept.read_bytes())
+    localcloud._deployed(cloud, localcloud.UpOptions(stack_file=given, as_json=True))
+    assert previewed.call_count == 1 == changed.call_count, "an unchanged file needs no preview"
+
+
 def test_ctrl_c_during_up_names_what_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

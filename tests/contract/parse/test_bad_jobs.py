@@ -623,8 +623,9 @@ JOB_CASES = [
     ),
     (
         GOOD + "team: audio\nnodes: 2\npolicy: on-demand\n",
-        "job.yaml:4: nodes: 2: costs $6.00 an hour even in the cheapest of its `pools`, and team audio may spend $4.00 "
-        "(`max_usd_per_hour`)",
+        "job.yaml:4: nodes: 2: costs at least $6.00 an hour (a machine of workers $3.00, always $3.00, gpus $3.00), "
+        "and team audio may spend $4.00 (`max_usd_per_hour`): use fewer machines or cheaper pools, or raise the team's "
+        "limit in the stack file",
     ),
     (
         GOOD + "nodes: 9\nstop: signal\nstatic: never\n",

@@ -54,5 +54,8 @@ def test_a_mix_costs_what_its_groups_cost() -> None:
     assert gang_price(MIX, pools, 3, lambda one: one.dearest(Model.SPOT)) == 2 * 5.0 + 1.0
     assert gang_price(MIX, pools[:1], 3, lambda one: one.dearest(Model.SPOT)) is None
     assert gang_price(replace(MIX, machines=()), pools, 3, lambda one: one.dearest(Model.SPOT)) == 3.0
+    small = (pool("gpus", prices=DEAR), pool("workers", prices=PRICES, max_machines=2))
+    plain = replace(MIX, machines=())
+    assert gang_price(plain, small, 3, lambda one: one.dearest(Model.SPOT)) == 2 * 1.0 + 5.0, "workers has only two"
     (late,) = feasible(replace(MIX, deadline="1h", work="1h"), pools, 0.0)
     assert "at a cost of about $24.50 on-demand" in str(late), "2 x 9 + 3 an hour, for 70 minutes"

@@ -136,7 +136,7 @@ class Order:
         if over := self.over.get(claim.team):
             return over
         if not self._possible(claim):
-            return f"the job wants {claim.min} machines, more than the limits of its pools, its team or the stack allow"
+            return self.empty.impossible(claim)
         if self._never_returns(claim):
             return f"team {claim.team} has its share, and a job that would lose work cannot borrow from other teams"
         return ""

@@ -68,7 +68,8 @@ class Room:
         """Return which limit of its team or search keeps this claim from ``count`` more machines; "" if none does."""
         others = self._trials[claim.sweep] - (claim.job in self._leaving)
         if claim.sweep and not self.placed(claim.job) and others >= claim.parallel:
-            return f"search {claim.sweep} has {claim.parallel} trials at work, as many as its `parallel` allows"
+            trials = f"{claim.parallel} trial{'' if claim.parallel == 1 else 's'}"
+            return f"search {claim.sweep} has {trials} at work, as many as its `parallel` allows"
         if why := self._over.get(claim.team):
             return why
         team = self._teams.get(claim.team)
@@ -80,6 +81,29 @@ class Room:
         if most < math.inf and self._usd["/" + team.name] + self._cost(claim, count) > most + EPSILON:
             return f"team {team.name} is at its max_usd_per_hour of ${most:g}"
         return ""
+
+    def impossible(self, claim: Claim) -> str:
+        """Return which limit a claim exceeds that does not fit into this empty room, its value, and what to change."""
+        wants, pools = f"the job wants {claim.min} machine{'' if claim.min == 1 else 's'}", self._kind(claim)[0]
+        remedy = "submit it with fewer, or raise this limit in the stack file"
+        names = ", ".join(pool.name for pool in pools) or "no pool"
+        most = sum(self._left[pool.name] for pool in pools)
+        paid = sum(self._on_demand[one.name] if one.kind != "static" else self._left[one.name] for one in pools)
+        small = next(((name, n) for name, n in self._lacks(claim).items() if n > self._left[name]), None)
+        if told := self.limit(claim, claim.min):
+            return f"{wants}, and {told}: {remedy}"
+        if small is not None:
+            name, number = small
+            return f"the job wants {number} machines of pool {name}, and its `size` is {self._left[name]}: {remedy}"
+        if claim.min > most:
+            return f"{wants}, and its pools ({names}) have {most} in all (`size`): {remedy}"
+        if claim.on_demand and claim.min > paid:
+            return f"{wants}, and its pools ({names}) may have {paid} on demand (`max_on_demand`): {remedy}"
+        machines, usd = self._stack.max_machines, self._stack.max_usd_hour
+        static = sum(self._left[pool.name] for pool in pools if pool.kind == "static")
+        if machines is not None and claim.min - static > machines:
+            return f"{wants}, and the stack may have {machines} (`limits.machines`): {remedy}"
+        return f"{wants}, and the stack may spend ${usd or 0.0:g} an hour (`limits.usd_per_hour`): {remedy}"
 
     def _cost(self, claim: Claim, count: int) -> float:
         """Return what ``count`` machines cost at least, USD per hour, in the cheapest pools or by its round."""

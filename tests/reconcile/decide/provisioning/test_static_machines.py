@@ -23,8 +23,8 @@ from tests.reconcile.world import JOB, STACK, ZONES, World, stack
 SECOND = "bcde2345"
 TAKEN = "waiting in the queue: the machines that it may use are taken; spotkeeper queue shows its place"
 TOO_LARGE = (
-    "waiting in the queue: the job wants 2 machines, more than the limits of its pools, its team or the stack allow; "
-    "spotkeeper queue shows its place"
+    "waiting in the queue: the job wants 2 machines, and its pools (pool) have 1 in all (`size`): submit it with "
+    "fewer, or raise this limit in the stack file; spotkeeper queue shows its place"
 )
 
 

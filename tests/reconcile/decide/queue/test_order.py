@@ -211,6 +211,8 @@ def test_a_head_in_another_pool_is_in_nobodys_way() -> None:
 
 # -- what never starts
 
+FEWER = "submit it with fewer, or raise this limit in the stack file"
+
 
 def test_a_job_that_fits_nowhere_stops_no_other() -> None:
     assert reserved(waits("big", 9, ago_s=HOUR_S), waits("small", 8, stop=Stop.NEVER)) == {"big": 0, "small": 8}
@@ -226,7 +228,7 @@ def test_a_team_beyond_its_own_limit_stops_no_other() -> None:
     ("claim", "why"),
     [
         (waits("w", 4, "t"), "team t is at its max_machines of 6"),
-        (waits("w", 9), "the job wants 9 machines, more than the limits of its pools, its team or the stack allow"),
+        (waits("w", 9), f"the job wants 9 machines, and its pools (p) have 8 in all (`size`): {FEWER}"),
         (waits("w", 7, "t"), "team t is at its max_machines of 6"),
         (
             waits("w", 5, stop=Stop.NEVER),
@@ -243,6 +245,24 @@ def test_why_a_job_waits(claim: Claim, why: str) -> None:
     allocation = Allocation(grants=grants(*running), claims=(*running, claim))
     assert order.why(allocation, stack(teams=teams), claim, NOW) == why
     assert order.reasons(allocation, stack(teams=teams), NOW) == {"w": why}
+
+
+@pytest.mark.parametrize(
+    ("claim", "over", "why"),
+    [
+        (waits("w", 6), {"max_machines": 4}, "6 machines, and the stack may have 4 (`limits.machines`)"),
+        (waits("w", 6), {"max_usd_hour": 1.5}, "6 machines, and the stack may spend $1.5 an hour (`limits.usd_per_h"),
+        (waits("w", 10, mix=(("p", 9), ("q", 1))), {}, "9 machines of pool p, and its `size` is 8: "),
+        (waits("w", 9, pools=("q",)), {}, "9 machines, and its pools (q) have 2 in all (`size`): "),
+        (waits("w", 6, on_demand=True), {}, "6 machines, and its pools (p, q) may have 5 on demand (`max_on_demand`)"),
+    ],
+)
+def test_a_job_that_can_never_start_is_told_the_limit_its_value_and_what_to_change(
+    claim: Claim, over: dict[str, float], why: str
+) -> None:
+    pools = pool("p", 8, max_on_demand=3), pool("q", 2, max_on_demand=2)
+    told = order.why(Allocation(claims=(claim,)), stack(*pools, **over), claim, NOW)
+    assert told.startswith(f"the job wants {why}") and told.endswith(FEWER)
 
 
 def test_a_job_that_would_lose_work_never_borrows() -> None:
