@@ -234,7 +234,7 @@ def test_exit_93_holds_the_job_and_resume_continues_from_the_newest_checkpoint(l
     record = run.holds(disks=1)
     assert record.gen == 1 and not run.ledger(Event.CRASH)
     assert record.reason == "node 0 exited with 93: a restart cannot help"
-    assert "this model does not fit any machine" in shown(run)
+    run.until("the script's last words in the status", lambda: "this model does not fit any machine" in shown(run))
     last = run.watcher.traces()[1].last_step
     run.request(RequestKind.RESUME)
     run.steady("after the resume")

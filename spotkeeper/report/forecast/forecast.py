@@ -6,7 +6,7 @@ could be like. All regions weigh the same; but if the job's own market is record
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -309,7 +309,7 @@ def hours(hours: float) -> str:
 # -- a band: the range that contains 80 % of future outcomes
 
 # The job's market is treated as one more recorded market. All markets weigh the same, however often each is replayed.
-# A band is the central interval with a given share of the recorded outcomes. That share is above the promised
+# A band is the shortest interval with a given share of the recorded outcomes. That share is above the promised
 # 80 %, because an unrecorded market differs from the recorded ones. Conformal prediction over groups (Lee, Barber and
 # Willett, "Distribution-free inference with hierarchical data") requires 0.8 (1 + 1/K) for K markets in the worst case.
 # When each market was left out in turn, about 0.6 of that addition was enough; when the job's own market was known and
@@ -365,7 +365,7 @@ def weigh(others: Sequence[Sequence[float]], own: Sequence[Sequence[float]] = ()
 
 
 def band(values: Values) -> Band:
-    """Return the band of one quantity: the weighted quantiles that leave out equal shares below and above.
+    """Return the band of one quantity, not stretched to its mean.
 
     Raises:
         ValueError: no values.
@@ -378,6 +378,16 @@ def band(values: Values) -> Band:
     points = sorted(found)
     sums = [0.0, *accumulate(found[point] for point in points)]
     mean = sum(point * weight for point, weight in found.items()) / sums[-1]
-    tail = (1.0 - values.level) / 2.0 * sums[-1]
-    low, high = bisect_right(sums, tail + 1e-9) - 1, bisect_left(sums, sums[-1] - tail - 1e-9) - 1
-    return Band(points[min(low, len(points) - 1)], mean, points[high])
+    low, high = _shortest(points, sums, values.level * sums[-1])
+    return Band(low, mean, high)
+
+
+def _shortest(points: list[float], sums: list[float], wanted: float) -> tuple[float, float]:
+    best = points[0], points[-1]
+    for first, point in enumerate(points):
+        last = bisect_left(sums, sums[first] + wanted - 1e-9, first + 1)
+        if last > len(points):
+            break
+        if points[last - 1] - point < best[1] - best[0] - 1e-12:
+            best = point, points[last - 1]
+    return best
