@@ -25,8 +25,8 @@ def gang_price(
     """
     usd = {pool.name: (found, pool.max_machines) for pool in pools if (found := price(pool)) is not None}
     if spec.machines:
-        found = [(usd[group.pool][0], group.nodes) for group in spec.machines if group.pool in usd]
-        return sum(each * nodes for each, nodes in found) if len(found) == len(spec.machines) else None
+        parts = [(usd[group.pool][0], group.nodes) for group in spec.machines if group.pool in usd]
+        return sum(each * nodes for each, nodes in parts) if len(parts) == len(spec.machines) else None
     total, left, each = 0.0, count, 0.0
     for each, size in sorted(usd.values()):
         total, left = total + each * min(left, size), left - min(left, size)
