@@ -36,8 +36,11 @@ FUNCTION_REQUIRES = ("functions-framework", "msgspec", "obstore", "pyjwt", "cryp
 # Packages that a job's own Python imports; they need only the standard library and torch.
 JOB_LIBRARY = ("__init__.py", "clock.py", "version.py", "train")
 JOB_AGENT = ("__init__.py", "launcher")
-# Packages that run on the operator's machine only.
-NOT_ON_VMS = ("cli", "client", "dashboard", "exporter", "integrations", "local", "report", "reconcile")
+# Packages that no machine of a job runs.
+NOT_ON_VMS = (
+    *("cli", "client", "contract/parse", "dashboard", "exporter", "integrations", "local", "replay", "report"),
+    "reconcile",
+)
 NOT_IN_FUNCTION = ("cli", "client", "dashboard", "exporter", "integrations", "local", "replay", "report", "train")
 _MAIN = '''"""The entry point of Cloud Functions."""
 

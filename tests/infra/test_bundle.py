@@ -83,7 +83,8 @@ def test_the_agent_imports_from_the_bundle_alone(unpacked: Path) -> None:
 
 def test_the_bundle_leaves_out_operators_programs(unpacked: Path) -> None:
     there = {path.name for path in (unpacked / "site/spotkeeper").iterdir()} - {"__pycache__"}
-    assert there == {"__init__.py", "clock.py", "version.py", "contract", "replay", "train"}
+    assert there == {"__init__.py", "clock.py", "version.py", "contract", "train"}
+    assert not (unpacked / "site/spotkeeper/contract/parse").exists()
 
 
 def test_a_jobs_path_has_only_the_library(unpacked: Path) -> None:
