@@ -35,4 +35,5 @@ class DataError(ScriptError, TypeError):
 def say(text: str) -> None:
     """Print a line to the job's log. Best effort: the log may be on the disk that is full."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: stderr is closed
-        print(f"spotkeeper: {text}", file=sys.stderr, flush=True)
+        # In one piece: two threads' lines must not meet.
+        print(f"spotkeeper: {text}\n", end="", file=sys.stderr, flush=True)
