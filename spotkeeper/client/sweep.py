@@ -100,23 +100,29 @@ def submit_missing(
             trial, or the search was stopped meanwhile; others may be submitted.
         StoreError: the bucket failed.
     """
-    blocks, lock = _Blocks(store), threading.Lock()
+    blocks, lock, stopped = _Blocks(store), threading.Lock(), threading.Event()
+
+    def meanwhile() -> CliError:
+        again = f"spotkeeper sweep status {sweep.name}"
+        return CliError(f"{sweep.name}: the search was stopped meanwhile", Exit.REFUSED, again)
 
     def one(number: int) -> tuple[int, str]:
+        if stopped.is_set():
+            raise meanwhile()
         with lock:
             ports = blocks.next()
         job, over = _submitted(store, sweep, number, source, now, by, ports)
         if not store.create_trial(sweep.name, number, job):
-            again = f"cancel that job and job {job}, and give the search another `name`"
+            remedy = f"cancel that job and job {job}, and give the search another `name`"
             other = store.read_trial(sweep.name, number) or "none"
-            raise CliError(f"{sweep.name}: somebody named job {other} as trial {number}", Exit.REFUSED, again)
+            raise CliError(f"{sweep.name}: somebody named job {other} as trial {number}", Exit.REFUSED, remedy)
         # A stop writes its mark before it looks for trials, so either it or this finds the other.
         if any(number < stop.below for stop in store.list_stops(sweep.name)):
+            stopped.set()
             if not over:
                 store.put_request(job, new_request(RequestKind.CANCEL, now, by))
                 tell(job)
-            again = f"spotkeeper sweep status {sweep.name}"
-            raise CliError(f"{sweep.name}: the search was stopped meanwhile", Exit.REFUSED, again)
+            raise meanwhile()
         if not over:
             tell(job)
         return number, job
