@@ -160,12 +160,13 @@ class BackgroundCopier:
         if checked or (near and copied is None):
             _run(copies)
             watch, seen = GradientWatch(self._params(), copies), sums(far)
-        devices = self._start(far)
-        if devices is None and watch is None:
+        devices, asks = self._start(far), request if watch is None else None
+        if devices is not None:
+            asks = request
+        elif watch is None:
             _run(far)
-        if devices is None and watch is not None:
+        else:
             request()
-        asks = None if devices is None and watch is not None else request
         self._running = _Running(copies, versions, copied, devices, asks, discard, stalls, watch, seen)
 
     def _can(self, far: Sequence[TensorCopy]) -> bool:
