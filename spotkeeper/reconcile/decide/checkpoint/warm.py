@@ -11,7 +11,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import CreateSnapshot
-from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Warm
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -116,14 +115,6 @@ def _count(draft: Draft, warm: Warm) -> None:
         gb = _gb(draft, index)
         if usd := draft.snapshot.stack.egress_usd(here, warm.region, gb):
             total += usd
-            draft.log(
-                Event.EGRESS,
-                f"r{index}.w{number}",
-                node=index,
-                cause="warm copy",
-                detail=f"{here} -> {warm.region}",
-                gb=gb,
-                usd=usd,
-            )
-    limits = draft.record.limits
-    draft.set(warm=replace(warm, usd=total), limits=replace(limits, spent=limits.spent + total))
+            detail = f"{here} -> {warm.region}"
+            egress.charge(draft, f"r{index}.w{number}", gb, usd, node=index, cause="warm copy", detail=detail)
+    draft.set(warm=replace(warm, usd=total))

@@ -68,7 +68,7 @@ def count(draft: Draft) -> None:
         return
     origin = spec.data_region or stack.region
     if usd := stack.egress_usd(origin, there, spec.data_gb):
-        _log(draft, f"data.v{before.ver + 1}", spec.data_gb, usd, cause="data", detail=f"{origin} -> {there}")
+        charge(draft, f"data.v{before.ver + 1}", spec.data_gb, usd, cause="data", detail=f"{origin} -> {there}")
 
 
 def _count_disks(draft: Draft) -> None:
@@ -84,12 +84,13 @@ def _count_disks(draft: Draft) -> None:
         gb = sizes[-1] or disk_gb(draft)
         if usd := stack.egress_usd(source, target, gb):
             key, way = f"r{index}.d{node.copy}", f"{source} -> {target}"
-            _log(draft, key, gb, usd, node=index, cause="checkpoint", detail=way)
+            charge(draft, key, gb, usd, node=index, cause="checkpoint", detail=way)
     if draft.record.moved is not None and draft.record.moved != before.moved:
         draft.set(moved=replace(draft.record.moved, gb=max(sizes, default=0.0)))
 
 
-def _log(draft: Draft, key: str, gb: float, usd: float, *, node: int | None = None, cause: str, detail: str) -> None:
+def charge(draft: Draft, key: str, gb: float, usd: float, *, node: int | None = None, cause: str, detail: str) -> None:
+    """Log a transfer between regions, and add its price to what the job has spent."""
     draft.log(Event.EGRESS, key, node=node, cause=cause, detail=detail, gb=gb, usd=usd)
     limits = draft.record.limits
     draft.set(limits=replace(limits, spent=limits.spent + usd))
