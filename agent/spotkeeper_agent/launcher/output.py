@@ -21,6 +21,7 @@ import os
 import select
 import signal
 import stat
+from collections import deque
 from pathlib import Path
 
 from spotkeeper_agent.launcher.spool import Spool
@@ -30,6 +31,7 @@ NAME = "sk-output"  # the process's name in /proc/<pid>/comm
 _PIPE = 1 << 20  # a pipe's size: what a worker can print before it waits for its output worker
 _PIPES = 32 << 20  # the size of all; beyond 64 MB Linux makes all other pipes of the user small
 _PIECE = 64 << 10
+_HELD_BYTES = 4 << 20  # of memory: what was read and is not written yet
 _FAILURES = 3  # of output workers; afterwards their parent copies, without the spool
 _PR_SET_NAME = 15
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -108,8 +110,8 @@ def _supervise(files: dict[int, tuple[int, bytes]], kept: int) -> None:
     """Have a child process copy the pipes; if the child is killed or fails, start another. Never returns.
 
     ``files``: the log file and the stream of each pipe. Between two children this process keeps the pipes open: a print
-    into a pipe without a reader would crash the job. A killed child loses what it had read but not written: at most
-    64 KB of the file, and a second of the complete log, which says so.
+    into a pipe without a reader would crash the job. A killed child loses what it had read but not written: up to 4 MB
+    of the file in a flood, and a second of the complete log, which says so.
 
     After ``_FAILURES`` children have failed, or if no child can be started (a job may use up its processes), this
     process copies the pipes itself: to the log files only, and if that fails too, nowhere.
@@ -150,23 +152,36 @@ def _work(files: dict[int, tuple[int, bytes]], kept: int, before: str) -> None:
 
 
 def _copy(files: dict[int, tuple[int, bytes]], kept: int, spool: Spool | None) -> None:
-    """Copy each pipe to its log file and to the spool until all writers have closed the pipes."""
+    """Copy each pipe to its log file and to the spool until all writers have closed the pipes.
+
+    Reads before it writes, up to ``_HELD_BYTES``: a worker that prints more than its pipe takes waits for the reads
+    only. The piece of memory that was used last is used next, since the processor's cache has it.
+    """
     sizes = {fd: os.lseek(fd, 0, os.SEEK_END) for fd, _ in files.values()}
     holes = dict(sizes)  # each file's size when its space was last freed
-    while files:
-        for read in select.select(list(files), [], [], spool.wait_s() if spool else None)[0]:
-            fd, stream = files[read]
-            piece = os.read(read, _PIECE)
-            if not piece:
+    memory = memoryview(bytearray(_HELD_BYTES))
+    free = [memory[at : at + _PIECE] for at in range(0, _HELD_BYTES, _PIECE)]
+    held: deque[tuple[int, bytes, memoryview, int]] = deque()  # file, stream, memory, and how many bytes of it
+    while files or held:
+        wait_s = 0 if held else spool.wait_s() if spool else None
+        ready = select.select(list(files) if free else [], [], [], wait_s)[0]
+        for read in ready[: len(free)]:
+            if count := os.readv(read, [free[-1]]):
+                held.append((*files[read], free.pop(), count))
+            else:
                 del files[read]
-                continue
+        if ready:
+            continue
+        if held:
+            fd, stream, piece, count = held.popleft()
             with contextlib.suppress(OSError):  # with a full disk output is lost, but the job continues
-                sizes[fd] += os.write(fd, piece)
+                sizes[fd] += os.write(fd, piece[:count])
             if sizes[fd] - holes[fd] >= kept:
                 holes[fd] = sizes[fd]
                 keep_end(fd, sizes[fd], kept)
             if spool is not None:
-                spool.add(stream, piece)
+                spool.add(stream, bytes(piece[:count]))
+            free.append(piece)
         if spool is not None:
             spool.tick()
     if spool is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -59,6 +62,32 @@ def test_a_line_reaches_the_spool_soon_though_its_log_file_is_full(
         os.close(read)
         os.close(full)
     assert unpacked(file.read_bytes()).endswith(b" 0o a line\n")
+
+
+def test_the_pipe_is_read_before_the_log_is_written_and_no_byte_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that printed more than its pipe takes waited until the log file had it."""
+    monkeypatch.setattr(output, "_HELD_BYTES", 4 * output._PIECE)
+    read, write = os.pipe()
+    printed = b"".join(b"line %06d\n" % number for number in range(6 * output._PIECE // 12))
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 8 * output._PIECE)
+    os.write(write, printed)
+    os.close(write)
+    in_pipe: list[int] = []
+    write_all = os.write
+
+    def watched(fd: int, piece: bytes) -> int:
+        in_pipe.append(struct.unpack("i", fcntl.ioctl(read, termios.FIONREAD, bytes(4)))[0])
+        return write_all(fd, piece)
+
+    monkeypatch.setattr(os, "write", watched)
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        output._copy({read: (file.fileno(), b"o")}, output.KEPT_BYTES, None)
+    os.close(read)
+    assert in_pipe[0] == len(printed) - 4 * output._PIECE  # as much as may be held was read first
+    assert log.read_bytes() == printed
 
 
 def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
