@@ -38,7 +38,8 @@ import torch
 
 from spotkeeper.train.agent_link.control import AgentRequest
 from spotkeeper.train.core import rng
-from spotkeeper.train.core.parts import Attached, Stateful, adapt
+from spotkeeper.train.core.local_parts import adapt
+from spotkeeper.train.core.parts import Attached, Stateful
 from spotkeeper.train.core.shards import is_shared, local_part
 from spotkeeper.train.loop import boundary, lag
 from spotkeeper.train.loop.run import Run
