@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -207,7 +207,7 @@ def queue_of(store: Store, stack: StackState | None, now: float, names: Mapping[
     return queue
 
 
-def name_jobs(store: Store, queue: Queue, jobs: Iterable[str], known: Mapping[str, str]) -> None:
+def name_jobs(store: Store, queue: Queue, jobs: Collection[str], known: Mapping[str, str]) -> None:
     """Give a queue the names that these jobs' places need; those that are not ``known`` are read from records."""
     missing = queue.mentioned(jobs) - set(known)
     read = {record.job: record.name for record in _read(store, sorted(missing)).records} if missing else {}

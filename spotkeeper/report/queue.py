@@ -6,25 +6,27 @@ itself would decide at the expected ends of the jobs that run, so it is unknown 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Claim, Stop
+from spotkeeper.contract.allocation import Allocation, Claim
 from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue import order, reclaim, scheduler, use
 from spotkeeper.reconcile.decide.queue.room import of_running, unclaimed
-from spotkeeper.report.job.waiting import WaitingView
+from spotkeeper.report.job.waiting import WaitingView, protected_word
 
 SHOWN = 20  # jobs that wait, and as many that run, unless all are wanted
 FORESEEN = 40  # waiting jobs whose start is computed: the first ones
 STEPS, WORK = 48, 20_000  # most moments of that computation, and most grants that it goes through in all
 OVERDUE_S = 60.0  # a job that should have ended by now is expected to end so soon
+NAMED = 3  # protected jobs that a reason names
 EPSILON = 1e-6
 
 
@@ -37,6 +39,9 @@ class ReservedView(Struct, frozen=True):
         whom: name of the job for which its last machines were taken; "": none.
         borrows_from: teams that have less than their entitlement, while its own team has more.
         recalls: how often machines were taken from it within the last day.
+        protected: why nothing is taken from it now: ``just started``; "": nothing protects it. ``protected_s``: for how
+            long; None: to its end.
+        spared_for: name of the first waiting job, if that one would get machines of this one but for the protection.
         ends_in_s: until it is expected to end; None: unknown.
     """
 
@@ -51,6 +56,9 @@ class ReservedView(Struct, frozen=True):
     whom: str = ""
     borrows_from: tuple[str, ...] = ()
     recalls: int = 0
+    protected: str = ""
+    protected_s: float | None = None
+    spared_for: str = ""
     ends_in_s: float | None = None
 
 
@@ -102,9 +110,11 @@ class Queue:
 
     # -- jobs
 
-    def mentioned(self, jobs: Iterable[str]) -> set[str]:
+    def mentioned(self, jobs: Collection[str]) -> set[str]:
         """Return these jobs, and those that are named where they are shown."""
         named = {self._head}
+        if self._head in jobs:
+            named |= {claim.job for claim in self._spared}
         for claim in (self._claims[job] for job in jobs if job in self._claims):
             named |= {claim.job, claim.gap, claim.whom, *self._leaving.get(claim.job, ())}
         return named - {""}
@@ -162,6 +172,12 @@ class Queue:
                 found[to.job] += (claim.job,)
         return dict(found)
 
+    @cached_property
+    def _spared(self) -> list[Claim]:
+        """Jobs whose machines the first waiting job would get but for their protection."""
+        head = self._claims.get(self._head)
+        return [] if head is None else scheduler.spared(self.allocation, self._stack, self._now, head)
+
     def _name(self, job: str) -> str:
         return self.names.get(job, job)
 
@@ -178,17 +194,29 @@ class Queue:
         if not parts[0] and claim.lapsed and self._now < claim.lapsed + reclaim.LAPSE_S:
             parts = ["no machine was to be had for it, so other jobs come first for a while"]
         elif not parts[0]:
-            parts = [self._lacking(claim) if claim.job == self._head else f"behind {self._name(self._head)}"]
+            parts = self._lacking(claim) if claim.job == self._head else [f"behind {self._name(self._head)}"]
         if claim.whom:
             parts.append(f"its machines went to {self._name(claim.whom)}")
         return "; ".join(parts)
 
-    def _lacking(self, claim: Claim) -> str:
+    def _lacking(self, claim: Claim) -> list[str]:
         free = of_running(self.allocation, self._stack, now=self._now).most(claim, 0, claim.min)
         if free == claim.min:
-            return "its machines are free: the next tick reserves them"
+            return ["its machines are free: the next tick reserves them"]
         needs = f"needs {claim.min} machine{'' if claim.min == 1 else 's'}"
-        return f"{needs}, {free or 'none'} {'are' if free > 1 else 'is'} free"
+        parts = [f"{needs}, {free or 'none'} {'are' if free > 1 else 'is'} free"]
+        for victim in self._spared[:NAMED]:
+            why, left_s = self._protection(victim)
+            parts.append(f"{self._name(victim.job)} is {protected_word(why, left_s)}")
+        more = len(self._spared) - NAMED
+        return [*parts, f"so {'is' if more == 1 else 'are'} {more} more"] if more > 0 else parts
+
+    def _protection(self, claim: Claim) -> tuple[str, float | None]:
+        """Return why nothing is taken from a job, and for how long, None: to its end; ``""`` if it is not protected."""
+        last = max(reclaim.shields(claim, self._now))
+        if last.until <= self._now:
+            return "", None
+        return last.why, last.until - self._now if math.isfinite(last.until) else None
 
     # -- expected starts
 
@@ -237,6 +265,7 @@ class Queue:
         )
 
     def _reserved(self, claim: Claim) -> ReservedView:
+        protected, left_s = self._protection(claim)
         return ReservedView(
             **self._about(claim),
             machines=claim.reserved,
@@ -245,6 +274,9 @@ class Queue:
             whom=claim.whom and self._name(claim.whom),
             borrows_from=next((one.borrows_from for one in self.teams if one.name == claim.team), ()),
             recalls=sum(self._now - at < reclaim.DAY_S for at in claim.recalls),
+            protected=protected,
+            protected_s=left_s,
+            spared_for=self._name(self._head) if claim in self._spared else "",
             ends_in_s=None if claim.ends is None else max(0.0, claim.ends - self._now),
         )
 
@@ -295,8 +327,6 @@ def _moments(claim: Claim, now: float, rises: bool) -> Iterator[float]:
         return
     if claim.ends is not None:
         yield claim.ends if claim.ends > now else now + OVERDUE_S
-    early = claim.started is None or claim.stop is Stop.EARLY
-    shielded = reclaim.EARLY_S if early else reclaim.PROTECTED_S
-    protected = max(claim.reserved_at, 0.0 if early else claim.started or 0.0) + shielded
-    if protected > now:
-        yield protected
+    until = max(reclaim.shields(claim, now)).until
+    if now < until < math.inf:
+        yield until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +12,7 @@ from msgspec import Struct
 from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.record import Hold, Outcome
 from spotkeeper.contract.stack import Model, PoolState
-from spotkeeper.contract.sweep import Params, SweepState, lacking, order, value_at
+from spotkeeper.contract.sweep import Params, SweepState, TrialReport, contenders, lacking, order, reports, value_at
 from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec, SweepStop, trial_name, trial_of
 from spotkeeper.report.job.lines import phase_word
 from spotkeeper.report.job.metrics import MetricColumns
@@ -140,17 +140,22 @@ class TrialView(Struct, frozen=True):
 
 
 class RungView(Struct, frozen=True):
-    """A comparison of trials.
+    """A comparison of the trials of one cohort.
 
     Attributes:
+        first: the cohort's lowest number, and ``last`` its highest.
         reached: how many of the ``trials`` that are to reach it have reported. ``best``: the best value.
+        lost: how many of the others never will: they have ended, or belong to a stopped search and are not submitted.
         waits_for: names of trials for which others wait there. ``held``: names of those that are on hold until a person
             resumes them; the others wait for these only while too few have a value.
     """
 
+    first: int
+    last: int
     step: int
     trials: int
     reached: int
+    lost: int
     best: float | None
     waits_for: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
@@ -160,7 +165,7 @@ class SweepView(Struct, frozen=True):
     """A search. Money is USD.
 
     Attributes:
-        states: number of trials by state.
+        states: number of trials by state. ``rungs``: of one cohort after the other.
         best: number of the best trial; None: no value yet.
         whole_saved: what the trials that halving ended would still have cost to `halving.max`, each at its own cost
             per trained step, without further starts and losses; an estimate. None: the search does not halve.
@@ -203,6 +208,8 @@ def sweep_view(
     file = spec.file
     rows = [_trial(spec, cohort, number, state, found.get(number)) for cohort in cohorts for number in cohort.numbers()]
     ordered = sorted(rows, key=lambda row: (row.value is None, -row.rungs, order(row.value, file.goal), row.number))
+    below = stops[-1].below if stops else 0
+    never = {row.number for row in rows if not row.job and row.number < below}
     placed = [
         msgspec.structs.replace(row, place=None if row.value is None else place) for place, row in enumerate(ordered, 1)
     ]
@@ -213,13 +220,13 @@ def sweep_view(
         sampler=file.sampler,
         trials=len(rows),
         states=dict(Counter(_kind(row.state) for row in placed)),
-        rungs=_rungs(spec, cohorts, state),
+        rungs=tuple(rung for cohort in cohorts for rung in _rungs(spec, cohort, state, never)),
         best=next((row.number for row in placed if row.place is not None), None),
         spent=sum(row.spent for row in rows),
         on_demand_only=sum(row.on_demand_only for row in rows),
         whole_saved=_whole_saved(file, rows),
         max_usd=cohorts[-1].max_usd if cohorts else None,
-        missing=sum(not row.job and row.number >= (stops[-1].below if stops else 0) for row in rows),
+        missing=sum(not row.job for row in rows) - len(never),
         stops=stops,
         rows=tuple(placed),
     )
@@ -268,22 +275,39 @@ def _kind(state: str) -> str:
     return state.partition(" (")[0].partition(" at step")[0]
 
 
-def _rungs(spec: SweepSpec, cohorts: Iterable[Cohort], state: SweepState) -> tuple[RungView, ...]:
-    file = spec.file
-    plans = [(trial_of(spec, cohort, cohort.first), rung_plans(file, len(cohort.values))) for cohort in cohorts]
-    found = []
-    for at, step in enumerate(file.rungs()):
-        ended = [report for report in state.trials if len(report.values) > at or report.final is not None]
-        values = [value_at(report, at) for report in ended]
-        known = sorted((value for value in values if value is not None), key=lambda value: order(value, file.goal))
-        late = [report for trial, _ in plans for report in lacking(state, trial, at)]
+def _rungs(spec: SweepSpec, cohort: Cohort, state: SweepState, never: Set[int]) -> Iterator[RungView]:
+    """Yield the comparisons of a cohort. ``never``: numbers of trials that will not be submitted."""
+    file, trial = spec.file, trial_of(spec, cohort, cohort.first)
+    every = reports(state, cohort.numbers())
+    for at, plan in enumerate(rung_plans(file, len(cohort.values))):
+        compared = contenders(state, trial, at)
+        known = [one for one in every if len(one.values) > at or one in (compared or ())]  # also those resumed later
+        going = 0 if compared is not None else sum(not _ended(report, never) for report in every)
+        there = [report for report in known if len(report.values) > at or report.final is not None]
+        values = sorted(
+            (value for report in there if (value := value_at(report, at)) is not None),
+            key=lambda value: order(value, file.goal),
+        )
+        late = lacking(state, trial, at)
         waits_for, held = (
             tuple(trial_name(file.name, report.number) for report in late if report.held is on_hold)
             for on_hold in (False, True)
         )
-        trials = sum(rungs[at].trials for _, rungs in plans)
-        found.append(RungView(step, trials, len(values), known[0] if known else None, waits_for, held))
-    return tuple(found)
+        yield RungView(
+            first=cohort.first,
+            last=cohort.numbers()[-1],
+            step=plan.step,
+            trials=max(len(known), min(plan.trials, going)),
+            reached=len(there),
+            lost=sum(_ended(report, never) and report not in there for report in known),
+            best=values[0] if values else None,
+            waits_for=waits_for,
+            held=held,
+        )
+
+
+def _ended(report: TrialReport, never: Set[int]) -> bool:
+    return report.over or report.number in never
 
 
 def _whole_saved(file: SweepFile, rows: Iterable[TrialView]) -> float | None:

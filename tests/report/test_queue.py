@@ -8,9 +8,11 @@ from rich.console import Console
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop, TeamUse
 from spotkeeper.contract.stack import StackState, TeamState
-from spotkeeper.report.job.waiting import WaitingView, place, waiting_line
+from spotkeeper.reconcile.decide.queue import scheduler
+from spotkeeper.report.job.waiting import WaitingView, place, protected_word, waiting_line
 from spotkeeper.report.queue import FORESEEN, SHOWN, Queue, QueueView
 from spotkeeper.report.text.queue import queue as tables
+from spotkeeper.report.text.queue import running_row
 from tests.contract.samples import STACK, pool
 
 NOW, HOUR, DAY = 1_000_000.0, 3600.0, 86_400.0
@@ -59,7 +61,7 @@ def test_waiting_jobs_have_a_place_a_reason_and_an_expected_start() -> None:
     )
     queue.names = {"wide": "gpt"}
     assert places(queue.view()) == [
-        (1, "gpt", "needs 2 machines, 1 is free", HOUR),
+        (1, "gpt", "needs 2 machines, 1 is free; big is protected to its end (a stop would lose work)", HOUR),
         (2, "small", "behind gpt", None),
         (3, "late", "behind gpt", None),
     ]
@@ -80,6 +82,55 @@ def test_without_a_measured_end_the_start_is_unknown_and_an_overdue_end_is_near(
 def test_the_end_of_a_victims_protection_is_an_expected_start() -> None:
     victim = running("big", 4, stop=Stop.SAVED, started=NOW - 600.0, reserved_at=NOW - 700.0, priority=0, ends=None)
     assert a_queue(victim, waiting("wide", 2, priority=2)).view().waiting[0].starts_in_s == 300.0
+
+
+RUNS = {"stop": Stop.SAVED, "priority": 0, "ends": None}
+
+
+@pytest.mark.parametrize(
+    ("over", "why", "left_s"),
+    [
+        ({"started": NOW - 600.0}, "just started", 300.0),
+        ({"reserved_at": NOW - 60.0}, "just started", 840.0),  # it has more machines since
+        ({"started": None, "reserved_at": NOW - 600.0}, "no checkpoint yet", 3000.0),
+        ({"stop": Stop.EARLY, "reserved_at": NOW - 600.0}, "no checkpoint yet", 3000.0),
+        ({"recalls": (NOW - 3000.0, NOW - 2000.0)}, "made room 2 times within the hour", 600.0),
+        ({"recalls": tuple(NOW - hours * HOUR for hours in (20, 9, 8, 7, 6, 5))}, "made room 6 times within the day",
+         4 * HOUR),
+        ({"started": NOW - 600.0, "recalls": (NOW - 3000.0, NOW - 2000.0)}, "made room 2 times within the hour", 600.0),
+        ({"stop": Stop.NEVER, "started": NOW - 600.0}, "a stop would lose work", None),
+        ({"ends": NOW + 599.0}, "about to end", None),
+    ],
+)  # fmt: skip
+def test_a_protected_job_and_who_waits_for_it_say_until_when(
+    over: dict[str, object], why: str, left_s: float | None
+) -> None:
+    queue = a_queue(running("big", 4, **RUNS | over), waiting("wide", 2))
+    queue.names = {"wide": "gpt", "big": "long"}
+    view = queue.view()
+    (one,) = view.running
+    assert (one.protected, one.protected_s, one.spared_for) == (why, left_s, "gpt")
+    reason = f"needs 2 machines, none is free; long is {protected_word(why, left_s)}"
+    assert view.waiting[0].reason == reason and protected_word(why, left_s) in running_row(one)["notes"]
+    assert queue.mentioned(["wide"]) == {"big", "wide"}
+    ahead = scheduler.schedule(queue.allocation, a_stack(), NOW)
+    assert ahead is queue.allocation, "the scheduler takes nothing"
+
+
+def test_a_job_is_spared_only_where_it_would_give_up_machines() -> None:
+    """Once its time is over machines are taken; and its class, not its protection, spares a job of higher priority."""
+    assert protected_word("just started", 300.0) == "protected for 5m00s (just started)"
+    (one,) = a_queue(running("big", 4, **RUNS | {"started": NOW - 900.0}), waiting("wide", 2)).view().running
+    assert (one.protected, one.protected_s, one.spared_for) == ("", None, "")
+    view = a_queue(running("big", 4, **RUNS | {"started": NOW - 60.0, "priority": 2}), waiting("wide", 2)).view()
+    assert (view.running[0].protected, view.running[0].spared_for) == ("just started", "")
+    assert view.waiting[0].reason == "needs 2 machines, none is free"
+
+
+def test_of_many_protected_jobs_the_reason_names_some() -> None:
+    jobs = [running(f"r{number}", 1, **RUNS | {"started": NOW - 60.0}) for number in range(4)]
+    reason = a_queue(*jobs, waiting("wide", 4, team="nlp")).view().waiting[0].reason
+    assert reason.count("protected for 14m00s") == 3 and reason.endswith("; so is 1 more")
 
 
 def test_a_limit_of_the_team_is_the_reason_and_holds_up_no_other_job() -> None:

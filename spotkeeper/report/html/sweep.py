@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 from spotkeeper.report.html.markup import Child, Markup, el, fact, join, table
 from spotkeeper.report.sweep import RungView, SweepView
-from spotkeeper.report.text.sweep import NUMBERS, column, param_names, param_word, rung_lines, stop_lines, trial_row
+from spotkeeper.report.text.sweep import (
+    NUMBERS,
+    column,
+    param_names,
+    param_word,
+    rung_lines,
+    rung_word,
+    stop_lines,
+    trial_row,
+)
 from spotkeeper.report.text.words import count, usd, value_word
 
 
@@ -49,15 +58,18 @@ def stops(view: SweepView) -> Markup | None:
 def rungs(view: SweepView) -> Markup | None:
     """Return the comparisons of a search that halves; None of another."""
     rows = [_rung(view, rung) for rung in view.rungs]
-    head = ("Step", "Reported", "Trials", f"Best {view.metric}")
+    head = ("Comparison", "Reported", "Will not", "Trials", f"Best {view.metric}")
     if not rows:
         return None
-    waits = [el("p", line, class_="dim small") for rung in view.rungs for line in rung_lines(rung)]
-    return join([table(head, rows, "Comparisons", (0, 1, 2, 3)), *waits])
+    waits = [
+        el("p", line, class_="dim small") for rung in view.rungs for line in rung_lines(rung, rung_word(view, rung))
+    ]
+    return join([table(head, rows, "Comparisons", (1, 2, 3, 4)), *waits])
 
 
 def _rung(view: SweepView, rung: RungView) -> tuple[str, ...]:
-    return str(rung.step), str(rung.reached), str(rung.trials), "-" if rung.best is None else value_word(rung.best)
+    best = "-" if rung.best is None else value_word(rung.best)
+    return rung_word(view, rung), str(rung.reached), str(rung.lost), str(rung.trials), best
 
 
 def trials(view: SweepView, first: int, most: int) -> Markup:

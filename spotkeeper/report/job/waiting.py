@@ -105,6 +105,11 @@ def class_word(priority: str, raised: int) -> str:
     return f"{PRIORITIES[PRIORITIES.index(priority) + raised]} (was {priority})"
 
 
+def protected_word(why: str, left_s: float | None) -> str:
+    """Say why a job gives up no machines: ``protected for 12m00s (just started)``. ``left_s``: None: to its end."""
+    return f"protected {'to its end' if left_s is None else f'for {duration(left_s)}'} ({why})"
+
+
 def machines_word(view: WaitingView) -> str:
     more = f" to {view.max_machines}" if view.max_machines > view.machines else ""
     return f"{view.machines}{more}"

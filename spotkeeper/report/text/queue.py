@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from spotkeeper.report.job.waiting import WaitingView, class_word, machines_word, place
+from spotkeeper.report.job.waiting import WaitingView, class_word, machines_word, place, protected_word
 from spotkeeper.report.queue import QueueView, ReservedView, TeamView
 from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import count, duration, usd
@@ -49,6 +49,8 @@ def _notes(view: ReservedView) -> list[str]:
         notes.append(f"in the gap of {view.gap}")
     if view.borrows_from:
         notes.append(f"team borrows from {', '.join(view.borrows_from)}")
+    if view.spared_for:
+        notes.append(protected_word(view.protected, view.protected_s))
     if view.recalls:
         notes.append(f"{count(view.recalls, 'recall')} within a day")
     return notes

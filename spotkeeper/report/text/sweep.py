@@ -120,9 +120,8 @@ def lines(view: SweepView) -> list[str]:
     states = ", ".join(f"{number} {state}" for state, number in sorted(view.states.items()))
     found = [f"{view.name}: {count(view.trials, 'trial')}: {states}"]
     for rung in view.rungs:
-        best = "" if rung.best is None else f", best {view.metric} {value_word(rung.best)}"
-        found.append(f"step {rung.step}: {rung.reached} of {rung.trials} have reported{best}")
-        found += rung_lines(rung)
+        where = rung_word(view, rung)
+        found += [f"{where}: {reached_word(view, rung)}", *rung_lines(rung, where)]
     best_row = next((row for row in view.rows if row.number == view.best), None)
     if best_row is not None and best_row.value is not None:
         values = ", ".join(f"{name} {param_word(value)}" for name, value in best_row.params.items())
@@ -134,14 +133,29 @@ def lines(view: SweepView) -> list[str]:
     return found
 
 
-def rung_lines(rung: RungView) -> list[str]:
-    """For which trials others wait at a rung, and what to do."""
-    found = [f"step {rung.step} waits for {named(rung.waits_for)}"] if rung.waits_for else []
+def rung_word(view: SweepView, rung: RungView) -> str:
+    """Name a comparison: ``step 10``, ``trials 9 to 28, step 10`` if the search was extended."""
+    extended = any(other.first != rung.first for other in view.rungs)
+    return f"{f'trials {rung.first} to {rung.last}, ' if extended else ''}step {rung.step}"
+
+
+def reached_word(view: SweepView, rung: RungView) -> str:
+    """How many trials have reported a rung, and how many more never will."""
+    if not rung.trials:
+        return "no trial continues to it"
+    lost = f", {rung.lost} will not" if rung.lost else ""
+    best = "" if rung.best is None else f", best {view.metric} {value_word(rung.best)}"
+    return f"{rung.reached} of {rung.trials} have reported{lost}{best}"
+
+
+def rung_lines(rung: RungView, where: str) -> list[str]:
+    """For which trials others wait at a rung, and what to do. ``where``: the rung's name (:func:`rung_word`)."""
+    found = [f"{where} waits for {named(rung.waits_for)}"] if rung.waits_for else []
     if rung.held and rung.waits_for:
-        found.append(f"step {rung.step} does not wait for {named(rung.held)}, on hold: resume in time, or cancel")
+        found.append(f"{where} does not wait for {named(rung.held)}, on hold: resume in time, or cancel")
     elif rung.held:
         few = "on hold, since too few others have a value: resume or cancel"
-        found.append(f"step {rung.step} waits for {named(rung.held)}, {few}")
+        found.append(f"{where} waits for {named(rung.held)}, {few}")
     return found
 
 

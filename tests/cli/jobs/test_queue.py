@@ -115,7 +115,8 @@ def test_only_records_of_shown_jobs_are_read(cli: Cli, queued: Store, monkeypatc
 
 def test_status_tells_place_reason_and_expected_start(cli: Cli, queued: Store) -> None:
     lines = cli("status", "gpt").out.splitlines()
-    assert lines[0].startswith(f"gpt ({FIRST})  queued (1st): needs 2 machines, none is free  generation 0")
+    reason = "needs 2 machines, none is free; first is protected to its end (a stop would lose work)"
+    assert lines[0].startswith(f"gpt ({FIRST})  queued (1st): {reason}  generation 0")
     assert " for 2 machines (team nlp, priority " in lines[1] and "expected start: " in lines[1]
     view = json.loads(cli("status", "gpt", "--json").out)
     assert (view["queue"]["position"], view["queue"]["job"]) == (1, FIRST)

@@ -81,13 +81,15 @@ def test_trials_that_got_further_come_first(cli: Cli, halved: dict[int, str]) ->
 def test_a_trial_that_stopped_at_no_further_rung_got_furthest(
     cli: Cli, store: Store, halved: dict[int, str], tell: Tell
 ) -> None:
-    """It is the last one of its cohort; another cohort has one that was compared at more rungs."""
-    tell({4: TrialReport(4, (0.9,), final=0.8, over=True), 6: TrialReport(6, (0.3, 0.3), over=True)})
+    """It is the last one of its cohort, since the others have ended; one of them was compared at more rungs."""
+    reports = {number: TrialReport(number, over=True) for number in halved}
+    reports[4] = TrialReport(4, (0.9,), final=0.8, over=True)
+    tell({**reports, 6: TrialReport(6, (0.3, 0.3), over=True)})
     put_metrics(store, halved[4], loss=dict.fromkeys(range(1, 90), 0.9))
     told = view(cli)
     first = told["rows"][0]
     assert (first["number"], first["rungs"], first["value"]) == (4, 3, 0.8)
-    assert [rung["reached"] for rung in told["rungs"]] == [2, 2]
+    assert [(rung["trials"], rung["reached"], rung["lost"]) for rung in told["rungs"]] == [(9, 2, 7), (2, 2, 0)]
 
 
 def test_money_is_compared_with_on_demand_and_with_all_trials_to_their_ends(cli: Cli, halved: dict[int, str]) -> None:
@@ -325,6 +327,60 @@ def test_a_stopped_search_submits_no_more_of_its_trials(
     assert "further trials" not in cli("sweep", "status", "lr").out
     assert cli("sweep", "stop", "lr", "--yes").code == 0
     assert [stop.below for stop in store.list_stops("lr")] == [9, 11]
+
+
+def comparisons(cli: Cli) -> list[str]:
+    lines: list[str] = cli("sweep", "status", "lr").out.splitlines()
+    return [line for line in lines if re.match(r"(trials \d+ to \d+, )?step \d", line)]
+
+
+def test_each_cohort_of_an_extended_search_is_counted_by_itself(
+    cli: Cli, store: Store, halved: dict[int, str], tell: Tell
+) -> None:
+    assert cli("sweep", "extend", "lr", "--trials", "+4").code == 0
+    first = {report.number: report for report in store.read_sweep("lr").value.trials}
+    second = {number: TrialReport(number, (0.1 * number,), first=9) for number in range(9, 12)}
+    tell(first | second)
+    told = [(rung["first"], rung["last"], rung["step"], rung["trials"], rung["reached"]) for rung in view(cli)["rungs"]]
+    assert told == [(0, 8, 10, 9, 9), (0, 8, 30, 3, 3), (9, 12, 10, 4, 3), (9, 12, 30, 1, 0)]
+    assert comparisons(cli) == [
+        "trials 0 to 8, step 10: 9 of 9 have reported, best loss 0.1000",
+        "trials 0 to 8, step 30: 3 of 3 have reported, best loss 0.05",
+        "trials 9 to 12, step 10: 3 of 4 have reported, best loss 0.9000",
+        "trials 9 to 12, step 10 waits for lr-0012",
+        "trials 9 to 12, step 30: 0 of 1 have reported",
+    ]
+
+
+def test_a_stopped_search_waits_for_no_further_report(cli: Cli, store: Store, jobs: dict[int, str], tell: Tell) -> None:
+    store.delete(paths.sweep_trial("lr", 8))
+    store.delete(f"jobs/{jobs[8]}/rec")
+    there = {number: TrialReport(number, (0.5,), job=jobs[number]) for number in (0, 1)}
+    tell(there)
+    assert comparisons(cli)[::2] == ["step 10: 2 of 9 have reported, best loss 0.5000", "step 30: 0 of 3 have reported"]
+    assert cli("sweep", "stop", "lr", "--yes").code == 0
+    assert comparisons(cli)[0] == "step 10: 2 of 9 have reported, 1 will not, best loss 0.5000"
+    ended = {number: TrialReport(number, over=True, job=jobs[number]) for number in range(2, 8)}
+    tell(ended | {number: msgspec.structs.replace(report, over=True) for number, report in there.items()})
+    assert comparisons(cli) == [
+        "step 10: 2 of 9 have reported, 7 will not, best loss 0.5000",
+        "step 30: no trial continues to it",
+    ]
+
+
+def test_no_more_trials_report_a_rung_than_are_to(cli: Cli, store: Store, jobs: dict[int, str], tell: Tell) -> None:
+    """A script may end before the first rung, and a resumed trial continues beside those that were compared."""
+    reports = {number: TrialReport(number, (0.1 * number,)) for number in range(2, 9)}
+    tell(reports | {0: TrialReport(0, final=5.0, over=True), 1: TrialReport(1, held=True)})
+    assert comparisons(cli) == [
+        "step 10: 8 of 9 have reported, best loss 0.2000",
+        "step 30: 0 of 3 have reported",
+    ]
+    read = store.read_sweep("lr")
+    state = read.value.told(TrialReport(1, (0.1, 0.05))).told(TrialReport(2, (0.2,), over=True))
+    assert store.cas_sweep(msgspec.structs.replace(state, nonce="m"), read.token)
+    assert comparisons(cli)[-1] == "step 30: 1 of 4 have reported, 1 will not, best loss 0.05"
+    assert comparisons(cli)[0] == "step 10: 9 of 9 have reported, best loss 0.1000"
 
 
 def test_stop_cancels_what_is_submitted_until_its_mark_is_there(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from spotkeeper.contract.allocation import Claim, Stop
@@ -127,21 +128,40 @@ def collected(
 # -- protection
 
 
+class Shield(NamedTuple):
+    """Why nothing is taken from a job, and until when; ``inf``: to its end."""
+
+    until: float
+    why: str
+
+
 def takeable(victim: Claim, now: float, at: float) -> bool:
     """Whether machines may be taken from this job at ``at``, as known ``now``."""
-    if victim.stop is Stop.NEVER or not recalls_left(victim, at):
-        return False
+    return all(shield.until <= at for shield in shields(victim, now))
+
+
+def shields(victim: Claim, now: float) -> Iterator[Shield]:
+    """Yield what protects this job, as known ``now``; also what has passed."""
+    if victim.stop is Stop.NEVER:
+        yield Shield(math.inf, "a stop would lose work")
     if victim.ends is not None and victim.ends - now < ENDING_S:
-        return False
+        yield Shield(math.inf, "about to end")
     if victim.started is None or victim.stop is Stop.EARLY:
-        return at - victim.reserved_at >= EARLY_S
-    return at - max(victim.started, victim.reserved_at) >= PROTECTED_S
+        yield Shield(victim.reserved_at + EARLY_S, "no checkpoint yet")
+    else:
+        yield Shield(max(victim.started, victim.reserved_at) + PROTECTED_S, "just started")
+    yield from _recalled(victim)
+
+
+def _recalled(claim: Claim) -> Iterator[Shield]:
+    for most, span_s, span in ((HOURLY, HOUR_S, "hour"), (DAILY, DAY_S, "day")):
+        if len(claim.recalls) >= most:
+            yield Shield(sorted(claim.recalls)[-most] + span_s, f"made room {most} times within the {span}")
 
 
 def recalls_left(claim: Claim, now: float) -> bool:
     """Whether machines may be taken once more from this job, within its limits of an hour and a day."""
-    ages = [now - at for at in claim.recalls]
-    return sum(age < HOUR_S for age in ages) < HOURLY and sum(age < DAY_S for age in ages) < DAILY
+    return all(shield.until <= now for shield in _recalled(claim))
 
 
 def dry(claim: Claim, now: float) -> bool:

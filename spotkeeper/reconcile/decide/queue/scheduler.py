@@ -50,6 +50,14 @@ def schedule(allocation: Allocation, stack: StackState, now: float) -> Allocatio
     return allocation
 
 
+def spared(allocation: Allocation, stack: StackState, now: float, claim: Claim) -> list[Claim]:
+    """Return the jobs whose machines a waiting claim would get but for their protection."""
+    world = _Unprotected(allocation, stack, now)
+    taken = reclaim.needed(world.room, claim, world.victims(claim, now, world.excess), world.excess)
+    victims = [] if taken is None else [victim.claim for victim in taken.victims.values()]
+    return [victim for victim in victims if not reclaim.takeable(victim, now, now)]
+
+
 class _Schedule(Order):
     """One run over all claims. ``changed``: the claims that it changed, by job."""
 
@@ -110,7 +118,7 @@ class _Schedule(Order):
             if reclaim.ending(claim, self.now):
                 room.free(claim.job, claim.reserved)
         taken = reclaim.collected(
-            room, head, self._victims(head, self.now + reclaim.EARLY_S, self._excess), self._excess, enough=False
+            room, head, self.victims(head, self.now + reclaim.EARLY_S, self.excess), self.excess, enough=False
         )
         if not taken.fits:
             return None
@@ -164,7 +172,7 @@ class _Schedule(Order):
         )
         if self.failed.get(shape, claim.min + 1) <= claim.min:
             return False
-        taken = reclaim.needed(self.room, claim, self._victims(claim, self.now, self._excess), self._excess)
+        taken = reclaim.needed(self.room, claim, self.victims(claim, self.now, self.excess), self.excess)
         if taken is None:
             self.failed[shape] = claim.min
             return False
@@ -202,7 +210,7 @@ class _Schedule(Order):
         short = [claim for claim in self.running.values() if takeover.lacks(claim, self.now)]
         for claim in sorted(short, key=lambda claim: (-self.ranks[claim.job], claim.since, claim.job)):
             excess = self._excess_granted()
-            victims = [one for one in self._victims(claim, self.now, excess) if self._frees(one, claim)]
+            victims = [one for one in self.victims(claim, self.now, excess) if self._frees(one, claim)]
             needed = takeover.Freed(takeover.lacks(claim, self.now))
             taken = reclaim.needed(needed, claim, victims, excess)
             if taken is None or claim.job in self.moved:
@@ -238,7 +246,7 @@ class _Schedule(Order):
     def _granted_by(self) -> Mapping[str, Counter[str]]:
         return granted_by(self.allocation, self.stack)
 
-    def _victims(self, claim: Claim, at: float, excess: Mapping[str, float]) -> list[Recallable]:
+    def victims(self, claim: Claim, at: float, excess: Mapping[str, float]) -> list[Recallable]:
         """Return the jobs that may give up machines for this claim at ``at``, in the order in which they do."""
         mine = self.ranks[claim.job]
         ahead = 0.0 if claim.reserved else self.ahead(claim, claim.min)
@@ -249,7 +257,7 @@ class _Schedule(Order):
             if theirs < mine or (fair and excess[team] > 0):
                 found |= {each.job: (each, fair) for each in claims if not fair or each.job not in claim.barred}
         for each in self.in_gap.get(claim.job, ()):
-            if self.ranks[each.job] <= mine and reclaim.takeable(each, self.now, at):
+            if self.ranks[each.job] <= mine and self.takeable(each, at):
                 found[each.job] = each, False
         found |= {each.job: (each, False) for each in self._dry}
         return sorted(
@@ -271,7 +279,7 @@ class _Schedule(Order):
         yield Recallable(PAUSES, *key, 0, *what)
 
     @property
-    def _excess(self) -> dict[str, float]:
+    def excess(self) -> dict[str, float]:
         """How many machines each team has beyond its entitlement."""
         return {team: self.have[team] - self._entitled.get(team, 0.0) - EPSILON for team in self.share}
 
@@ -285,12 +293,15 @@ class _Schedule(Order):
     def _dry(self) -> list[Claim]:
         return [claim for claim in self.running.values() if reclaim.dry(claim, self.now)]
 
+    def takeable(self, claim: Claim, at: float) -> bool:
+        return reclaim.takeable(claim, self.now, at)
+
     def _takeable(self, at: float) -> dict[tuple[int, str], list[Claim]]:
         """Return the jobs from which machines may be taken at ``at``, by class and team."""
         if at not in self._open:
             found: dict[tuple[int, str], list[Claim]] = defaultdict(list)
             for claim in self.running.values():
-                if reclaim.takeable(claim, self.now, at) and not reclaim.dry(claim, self.now):
+                if self.takeable(claim, at) and not reclaim.dry(claim, self.now):
                     found[self.ranks[claim.job], claim.team].append(claim)
             self._open[at] = found
         return self._open[at]
@@ -327,3 +338,10 @@ class _Schedule(Order):
             if more := self.room.most(claim, 0, claim.max - claim.reserved):
                 self._set(replace(claim, reserved=claim.reserved + more, reserved_at=self.now, whom=""))
                 self.room.place(claim, more)
+
+
+class _Unprotected(_Schedule):
+    """What could be taken if no job were protected."""
+
+    def takeable(self, claim: Claim, at: float) -> bool:
+        return True
