@@ -99,7 +99,7 @@ def _told(times: Times, what: str) -> str:
 
 def _slowdown(sizes: dict[int, Times]) -> dict[str, object]:
     """Slowdown of the loop at the interval a run would choose: the stall, and slower steps while the saver writes."""
-    from spotkeeper.train.checkpoint.pace import young
+    from spotkeeper.train.core.pace import young
 
     parts = {}
     for size, times in sizes.items():

@@ -27,7 +27,8 @@ from spotkeeper.contract import codec
 from spotkeeper.contract.uploads import PART_BYTES, MirrorFile, MirrorList, list_name, part_names, part_size
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
-from spotkeeper.train.checkpoint.store import COMMIT, MOST_PROOF, Manifest, file_hash, read
+from spotkeeper.train.checkpoint.manifest import Manifest
+from spotkeeper.train.checkpoint.store import COMMIT, MOST_PROOF, file_hash, read
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.cloud.storage import Bucket, FilePart, MissingError, StorageError
 from spotkeeper_agent.core.events import Fetched, MirrorThere

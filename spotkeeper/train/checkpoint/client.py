@@ -20,6 +20,7 @@ from typing import Any
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint.connection import Limit, SaverConnection
 from spotkeeper.train.checkpoint.durable import CopyOnWrite, MemoryHandle, map_shared, round_up
+from spotkeeper.train.checkpoint.manifest import Manifest, RankPlace
 from spotkeeper.train.checkpoint.memories import ImageMemories, PartMemories
 from spotkeeper.train.checkpoint.protocol import (
     Event,
@@ -31,7 +32,7 @@ from spotkeeper.train.checkpoint.protocol import (
     SaverState,
     Stretch,
 )
-from spotkeeper.train.checkpoint.store import Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 
 
 class Client(SaverConnection):

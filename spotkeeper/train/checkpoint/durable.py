@@ -26,8 +26,8 @@ from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import store
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest
 from spotkeeper.train.checkpoint.protocol import Stretch
-from spotkeeper.train.checkpoint.store import FileSum, Manifest
 
 _LEAST = 64 << 20  # bytes that must stay free for training; a share of the limit if that is more
 SAVE_SHARE, IMAGE_SHARE = 50, 8  # 1/50 stays free beside a save; a loss costs more steps if training needs an image's

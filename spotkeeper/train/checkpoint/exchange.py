@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from spotkeeper.train.checkpoint.image import Skeleton, TensorSlot, unpack, view
-from spotkeeper.train.checkpoint.store import Manifest
+from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.gang import Gang

@@ -28,9 +28,9 @@ from queue import Empty, SimpleQueue
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.durable import Buffer, save_refusal, write_checkpoint
+from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.protocol import Peer
 from spotkeeper.train.checkpoint.seal import Seal, check_seal, read_seal
-from spotkeeper.train.checkpoint.store import Manifest
 
 
 @dataclass(eq=False)

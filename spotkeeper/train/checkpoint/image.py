@@ -21,8 +21,9 @@ from typing import Any, Literal
 import torch
 
 from spotkeeper.train.checkpoint.durable import PAGE, freed_after, round_up
+from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.protocol import Stretch
-from spotkeeper.train.checkpoint.store import SKELETON, STATE, Manifest
+from spotkeeper.train.checkpoint.store import SKELETON, STATE
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.shards import Meshes, TensorShard, describe, is_shared, local_part
 

@@ -49,17 +49,17 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint.client import new_manifest
 from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory
 from spotkeeper.train.checkpoint.image import Image, after, lay_out_node
-from spotkeeper.train.checkpoint.pace import SavePace
+from spotkeeper.train.checkpoint.manifest import SAVE, FileSum, Manifest, RankPlace, SaveKey
 from spotkeeper.train.checkpoint.protocol import LEFT_PARTS, PART_IMAGES, SaverError, Stretch
 from spotkeeper.train.checkpoint.reshard import KeptImage
 from spotkeeper.train.checkpoint.seal import break_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SaveKey
 from spotkeeper.train.checkpoint.strategy import versions
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.pace import SavePace
 
 PIECE = 4 << 20  # bytes sent at once; after each, the sender waits as long as the budget demands
 LATE_S = 30.0  # a copy that takes longer, and four times as long as the budget allows, fails

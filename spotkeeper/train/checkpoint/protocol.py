@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from spotkeeper.train.agent_link.control import Commit, Fault
-from spotkeeper.train.checkpoint.store import Manifest, SkippedCheckpoint, count
+from spotkeeper.train.checkpoint.manifest import Manifest, count
+from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 from spotkeeper.train.core import beneath
 
 MESSAGE = 1 << 20  # largest message, bytes

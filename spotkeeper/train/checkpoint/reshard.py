@@ -20,9 +20,10 @@ from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory, private_memory
 from spotkeeper.train.checkpoint.exchange import Exchange, RankImage, RestorePlan
 from spotkeeper.train.checkpoint.image import Skeleton, flat
+from spotkeeper.train.checkpoint.manifest import SAVE, FileSum, Manifest, SaveKey
 from spotkeeper.train.checkpoint.protocol import LEFT_PARTS
 from spotkeeper.train.checkpoint.seal import read_sealed, seal_of
-from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, SaveKey, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.core import shards
 from spotkeeper.train.core.errors import AttachError

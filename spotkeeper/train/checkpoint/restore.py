@@ -24,9 +24,10 @@ from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.client import Client
 from spotkeeper.train.checkpoint.durable import allocate, private_memory
 from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest
 from spotkeeper.train.checkpoint.protocol import OfferedImage, SaverError, SaverState, Stretch
 from spotkeeper.train.checkpoint.seal import Seal, read_sealed, seal_of
-from spotkeeper.train.checkpoint.store import SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import SKELETON, STATE, SkippedCheckpoint
 from spotkeeper.train.core.errors import AttachError, say
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.settings import RunSettings

@@ -73,6 +73,7 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import protocol, store
 from spotkeeper.train.checkpoint.durable import fault_of, reason, save_refusal, write_checkpoint
 from spotkeeper.train.checkpoint.handover import Handover
+from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.protocol import (
     Answer,
     HelloRequest,
@@ -88,7 +89,6 @@ from spotkeeper.train.checkpoint.protocol import (
 )
 from spotkeeper.train.checkpoint.saver_memories import SaverMemories
 from spotkeeper.train.checkpoint.seal import check_seal
-from spotkeeper.train.checkpoint.store import Manifest
 
 _PR_SET_PDEATHSIG = 1
 _RETRY_S = 0.2  # pause between two tries to accept a connection

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer, private_memory, round_up
+from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.protocol import RequestError, SaveRequest, Stretch, parse
-from spotkeeper.train.checkpoint.store import Manifest
 
 AREA = 1 << 20  # bytes; a request to save has the same limit
 _HEADER = 40

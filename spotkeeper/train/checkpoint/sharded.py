@@ -18,18 +18,19 @@ from spotkeeper.train.agent_link.control import Commit, Control
 from spotkeeper.train.checkpoint.client import new_manifest
 from spotkeeper.train.checkpoint.durable import MemoryHandle, NeighbourMemory, round_up
 from spotkeeper.train.checkpoint.image import Image, RunState, after, lay_out_node, pack
-from spotkeeper.train.checkpoint.pace import SavePace
+from spotkeeper.train.checkpoint.manifest import SAVE, FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.peers import PeerImages
 from spotkeeper.train.checkpoint.protocol import SaverState, Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 from spotkeeper.train.checkpoint.strategy import Replicated, ResumePoint, SaveStrategy, StateSource, versions
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.gang import DistributedGang, Gang
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.parts import AllOptimizers, Attached
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.core.shards import is_shared, local_part

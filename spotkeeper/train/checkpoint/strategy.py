@@ -17,10 +17,11 @@ import torch
 from spotkeeper.train.agent_link.control import Commit, Control
 from spotkeeper.train.checkpoint.client import new_manifest
 from spotkeeper.train.checkpoint.image import Image, RunState, pack, unpack
+from spotkeeper.train.checkpoint.manifest import IMAGE, Manifest, RankPlace
 from spotkeeper.train.checkpoint.protocol import SaverState
 from spotkeeper.train.checkpoint.restore import EarlyRead, restore
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import IMAGE, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang

@@ -19,7 +19,7 @@ from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, F
 from spotkeeper.train.checkpoint.client import Client
 from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.image import Image, RunState
-from spotkeeper.train.checkpoint.pace import SavePace
+from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.protocol import (
     IMAGES,
     Event,
@@ -33,8 +33,9 @@ from spotkeeper.train.checkpoint.protocol import (
 )
 from spotkeeper.train.checkpoint.seal import break_seal, seal
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import STATE, Manifest, complete, partial
+from spotkeeper.train.checkpoint.store import STATE, complete, partial
 from spotkeeper.train.core.errors import say
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.settings import RunSettings
 
 _RECONNECT_S = 5.0  # pause between two tries to reach a new saver for images

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from spotkeeper.train.agent_link.control import AgentRequest, Commit, Control, Outcome, RunPhase
-from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.checkpoint.sharded import find_strategy
 from spotkeeper.train.checkpoint.strategy import ResumePoint
@@ -28,6 +27,7 @@ from spotkeeper.train.core.division import Speeds
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.microbatch import shares
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.data.feed import Feed

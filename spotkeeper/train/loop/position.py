@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.core import gradorder, rng
 from spotkeeper.train.core.gang import Gang
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.data.feed import DataPosition, Feed
 from spotkeeper.train.loop.metrics import MetricHistory

@@ -18,7 +18,8 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
-from spotkeeper.train.checkpoint.store import RankPlace, scan
+from spotkeeper.train.checkpoint.manifest import RankPlace
+from spotkeeper.train.checkpoint.store import scan
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.settings import RunSettings, lock

@@ -20,8 +20,8 @@ from spotkeeper.train.agent_link.control import (
     RunResult,
     write_result,
 )
-from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.core.errors import say
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.loop.metrics import MetricHistory
 
 UNSTEPPED = 1000  # batches without a step before the log says so; gradients accumulate over fewer

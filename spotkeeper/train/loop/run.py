@@ -29,13 +29,13 @@ from typing import Any
 import torch
 
 from spotkeeper.train.agent_link.control import Commit, RunPhase, untimed_section
-from spotkeeper.train.checkpoint.pace import SavePace
 from spotkeeper.train.checkpoint.restore import EarlyRead
 from spotkeeper.train.core import rng
 from spotkeeper.train.core.division import Speeds
 from spotkeeper.train.core.errors import CallError, say
 from spotkeeper.train.core.gang import find_gang
 from spotkeeper.train.core.microbatch import Clip, Update, find_plan
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.parts import Attached
 from spotkeeper.train.core.settings import ARGV, RunSettings, make_output, params
 from spotkeeper.train.core.signals import StopSignals

@@ -29,7 +29,7 @@ from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.objects import check_key
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import store
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace
 from spotkeeper.train.core import beneath
 from spotkeeper_agent.cloud.storage import Bucket, MissingError, Readable, StorageError, Stored
 from spotkeeper_agent.core.events import Failed, Fetched, Helped, HelperThread, MirrorThere, NoCopy, Unfit

@@ -19,7 +19,7 @@ from spotkeeper.contract.uploads import MirrorFile, MirrorList, list_name, part_
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store as disk
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace
 from tests.cli.conftest import Cli
 from tests.cli.records import JOB, a_job, slot
 

@@ -12,7 +12,8 @@ from typing import Any
 from spotkeeper.contract.metrics import read_metrics
 from spotkeeper.report.job.metrics import joined
 from spotkeeper.train.agent_link.control import METRICS
-from spotkeeper.train.checkpoint import pace, snapshot
+from spotkeeper.train.checkpoint import snapshot
+from spotkeeper.train.core import pace
 from tests.train.checkpoint.test_snapshot import LatestCopier
 from tests.train.gangs import Gang, Job
 

@@ -17,6 +17,7 @@ from spotkeeper.train.checkpoint import handover, store, strategy
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.image import Image, RunState, pack
+from spotkeeper.train.checkpoint.manifest import IMAGE, Manifest
 from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverState
 from spotkeeper.train.checkpoint.restore import EarlyRead, restore
 from spotkeeper.train.checkpoint.saver import SaverServer
@@ -66,7 +67,7 @@ class Node:
             self.server._drain(self.server._peers[-1])
         break_seal(memory)
         image.copy_to(memory)
-        assert seal(memory, new_manifest(commit, GANG, {store.IMAGE: "yes"}), image.stretches)
+        assert seal(memory, new_manifest(commit, GANG, {IMAGE: "yes"}), image.stretches)
         return memory
 
     def lose(self) -> None:
@@ -323,7 +324,7 @@ def test_an_image_copies_in_the_background_with_the_strategys_copier(monkeypatch
     assert replicated.image(subject, KEPT)
     ((state, manifest, *rest),) = asked
     assert isinstance(state, RunState) and (state.model, state.rest) == ({"w": 1}, {})
-    assert isinstance(manifest, store.Manifest) and manifest.versions[store.IMAGE] == "yes"
+    assert isinstance(manifest, Manifest) and manifest.versions[IMAGE] == "yes"
     assert (manifest.commit, rest) == (KEPT, [copier, ("m",)])
 
 

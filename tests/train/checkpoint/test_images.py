@@ -28,8 +28,8 @@ from spotkeeper.train.checkpoint import durable, handover, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer, CopyOnWrite
 from spotkeeper.train.checkpoint.image import Image, RunState
+from spotkeeper.train.checkpoint.manifest import IMAGE, Manifest
 from spotkeeper.train.checkpoint.memories import ImageMemories
-from spotkeeper.train.checkpoint.pace import IMAGE_S, SavePace
 from spotkeeper.train.checkpoint.protocol import (
     IMAGES,
     OfferedImage,
@@ -42,9 +42,9 @@ from spotkeeper.train.checkpoint.restore import restore
 from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal, seal_of
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
-from spotkeeper.train.checkpoint.store import Manifest
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.gang import SoloGang
+from spotkeeper.train.core.pace import IMAGE_S, SavePace
 from spotkeeper.train.core.settings import RunSettings
 from tests.train.checkpoint.test_image import populates
 from tests.train.checkpoint.test_saver import GANG, served, stage
@@ -75,7 +75,7 @@ def fill(memory: memoryview, commit: Commit, *, sealed: bool = True) -> bytes:
     break_seal(memory)
     memory[: STATE.bytes], memory[SKELETON.offset : SKELETON.offset + SKELETON.bytes] = state, b"skeleton!"
     if sealed:
-        assert seal(memory, new_manifest(commit, GANG, {store.IMAGE: "yes"}), (STATE, SKELETON))
+        assert seal(memory, new_manifest(commit, GANG, {IMAGE: "yes"}), (STATE, SKELETON))
     return state
 
 
@@ -632,7 +632,7 @@ KILLED = f"""
 import os, signal, sys, torch, spotkeeper
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from spotkeeper.train.checkpoint import pace
+from spotkeeper.train.core import pace
 pace.IMAGE_S = 0.0  # an image after every second step
 {ATTACH}begun, client = run.steps_done, run._boundary.writer.client
 print(client.pid, flush=True)
@@ -665,7 +665,7 @@ def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, m
     with contextlib.suppress(ProcessLookupError):  # the saver has ended already
         select.select([os.pidfd_open(int(killed.stdout))], [], [], 60)
     image = store.newest(tmp_path / "killed").manifest
-    assert image is not None and store.IMAGE in image.versions
+    assert image is not None and IMAGE in image.versions
     again = run_script(tmp_path, "train.py", "-1", "killed")
     assert whole.returncode == again.returncode == 0, again.stderr
     (begun, bits), (zero, expected) = (each.stdout.splitlines()[1].split(" ", 1) for each in (again, whole))
@@ -865,7 +865,7 @@ def resumed(folder: Path) -> Iterator[tuple[Client, torch.Tensor]]:
         trainer = greeted(path, folder / "ckpt")
         memory = image(trainer, 0, whole.size)
         whole.copy_to(memory)
-        assert seal(memory, new_manifest(Commit(1, 5), GANG, {store.IMAGE: "yes"}), whole.stretches)
+        assert seal(memory, new_manifest(Commit(1, 5), GANG, {IMAGE: "yes"}), whole.stretches)
         trainer.close()
         following = Client.connect(path)
         found, _ = restore(SoloGang(), folder / "ckpt", following, following.hello(folder / "ckpt", 2, 2))

@@ -10,10 +10,10 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import durable
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.manifest import SAVE
 from spotkeeper.train.checkpoint.protocol import LEFT_PARTS, SaverError, Stretch
 from spotkeeper.train.checkpoint.reshard import KeptImage
 from spotkeeper.train.checkpoint.seal import break_seal, seal
-from spotkeeper.train.checkpoint.store import SAVE
 from tests.train.checkpoint.test_handover import Node
 from tests.train.checkpoint.test_saver import GANG
 

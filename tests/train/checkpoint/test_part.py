@@ -11,8 +11,8 @@ import pytest
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
+from spotkeeper.train.checkpoint.manifest import FileSum
 from spotkeeper.train.checkpoint.protocol import PartWritten, SaveDurable, SaveFailed, Stretch
-from spotkeeper.train.checkpoint.store import FileSum
 
 THEIRS = (FileSum("__1_0.distcp", 10, "00" * 32),)
 STRETCHES = (Stretch("__0_0.distcp", 0, 5000), Stretch("skeleton.0.pkl", 8192, 300))

@@ -20,12 +20,12 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import peers, store
 from spotkeeper.train.checkpoint.durable import PAGE, MemoryHandle
 from spotkeeper.train.checkpoint.image import lay_out
-from spotkeeper.train.checkpoint.pace import SavePace
+from spotkeeper.train.checkpoint.manifest import SAVE, FileSum, RankPlace
 from spotkeeper.train.checkpoint.peers import PeerImages
 from spotkeeper.train.checkpoint.protocol import SaverError, Stretch
 from spotkeeper.train.checkpoint.reshard import KeptImage, _load, _Part
 from spotkeeper.train.checkpoint.seal import AREA, seal_of
-from spotkeeper.train.checkpoint.store import SAVE, FileSum, RankPlace
+from spotkeeper.train.core.pace import SavePace
 
 WAIT_S = 20.0
 WORLD = 3

@@ -18,8 +18,9 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import client, store
 from spotkeeper.train.checkpoint import restore as restores
 from spotkeeper.train.checkpoint.image import Image, RunState, extent
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest
 from spotkeeper.train.checkpoint.restore import EarlyRead, _send, restore
-from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, FileSum, Manifest, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, SkippedCheckpoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.pickling import StateTypeError

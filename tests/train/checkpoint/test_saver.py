@@ -24,8 +24,8 @@ from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper.train.checkpoint import connection, protocol, saver, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer
+from spotkeeper.train.checkpoint.manifest import RankPlace
 from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverError, SaverSilentError, Stretch
-from spotkeeper.train.checkpoint.store import RankPlace
 from tests.train.crash.refusing_saver import GROUPS, MEMORY_FILES, no_memory_group
 
 OLDER = "generation 3 is older than generation 4"

@@ -17,10 +17,11 @@ import torch
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import sharded, store
 from spotkeeper.train.checkpoint.durable import MemoryHandle
+from spotkeeper.train.checkpoint.manifest import SAVE, FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _Part, _sources
 from spotkeeper.train.checkpoint.sharded import Sharded, find_strategy
-from spotkeeper.train.checkpoint.store import SAVE, FileSum, Manifest, RankPlace, SkippedCheckpoint
+from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.errors import AttachError
 from spotkeeper.train.core.pickling import StateTypeError

@@ -18,7 +18,8 @@ import pytest
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
-from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, FileSum, Manifest, RankPlace
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace, _file, _time, count
+from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE
 from spotkeeper.train.core import beneath
 
 
@@ -45,14 +46,14 @@ def test_a_manifest_round_trips(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", 7])
 def test_a_file_of_a_manifest_lies_in_its_folder(name: object) -> None:
     with pytest.raises(ValueError, match="is not a file name"):
-        store._file({"name": name, "bytes": 1, "sha256": "0"})
+        _file({"name": name, "bytes": 1, "sha256": "0"})
 
 
 @pytest.mark.parametrize("value", [True, "1", None, float("inf"), float("nan")])
 def test_the_time_of_a_manifest_is_a_finite_number(value: object) -> None:
     with pytest.raises(ValueError, match="is not a time"):
-        store._time(value)
-    assert store._time(2) == 2.0
+        _time(value)
+    assert _time(2) == 2.0
 
 
 def test_newest_is_by_generation_then_step(tmp_path: Path) -> None:
@@ -152,10 +153,10 @@ def test_every_flipped_bit_of_commit_is_detected(tmp_path: Path) -> None:
 def test_a_count_is_a_whole_number_of_63_bits(value: Any) -> None:
     """What fits a file's offset."""
     if type(value) is int and value in (0, 2**63 - 1):
-        assert store.count(value) == value
+        assert count(value) == value
         return
     with pytest.raises(ValueError) as told:
-        store.count(value, "PART")
+        count(value, "PART")
     assert str(told.value) == f"PART: {value!r} is not a whole number from 0"
 
 

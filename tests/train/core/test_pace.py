@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from spotkeeper.train.checkpoint.pace import LONGEST_S, SHORTEST_S, RecentTimes, SavePace, young
+from spotkeeper.train.core.pace import LONGEST_S, SHORTEST_S, RecentTimes, SavePace, young
 
 
 @pytest.mark.parametrize(("stall_s", "life_s"), [(0.5, 2700.0), (0.05, 21600.0), (2.0, 600.0)])

@@ -24,8 +24,8 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import image as checkpoint
 from spotkeeper.train.checkpoint import store
 from spotkeeper.train.checkpoint.image import Image, RunState
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.restore import restore
-from spotkeeper.train.checkpoint.store import FileSum, Manifest, RankPlace
 from spotkeeper.train.core import arrays, pickling, rng
 from spotkeeper.train.core.errors import ScriptError
 from spotkeeper.train.core.gang import SoloGang

@@ -17,8 +17,8 @@ from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import protocol, saver, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE
+from spotkeeper.train.checkpoint.manifest import RankPlace
 from spotkeeper.train.checkpoint.protocol import Stretch
-from spotkeeper.train.checkpoint.store import RankPlace
 from tests.train.crash.points import KILL
 
 GANG = (RankPlace(0, 0, 0, True),)

@@ -57,7 +57,7 @@ def work_with_peers(me: Rank) -> None:
     os.environ |= {"SPOTKEEPER_PEERS_MB_S": "250", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9", "SPOTKEEPER_REPLICATED": "0"}
     _settle_in(me)
     import spotkeeper
-    from spotkeeper.train.checkpoint import pace
+    from spotkeeper.train.core import pace
     from spotkeeper.train.loop import boundary
 
     pace.IMAGE_S, boundary.EVERY_S = 0.0, 0.0

@@ -169,7 +169,7 @@ def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
     """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
     os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
     import spotkeeper
-    from spotkeeper.train.checkpoint import pace
+    from spotkeeper.train.core import pace
     from spotkeeper.train.loop import boundary
 
     pace.IMAGE_S = boundary.EVERY_S = 0.0

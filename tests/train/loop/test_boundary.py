@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from spotkeeper.train.agent_link.control import Control
-from spotkeeper.train.checkpoint.pace import SavePace
+from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.loop.boundary import EVERY_S, Agreement, Boundary, StepAction
 
 
