@@ -218,6 +218,17 @@ AWS_EGRESS: dict[str, float] = {
 }  # fmt: skip
 
 
+# Predefined dual-regions of Cloud Storage. Between a multi-region ("us") and a region of it, Google charges egress.
+GCP_DUAL_REGIONS = {
+    "asia1": ("asia-northeast1", "asia-northeast2"),
+    "eur4": ("europe-north1", "europe-west4"),
+    "eur5": ("europe-west1", "europe-west2"),
+    "eur7": ("europe-west2", "europe-west3"),
+    "eur8": ("europe-west3", "europe-west6"),
+    "nam4": ("us-central1", "us-east1"),
+}
+
+
 def egress_usd_gb(source: str, target: str) -> float:
     """Return the list price of a GB from one region to another of the same cloud, USD.
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from infra import naming
-from infra.catalog import AWS_WITHOUT_URLS, AWS_ZONES, DISK_PRICES, GCP_ZONES, egress
+from infra.catalog import AWS_WITHOUT_URLS, AWS_ZONES, DISK_PRICES, GCP_DUAL_REGIONS, GCP_ZONES, egress
 from infra.settings.pool import Hours, OnDestroy, Pool, about, offers
 from spotkeeper.contract.notification import USUAL_EVENTS, ChannelKind, ChannelState, NotifyEvent
 from spotkeeper.contract.parse.problem import join
@@ -323,6 +323,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     def bucket_name(self) -> str:
         return self.bucket.name or f"sk-{self.owner()}-{self.stack}"
 
+    def bucket_regions(self) -> tuple[str, ...]:
+        """Return those of several regions that the bucket is in: machines there pay no egress for its objects."""
+        location = (self.bucket.location or "").lower()
+        found = GCP_DUAL_REGIONS.get(location, (location,))
+        return tuple(region for region in self.regions if region in found) or self.regions[:1]
+
     def boot_deadline_s(self) -> int:
         """Return how long a requested machine may take until its hello, in real seconds."""
         slow = any(pool.machine.boots_slowly() for pool in self.pools)
@@ -442,6 +448,7 @@ def stack_state(settings: Settings, pools: tuple[PoolState, ...]) -> StackState:
         regions=settings.regions if len(settings.regions) > 1 else (),
         warm_usd=settings.limits.warm_copies_usd,
         egress=egress(settings.regions) if len(settings.regions) > 1 else {},
+        bucket_regions=settings.bucket_regions() if len(settings.regions) > 1 else (),
     )
 
 

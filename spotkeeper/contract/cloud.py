@@ -73,6 +73,12 @@ class DiskSnapshot(Struct, frozen=True):
     number: int
     ready: bool
     gb: float = 0.0  # what it stores, and what a copy of it in another region transfers; 0: unknown
+    # Where it is stored -> whether it is complete there. {}: unknown; a disk in any region can be made of it.
+    regions: dict[str, bool] = {}
+
+    def in_region(self, region: str) -> bool:
+        """Return whether a complete snapshot is stored in this region, as far as is known."""
+        return self.regions.get(region, not self.regions and self.ready)
 
 
 class MachineTimes(Struct, frozen=True, gc=False):

@@ -35,8 +35,8 @@ class Kind(str, Enum):
     UNSAVED = "unsaved"  # value: "write-failed", "saver-lost" or "no-memory"; then "-<number>", except for number 0
     SAVED = "saved"  # value: number of the failure (FULL or UNSAVED) after which a save succeeded
     UNLOOPED = "unlooped"  # value: "0". The job succeeded, called attach() and never looped: nothing is saved
-    MIRRORED = "mirrored"  # value: "<gen>-<step>" of a checkpoint whose copy in the bucket is complete
-    FETCHED = "fetched"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is on the mounted disk
+    MIRRORED = "mirrored"  # value: :class:`BucketCopy`. A checkpoint's copy in the bucket is complete
+    FETCHED = "fetched"  # value: :class:`BucketCopy`. The copy that ``Record.fetch`` names is on the mounted disk
     UNMIRRORED = "unmirrored"  # value: "<gen>-<step>". The copy that ``Record.fetch`` names is damaged or gone
     PREFLIGHT_FAILED = "preflight-failed"  # value: a key of :data:`PREFLIGHT_CHECKS`. Training continues
     STALL = "stall"  # value: last step. Since then many times the median step time has passed
@@ -92,6 +92,25 @@ class Fact(Struct, frozen=True, gc=False):
 # -- values of facts
 
 
+class BucketCopy(Struct, frozen=True):
+    """The value of MIRRORED and FETCHED: a checkpoint, "<gen>-<step>", and the bytes that went to or from the bucket.
+
+    MIRRORED counts the parts of all nodes, FETCHED what this machine downloaded.
+    """
+
+    commit: str
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.commit}-{self.bytes}"
+
+    @classmethod
+    def parse(cls, text: str) -> BucketCopy | None:
+        """Return what the text encodes; None if it is invalid."""
+        found = _BUCKET_COPY.match(text)
+        return cls(found[1], int(found[2] or 0)) if found else None
+
+
 class Rung(Struct, frozen=True):
     """The value of a RUNG fact: how far a trial has come, and its metric there; None: it reported no number.
 
@@ -115,6 +134,7 @@ class Rung(Struct, frozen=True):
 
 
 HANG = "hang"  # cause of a roll call, and of the crash that may follow
+_BUCKET_COPY = re.compile(r"(\d{1,13}-\d{1,13})(?:-(\d{1,12}))?\Z")
 _RUNG = re.compile(r"(\d{1,13})-([0-9a-f]{16}|none)\Z")
 _HUNG = re.compile(r"(\d{1,15})-(\d{1,12})\Z")
 _ANSWER = re.compile(r"(\d{1,12})-([a-z]+)-(\d{1,4})\Z")

@@ -225,6 +225,18 @@ class Warm(Struct, frozen=True):
     usd: float | None = None  # what they transferred; None: they are not complete
 
 
+class Owed(Struct, frozen=True, array_like=True):
+    """A copy of a node's disk that has perhaps gone to another region: the ledger lacks it until the cloud lists it."""
+
+    node: int
+    number: int  # of the disk made of the copy, or of the warm copy
+    source: str  # region
+    target: str  # region
+    since: Past  # when nothing asked for it any more
+    gb: float  # its estimated size, used if the cloud tells none
+    warm: bool = False
+
+
 class Mirrored(Struct, frozen=True):
     """A complete copy of a checkpoint in the bucket (``contract.uploads``)."""
 
@@ -314,6 +326,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     probes: tuple[ZoneProbe, ...] = ()  # the last probes of other zones
     warm: Warm | None = None
     moved: Moved | None = None  # the last move to the gang's zone
+    owed: tuple[Owed, ...] = ()
     asked: int | None = None  # number of nodes that a user wants since the last resize; None: all
     size: int | None = None  # number of nodes since the last resize, by a user or by the queue; None: all
     parked: tuple[int, ...] = ()  # nodes without a machine after a resize; (): the highest-numbered ones

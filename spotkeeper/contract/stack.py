@@ -215,6 +215,7 @@ class StackState(Struct, frozen=True, forbid_unknown_fields=True):
     regions: tuple[str, ...] = ()  # all regions, in the stack file's order; (): only ``region``
     warm_usd: Annotated[float, Meta(gt=0)] | None = None  # a month, for each job's warm copies abroad; None: no copies
     egress: dict[str, dict[str, float]] = {}  # USD per GB from a region to each of the others
+    bucket_regions: tuple[str, ...] = ()  # of `regions`, those that the bucket is in; (): the first
 
     @property
     def size(self) -> int:

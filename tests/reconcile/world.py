@@ -34,7 +34,7 @@ from spotkeeper.contract.cloud import (
     Vm,
     VmStatus,
 )
-from spotkeeper.contract.facts import Kind, Rung
+from spotkeeper.contract.facts import BucketCopy, Kind, Rung
 from spotkeeper.contract.generation import DocState, FactIn, FetchOrder, Generation, JobRun, Progress, Role, Sync
 from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
@@ -105,6 +105,9 @@ class Drive:
 class World:
     """``World(nodes=3)``, then ``run(seconds)`` or ``until(condition)``."""
 
+    copies = True  # False: no upload comes through
+    copy_bytes = 0  # of each copy of a checkpoint
+
     def __init__(
         self,
         nodes: int = 1,
@@ -151,7 +154,7 @@ class World:
         self.started: list[tuple[int, Commit | None]] = []  # what each generation was restored from
         self.newests: dict[str, Commit] = {}
         self.buckets: dict[str, list[Commit]] = defaultdict(list)  # copies of checkpoints that are complete, by job
-        self.copies = True  # False: no upload comes through
+        self.through_bucket: list[tuple[str, str]] = []  # copies that went "up" or "down", with the machine's zone
         self.rotten: set[Commit] = set()  # of them, those of which no fetch succeeds
         self.fetch_s = 5.0
         self.step_s: float | None = None  # as agents report it
@@ -355,7 +358,8 @@ class World:
         )
         gb = self.disk_gb
         shots = tuple(
-            DiskSnapshot(s.name, s.job, s.node, s.number, self.t >= at, gb) for s, at, _ in self.shots.values()
+            replace(s, ready=self.t >= at, gb=gb, regions=dict.fromkeys(s.regions, self.t >= at))
+            for s, at, _ in self.shots.values()
         )
         every = frozenset((*ZONES, *self.stack.zones(), *(disk.zone for disk in disks)))
         return Listing(vms, disks, shots, every - self.blind, tuple(self.ops))
@@ -427,7 +431,8 @@ class World:
                 warm = drive.user is not None
                 assert not warm or action.region, "a snapshot of an attached disk is stale"
                 copy = names.disk_name(STACK, action.job, action.node, action.copy)
-                shot = DiskSnapshot(copy, action.job, action.node, action.copy, False)
+                stored = {action.region: False} if action.region else {}
+                shot = DiskSnapshot(copy, action.job, action.node, action.copy, False, 0.0, stored)
                 base = any(self.t >= self.shots[known][1] for known in self.bases[name] if known in self.shots)
                 took = self.diff_s if base and self.diff_s is not None else self.shot_s
                 held = TORN if warm else list(drive.held.get(action.job, []))
@@ -710,7 +715,8 @@ class Agent:
             return
         held = self.mounted.held.setdefault(self.job or "", [])
         held += [] if commit in held else [commit]
-        self.say(Kind.FETCHED, 0, text)
+        self.say(Kind.FETCHED, 0, str(BucketCopy(text, self.world.copy_bytes)))
+        self.world.through_bucket.append(("down", self.machine.vm.zone))
         self.say(Kind.CHECKPOINT, 0, text)
 
     def _copy(self, agents: list[Agent]) -> None:
@@ -722,8 +728,11 @@ class Agent:
             return
         if self.mirrored_at is None or self.world.t // every > self.mirrored_at // every:
             bucket = self.world.buckets[self.job or ""]
-            bucket += [] if self.commit in bucket else [self.commit]
-            self.say(Kind.MIRRORED, self.gen, "{}-{}".format(*self.commit))
+            if self.commit not in bucket:
+                bucket.append(self.commit)
+                self.world.through_bucket.append(("up", self.machine.vm.zone))
+            told = BucketCopy("{}-{}".format(*self.commit), self.world.copy_bytes)
+            self.say(Kind.MIRRORED, self.gen, str(told))
 
     def gang_step(self, agents: list[Agent]) -> None:
         """Called once for all living agents of a generation: restore, step, save, stop."""
@@ -790,7 +799,7 @@ class Agent:
         if doc is not None and self.machine.vm.uid == doc.members[0].uid and self.world.copies:
             newest, bucket = max(self._held()), self.world.buckets[self.job or ""]
             bucket += [] if newest in bucket else [newest]
-            self.say(Kind.MIRRORED, self.gen, "{}-{}".format(*newest))
+            self.say(Kind.MIRRORED, self.gen, str(BucketCopy("{}-{}".format(*newest), self.world.copy_bytes)))
 
     def _restore(self, agents: list[Agent]) -> None:
         """The newest commit on a disk that a member writes to; the promise is that there is no newer one."""

@@ -8,6 +8,7 @@ attached disk is a mutex. It judges what it is asked (S2, S3, S7, S10) and tells
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ from spotkeeper.contract.cloud import (
     VmStatus,
 )
 from spotkeeper.contract.market import PriceRun
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, region_of
 
 if TYPE_CHECKING:
     from spotkeeper.contract import cloud as spec_cloud
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 Commit = tuple[int, int]  # generation, step
 OPERATIONS = 100  # failed operations that a listing tells, newest last
 REMEMBERED_S = 3600.0  # and for how long
-DISK_GB = 37.0
+DISK_GB, DIFFERENCE_GB = 37.0, 3.0
 VERSIONS = 4  # of the listing, for a stale view
 
 
@@ -60,6 +61,7 @@ class Drive:
     user: str | None = None
     newest: Commit | None = None
     gb: float = DISK_GB  # what is on it
+    bases: set[str] = field(default_factory=set)  # its snapshots
 
 
 @dataclass
@@ -92,10 +94,19 @@ class Billed:
 
 
 @dataclass(frozen=True)
-class Transferred:
-    """A disk that was made of a snapshot of another zone, as the bill has it if the two are in different regions."""
+class Shot:
+    """A snapshot. ``region``: where it is stored. ``torn``: its disk was being written."""
 
-    job: str
+    told: DiskSnapshot
+    newest: Commit | None
+    region: str
+    torn: bool
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """What went from one region to another, as the bill has it."""
+
     source: str
     target: str
     gb: float
@@ -134,7 +145,7 @@ class Cloud:
         self.machines: dict[str, Machine] = {}  # by uid
         self.bill: list[Billed] = []  # of machines that are gone
         self.drives: dict[tuple[str, str], Drive] = {}  # by (name, zone)
-        self.shots: dict[str, tuple[DiskSnapshot, Commit | None, str]] = {}  # with the zone of its disk
+        self.shots: dict[str, Shot] = {}
         self.transfers: list[Transferred] = []
         self.keys: dict[str, str] = {}  # idempotency key -> uid of the machine
         self.failed: deque[Result] = deque(maxlen=OPERATIONS)
@@ -184,7 +195,7 @@ class Cloud:
         )
         since = self.world.engine.t - REMEMBERED_S
         failed = tuple(result for result in self.failed if result.at >= since)
-        shots = tuple(shot for shot, *_ in self.shots.values())
+        shots = tuple(shot.told for shot in self.shots.values())
         answered = frozenset(self.world.stack.zones()) - blind
         newest = takewhile(lambda one: one.end >= since, reversed(self.bill))
         ran = tuple(MachineTimes(one.vm.name, one.vm.zone, one.start, one.end) for one in newest)
@@ -316,8 +327,11 @@ class Cloud:
         if action.snapshot is not None:
             if action.snapshot not in self.shots:
                 return ResultKind.PERMANENT, "no such snapshot"
-            shot, newest, source = self.shots[action.snapshot]
-            self.transfers.append(Transferred(action.job, source, action.zone, shot.gb))
+            shot = self.shots[action.snapshot]
+            newest = shot.newest
+            if shot.torn:
+                self.world.violate("S2", f"{name} is made of a snapshot of a disk that was written")
+            self._transferred(shot.region, region_of(action.zone), shot.told.gb)
         disk = Disk(name, action.zone, action.job, action.node, action.number, (), False)
         drive = Drive(disk, None, newest)
         self.drives[name, action.zone] = drive
@@ -376,19 +390,29 @@ class Cloud:
             return ResultKind.PERMANENT, "no such disk"
         if name in self.shots:
             return ResultKind.ACCEPTED, "is there already"
-        if drive.user is not None:
+        if drive.user is not None and not action.region:
             self.world.violate("S2", f"a snapshot of {drive.disk.name} while {drive.user} holds it: stale at once")
-        shot = DiskSnapshot(name, action.job, action.node, action.copy, False, drive.gb)
-        self.shots[name] = (shot, drive.newest, action.zone)
+        region = action.region or region_of(action.zone)
+        base = any(one in self.shots and self.shots[one].told.in_region(region) for one in drive.bases)
+        gb = DIFFERENCE_GB if base else drive.gb
+        told = DiskSnapshot(name, action.job, action.node, action.copy, False, gb, {region: False})
+        self.shots[name] = Shot(told, drive.newest, region, drive.user is not None)
+        drive.bases.add(name)
+        self._transferred(region_of(action.zone), region, gb)
 
         def ready() -> None:
             if name in self.shots:
-                self.shots[name] = (replace(shot, ready=True), *self.shots[name][1:])
+                now = replace(told, ready=True, regions={region: True})
+                self.shots[name] = dataclasses.replace(self.shots[name], told=now)
                 self.changed()
 
         self.world.engine.after(self._draw(self.delays.shot_s), ready)
         self.changed()
         return ResultKind.ACCEPTED, ""
+
+    def _transferred(self, source: str, target: str, gb: float) -> None:
+        if source != target:
+            self.transfers.append(Transferred(source, target, gb))
 
     def _delete_snapshot(self, action: DeleteSnapshot) -> tuple[ResultKind, str]:
         if self.shots.pop(action.name, None) is not None:

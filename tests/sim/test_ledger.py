@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import parse_vm_name, vm_name
-from spotkeeper.contract.stack import StackState, region_of
+from spotkeeper.contract.stack import StackState
 from spotkeeper.report.job.view import job_view
 from spotkeeper.report.money.account import account
 from spotkeeper.report.money.money import HOUR_S, attempts, money
@@ -60,9 +60,7 @@ def books(
     (world,) = worlds
     entries = (*world.store.list_ledger(JOB), *world.record(JOB).outbox)
     prices = {pool.name: pool.prices for pool in world.stack.pools}
-    egress = sum(
-        world.stack.egress_usd(region_of(one.source), region_of(one.target), one.gb) for one in world.cloud.transfers
-    )
+    egress = sum(world.stack.egress_usd(one.source, one.target, one.gb) for one in world.cloud.transfers)
     billed = egress + sum(
         (one.end - one.start) / HOUR_S * (prices[one.vm.pool][one.vm.zone].of(one.vm.model) or 0.0)
         for one in world.cloud.bill

@@ -142,6 +142,7 @@ class MirrorThere:
 
     commit: Commit
     complete: bool
+    bytes: int = 0  # of all nodes' parts, taken to be as large as this one's
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,10 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A checkpoint was fetched from the bucket onto the mounted disk."""
+    """A checkpoint was fetched from the bucket onto the mounted disk. ``bytes``: how many arrived."""
 
     commit: Commit
+    bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from spotkeeper.clock import Clock
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import BucketCopy, Kind
 from spotkeeper.contract.generation import DocState, FetchOrder, Generation, MirrorRun, SyncReply
 from spotkeeper.train.agent_link.control import Commit, Fault
 from spotkeeper_agent.cloud.storage import Bucket
@@ -131,7 +131,7 @@ class Mirroring:
             self._log("mirror.there", commit=str(event.commit), complete=event.complete)
             self._tried, self._trouble = event.commit, (0, 0.0)
             if event.complete:
-                machine.say(Kind.MIRRORED, str(event.commit))
+                machine.say(Kind.MIRRORED, str(BucketCopy(str(event.commit), event.bytes)))
             self._give_up()
 
     def _unfit(self, event: Unfit) -> None:
@@ -187,7 +187,7 @@ class Mirroring:
         if self._download is not None and self._download.commit == event.commit:
             self._log("fetch.there", commit=str(event.commit))
             self._download.over = True
-            machine.say(Kind.FETCHED, str(event.commit))
+            machine.say(Kind.FETCHED, str(BucketCopy(str(event.commit), event.bytes)))
             mounting.wrote(event.commit, machine.gen)
 
     def _unavailable(self, event: NoCopy, machine: MachineState) -> None:

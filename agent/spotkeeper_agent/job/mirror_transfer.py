@@ -115,7 +115,8 @@ class CheckpointUpload:
         pace = Pace(self._bytes_s, self.stop)
         for file, stream in zip(self._source.files, self._source.open, strict=True):
             self._file(file, stream, pace)
-        return MirrorThere(self.commit, self._publish())
+        size = sum(file.size for file in self._source.files) * len(self._source.whole)
+        return MirrorThere(self.commit, self._publish(), size)
 
     def close(self) -> None:
         """Close the files for good, even while the helper thread waits for the bucket, so the disk can be unmounted."""
@@ -218,7 +219,7 @@ class CheckpointDownload:
         except MissingError as error:
             raise NoCopyError(str(error)) from None
         self._publish(home, listed.commit.encode())
-        return Fetched(self.commit)
+        return Fetched(self.commit, self.count)
 
     def _list(self) -> MirrorList:
         name = list_name(self._job, str(self.commit), self._source)

@@ -154,9 +154,13 @@ class Disks:
             raise errors.failed_not_found(op.target)
         self._change(op.target, disk, status="READY")
         snapshot = self._find_snapshot(op.data.get("snapshot", ""))
-        source = parse_ref(snapshot.source_disk, "") if snapshot is not None else None
-        if snapshot is not None and source is not None and _region(source) != _region(parse_ref(op.target, "")):
-            self._world.state.put(TRANSFERS, str(disk.id), Transfer(op.target, snapshot.storage_bytes))
+        if snapshot is not None:
+            self._bill(disk.id, op.target, snapshot, _region(parse_ref(op.target, "")))
+
+    def _bill(self, uid: int, what: str, snapshot: w.Snapshot, other: str) -> None:
+        """Bill what goes between the snapshot's location and another region: the disk's from or to which it goes."""
+        if other not in (snapshot.storage_locations or ()):
+            self._world.state.put(TRANSFERS, str(uid), Transfer(what, snapshot.storage_bytes))
 
     def remove(self, path: str) -> None:
         disk = self.find(path)
@@ -284,6 +288,7 @@ class Disks:
                 snapshot, status="READY", storage_bytes=stored, storage_bytes_status="UP_TO_DATE"
             )
             self._world.state.put(SNAPSHOTS, op.data["snapshot"], ready)
+            self._bill(ready.id, op.data["snapshot"], ready, _region(parse_ref(ready.source_disk, "")))
 
     def delete_snapshot(self, ref: Ref, request_id: str | None) -> OpDoc:
         return self._operations.start("deleteSnapshot", ref, self.get_snapshot(ref).id, request_id)

@@ -31,9 +31,9 @@ class Line(Struct, frozen=True):
 
 
 class Transfer(Struct, frozen=True):
-    """A disk that was made of another region's snapshot."""
+    """A disk that was made of another region's snapshot, or a snapshot of another region's disk."""
 
-    disk: str
+    path: str
     bytes: int
 
 

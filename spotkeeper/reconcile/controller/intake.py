@@ -34,11 +34,13 @@ MAX_SAVE_S = 3600.0  # real seconds; stop deadlines depend on reported times, an
 # round of the job would fail. Then nothing limits it.
 MAX_STEP_S = 1e6  # real seconds
 MOST_STEPS = 10**12
-COMMITS = (Kind.DAMAGED, Kind.MIRRORED, Kind.FETCHED, Kind.UNMIRRORED)
+COMMITS = (Kind.DAMAGED, Kind.UNMIRRORED)
+TRANSFERS = (Kind.MIRRORED, Kind.FETCHED)
 SHAPES: dict[Kind, str] = {  # what the values of these facts look like; other values are free
     **dict.fromkeys((Kind.NOTICE, Kind.REPRIEVE, Kind.HERE, Kind.FREED, Kind.ATTACHED), r"\d{1,12}"),
     **dict.fromkeys((Kind.FULL, Kind.SAVED, Kind.UNLOOPED, Kind.KEEPS_UP), r"\d{1,12}"),
     **dict.fromkeys(COMMITS, r"\d+-\d+"),
+    **dict.fromkeys(TRANSFERS, r"\d+-\d+(-\d{1,12})?"),
     Kind.NO_DISK: r"\d{1,12}-[a-z]+",
     Kind.LAGS: r"\d{1,3}-[1-9]\d{2,5}",  # which time, and its percentage of the median (above 100)
     Kind.RUNG: r"\d{1,13}-([0-9a-f]{16}|none)",
@@ -268,7 +270,7 @@ def _sensible(record: Record, fact: Fact) -> bool:
     if fact.kind is Kind.STACKS:
         answer = StacksAnswer.parse(fact.value)
         return answer is not None and answer.ver <= record.ver
-    if fact.kind in COMMITS:
+    if fact.kind in (*COMMITS, *TRANSFERS):
         return int(fact.value.partition("-")[0]) <= record.gen
     return {Kind.FAILED: Failure.parse, Kind.HUNG: Hung.parse}.get(fact.kind, bool)(fact.value) is not None
 

@@ -71,6 +71,7 @@ def decide(record: Record, snapshot: Snapshot) -> Decision:
 
 
 def _decide(draft: Draft) -> None:
+    egress.settle(draft)
     rungs.begin(draft)
     requests.step(draft)
     requests.expire_hold(draft)
@@ -81,7 +82,8 @@ def _decide(draft: Draft) -> None:
     if draft.record.phase is Phase.RUN:
         _running(draft)
     if draft.record.over:
-        requests.finish(draft)
+        if not draft.record.owed:
+            requests.finish(draft)
     elif not draft.changed:
         reservations.burn(draft)
 
@@ -94,6 +96,7 @@ def _running(draft: Draft) -> None:
 
 
 def _write(draft: Draft) -> Decision:
+    warm.owe(draft)
     egress.count(draft)
     limits.accrue(draft)
     record = replace(draft.whole(), ver=draft.before.ver + 1, outbox=tuple(draft.entries))

@@ -29,7 +29,7 @@ from spotkeeper.contract.cloud import (
     Vm,
     VmStatus,
 )
-from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.contract.facts import BucketCopy, Fact, Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Record, Slot, SlotState
@@ -321,6 +321,11 @@ class Queries:
         if not words or any(f.value == str(mine) for f in self.said(node, slot, Kind.ATTACHED)):
             return None
         return next((word for told, _, word in words if told == str(mine)), None)
+
+    def fetched(self, node: int, slot: Slot, commit: str) -> BucketCopy | None:
+        """Return what a machine reports of its download of this checkpoint; None: nothing yet."""
+        told = (BucketCopy.parse(fact.value) for fact in self.said(node, slot, Kind.FETCHED))
+        return next((one for one in told if one is not None and one.commit == commit), None)
 
     def checkpoint(self, node: int, slot: Slot) -> Commit | None:
         """Return the newest complete checkpoint that this machine reported on its mounted disk, or None."""

@@ -53,6 +53,7 @@ Make = Callable[..., Machine]
 PART = 1000
 FAST = 1e12
 FILES = {"state.bin": 2500, "skeleton.pkl": 700, "empty": 0}
+SIZE = sum(FILES.values())
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +185,7 @@ def ckpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_uploaded_and_fetched_checkpoint_is_identical(ckpt: Path, tmp_path: Path) -> None:
     shelf = Shelf()
-    assert upload(shelf, ckpt, COMMIT) == MirrorThere(COMMIT, True)
+    assert upload(shelf, ckpt, COMMIT) == MirrorThere(COMMIT, True, SIZE)
     assert shelf.sent[-1] == list_name(JOB, "3-40", 0), "a list that is there is whole"
     home = f"jobs/{JOB}/ckpt/3-40/0"
     assert set(shelf.objects) == {
@@ -195,7 +196,7 @@ def test_an_uploaded_and_fetched_checkpoint_is_identical(ckpt: Path, tmp_path: P
     }
     assert b"".join(shelf.objects[name] for name in shelf.sent[:3]) == (ckpt / "3-40/state.bin").read_bytes()
     blank = tmp_path / "blank"
-    assert download(shelf, blank, COMMIT) == Fetched(COMMIT)
+    assert download(shelf, blank, COMMIT) == Fetched(COMMIT, SIZE)
     assert same(ckpt / "3-40", blank / "3-40")
     assert store.newest(blank).commit == COMMIT and not (blank / FOLDER).exists()
 
@@ -215,7 +216,7 @@ def test_a_checkpoint_deleted_during_the_upload_is_copied(ckpt: Path, tmp_path: 
     made = CheckpointUpload(shelf, JOB, 0, taken, FAST, PART)  # type: ignore[arg-type]
     assert made.work().complete
     made.close()
-    assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
+    assert download(shelf, tmp_path / "blank", COMMIT).commit == COMMIT
 
 
 # ---------------------------------------------------------------- killed at every moment of every request
@@ -233,12 +234,12 @@ def test_an_upload_killed_anywhere_continues_and_never_looks_complete(ckpt: Path
             break
         shelf.die = lambda: None
         if listed(shelf, COMMIT) is not None:
-            assert download(shelf, tmp_path / f"half{at}", COMMIT) == Fetched(COMMIT)
+            assert download(shelf, tmp_path / f"half{at}", COMMIT).commit == COMMIT
         before = set(shelf.objects)
         shelf.sent.clear()
         assert upload(shelf, ckpt, COMMIT).complete
         assert not before & set(shelf.sent), "what has arrived is not sent again"
-        assert download(shelf, tmp_path / f"whole{at}", COMMIT) == Fetched(COMMIT)
+        assert download(shelf, tmp_path / f"whole{at}", COMMIT).commit == COMMIT
     assert at > 25, "before, in the middle of and after each request"
 
 
@@ -255,7 +256,7 @@ def test_a_download_killed_anywhere_continues_and_never_looks_complete(ckpt: Pat
         else:
             break
         shelf.die = lambda: None
-        assert download(shelf, blank, COMMIT) == Fetched(COMMIT)
+        assert download(shelf, blank, COMMIT).commit == COMMIT
         assert same(ckpt / "3-40", blank / "3-40")
     assert at > 15
 
@@ -272,7 +273,7 @@ def test_a_download_killed_between_two_writes_continues(
             patched.setattr(module, name, _killed)
             download(shelf, blank, COMMIT)
         assert store.newest(blank).commit in (None, COMMIT)
-        assert download(shelf, blank, COMMIT) == Fetched(COMMIT)
+        assert download(shelf, blank, COMMIT).commit == COMMIT
         assert same(ckpt / "3-40", blank / "3-40")
 
 
@@ -290,7 +291,7 @@ def test_a_download_follows_no_link_of_a_job(ckpt: Path, tmp_path: Path) -> None
     theirs.mkdir(parents=True)
     for name in (".fetch", "3-40", "3-41"):
         (theirs / name).symlink_to(ours)
-    assert download(shelf, theirs, COMMIT) == Fetched(COMMIT)
+    assert download(shelf, theirs, COMMIT).commit == COMMIT
     assert same(ckpt / "3-40", theirs / "3-40")
     (theirs / "3-40/COMMIT").unlink()
     beneath.remove(theirs, store.QUARANTINE)
@@ -339,7 +340,7 @@ def test_a_part_damaged_in_transit_is_fetched_again(ckpt: Path, tmp_path: Path) 
     good, tries = shelf.objects[name], count()
     read = shelf.read
     shelf.read = lambda asked: iter([_flipped(good)]) if asked == name and not next(tries) else read(asked)  # type: ignore[method-assign]
-    assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
+    assert download(shelf, tmp_path / "blank", COMMIT).commit == COMMIT
 
 
 def test_a_list_with_wrong_names_or_files_is_refused(ckpt: Path, tmp_path: Path) -> None:
@@ -406,7 +407,7 @@ def test_a_damaged_checkpoint_with_the_same_name_is_quarantined(ckpt: Path, tmp_
     shelf = Shelf()
     upload(shelf, ckpt, COMMIT)
     (ckpt / "3-40/state.bin").write_bytes(b"")
-    assert download(shelf, ckpt, COMMIT) == Fetched(COMMIT)
+    assert download(shelf, ckpt, COMMIT).commit == COMMIT
     assert store.newest(ckpt).commit == COMMIT
     assert [path.name for path in (ckpt / store.QUARANTINE).iterdir()] == ["1.3-40"]
 
@@ -423,7 +424,7 @@ def test_of_sharded_state_the_last_node_reports_the_complete_copy(tmp_path: Path
     for node in (0, 1, 2):
         known = listed(shelf, COMMIT, node)
         assert known is not None and known.whole == (0, 1, 2)
-        assert download(shelf, tmp_path / f"blank{node}", COMMIT, node) == Fetched(COMMIT)
+        assert download(shelf, tmp_path / f"blank{node}", COMMIT, node).commit == COMMIT
 
 
 def test_the_rate_limit_holds_over_all_transfers() -> None:
@@ -571,10 +572,10 @@ def test_a_copied_checkpoint_is_logged_and_the_next_copy_begins_in_the_next_inte
     loop = loops()
     loop.turn()
     assert loop.ended(UP, MirrorThere(NEWER, True)) == [] and loop.said == [], "no copy of this one runs here"
-    assert loop.ended(UP, MirrorThere(COMMIT, complete)) == [
+    assert loop.ended(UP, MirrorThere(COMMIT, complete, 70)) == [
         {"event": "mirror.there", "commit": "3-40", "complete": complete}
     ]
-    assert loop.said == ([(Kind.MIRRORED, "3-40")] if complete else [])
+    assert loop.said == ([(Kind.MIRRORED, "3-40-70")] if complete else [])
     checkpoint(ckpt, NEWER)
     loop.child.control.commit = NEWER
     Still.at += EVERY_S - 1
@@ -593,7 +594,7 @@ def test_a_trial_that_has_reached_its_rung_is_copied_at_once(loops: Callable[...
     loop.machine.saved.run.until = COMMIT.step
     assert loop.turn() == [{"event": "mirror.begin", "commit": str(COMMIT)}]
     loop.ended(UP, MirrorThere(COMMIT, complete=True))
-    assert (Kind.MIRRORED, str(COMMIT)) in loop.said
+    assert (Kind.MIRRORED, f"{COMMIT}-0") in loop.said
     assert loop.turn() == []
 
 
@@ -649,8 +650,8 @@ def fetching(loops: Callable[..., Loop]) -> Loop:
 def test_a_fetched_checkpoint_is_logged_and_reported(loops: Callable[..., Loop]) -> None:
     loop = fetching(loops)
     assert loop.ended(DOWN, Fetched(NEWER)) == [] and loop.said == [], "this one is not fetched here"
-    assert loop.ended(DOWN, Fetched(COMMIT)) == [{"event": "fetch.there", "commit": "3-40"}]
-    assert loop.said == [(Kind.FETCHED, "3-40"), (Kind.CHECKPOINT, "3-40 of 4")]
+    assert loop.ended(DOWN, Fetched(COMMIT, 50)) == [{"event": "fetch.there", "commit": "3-40"}]
+    assert loop.said == [(Kind.FETCHED, "3-40-50"), (Kind.CHECKPOINT, "3-40 of 4")]
     assert loop.turn() == [] and not loop.helper.busy(DOWN)
 
 
@@ -738,9 +739,9 @@ def test_the_agent_copies_a_checkpoint_though_it_is_killed_at_every_request(
         assert vm.agent is not None
         vm.agent.wait()
         vm.start()
-    assert fake.wait_fact(vm.uid, Kind.MIRRORED).value == "3-40"
+    assert fake.wait_fact(vm.uid, Kind.MIRRORED).value == f"3-40-{SIZE}"
     shelf = Shelf({name: data for name, data in fake.objects.items() if "/ckpt/" in name})
-    assert download(shelf, tmp_path / "blank", COMMIT) == Fetched(COMMIT)
+    assert download(shelf, tmp_path / "blank", COMMIT).commit == COMMIT
     assert same(ckpt / "3-40", tmp_path / "blank/3-40")
 
 
@@ -763,7 +764,7 @@ def test_a_notice_and_a_stop_come_before_any_copy(fake: Fake, machine: Make) -> 
     fake.wait(lambda: len(fake.syncs) > seen + 3)
     assert not [name for name in fake.sent if "/ckpt/" in name]
     fake.instance(vm.uid, vm.name, preempted="FALSE")
-    assert fake.wait_fact(vm.uid, Kind.MIRRORED).value == "3-40"
+    assert fake.wait_fact(vm.uid, Kind.MIRRORED).value == f"3-40-{SIZE}"
 
 
 def test_the_agent_fetches_what_it_is_told_before_it_trains_though_it_is_killed(
@@ -807,7 +808,7 @@ def test_a_missing_copy_is_reported_and_another_fetched(fake: Fake, machine: Mak
     vm.start()
     assert fake.wait_fact(vm.uid, Kind.UNMIRRORED).value == "3-40"
     vm.stand_by(run, disk=0, fetch=FetchOrder("3-30", 0))
-    assert fake.wait_fact(vm.uid, Kind.FETCHED).value == "3-30"
+    assert fake.wait_fact(vm.uid, Kind.FETCHED).value == f"3-30-{SIZE}"
 
 
 @pytest.mark.parametrize(("busy", "free"), [({UP}, False), ({DOWN}, False), (set(), True), ({"bundle"}, True)])

@@ -535,4 +535,10 @@ def test_the_function_reads_the_price_of_each_way_between_a_stacks_regions() -> 
     config |= {"gcp:project": "acme-train", "spotkeeper:region": "", "spotkeeper:regions": regions}
     state = model.stack_state(from_config(config, "dev"), ())
     assert state.egress == {"us-east1": {"europe-west4": 0.05}, "europe-west4": {"us-east1": 0.05}}
+    assert state.bucket_regions == ("us-east1",)
+    for location, inside in (("NAM4", ("us-east1",)), ("europe-west4", ("europe-west4",)), ("US", ("us-east1",))):
+        found = model.stack_state(
+            from_config({**config, "spotkeeper:bucket": f'{{"location": "{location}"}}'}, "dev"), ()
+        )
+        assert found.bucket_regions == inside
     assert model.stack_state(stackfiles.read("gcp", {}), ()).egress == {}

@@ -317,7 +317,7 @@ class TestEnvelope:
 
     def test_too_large_chunked_bodies_are_refused(self, app: HttpApp) -> None:
         body = io.BytesIO(b'{"boot":"b-1"}' + b" " * 20_000)
-        headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked", "Authorization": vm_token()}
+        headers = {"Content-Type": "application/json", "BucketCopy-Encoding": "chunked", "Authorization": vm_token()}
         environ = EnvironBuilder("/v1/sync", method="POST", headers=headers, input_stream=body).get_environ()
         environ.pop("CONTENT_LENGTH", None)
         environ["wsgi.input_terminated"] = True

@@ -91,6 +91,7 @@ NO_STAMP = {
         "Limits.forgiven",
         "Moved.s",
         "Moved.gb",
+        "Owed.gb",
         "Warm.usd",
         "Record.market_wait_s",
     ),  # money, and spans

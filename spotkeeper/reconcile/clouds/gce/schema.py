@@ -115,6 +115,7 @@ class SnapshotIn(Part, frozen=True):
     status: str = ""
     labels: dict[str, str] = {}
     storage_bytes: str | int = 0  # int64: a string in JSON
+    storage_locations: tuple[str, ...] = ()  # one: a region, or a multi-region such as "us"
 
 
 class OperationIn(Part, frozen=True):
@@ -261,7 +262,9 @@ def to_snapshot(item: SnapshotIn, stack: str) -> DiskSnapshot | None:
         return None
     told = str(item.storage_bytes)
     gb = int(told) / 1e9 if told.isdecimal() else 0.0
-    return DiskSnapshot(item.name, owned.job, owned.node, owned.number, item.status == "READY", gb)
+    ready = item.status == "READY"
+    regions = dict.fromkeys(item.storage_locations, ready)
+    return DiskSnapshot(item.name, owned.job, owned.node, owned.number, ready, gb, regions)
 
 
 def to_result(

@@ -7,11 +7,12 @@ the next older copy counts.
 
 from __future__ import annotations
 
-from spotkeeper.contract.facts import Fact, Kind
+from spotkeeper.contract.facts import BucketCopy, Fact, Kind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Fetch, Mirrored
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import egress
 from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 
 MOST = 10  # the largest `keep` that a job file may set
@@ -31,18 +32,20 @@ def step(draft: Draft) -> None:
 
 def _made(draft: Draft, fact: Fact) -> None:
     """Record a reported copy if its commit is newer than those of all earlier copies and than the commit given up."""
-    commit, record = parse_commit(fact.value), draft.record
+    sent, record = BucketCopy.parse(fact.value), draft.record
+    commit = parse_commit(sent.commit) if sent is not None else None
     known = max(parse_commit(record.mirror_top) or (0, 0), parse_commit(record.given_up) or (0, 0))
-    if commit is None or commit <= known:
+    if sent is None or commit is None or commit <= known:
         return
     keep = (
         draft.snapshot.spec.checkpoint.mirror.keep
         if draft.snapshot.spec and draft.snapshot.spec.checkpoint.mirror
         else 1
     )
-    new = Mirrored(fact.value, fact.node, draft.now)
-    draft.set(mirror=(new, *record.mirror)[: min(keep, MOST)], mirror_top=fact.value)
-    draft.log(Event.MIRRORED, fact.value, node=fact.node, detail=fact.value)
+    new = Mirrored(sent.commit, fact.node, draft.now)
+    draft.set(mirror=(new, *record.mirror)[: min(keep, MOST)], mirror_top=sent.commit)
+    draft.log(Event.MIRRORED, sent.commit, node=fact.node, detail=sent.commit)
+    egress.to_bucket(draft, sent)
 
 
 def _gone(draft: Draft, fact: Fact) -> None:
@@ -56,7 +59,7 @@ def stale(draft: Draft) -> tuple[Fact, ...]:
     """Return the facts about copies that the record already reflects, so that these facts may be deleted."""
     record = draft.record
     top, left = parse_commit(record.mirror_top) or (0, 0), {one.commit for one in record.mirror}
-    made = (fact for fact in draft.queries.every(Kind.MIRRORED) if (parse_commit(fact.value) or (0, 0)) <= top)
+    made = (fact for fact in draft.queries.every(Kind.MIRRORED) if (_commit(fact) or (0, 0)) <= top)
     gone = (fact for fact in draft.queries.every(Kind.UNMIRRORED) if fact.value not in left)
     return (*made, *gone)
 
@@ -107,9 +110,12 @@ def _there(draft: Draft, ready: list[int]) -> bool:
 
 def _has(draft: Draft, index: int, commit: Commit) -> bool:
     slot = draft.nodes[index].cur
-    return slot is not None and any(
-        parse_commit(fact.value) == commit for fact in draft.queries.said(index, slot, Kind.FETCHED)
-    )
+    return slot is not None and draft.queries.fetched(index, slot, location.text(commit)) is not None
+
+
+def _commit(fact: Fact) -> Commit | None:
+    told = BucketCopy.parse(fact.value)
+    return parse_commit(told.commit) if told is not None else None
 
 
 def _words(newest: Commit, source: Mirrored) -> str:

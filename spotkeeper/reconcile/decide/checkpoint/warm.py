@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateSnapshot
-from spotkeeper.contract.record import Warm
+from spotkeeper.contract.cloud import CreateSnapshot, DiskSnapshot
+from spotkeeper.contract.record import Owed, Warm
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
@@ -55,9 +55,30 @@ def wanted(draft: Draft) -> tuple[CreateSnapshot, ...]:
         CreateSnapshot(record.job, record.uid, index, node.disk, zone, node.warm, warm.region)
         for index, node in enumerate(draft.nodes)
         if node.warm is not None
-        and (index, node.warm) not in draft.queries.snapshots
+        and _lacking(draft.queries.snapshots.get((index, node.warm)), warm.region)
         and draft.queries.disk(index, node.disk, zone) is not None
     )
+
+
+def _lacking(found: DiskSnapshot | None, region: str) -> bool:
+    """Whether the next call is due for a warm copy: the snapshot, then on EC2 its copy in the region."""
+    return found is None or (found.ready and bool(found.regions) and region not in found.regions)
+
+
+def owe(draft: Draft) -> None:
+    """Once a move or the job's end overtakes the newest warm copies, charge those that the cloud shows."""
+    record, warm = draft.record, draft.record.warm
+    if warm is None or warm.usd is not None or (record.move is None and not record.over):
+        return
+    here, cost = region_of(draft.before.zone or ""), 0.0
+    copies = []
+    for index, node in enumerate(draft.before.nodes):
+        if node.warm is not None:
+            gb = _gb(draft, index)
+            copies.append(Owed(index, node.warm, here, warm.region, draft.now, gb, warm=True))
+            cost += draft.snapshot.stack.egress_usd(here, warm.region, gb)
+    egress.owe(draft, copies)
+    draft.set(warm=replace(warm, usd=cost))
 
 
 def kept(draft: Draft, index: int, number: int) -> bool:
@@ -65,8 +86,11 @@ def kept(draft: Draft, index: int, number: int) -> bool:
     node = draft.nodes[index] if index < len(draft.nodes) else None
     if node is None or node.warm is None or draft.record.over:
         return False
-    newest = draft.queries.snapshots.get((index, node.warm))
-    return number == node.warm or (number < node.warm and number > node.disk and (newest is None or not newest.ready))
+    newest, warm = draft.queries.snapshots.get((index, node.warm)), draft.record.warm
+    if number == node.warm:
+        return True
+    there = newest is not None and warm is not None and newest.in_region(warm.region)
+    return node.disk < number < node.warm and not there
 
 
 def region_for(draft: Draft, zone: str) -> str:
@@ -107,7 +131,11 @@ def _count(draft: Draft, warm: Warm) -> None:
         for told in draft.queries.results
         if isinstance(told.action, CreateSnapshot) and told.kind in FINAL
     }
-    made = {key: found for key in numbers if (found := draft.queries.snapshots.get(key)) is not None and found.ready}
+    made = {
+        key: found
+        for key in numbers
+        if (found := draft.queries.snapshots.get(key)) is not None and found.in_region(warm.region)
+    }
     if numbers - refused - made.keys():
         return
     here, total = region_of(draft.record.zone or ""), 0.0

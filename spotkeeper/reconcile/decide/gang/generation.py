@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Slot, SlotState
 from spotkeeper.reconcile.decide.checkpoint import location, mirrors
@@ -170,7 +169,7 @@ def _fresh(draft: Draft, ready: list[int]) -> set[int]:
         return {index for index, _ in attached}
     if draft.record.fetch is not None:  # the copy that was fetched is the newest commit
         fetched = draft.record.fetch.commit
-        return {i for i, slot in attached if any(f.value == fetched for f in draft.queries.said(i, slot, Kind.FETCHED))}
+        return {index for index, slot in attached if draft.queries.fetched(index, slot, fetched) is not None}
     sure = {index for index, slot in attached if location.has_newest(draft, index, slot)}
     if sure or len(attached) < len(ready):
         return sure

@@ -1,18 +1,28 @@
-"""Counts what transfers between regions cost: of a gang's disks when it moves, and of its data when it comes there.
+"""Counts what transfers between regions cost: of a gang's disks, of its copies in the bucket, and of its data.
 
-``usd`` estimates a transfer for the choice of machines, ``count`` logs those that happened: a disk was created from a
-snapshot of another region, or the gang came to another region than the job's data (``data_gb``).
+``usd`` estimates the transfer of a move for the choice of machines. Each transfer that happened is charged once:
+
+* A copy of a disk, when a move ends, if the cloud shows that the other region has it. A copy that the cloud does not
+  show yet, or whose region does not answer, is owed (``Record.owed``) until it does.
+* A warm copy, once it is complete (``warm``). If a move or the job's end comes first, it is owed as well.
+* A checkpoint's copy, when a machine abroad has uploaded it to the bucket or downloaded it.
+* The job's data (``data_gb``), when the gang comes to another region than the data's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
+from spotkeeper.contract.facts import BucketCopy
 from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.record import Owed
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.draft import Draft
 
 GB = 1e9
+SEEN_S = 60.0  # a copy that the cloud does not show for so long was never made
 
 
 def usd(draft: Draft, zone: str) -> float:
@@ -57,7 +67,10 @@ def count(draft: Draft) -> None:
     if not draft.snapshot.stack.regions:
         return
     if before.move is not None and record.move is None:
-        _count_disks(draft)
+        _owe_disks(draft)
+    settle(draft)
+    if record.gen > before.gen and before.fetch is not None:
+        _from_bucket(draft)
     arrived = before.move is not None and record.zone == before.move.zone != before.zone
     if record.zone is None or not (arrived or (record.gen and not before.gen)):
         return
@@ -71,22 +84,84 @@ def count(draft: Draft) -> None:
         charge(draft, f"data.v{before.ver + 1}", spec.data_gb, usd, cause="data", detail=f"{origin} -> {there}")
 
 
-def _count_disks(draft: Draft) -> None:
-    before, stack = draft.before, draft.snapshot.stack
+# -- copies of disks
+
+
+def _owe_disks(draft: Draft) -> None:
+    before = draft.before
     assert before.move is not None and before.zone is not None
-    source, target = region_of(before.zone), region_of(before.move.zone)
-    sizes = []
+    target, whole = region_of(before.move.zone), disk_gb(draft)
+    sizes, copies = [0.0], []
     for index, node in enumerate(before.nodes):
-        if node.copy is None or draft.queries.disk(index, node.copy, before.move.zone) is None:
+        if node.copy is None:
             continue
         snapshot = draft.queries.snapshots.get((index, node.copy))
         sizes.append(snapshot.gb if snapshot is not None else 0.0)
-        gb = sizes[-1] or disk_gb(draft)
-        if usd := stack.egress_usd(source, target, gb):
-            key, way = f"r{index}.d{node.copy}", f"{source} -> {target}"
-            charge(draft, key, gb, usd, node=index, cause="checkpoint", detail=way)
+        copies.append(Owed(index, node.copy, region_of(before.zone), target, draft.now, sizes[-1] or whole))
+    owe(draft, copies)
     if draft.record.moved is not None and draft.record.moved != before.moved:
-        draft.set(moved=replace(draft.record.moved, gb=max(sizes, default=0.0)))
+        draft.set(moved=replace(draft.record.moved, gb=max(sizes)))
+
+
+def owe(draft: Draft, copies: Iterable[Owed]) -> None:
+    """Add copies to those that are charged once the cloud shows them."""
+    owed = tuple(one for one in copies if one.source != one.target)
+    if owed:
+        draft.set(owed=(*draft.record.owed, *owed))
+
+
+def settle(draft: Draft) -> None:
+    """Charge the copies owed that the cloud shows. Forget those that it does not show, and whose region answers."""
+    left = [one for one in draft.record.owed if not _settled(draft, one)]
+    if len(left) < len(draft.record.owed):
+        draft.set(owed=tuple(left))
+
+
+def _settled(draft: Draft, one: Owed) -> bool:
+    stack, queries = draft.snapshot.stack, draft.queries
+    snapshot = queries.snapshots.get((one.node, one.number))
+    disks = queries.disks.get((one.node, one.number), ())
+    stored = snapshot is not None and one.target in snapshot.regions
+    if not stored and not any(region_of(disk.zone) == one.target for disk in disks):
+        zones = {zone for zone in stack.zones() if region_of(zone) == one.target}
+        return draft.now >= one.since + SEEN_S and zones <= queries.answered
+    gb = snapshot.gb if snapshot is not None and snapshot.gb else one.gb
+    if cost := stack.egress_usd(one.source, one.target, gb):
+        key, cause = ("w", "warm copy") if one.warm else ("d", "checkpoint")
+        detail = f"{one.source} -> {one.target}"
+        charge(draft, f"r{one.node}.{key}{one.number}", gb, cost, node=one.node, cause=cause, detail=detail)
+    return True
+
+
+# -- copies in the bucket
+
+
+def to_bucket(draft: Draft, sent: BucketCopy) -> None:
+    """Charge the upload of a checkpoint's copy; the report of it is read once."""
+    _through_bucket(draft, sent, f"up.{sent.commit}", out=True)
+
+
+def _from_bucket(draft: Draft) -> None:
+    """Charge what the machines of a new generation have downloaded."""
+    fetch = draft.before.fetch
+    for index in fetch.nodes if fetch is not None else ():
+        slot = draft.nodes[index].cur if index < len(draft.nodes) else None
+        told = draft.queries.fetched(index, slot, fetch.commit) if slot is not None and fetch is not None else None
+        if told is not None:
+            _through_bucket(draft, told, f"r{index}.g{draft.record.gen}", out=False)
+
+
+def _through_bucket(draft: Draft, told: BucketCopy, key: str, *, out: bool) -> None:
+    record, stack = draft.record, draft.snapshot.stack
+    if not stack.regions or record.zone is None:
+        return
+    here, bucket = region_of(record.zone), stack.bucket_regions or stack.regions[:1]
+    if here in bucket:
+        return
+    source, target = (here, bucket[0]) if out else (bucket[0], here)
+    gb = told.bytes / GB
+    if cost := stack.egress_usd(source, target, gb):
+        charge(draft, key, gb, cost, cause="bucket", detail=f"{source} -> {target}")
 
 
 def charge(draft: Draft, key: str, gb: float, usd: float, *, node: int | None = None, cause: str, detail: str) -> None:

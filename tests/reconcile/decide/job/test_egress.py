@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.generation import Progress
-from spotkeeper.contract.job import RequestKind
+from spotkeeper.contract.job import Checkpoint, Mirror, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Moved
 from spotkeeper.contract.stack import Model, Price, StackState, region_of
@@ -127,3 +127,30 @@ def test_copies_of_a_move_that_is_cancelled_are_billed_and_told() -> None:
         world.request(end)
         world.until(lambda world=world: world.record().move is None)  # type: ignore[misc]
         assert {(entry.cause, entry.usd) for entry in world.events(Event.EGRESS)} == {("checkpoint", 10.0 * USD_GB)}
+
+
+def test_copies_in_the_bucket_are_billed_to_a_gang_abroad() -> None:
+    """Uploads and downloads, each once; at home, and where the bucket is in both regions, they cost nothing."""
+    for regions, price in (((), USD_GB), ((HOME,), USD_GB), ((HOME, ABROAD), 0.0)):
+        world = begun(checkpoint=Checkpoint(mirror=Mirror(every_min=1.0)))
+        world.stack = world.memory.stack = replace(world.stack, bucket_regions=regions)
+        world.copy_bytes = 3 * 10**9
+        world.run(200)
+        assert [entry for entry in world.events(Event.EGRESS) if entry.cause == "bucket"] == []
+        world.request(RequestKind.MOVE, zone="y-a")
+        world.until(lambda world=world: world.training() and world.record().zone == "y-a", 600)  # type: ignore[misc]
+        world.run(200)
+        world.copies = False
+        for key in [key for key, drive in world.drives.items() if drive.disk.job]:
+            del world.drives[key]
+        for node in (0, 1):
+            world.preempt(node)
+        gen = world.record().gen
+        world.until(lambda world=world, gen=gen: world.training() and world.record().gen > gen, 1800)  # type: ignore[misc]
+        world.run(60)
+        abroad = [way for way, zone in world.through_bucket if zone == "y-a"]
+        assert abroad.count("up") >= 2 and abroad.count("down") == 1
+        told = [entry for entry in world.events(Event.EGRESS) if entry.cause == "bucket"]
+        assert sum(entry.usd or 0.0 for entry in told) == pytest.approx(3.0 * price * len(abroad))
+        ways = [entry.detail for entry in told]
+        assert not price or (ways.count("y -> z"), ways.count("z -> y")) == (abroad.count("up"), abroad.count("down"))
