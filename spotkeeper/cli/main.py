@@ -18,7 +18,7 @@ from spotkeeper.cli import for_jobs, for_planning, for_running_jobs, for_stacks 
 from spotkeeper.cli.app import JOBS, STACKS, app
 from spotkeeper.cli.for_sweeps import app as sweep_app
 from spotkeeper.cli.local.commands import app as local_app
-from spotkeeper.cli.output import note
+from spotkeeper.cli.output import note, note_problems
 from spotkeeper.client.errors import CliError, Exit
 
 __all__ = ["JOBS", "STACKS", "app", "for_jobs", "for_planning", "for_running_jobs", "for_stacks", "main", "run"]
@@ -70,7 +70,8 @@ def _expected(error: Exception) -> int | None:
         case CliError():
             return _fail(str(error), error.code, error.remedy)
         case SpecError():
-            return _fail(str(error), Exit.USAGE, each=True)
+            note_problems(str(error))
+            return Exit.USAGE
         case CorruptError():
             return _fail(f"the bucket: {error}", Exit.FAILED, error.remedy)
         case StoreError():
@@ -95,12 +96,9 @@ def _store_error(text: str) -> tuple[str, Exit, str]:
     return f"the bucket: {text}", Exit.FAILED, ""
 
 
-def _fail(message: str, code: Exit, remedy: str = "", *, each: bool = False) -> int:
-    """Print an error and its remedy, and return the exit code. ``each``: every line is an error of its own."""
-    first, *others = message.splitlines() or [""]
-    note(f"error: {first}")
-    for line in others:
-        note(f"error: {line}" if each else line)
+def _fail(message: str, code: Exit, remedy: str = "") -> int:
+    """Print an error and its remedy, and return the exit code."""
+    note(f"error: {message}")
     if remedy:
         note(f"  try: {remedy}")
     return code

@@ -64,6 +64,12 @@ def note(text: str) -> None:
     print(shown(text, sys.stderr), file=sys.stderr)
 
 
+def note_problems(text: str) -> None:
+    """Print the problems of files, one a line: a single one behind ``error:``, several beneath it."""
+    problems = text.splitlines()
+    note(f"error: {text}" if len(problems) == 1 else "\n  ".join([f"error: {len(problems)} problems:", *problems]))
+
+
 @contextlib.contextmanager
 def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
     """Show a spinner with ``text`` on standard error; without a terminal print only ``text``, or nothing if quiet."""

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotkeeper.cli.output import note
+from spotkeeper.cli.output import note, note_problems
 from spotkeeper.client import find_target, lookup
 from spotkeeper.client.errors import CliError
 from spotkeeper.client.target import Target, attach, folder_option, silence
@@ -50,7 +50,7 @@ def stack_for(stack: str | None, file: Path) -> tuple[Target, Store, StackState]
         try:
             read_job(file, None, 0.0)
         except SpecError as error:
-            note("\n".join(f"error: {line}" for line in str(error).splitlines()))
+            note_problems(str(error))
         raise
     return target, store, state
 

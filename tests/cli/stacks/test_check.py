@@ -149,8 +149,9 @@ def test_all_problems_of_stack_and_jobs_are_listed_with_file_and_line(cli: Cli, 
     done = cli("check", "dev")
     assert done.code == 2
     assert done.err.splitlines() == [
-        'error: Pulumi.dev.yaml:11: pools[0].kind: "spto": not one of spot, static (did you mean spot?)',
-        "error: jobs/gpt.yaml:4: nods: unknown key (did you mean nodes?)",
+        "error: 2 problems:",
+        '  Pulumi.dev.yaml:11: pools[0].kind: "spto": not one of spot, static (did you mean spot?)',
+        "  jobs/gpt.yaml:4: nods: unknown key (did you mean nodes?)",
     ]
 
 

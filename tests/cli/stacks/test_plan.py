@@ -84,7 +84,7 @@ def test_an_invalid_stack_file_has_line_path_value_and_remedy(cli: Cli, tmp_path
     done = cli("plan", file)
     assert (done.code, done.out) == (2, "")
     line = 1 + next(n for n, line in enumerate(text.splitlines()) if "spto" in line)
-    assert f'error: Pulumi.mine.yaml:{line}: pools[1].kind: "spto": not one of' in done.err
+    assert f'error: 2 problems:\n  Pulumi.mine.yaml:{line}: pools[1].kind: "spto": not one of' in done.err
     assert "did you mean spot?" in done.err
     done = cli("plan", tmp_path / "Pulumi.nobody.yaml")
     assert done.code == 2 and "no such file" in done.err
