@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
-from spotkeeper.contract.job import JobSpec
+from spotkeeper.contract.job import JobSpec, MachineGroup, UnknownError
 from spotkeeper.contract.parse.check_run import JobContext
 from spotkeeper.contract.parse.problem import Problem, join, nearest, problem
 from spotkeeper.contract.stack import PoolState, StackState
@@ -34,48 +35,80 @@ def gang_price(
 
 
 def mix_alone(job: JobContext) -> Iterator[Problem]:
-    """Check that no other field contradicts ``machines``: work is divided by the library, at a fixed size."""
-    spec = job.spec
-    if not spec.machines:
-        return
-    if spec.nodes != 1:
-        yield problem("nodes", "contradicts `machines`, which says how many nodes each pool has: remove `nodes`")
-    if spec.pools:
-        yield problem("pools", "contradicts `machines`, which names the pools: remove `pools`")
-    if len(spec.machines) == 1:
-        only = spec.machines[0]
+    """Check that a mix has several pools, and that no other field contradicts it."""
+    groups = job.spec.machines
+    if len(groups) == 1:
+        only = groups[0]
         yield problem(
             "machines", f"names a single pool: write `pools: [{only.pool}]` and `nodes: {only.nodes}` instead"
         )
-    if spec.stop == "signal":
-        yield problem("stop", "`signal` excludes `machines`: only the library divides work by the machines' speeds")
-    if not spec.checkpoint.replicated:
-        yield problem(
-            "checkpoint.replicated", "excludes `machines`: all ranks of a sharded model do the same work", False
-        )
-    if spec.stragglers == "replace":
-        yield problem(
-            "stragglers",
-            "`replace` excludes `machines`: it would replace the slower type again and again; use `report`",
-        )
+    if groups:
+        yield from contradictions(job.spec)
+
+
+# Work is divided by the library, at a fixed size.
+_CONTRADICTIONS: tuple[tuple[str, Callable[[JobSpec], bool], str], ...] = (
+    (
+        "nodes",
+        lambda spec: spec.nodes != 1,
+        "contradicts `machines`, which says how many nodes each pool has: remove `nodes`",
+    ),
+    ("pools", lambda spec: bool(spec.pools), "contradicts `machines`, which names the pools: remove `pools`"),
+    (
+        "stop",
+        lambda spec: spec.stop == "signal",
+        "`signal` excludes `machines`: only the library divides work by the machines' speeds",
+    ),
+    (
+        "checkpoint.replicated",
+        lambda spec: not spec.checkpoint.replicated,
+        "`false` excludes `machines`: all ranks of a sharded model do the same work",
+    ),
+    (
+        "stragglers",
+        lambda spec: spec.stragglers == "replace",
+        "`replace` excludes `machines`: it would replace the slower type again and again; use `report`",
+    ),
+)
+
+
+def contradictions(spec: JobSpec) -> Iterator[Problem]:
+    """Yield a problem for each other field that contradicts `machines`; fields that are invalid are skipped."""
+    for path, contradicts, message in _CONTRADICTIONS:
+        with contextlib.suppress(UnknownError):
+            if contradicts(spec):
+                yield problem(path, message)
 
 
 def mix_pools(job: JobContext) -> Iterator[Problem]:
-    """Check that each group's pool exists, buys its machines, and allows enough of them in a zone of all pools."""
-    names = [group.pool for group in job.spec.machines]
-    for index, group in enumerate(job.spec.machines):
-        place = join("machines", index)
-        path = join(place, "pool")
-        if group.pool in names[:index]:
-            yield problem(path, "is named twice", group.pool)
-        elif job.stack is not None:
-            yield from _pool(job.stack, path, join(place, "nodes"), group.pool, group.nodes)
+    """Check each group's pool, and that a zone has all pools."""
+    groups = job.spec.machines
+    yield from group_problems(job.stack, enumerate(groups))
     found = job.pools()
-    if len(found) == len(names) > 1 and not found[0].zones and not job.spec.spread:
+    if len(found) == len(groups) > 1 and not found[0].zones and not job.spec.spread:
         yield problem("machines", "no zone has all of these pools: add `spread: true`, or name other pools")
 
 
-def _pool(stack: StackState, path: str, count: str, name: str, nodes: int) -> Iterator[Problem]:
+def group_problems(stack: StackState | None, groups: Iterable[tuple[int, MachineGroup]]) -> Iterator[Problem]:
+    """Check that each group's pool is named once, exists, buys its machines, and allows enough of them.
+
+    ``groups``: with their places in the file, which may have others that are invalid. ``stack``: None: unknown.
+    """
+    names: set[str] = set()
+    for index, group in groups:
+        place = join("machines", index)
+        pool = stack.pool(group.pool) if stack is not None else None
+        if group.pool in names:
+            yield problem(join(place, "pool"), "is named twice", group.pool)
+        elif stack is not None:
+            yield from _pool(stack, join(place, "pool"), group.pool)
+        names.add(group.pool)
+        if pool is not None and pool.kind != "static" and group.nodes > pool.max_machines:
+            message = f"is more machines than pool {pool.name} may have ({pool.max_machines})"
+            yield problem(join(place, "nodes"), message, group.nodes)
+
+
+def _pool(stack: StackState, path: str, name: str) -> Iterator[Problem]:
     pool = stack.pool(name)
     if pool is None:
         known = [one.name for one in stack.pools]
@@ -84,5 +117,3 @@ def _pool(stack: StackState, path: str, count: str, name: str, nodes: int) -> It
         yield problem(path, f"the stack {stack.stack} has no such pool{told}", name, hint)
     elif pool.kind == "static":
         yield problem(path, "has static machines: a mix takes only spot and on-demand machines", name)
-    elif nodes > pool.max_machines:
-        yield problem(count, f"is more machines than pool {name} may have ({pool.max_machines})", nodes)

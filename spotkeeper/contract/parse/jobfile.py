@@ -7,14 +7,15 @@ spelling, ``check.py`` checks the meaning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET, Struct
 
-from spotkeeper.contract.job import START_S, JobSpec, PartialJob, UnknownError
+from spotkeeper.contract.job import START_S, JobSpec, MachineGroup, PartialJob, UnknownError
+from spotkeeper.contract.parse import check_mix
 from spotkeeper.contract.parse.check import job_problems
 from spotkeeper.contract.parse.check_params import placeholder_problems
 from spotkeeper.contract.parse.check_run import JobContext
@@ -74,6 +75,7 @@ def checked_job(document: object, context: JobContext, overrides: Overrides | No
     document = document if overrides is None else _overridden(document, overrides)
     problems = problems_of(document, JobSpec, by_hand=True)
     spec = _partial(document, problems) if problems else convert(document, JobSpec)
+    problems += _of_valid_groups(document, problems, spec, context.stack)
     with contextlib.suppress(UnknownError):
         problems += placeholder_problems(spec)
         spec = spec if problems else filled(spec)  # so that `train_{model}.py` is the script that is looked for
@@ -115,6 +117,19 @@ def _partial(document: object, problems: Iterable[Problem]) -> JobSpec:
         name: UNSET if name in unknown else getattr(spec, name) for name in JobSpec.__struct_fields__
     }
     return PartialJob(**fields)
+
+
+def _of_valid_groups(
+    document: object, problems: Sequence[Problem], spec: JobSpec, stack: StackState | None
+) -> list[Problem]:
+    """Check the valid groups of a mix beside invalid ones; none if all are valid: other rules check these."""
+    groups = document.get("machines") if isinstance(document, Mapping) else None
+    if not isinstance(groups, list) or not any(one.path.startswith("machines[") for one in problems):
+        return []
+    places = [join("machines", index) for index in range(len(groups))]
+    wrong = {place for place in places if any(_within(one.path, place) for one in problems)}
+    valid = ((at, convert(groups[at], MachineGroup)) for at, place in enumerate(places) if place not in wrong)
+    return [*check_mix.contradictions(spec), *check_mix.group_problems(stack, valid)]
 
 
 def _within(path: str, name: str) -> bool:

@@ -402,7 +402,7 @@ JOB_CASES = [
     ),
     (
         GOOD + MIX + "checkpoint: {replicated: false}\n",
-        "job.yaml:4: checkpoint.replicated: false: excludes `machines`: all ranks of a sharded model do the same work",
+        "job.yaml:4: checkpoint.replicated: `false` excludes `machines`: all ranks of a sharded model do the same work",
     ),
     (
         GOOD + MIX + "stragglers: replace\n",
@@ -412,6 +412,26 @@ JOB_CASES = [
     (
         GOOD + "machines: [{pool: gpus, nodes: 1}, {pool: gpus, nodes: 1}]\n",
         'job.yaml:3: machines[1].pool: "gpus": is named twice',
+    ),
+    (
+        GOOD + "machines: [{pool: gpus, nodes: 1}, {pool: gpus, nodes: 3}, {pool: workers, nodes: 9}]\n",
+        'job.yaml:3: machines[1].pool: "gpus": is named twice\n'
+        "job.yaml:3: machines[1].nodes: 3: is more machines than pool gpus may have (2)\n"
+        "job.yaml:3: machines[2].nodes: 9: is more machines than pool workers may have (4)",
+    ),
+    (
+        GOOD + "machines:\n  - {pool: gpus, nodes: 0}\n  - {pool: gpu, nodes: 1}\n  - {pool: workers, nodes: 9}\n"
+        "  - {pool: always, nodes: 1}\n  - {pool: workers, nodes: 1}\n"
+        "pools: [gpus]\nstop: sgnal\nstragglers: replace\n",
+        "job.yaml:4: machines[0].nodes: 0: must be at least 1\n"
+        'job.yaml:10: stop: "sgnal": not one of library, signal (did you mean signal?)\n'
+        "job.yaml:9: pools: contradicts `machines`, which names the pools: remove `pools`\n"
+        "job.yaml:11: stragglers: `replace` excludes `machines`: it would replace the slower type again and again; use "
+        "`report`\n"
+        'job.yaml:5: machines[1].pool: "gpu": the stack prod has no such pool (did you mean gpus?)\n'
+        "job.yaml:6: machines[2].nodes: 9: is more machines than pool workers may have (4)\n"
+        'job.yaml:7: machines[3].pool: "always": has static machines: a mix takes only spot and on-demand machines\n'
+        'job.yaml:8: machines[4].pool: "workers": is named twice',
     ),
     (
         GOOD + "machines: [{pool: gpu, nodes: 1}, {pool: workers, nodes: 1}]\n",
