@@ -79,8 +79,11 @@ def sweep_copies(store: Store, record: Record) -> bool:
 
 
 def _delete(store: Store, doomed: Iterable[str]) -> bool:
-    """Delete at most 400 of these objects (``MOST``), file lists first. Returns whether none is left."""
-    ordered = sorted(doomed, key=lambda path: (not path.endswith(".json"), path))
+    """Delete at most 400 of these objects (``MOST``). Returns whether none is left.
+
+    In this order a file list (``0.json``) is deleted before the files that it lists (``0/...``).
+    """
+    ordered = sorted(doomed)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(store.delete, ordered[:MOST]))
     return len(ordered) <= MOST

@@ -126,6 +126,18 @@ def test_a_static_machine_abroad_has_its_template_disk_and_group_there() -> None
     assert named["Instance"]["tags"]["sk-storage"] == f"https://s3.dualstack.{HOME}.amazonaws.com"
 
 
+def test_a_public_network_has_a_way_out_in_each_region() -> None:
+    pools = json.loads(read_config(STACKS / f"Pulumi.{NAME}.yaml")["spotkeeper:pools"])[:1]
+    network = {"cidr": "10.40.0.0/16", "public_ip": True}
+    found = declare(HOME, ABROAD, pools=pools, network=network)
+    ways = ("aws:ec2/internetGateway:InternetGateway", "aws:ec2/route:Route")
+    regions = {each.name: each.properties.get("region") for kind in ways for each in of(found, kind)}
+    assert regions == {
+        **dict.fromkeys(("gateway", "out-4", "out-6"), None),
+        **dict.fromkeys((f"gateway-{ABROAD}", f"out-4-{ABROAD}", f"out-6-{ABROAD}"), ABROAD),
+    }
+
+
 def test_machines_abroad_reach_the_bucket_by_ipv6_and_the_function_by_its_url(both: Program, state: StackState) -> None:
     """S3's gateway endpoint serves only buckets of its own region, and there is no way out by IPv4."""
 

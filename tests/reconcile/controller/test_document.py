@@ -516,6 +516,10 @@ def test_a_reply_names_the_newest_copy_and_when_it_was_reported() -> None:
     assert (found.mirrored, found.mirrored_at) == (None, None)
 
 
+def test_machines_keep_as_many_checkpoints_as_the_job_file_says() -> None:
+    assert job_run(replace(SPEC, checkpoint=Checkpoint(keep=7)), 1).keep == 7
+
+
 def test_machines_take_snapshots_unless_the_job_file_says_no() -> None:
     assert job_run(SPEC, 1).snapshots
     assert not job_run(replace(SPEC, checkpoint=Checkpoint(snapshots=False)), 1).snapshots

@@ -7,6 +7,7 @@ from dataclasses import replace as changed
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.cloud import Disk
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.reconcile.controller.home import RAISE, AwayError, check_home, raised
 from spotkeeper.reconcile.controller.reconcile_job import Ended, run_round
@@ -116,6 +117,22 @@ def test_records_that_lack_the_last_minutes_lose_no_checkpoint_and_use_no_number
     assert world.started[-1][1] is not None and newest is not None and world.started[-1][1] >= newest
     world.run(300)
     assert {(vm.vm.node, vm.vm.attempt) for vm in world.dynamic()} <= fresh, "the old machines are gone"
+
+
+def test_a_node_without_its_last_writes_goes_on_from_the_disk_that_it_used_last(world: World) -> None:
+    """The attached one, else its own, else the oldest: a disk whose first use was not recorded may be empty."""
+    record, (own, *_) = world.record(), [disk for disk in world.list(world.stack.stack).disks if disk.node == 0]
+    later = [replace(own, name=f"disk-{number}", number=number, users=(), zone=f"{number}") for number in (8, 7)]
+    listing = world.list(world.stack.stack)
+
+    def found(*disks: Disk) -> tuple[int, str | None]:
+        node = raised(record, replace(listing, disks=disks), 0.0).nodes[0]
+        assert node.disk_top == max(disk.number for disk in disks)
+        return node.disk, node.zone
+
+    assert found(replace(later[0], users=("a-machine",)), replace(own, users=()), later[1]) == (8, "8")
+    assert found(*later, replace(own, users=())) == (own.number, own.zone)
+    assert found(*later) == (7, "7")
 
 
 def test_an_ended_job_stays_as_it_is(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Budget, Hold, Phase
+from spotkeeper.contract.record import Budget, Hold, Move, Outcome, Phase, Roll
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
@@ -82,3 +82,20 @@ def test_nodes_beyond_the_size_are_parked_unless_others_are_named(
 ) -> None:
     draft = Draft(*on_record(size=size, parked=parked)(*calm(3)))
     assert [index for index in range(3) if draft.parked(index)] == found
+
+
+def test_the_end_of_a_job_ends_all_that_it_was_about_to_do() -> None:
+    under_way = {"roll": Roll(3, NOW, "exit"), "move": Move("z-b", NOW), "stop": True, "recalled": True}
+    draft = Draft(*on_record(gen=3, pause="by user", hold=Hold.QUEUE, **under_way)(*calm(1)))
+    draft.end(Outcome.FAILED, "exit code 1")
+    done = draft.record
+    assert (done.phase, done.outcome, done.reason) == (Phase.END, Outcome.FAILED, "exit code 1")
+    assert (done.roll, done.move, done.stop, done.recalled, done.pause, done.hold) == (
+        None,
+        None,
+        False,
+        False,
+        "",
+        None,
+    )
+    assert [(node.cur, node.next, node.copy) for node in done.nodes] == [(None, None, None)]

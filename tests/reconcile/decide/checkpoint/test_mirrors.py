@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from spotkeeper.contract.cloud import VmStatus
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import BucketCopy, Kind
 from spotkeeper.contract.generation import FactIn, Sync
 from spotkeeper.contract.job import Checkpoint, Mirror, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
@@ -270,7 +270,8 @@ def test_with_sharded_state_every_node_fetches_its_part() -> None:
     assert fetch is not None and (fetch.source, fetch.nodes) == (None, (0, 1))
     world.until(world.training, 1200)
     fetched = [f for f in world.store.list_facts(JOB) if f.kind is Kind.FETCHED]
-    assert {(f.node, f.value) for f in fetched} == {(node, "{}-{}".format(*there)) for node in (0, 1)}
+    told = {(f.node, BucketCopy.parse(f.value)) for f in fetched}
+    assert told == {(node, BucketCopy("{}-{}".format(*there))) for node in (0, 1)}
 
 
 def test_a_copy_of_a_given_up_commit_does_not_count() -> None:
