@@ -90,12 +90,5 @@ def test_the_end_of_a_job_ends_all_that_it_was_about_to_do() -> None:
     draft.end(Outcome.FAILED, "exit code 1")
     done = draft.record
     assert (done.phase, done.outcome, done.reason) == (Phase.END, Outcome.FAILED, "exit code 1")
-    assert (done.roll, done.move, done.stop, done.recalled, done.pause, done.hold) == (
-        None,
-        None,
-        False,
-        False,
-        "",
-        None,
-    )
-    assert [(node.cur, node.next, node.copy) for node in done.nodes] == [(None, None, None)]
+    assert (done.roll, done.move, done.hold) == (None, None, None)
+    assert (done.stop, done.recalled, done.pause) == (False, False, "")
