@@ -19,7 +19,7 @@ from infra.aws.identity import AwsIdentity, AwsShells
 from infra.aws.network import AwsNetwork
 from infra.aws.pools import AwsPools
 from infra.aws.storage import AwsStorage
-from infra.drain import Drained
+from infra.drain import Drained, Regions
 from infra.settings.model import Settings
 from infra.shared import Component, Disks, Exports, PlacementGroups
 
@@ -37,11 +37,12 @@ def declare(settings: Settings, build: Path) -> Exports:
     placement = PlacementGroups(settings, pool_resources.placement_group, opts)
     disks = Disks(settings, pool_resources.volume, opts)
     pools = AwsPools(scripts, agent.sha256, network, identity, storage, function, placement, disks, opts)
-    descriptor = pools.publish_state()
+    args = drain_args(settings, storage)
+    descriptor = pools.publish_state(Regions(args, storage.child))
     needed: list[Component] = [network, function, placement, pools]
     if settings.ssh:
         needed.append(AwsShells(settings, identity, opts))
-    drained = Drained(settings, drain_args(settings, storage), descriptor, needed, opts)
+    drained = Drained(settings, args, descriptor, needed, opts)
     AwsTriggers(settings, function, identity, drained, opts)
     if settings.alerts.email or settings.budget:
         AwsAlerts(settings, function, opts)

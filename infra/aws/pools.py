@@ -175,8 +175,8 @@ class AwsPools(Component):
 
     # --- stack/pools.json ----------------------------------------------------------------
 
-    def publish_state(self) -> aws.s3.BucketObjectv2:
-        """Write ``stack/pools.json``, which the function reads on every tick."""
+    def publish_state(self, regions: pulumi.Resource) -> aws.s3.BucketObjectv2:
+        """Write ``stack/pools.json``, which the function reads on every tick, once ``regions`` has agreed to them."""
         identity, function = self._identity, self._function
         return aws.s3.BucketObjectv2(
             "pools",
@@ -187,7 +187,9 @@ class AwsPools(Component):
             ),
             content_type="application/json",
             # The function must not read the object before the resources in it exist and the function may use them.
-            opts=pulumi.ResourceOptions(parent=self._storage, depends_on=[*identity.bindings, *self._placement.parts]),
+            opts=pulumi.ResourceOptions(
+                parent=self._storage, depends_on=[regions, *identity.bindings, *self._placement.parts]
+            ),
         )
 
     def _states(self) -> pulumi.Output[list[PoolState]]:

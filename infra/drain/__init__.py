@@ -5,7 +5,9 @@ because machines use the network. The deletion writes ``stack/drain`` (then the 
 all that has the stack's label and a job's label until two listings in a row show nothing. It refuses the bucket of
 another stack, and never touches resources that Pulumi declared, since these have no job's label (``sk-job``).
 
-An update that removes a region drains this region (``leaving.py``), before Pulumi deletes its subnetwork.
+An update that removes a region drains this region (``leaving.py``), before Pulumi deletes its subnetwork: after
+``stack/pools.json`` is written without it, so that the function launches nothing there meanwhile. Whether a job still
+needs the region is checked before that write (:class:`Regions`), and again by the drain.
 
 Pulumi stores a reference to the provider's module and no copy of its code, so a destroy uses the code of the current
 checkout. A new property therefore needs a default, for stacks that were created without this property.
@@ -63,6 +65,34 @@ class Drained(Component):
         self.register_outputs({})
 
 
+class Regions(Resource, module="spotkeeper", name="Regions"):  # Pulumi's names for a type
+    """The resource that refuses an `up` or preview without a region that a job needs.
+
+    ``stack/pools.json`` depends on it, so a refused `up` leaves the function's regions as they are.
+    """
+
+    def __init__(self, properties: dict[str, Any], opts: pulumi.ResourceOptions) -> None:
+        super().__init__(RegionsProvider(), "regions", dict(properties), opts)  # it adds to them
+
+
+class RegionsProvider(ResourceProvider):
+    """The provider of :class:`Regions`: it remembers the drain's properties, which name the regions."""
+
+    serialize_as_secret_always = False
+
+    def check(self, _olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
+        return CheckResult(news, _refusals(_olds, news))
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(f"regions/{props['stack']}", dict(props))
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        return DiffResult(changes=_changed(_olds, _news), replaces=[], stables=[], delete_before_replace=False)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        return UpdateResult(dict(_news))
+
+
 class DrainProvider(ResourceProvider):
     """The provider of :class:`Drain`: delete drains the stack, create and update remove ``stack/drain``.
 
@@ -79,9 +109,7 @@ class DrainProvider(ResourceProvider):
         moved = [name for name in PLACE if name in _olds and name in news and _olds[name] != news[name]]
         told = "cannot change from {} to {}: jobs' machines and disks would stay. Run `pulumi destroy` first"
         failures = [CheckFailure(name, told.format(_olds[name], news[name])) for name in moved]
-        if not failures and (regions := leaving.regions(_olds, news)):
-            failures += [CheckFailure("regions", why) for why in _needed(_olds, regions)]
-        return CheckResult(news, failures)
+        return CheckResult(news, failures or _refusals(_olds, news))
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         cloud = opened(props)
@@ -89,8 +117,7 @@ class DrainProvider(ResourceProvider):
         return CreateResult(f"drain/{cloud.stack}", dict(props))
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
-        names = [name for name in {*_olds, *_news} if not name.startswith("__") and _olds.get(name) != _news.get(name)]
-        changes = bool(names) or _marked(_news)
+        changes = _changed(_olds, _news) or _marked(_news)
         return DiffResult(changes=changes, replaces=[], stables=[], delete_before_replace=False)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
@@ -119,10 +146,15 @@ def _marked(props: Mapping[str, Any]) -> bool:
         return False
 
 
-def _needed(props: Mapping[str, Any], regions: frozenset[str]) -> list[str]:
-    """Return why these regions cannot be removed yet; [] for a user who cannot read the bucket: `up` checks again."""
+def _changed(olds: Mapping[str, Any], news: Mapping[str, Any]) -> bool:
+    return any(not name.startswith("__") and olds.get(name) != news.get(name) for name in {*olds, *news})
+
+
+def _refusals(olds: Mapping[str, Any], news: Mapping[str, Any]) -> list[CheckFailure]:
+    """Return why regions cannot be removed yet; [] for a user who cannot read the bucket: the drain checks again."""
+    regions = leaving.regions(olds, news)
     try:
-        return leaving.needed(opened(props), regions)
+        return [CheckFailure("regions", why) for why in leaving.needed(opened(olds), regions)] if regions else []
     except DrainError:
         return []
 

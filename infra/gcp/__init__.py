@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra import boot, bundle
-from infra.drain import Drained
+from infra.drain import Drained, Regions
 from infra.gcp import pools as pool_resources
 from infra.gcp.alerts import GcpAlerts
 from infra.gcp.function import GcpFunction, GcpTriggers, drain_args
@@ -35,8 +35,9 @@ def declare(settings: Settings, build: Path) -> Exports:
     disks = Disks(settings, pool_resources.disk)
     scripts = boot.render(settings)
     pools = GcpPools(scripts, agent.sha256, network, identity, storage, function, placement, disks)
-    descriptor = pools.publish_state()
-    drained = Drained(settings, drain_args(settings, storage), descriptor, [network, function, placement, pools])
+    args = drain_args(settings, storage)
+    descriptor = pools.publish_state(Regions(args, storage.child))
+    drained = Drained(settings, args, descriptor, [network, function, placement, pools])
     triggers = GcpTriggers(settings, function, identity, drained)
     if settings.alerts.email or settings.budget:
         GcpAlerts(settings, triggers)

@@ -164,8 +164,8 @@ class GcpPools(Component):
             "startup-script": self._scripts.startup,
         }
 
-    def publish_state(self) -> gcp.storage.BucketObject:
-        """Write ``stack/pools.json``, which the function reads on every tick."""
+    def publish_state(self, regions: pulumi.Resource) -> gcp.storage.BucketObject:
+        """Write ``stack/pools.json``, which the function reads on every tick, once ``regions`` has agreed to them."""
         links = pulumi.Output.all(templates=self.templates, placement=self._placement.groups)
         states = links.apply(
             lambda found: [
@@ -183,7 +183,7 @@ class GcpPools(Component):
                 lambda found: state_text(self.settings, found[0], found[1], found[2], self._bundle_sha256)
             ),
             content_type="application/json",
-            opts=pulumi.ResourceOptions(parent=self._storage),
+            opts=pulumi.ResourceOptions(parent=self._storage, depends_on=[regions]),
         )
 
 

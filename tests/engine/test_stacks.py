@@ -19,6 +19,7 @@ import pytest
 from pulumi.automation import CommandError, ConcurrentUpdateError, OpType
 
 from spotkeeper.cli.stacks import review as rules
+from spotkeeper.contract.record import Hold, Node, Phase, Record
 from spotkeeper.report.review.preview import declared
 from tests.engine.conftest import needs_pulumi
 from tests.engine.standin.engine import Told
@@ -27,6 +28,7 @@ from tests.engine.standin.project import Project, checkout
 from tests.engine.standin.rules import REPLACES
 from tests.infra.cloud import serve
 from tests.infra.conftest import STACKS
+from tests.reconcile.clouds.ec2.region import JOB
 
 pytestmark = [
     pytest.mark.matrix,
@@ -268,13 +270,22 @@ def test_a_region_comes_and_goes(world: World, tmp_path: Path) -> None:
     added = both.up().changed()
     made = {step.name for step in added if step.op is OpType.CREATE}
     changed = {step.name for step in added if step.op is not OpType.CREATE}
-    assert changed <= {"pools", "drain", "rights-fn"} and {step.op for step in added} == {OpType.CREATE, OpType.UPDATE}
+    assert changed <= {"pools", "regions", "drain", "rights-fn"}
+    assert {step.op for step in added} == {OpType.CREATE, OpType.UPDATE}
     assert len(made) >= (4 if world.cloud == "gcp" else 20)
     assert both.up(expect_no_changes=True).changed() == []
 
     world.machines.forget(far)
     assert len(world.machines.left()) == 1
-    gone = fresh.with_(regions=[near[0]], zones=[world.zone[0]], images={}).up().changed()
+    without = fresh.with_(regions=[near[0]], zones=[world.zone[0]], images={})
+    held = Record(JOB, "u", "first", "", 0.0, zone=far, gen=1, nodes=(Node(zone=far),))
+    world.machines.hold(msgspec.structs.replace(held, phase=Phase.HOLD, hold=Hold.PAUSE))
+    before = both.there()
+    with pytest.raises(CommandError, match=f"only checkpoint is in {far}"):
+        without.up()
+    assert without.there() == before, "no object of a refused `up` says that the region has gone"
+    world.machines.hold(None)
+    gone = without.up().changed()
     assert {step.name for step in gone if step.op is OpType.DELETE} == made
     assert {step.name for step in gone if step.op is not OpType.DELETE} == changed
     assert world.machines.left() == [], "what the job left there was billed"

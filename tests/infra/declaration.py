@@ -9,6 +9,7 @@ from tests.infra.conftest import Declared
 Declaration = dict[str, Declared]
 
 DRAIN = "pulumi-python:dynamic:Resource::drain"
+REGIONS = "pulumi-python:dynamic/spotkeeper:Regions::regions"
 
 
 def of(declared: Declaration, type_: str) -> list[Declared]:

@@ -291,6 +291,10 @@ def provider(type_: str) -> ResourceProvider:
         from infra.drain import DrainProvider
 
         return DrainProvider()
+    if type_ == table.REGIONS:
+        from infra.drain import RegionsProvider
+
+        return RegionsProvider()
     if type_ == table.PLACES:
         from infra.shared import DiskGuardProvider
 

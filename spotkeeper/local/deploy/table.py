@@ -17,6 +17,7 @@ Json = dict[str, Any]
 """JSON that is converted from one foreign schema (Pulumi's) to another (Google's)."""
 
 DRAIN = "pulumi-python:dynamic:Resource"
+REGIONS = "pulumi-python:dynamic/spotkeeper:Regions"
 PLACES = "pulumi-python:dynamic/spotkeeper:Places"
 SETTLED = "pulumi-python:dynamic/spotkeeper:Settled"
 SELF_LINK = "https://www.googleapis.com/compute/v1"

@@ -18,7 +18,10 @@ from msgspec.structs import replace
 
 from spotkeeper.contract import names
 from spotkeeper.contract.cloud import AttachDisk, CreateSnapshot, ResultKind
+from spotkeeper.contract.record import Record
 from spotkeeper.contract.stack import region_of
+from spotkeeper.reconcile.store import paths
+from spotkeeper.reconcile.store.documents import encode_versioned
 from tests.infra.cloud import Cloud
 from tests.reconcile.clouds.ec2.region import JOB, STACK, STILL, UID, Region, insert, region
 from tests.reconcile.clouds.ec2.standin.site import Site
@@ -39,10 +42,18 @@ class Machines(Protocol):
     def forget(self, zone: str) -> None:
         """Leave a disk of a job in this zone of another region, as after a move that nobody tidied."""
 
+    def hold(self, record: Record | None) -> None:
+        """Let the bucket have this record of a job; None: remove it."""
+
     def clear(self) -> None: ...
 
     def marked(self) -> bool:
         """Whether the bucket says that the stack is drained."""
+
+
+def written(record: Record | None) -> dict[str, str]:
+    """Return the objects of an unfinished job by path; without a record, their texts are empty."""
+    return {paths.record(JOB): encode_versioned(record).decode() if record else "", paths.active(JOB): "1.0"}
 
 
 @dataclass
@@ -67,6 +78,12 @@ class OnGoogle:
 
     def forget(self, zone: str) -> None:
         self._put(f"zones/{zone}/disks", "demo", names.disk_name("demo", JOB, 0, 0))
+
+    def hold(self, record: Record | None) -> None:
+        for path, data in written(record).items():
+            self.cloud.things[f"/storage/v1/b/sk-acme-train-demo/o/{path}"] = data
+            if record is None:
+                del self.cloud.things[f"/storage/v1/b/sk-acme-train-demo/o/{path}"]
 
     def clear(self) -> None:
         self.cloud.things.clear()
@@ -120,6 +137,13 @@ class OnAmazon:
         self.here.abroad[region] = Passing(site)
         tags = {"Name": names.disk_name("demo", JOB, 0, 0), names.LABEL_STACK: "demo", names.LABEL_JOB: JOB}
         site.add_volume(Volume(site.id("vol"), zone, 50, "gp3", tags, "", 0.0, 0.0, state=Vol.AVAILABLE))
+
+    def hold(self, record: Record | None) -> None:
+        s3 = client(self.s3)
+        for path, data in written(record).items():
+            s3.put_object(Bucket=self.bucket, Key=path, Body=data.encode())
+            if record is None:
+                s3.delete_object(Bucket=self.bucket, Key=path)
 
     def clear(self) -> None:
         for kept in (self.here.site.instances, self.here.site.volumes, self.here.site.snapshots):

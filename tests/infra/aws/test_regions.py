@@ -21,7 +21,7 @@ from tests.contract.stack_rules import check_stack
 from tests.infra.aws.cloud import AwsCloud
 from tests.infra.aws.judge import Ask, allowed
 from tests.infra.conftest import STACKS, Program, run_program
-from tests.infra.declaration import DRAIN, before, of, one
+from tests.infra.declaration import DRAIN, REGIONS, before, of, one
 from tests.infra.policies import broken
 from tests.reconcile.clouds.ec2 import iam
 
@@ -85,10 +85,10 @@ def state(both: Program) -> StackState:
 
 
 def test_another_region_adds_resources_and_changes_none_at_home(home: Program, both: Program) -> None:
-    """Changed are the document that the function reads, the drain, and the rights of function and shells."""
+    """Changed are the document that the function reads, what refuses and drains regions, and rights."""
     changed = {key for key, found in home.items() if both[key].properties != found.properties}
     rights = {f"aws:iam/rolePolicy:RolePolicy::rights-{key}" for key in ("fn", "sh", "vm-ssh")}
-    assert changed == {POOLS, DRAIN, *rights}
+    assert changed == {POOLS, REGIONS, DRAIN, *rights}
     added = [both[key] for key in both if key not in home]
     elsewhere = [each for each in added if each.properties.get("region") != ABROAD]
     assert {each.key for each in elsewhere} == {

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from infra.drain import DrainProvider, leaving, opened
+from infra.drain import DrainProvider, RegionsProvider, leaving, opened
 from infra.drain.emptying import DrainError
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.record import Hold, Mirrored, Move, Node, Outcome, Phase, Record
@@ -40,6 +40,8 @@ def refusals(both: dict[str, Any]) -> list[str]:
     """What a preview without the region says; `up` says the same."""
     failures = DrainProvider().check(both, one_region(both)).failures
     assert all(failure.property == "regions" for failure in failures)
+    first = RegionsProvider().check(both, one_region(both)).failures
+    assert [failure.reason for failure in first] == [failure.reason for failure in failures], "before pools.json too"
     if failures:
         with pytest.raises(DrainError) as told:
             DrainProvider().update("drain/dev", both, one_region(both))

@@ -16,7 +16,7 @@ from spotkeeper.contract.stack import Model, StackState
 from spotkeeper.local.deploy.config import read_config
 from tests.contract.stack_rules import check_stack
 from tests.infra.conftest import STACKS, Program, run_program
-from tests.infra.declaration import DRAIN, Declaration, before, of, one
+from tests.infra.declaration import DRAIN, REGIONS, Declaration, before, of, one
 from tests.infra.gcp.test_networks import MEMBER, SUBNETWORK, TEMPLATE
 from tests.infra.policies import broken
 from tests.infra.settings import stackfiles
@@ -54,9 +54,9 @@ def both() -> Program:
 
 
 def test_another_region_adds_resources_and_changes_none(home: Program, both: Program) -> None:
-    """Only the lists of zones change: in the document that the function reads, and in the drain's."""
+    """Only the lists of zones change: in the document that the function reads, and in what refuses and drains."""
     changed = {key for key, found in home.items() if both.get(key) != found}
-    assert changed == {POOLS, DRAIN}
+    assert changed == {POOLS, REGIONS, DRAIN}
     assert {key: value for key, value in both[DRAIN].properties.items() if key != "zones"} == {
         key: value for key, value in home[DRAIN].properties.items() if key != "zones"
     }
