@@ -487,8 +487,8 @@ def shell_rights(settings: Settings) -> tuple[Statement, ...]:
         Statement("OwnSessions", ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel"), own),
         Statement("ListJobs", ("s3:ListBucket",), (arns.bucket(),)),
         Statement("ReadJobs", ("s3:GetObject",), arns.objects("*")),
-        # Entries are created and never replaced.
-        Statement("LogStarts", ("s3:PutObject",), arns.objects("jobs/????????/ledger/*"), NEW_OBJECT),
+        # Entries are created and never replaced. By their names, readers believe only that a shell was opened.
+        Statement("LogStarts", ("s3:PutObject",), arns.objects("jobs/????????/ledger/*.shell-*"), NEW_OBJECT),
     )
 
 

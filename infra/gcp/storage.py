@@ -85,12 +85,14 @@ def _of_sweeps(objects: str) -> str:
 
 
 def shell_access(bucket: str, reads: bool = True) -> tuple[BucketAccess, ...]:
-    """Return a shell user's rights: to read the bucket (for finding the job) and to add ledger entries.
+    """Return a shell user's rights: to read the bucket (for finding the job) and to add ledger entries of shells.
+
+    By the names of these entries, readers believe only that a shell was opened.
 
     Args:
         reads: whether to grant the right to read; False for a submitter, who already has it.
     """
-    ledgers = _below(_objects(bucket), "ledger/", "!=")
+    ledgers = f'{_below(_objects(bucket), "ledger/", "!=")} && resource.name.extract(".shell-{{id}}") != ""'
     adds = BucketAccess("tells", "roles/storage.objectCreator", ledgers)
     return (BucketAccess("reads", "roles/storage.objectViewer"), adds) if reads else (adds,)
 

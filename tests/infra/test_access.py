@@ -128,8 +128,16 @@ def test_on_google_cloud_shell_rights_cover_only_the_stack() -> None:
     assert not holds(login, f"{zone}/sk-prod-floor-s0") and not holds(login, f"{zone}/mine")
     tells = new["kim@acme.dev-tells"]["condition"]["expression"]
     objects, job = "projects/_/buckets/sk-acme-train-demo/objects", "abcd2345"
-    assert holds(tells, f"{objects}/{paths.ledger(job)}0000000000000001.shell.1")
-    for path in (paths.record(job), paths.active(job), paths.STACK, paths.request(job, "1"), paths.bundle("a" * 64)):
+    assert holds(tells, f"{objects}/{paths.entry(job, 1.0, 'shell.1')}")
+    for path in (
+        paths.entry(job, 1.0, "admitted.1"),
+        f"{paths.record(job)}.shell-1",
+        paths.record(job),
+        paths.active(job),
+        paths.STACK,
+        paths.request(job, "1"),
+        paths.bundle("a" * 64),
+    ):
         assert not holds(tells, f"{objects}/{path}"), path
     assert not holds(tells, f"projects/_/buckets/other/objects/{paths.ledger(job)}1")
 
@@ -202,9 +210,16 @@ def test_on_aws_shell_users_may_only_start_the_stacks_sessions() -> None:
     assert not may("ssm:SendCommand", INSTANCE, ours)
     job = "abcd2345"
     new = {"s3:if-none-match": "*"}
-    assert may("s3:PutObject", f"{BUCKET}/{paths.ledger(job)}1", new) and may("s3:GetObject", f"{BUCKET}/x", {})
-    assert not may("s3:PutObject", f"{BUCKET}/{paths.ledger(job)}1", {}), "an entry is never replaced"
-    for path in (paths.record(job), paths.STACK, paths.active(job), paths.request(job, "1")):
+    opened = f"{BUCKET}/{paths.entry(job, 1.0, 'shell.1')}"
+    assert may("s3:PutObject", opened, new) and may("s3:GetObject", f"{BUCKET}/x", {})
+    assert not may("s3:PutObject", opened, {}), "an entry is never replaced"
+    for path in (
+        paths.entry(job, 1.0, "admitted.1"),
+        paths.record(job),
+        paths.STACK,
+        paths.active(job),
+        paths.request(job, "1"),
+    ):
         assert not may("s3:PutObject", f"{BUCKET}/{path}", new), path
 
 

@@ -2,8 +2,8 @@
 
 Submitters create records, and no condition of a cloud looks into what they write. A record could name machines, a
 verified owner, a trial's results or ledger entries that the function never saw. The first round therefore writes the
-record anew, as ``submit`` would have made it, before it takes the job's lease. Only the function writes leases and
-ledgers: a job that has either has an adopted record, which nobody but the function can change.
+record anew, as ``submit`` would have made it, before it takes the job's lease. Only the function writes leases, and
+ledger entries but those of shells: a job that has one has an adopted record, which nobody but the function can change.
 """
 
 from __future__ import annotations

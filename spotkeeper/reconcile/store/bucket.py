@@ -140,11 +140,14 @@ class Bucket:
         self._recent.keep(path, blob, read.value)
         return read
 
-    def _read_all(self, prefix: str, kind: type[T], deep: bool = False) -> builtins.list[T]:
+    def _read_all(
+        self, prefix: str, kind: type[T], deep: bool = False, believed: Callable[[str, T], bool] = lambda _, __: True
+    ) -> builtins.list[T]:
         """Read every document of a folder. Unreadable ones go to quarantine, so that they do not stop a job.
 
         ``deep``: also read subfolders. Otherwise subfolders are skipped, because a machine could write to one that is
         called ``logs``: its rights allow ``jobs/*/logs/*``, and the clouds' ``*`` matches slashes too.
+        ``believed``: by path and value, whether to return it.
         """
         out: builtins.list[T] = []
         keys = [path for path in self._objects.list(prefix) if deep or "/" not in path.removeprefix(prefix)]
@@ -152,10 +155,9 @@ class Bucket:
             if blob is None:  # deleted since the listing
                 continue
             try:
-                if f".{MANY}" in path:
-                    out += decode_many(blob.data, kind, path)
-                else:
-                    out.append(decode(blob.data, kind, path))
+                many = f".{MANY}" in path
+                values = decode_many(blob.data, kind, path) if many else (decode(blob.data, kind, path),)
+                out += [value for value in values if believed(path, value)]
             except CorruptError as error:
                 log.warning("skipped %s", error)
                 self._set_aside(path, blob)

@@ -21,6 +21,7 @@ SWEEPS = "sweeps/"
 MARKET = "market/"
 NOTIFICATIONS = "notifications/"
 QUARANTINE = "quarantine/"
+SHELL = ".shell-"  # in the names of ledger entries that people with shells may create
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _WORD = re.compile(r"[-a-z0-9]{1,64}\Z")
@@ -107,6 +108,15 @@ def progress(job: str) -> str:
 
 def ledger(job: str) -> str:
     return folder(job) + "ledger/"
+
+
+def by_function(path: str) -> bool:
+    """Whether only the function may create this object of a ledger.
+
+    Not so names with ``.shell-``, which people with shells may create, and subfolders, which machines could.
+    """
+    name = path.partition("/ledger/")[2]
+    return "/" not in name and SHELL not in name
 
 
 def entry(job: str, at: float, entry_id: str) -> str:

@@ -20,7 +20,7 @@ from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.facts import Fact
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec, spec_json
-from spotkeeper.contract.ledger import Entry
+from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.names import JOB_ID
 from spotkeeper.contract.notification import Outgoing
 from spotkeeper.contract.record import Record
@@ -182,8 +182,10 @@ class Store(SweepDocuments, MarketDocuments):
         return self._replace(path, msgspec.json.encode(mine), read.token) is not None
 
     def has_begun(self, job: str) -> bool:
-        """Whether a round of the job ever ran: it has a lease, or (if that was lost) a ledger."""
-        return self._objects.get(paths.lease(job)) is not None or bool(self._objects.list(paths.ledger(job)))
+        """Whether a round of the job ever ran: it has a lease, or (if that was lost) a ledger by the function."""
+        if self._objects.get(paths.lease(job)) is not None:
+            return True
+        return any(map(paths.by_function, self._objects.list(paths.ledger(job))))
 
     def begin(self, job: str) -> None:
         """Create a job's lease, which nobody holds, unless it has one."""
@@ -223,8 +225,9 @@ class Store(SweepDocuments, MarketDocuments):
         return bool(entries) and self._objects.get(_ledger_path(job, entries)) is not None
 
     def list_ledger(self, job: str) -> tuple[Entry, ...]:
-        """Return a job's entries, by time, then id."""
-        found = {(entry.at, entry.id): entry for entry in self._read_all(paths.ledger(job), Entry)}
+        """Return a job's entries, by time, then id. People with shells may only add entries that one was opened."""
+        folder = paths.ledger(job)
+        found = {(entry.at, entry.id): entry for entry in self._read_all(folder, Entry, believed=_believed)}
         return tuple(entry for _, entry in sorted(found.items()))
 
     # -- notifications/<id>: messages that are not yet sent to every channel
@@ -346,3 +349,7 @@ def swap_allocation(store: Store, new: Allocation, token: str) -> Versioned[Allo
     new = replace(new, nonce=uuid4().hex)
     written = store.cas_allocation(new, token)
     return Versioned(new, written) if written is not None else None
+
+
+def _believed(path: str, entry: Entry) -> bool:
+    return paths.by_function(path) or (entry.event is Event.SHELL and entry.id.startswith(Event.SHELL.value))

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import obstore
 import pytest
+from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant
 from spotkeeper.contract.facts import Fact, Kind
@@ -904,3 +905,17 @@ def test_a_locked_database_is_unavailable_and_a_broken_one_refused(tmp_path: Pat
     ):
         with pytest.raises(error, match=f"{path}: "), objects_sqlite._translated(path):
             raise sqlite3.OperationalError(told)
+
+
+@pytest.mark.parametrize("name", ["0000000000001000.shell-1", "0.shell-1/0.admitted-1", "logs/0.admitted-1"])
+def test_a_ledger_proves_nothing_by_what_others_may_write(tmp_path: Path, name: str) -> None:
+    """People with shells may create what is named like a shell's entry, and a machine what is in a folder `logs`."""
+    store = open_store(f"sqlite://{tmp_path}/bucket.sqlite")
+    forged = Entry(1.0, "admitted.1", Event.ADMITTED, node=0, attempt=1)
+    store.put(f"{paths.ledger(JOB)}{name}", msgspec.json.encode(forged))
+    assert store.list_ledger(JOB) == () and not store.has_begun(JOB)
+    opened = Entry(2.0, "shell.ab", Event.SHELL, by="kim")
+    assert store.append_ledger(JOB, opened)
+    assert store.list_ledger(JOB) == (opened,) and not store.has_begun(JOB), "its record is not believed yet"
+    assert store.append_ledger(JOB, replace(forged, at=3.0)) and store.has_begun(JOB)
+    assert [entry.event for entry in store.list_ledger(JOB)] == [Event.SHELL, Event.ADMITTED]
