@@ -57,3 +57,19 @@ def test_without_a_limit_the_machines_memory_counts(groups: Path) -> None:
     limit(groups / "job", 2, max="max")
     assert durable.memory_refusal(4000 * MB) == ""
     assert "this machine leaves" in durable.memory_refusal(8000 * MB)
+
+
+def test_a_table_of_mounts_that_cannot_be_read_is_no_limit(groups: Path) -> None:
+    within(groups, "/job", 2)
+    limit(groups / "job", 2)
+    (groups.parent / "proc/self/mountinfo").write_text("30 23 0:26 / without a dash\n")
+    assert durable.memory_refusal(87 * MB) == ""
+
+
+def test_memory_that_is_refused_is_an_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "memory_refusal", lambda wanted, share: f"{wanted} of which 1/{share} stays free")
+    buffer = durable.Buffer()
+    with pytest.raises(OSError, match=r"^.Errno 12. 4096 of which 1/8 stays free$"):
+        buffer.reserve(4096, 8)
+    assert buffer.size == 0
+    buffer.close()
