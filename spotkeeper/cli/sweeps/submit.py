@@ -141,6 +141,9 @@ def extend(
         note(f"{name}: an earlier submission lacks {lacking}: submitting these, and no further ones")
     else:
         sweep = add_cohort(store, sweep, _next(sweep, many, max_usd, seed, target.clock.now()))
+        if (stop := sweep.spec.file.stop) is not None and many < stop.halving.eta:
+            few = f"{count(many, 'trial')}, fewer than eta ({stop.halving.eta})"
+            note(f"note: {few}: only one of them trains to its end")
     _submit(target, store, sweep, source_of(store, sweep), as_json=as_json)
 
 

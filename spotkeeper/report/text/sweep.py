@@ -135,8 +135,10 @@ def lines(view: SweepView) -> list[str]:
 
 def rung_word(view: SweepView, rung: RungView) -> str:
     """Name a comparison: ``step 10``, ``trials 9 to 28, step 10`` if the search was extended."""
-    extended = any(other.first != rung.first for other in view.rungs)
-    return f"{f'trials {rung.first} to {rung.last}, ' if extended else ''}step {rung.step}"
+    if all(other.first == rung.first for other in view.rungs):
+        return f"step {rung.step}"
+    alone = rung.first == rung.last
+    return f"{f'trial {rung.first}' if alone else f'trials {rung.first} to {rung.last}'}, step {rung.step}"
 
 
 def reached_word(view: SweepView, rung: RungView) -> str:

@@ -323,15 +323,18 @@ def test_a_stopped_search_submits_no_more_of_its_trials(
     assert store.list_trials("lr").keys() == set(range(7))
     more = cli("sweep", "extend", "lr", "--trials", "+2")
     assert more.code == 0 and "submitted 2 trials, 11 in all" in more.out, more.err
+    assert more.err.startswith("note: 2 trials, fewer than eta (3): only one of them trains to its end\n")
     assert store.list_trials("lr").keys() == {*range(7), 9, 10}
+    assert cli("sweep", "extend", "lr", "--trials", "1").code == 0
+    assert comparisons(cli)[-1] == "trial 11, step 30: 0 of 1 have reported"
     assert "further trials" not in cli("sweep", "status", "lr").out
     assert cli("sweep", "stop", "lr", "--yes").code == 0
-    assert [stop.below for stop in store.list_stops("lr")] == [9, 11]
+    assert [stop.below for stop in store.list_stops("lr")] == [9, 12]
 
 
 def comparisons(cli: Cli) -> list[str]:
     lines: list[str] = cli("sweep", "status", "lr").out.splitlines()
-    return [line for line in lines if re.match(r"(trials \d+ to \d+, )?step \d", line)]
+    return [line for line in lines if re.match(r"(trials? [\d to]+, )?step \d", line)]
 
 
 def test_each_cohort_of_an_extended_search_is_counted_by_itself(
