@@ -94,15 +94,17 @@ def resize(
 @app.command(rich_help_panel=JOBS)
 def move(
     job: Job,
-    zone: Annotated[str, Argument(metavar="ZONE", help="Name of the zone, such as us-central1-b.")],
+    zone: Annotated[str, Argument(metavar="ZONE", help="A zone, such as us-central1-b, or a region.")],
     wait: Wait = False,
     stack: Stack = None,
     as_json: Json = False,
 ) -> None:
-    """Move a job's machines and disks to another zone of its pools.
+    """Move a job's machines and disks to another zone of its pools, or to the best zone of a region.
 
-    All machines save and stop at the same step, snapshots copy the disks, and training continues in ZONE. To cancel a
-    move, name the zone where the job is now. Jobs with a static machine and jobs with `spread: true` cannot move.
+    Each node first gets a machine in ZONE while the job trains on. If the cloud refuses one, all are released, and the
+    job stays. Otherwise all nodes save and stop at the same step, snapshots copy the disks, and training continues
+    there. Pools whose limits have no room for the job twice get the new machines after the copy. To cancel a move, name
+    the zone where the job is now. Jobs with a static machine and jobs with `spread: true` cannot move.
 
     Example: `spotkeeper move first us-central1-b --wait`
     """

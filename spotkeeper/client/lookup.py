@@ -348,7 +348,8 @@ def _nothing_to_do(record: Record, request: JobRequest) -> str:
     if kind is RequestKind.RESIZE and nodes is not None:
         same = nodes == record.wanted() == (record.asked or len(record.nodes))
         return f"has {machines(nodes)} already" if same else drop_refusal(record.filled(), nodes, request.drop)
-    if kind is RequestKind.MOVE and request.zone == record.zone and record.move is None:
+    moves = record.move is not None or record.asked_zone is not None
+    if kind is RequestKind.MOVE and request.zone == record.zone and not moves:
         return f"is in {request.zone} already"
     return ""
 

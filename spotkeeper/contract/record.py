@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from spotkeeper.contract.job import MOST_NODES
 from spotkeeper.contract.ledger import Entry
-from spotkeeper.contract.stack import Model
+from spotkeeper.contract.stack import Model, region_of
 from spotkeeper.contract.sweep import Trial
 
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
@@ -167,6 +167,16 @@ class Move(Struct, frozen=True, omit_defaults=True):
     silent_since: Past | None = None  # since when that zone does not answer, while the gang's own zone does
 
 
+class ZoneRequest(Struct, frozen=True, array_like=True):
+    """A move that a user requested; it begins once a machine for each node stands there."""
+
+    zone: str  # or a region: any of its zones
+    since: Past
+
+    def covers(self, zone: str) -> bool:
+        return self.zone in (zone, region_of(zone))
+
+
 class Roll(Struct, frozen=True):
     """A roll call: every member must answer version ``ver`` of the generation document."""
 
@@ -292,6 +302,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     stop_deadline: Until | None = None
     roll: Roll | None = None
     move: Move | None = None
+    asked_zone: ZoneRequest | None = None  # a user's move that has not begun
     zone: str | None = None  # the gang's zone; None with `spread`
     machine_type: str = ""  # of most dynamic machines in the last generation, if the stack has several types
     # Submitters create records. Claims and grants of more nodes would make the stack's allocation unreadable.

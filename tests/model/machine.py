@@ -228,7 +228,8 @@ class Machine(Rounds):
         for kind, request in possible.items():
             if kind in request_kinds and request.id not in known:
                 yield Step(f"a user requests: {kind}", self._asked(world, job, request), 0, 0, 1)
-        if "m" in record.requests_done and record.move is not None and "n" not in known:
+        moves = record.move is not None or record.asked_zone is not None
+        if "m" in record.requests_done and moves and "n" not in known:
             yield Step(
                 "somebody takes the move back", self._asked(world, job, JobRequest("n", RequestKind.MOVE, NOW)), 0
             )

@@ -32,7 +32,7 @@ def change(old: Record, new: Record) -> str:
                 out.append(f"node {index} {which} {before} -> {after}")
         if a.disk != b.disk:
             out.append(f"node {index} has disk {b.disk}")
-    for what in ("roll", "move", "zone", "requests_done", "dry_since", "pause"):
+    for what in ("roll", "move", "asked_zone", "zone", "requests_done", "dry_since", "pause"):
         if getattr(old, what) != getattr(new, what):
             out.append(what)
     return ", ".join(out) or "details"
@@ -54,6 +54,8 @@ def judged(at: Pass, new: Record | None) -> str:
     old = at.record
     if new is None or new.phase is not Phase.RUN:
         return "" if new is None else _ended(at, new)
+    if why := _left_early(at, new):
+        return why
     fixed = at.snapshot.spec is not None and at.snapshot.spec.size().min == len(new.nodes)
     if new.gen > old.gen and fixed and len(new.members) < len(new.nodes):
         return "S6: a generation that is not all of the job"
@@ -65,6 +67,17 @@ def judged(at: Pass, new: Record | None) -> str:
             if why:
                 return why
     return ""
+
+
+def _left_early(at: Pass, new: Record) -> str:
+    """A gang that trains is not stopped for a move before its machines there stand by, if the caps have room."""
+    old, (pool, *_) = at.record, at.snapshot.stack.pools
+    if new.move is None or old.move is not None or old.stop or not old.gen:
+        return ""
+    nodes = [new.nodes[index] for index in new.filled()]
+    room = len(at.snapshot.allocation.grants) + len(nodes) <= pool.max_machines
+    stand_by = all(node.next is not None and node.next.state is not SlotState.INTENT for node in nodes)
+    return "S4: stops a gang for a move before its machines there stand by" if room and not stand_by else ""
 
 
 def _admitted(at: Pass, index: int, before: Node, after: Node) -> str:

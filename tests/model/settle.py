@@ -228,6 +228,8 @@ class Settler:
             return "L1: a machine hangs, and nobody replaces it"
         if world.papers[job].newest != record.gen:
             return "L1: they train, but nobody can write a checkpoint"
+        if record.asked_zone is not None and not world.sky.dead:
+            return "L5: a requested move neither begins nor ends"
         numbers = {(i, node.disk) for i, node in enumerate(record.nodes)}
         if any((d.node, d.number) not in numbers for d in world.sky.disks if d.job == job):
             return "L6: a disk is left over"

@@ -268,6 +268,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         stop_deadline=_class(record.stop_deadline, now),
         roll=roll,
         move=_plain_move(record.move),
+        asked_zone=None if record.asked_zone is None else replace(record.asked_zone, since=NOW),
         budget=Budget(crashes=record.budget.crashes, crashed_gen=record.budget.crashed_gen),
         fallback_until=0.0,
         dry_since=None if record.dry_since is None else NOW,

@@ -246,6 +246,12 @@ MOVE_ABROAD = Story(
     request_kinds=frozenset({"move"}),
     split=False,
     regions=True,
+    cap=4,
+)
+MOVE_REFUSED = MOVE_ABROAD._replace(
+    name="a move to another region, which refuses machines or the copy",
+    kinds=frozenset({"refused", "uncopied"}),
+    faults=2,
 )
 MOVE_ABROAD_DEATH = MOVE_ABROAD._replace(
     name="a move to another region, which is lost or refuses the copy, and a round dies", deaths=1

@@ -74,7 +74,8 @@ def test_a_gang_goes_abroad_and_back_without_a_step_lost_and_leaves_nothing(on: 
     assert (told.why, told.lost) == ("", 0)
     if isinstance(cloud := worlds[0].cloud, Ec2Cloud):
         copies = {region: site.calls["CopySnapshot"] for region, site in cloud.sites.items()}
-        assert copies == {HOME: 2, ABROAD: 2}, "of two nodes' disks, in both directions"
+        # Of two nodes' disks, in both directions. Two rounds at once may copy one twice: EC2 has no key for copies.
+        assert all(2 <= copies[region] <= 4 for region in (HOME, ABROAD)), copies
         assert not any(site.snapshots for site in cloud.sites.values())
     points = effects(told)
     assert len(points) >= 30

@@ -131,7 +131,7 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
         ),
         "move": Action(
             "Move",
-            "All machines save and stop; training continues in the zone that you enter.",
+            "Each node gets a machine in the zone that you enter; then all save, stop and continue there.",
             move,
             "Zone",
             offered=runs,

@@ -26,12 +26,13 @@ from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind, deadline_a
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.parse.jobfile import Overrides
 from spotkeeper.contract.parse.problem import nearest
-from spotkeeper.contract.record import Phase, Record, SlotState
-from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.contract.record import Phase, Record, SlotState, ZoneRequest
+from spotkeeper.contract.stack import Model, StackState, region_of
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume_with as command_with
 
 EVERY_S = 1.0  # real
+STAYED = ("refused", "cancelled")  # causes of the end of a move where it began
 
 
 class Asked(Struct, frozen=True, omit_defaults=True):
@@ -86,7 +87,7 @@ def resize(job: str, nodes: int, drop: tuple[int, ...], options: Options) -> Non
 
 
 def move(job: str, zone: str, options: Options) -> None:
-    """Request a job's move; CliError if the job is over or its spot pools do not have this zone."""
+    """Request a job's move; CliError if the job is over or its spot pools do not have this zone or region."""
     target, store = open_stack(options.stack)
     record = lookup.find_job(store, job)
     lookup.refuse_over(record)
@@ -95,14 +96,14 @@ def move(job: str, zone: str, options: Options) -> None:
 
 
 def check_zone(store: Store, record: Record, zone: str) -> None:
-    """Raise CliError if the job's spot pools do not have this zone."""
+    """Raise CliError if the job's spot pools do not have this zone or region."""
     spec = store.read_spec(record.job, record.spec_key())
     state = store.read_stack()
     if spec is not None and state is not None:
         zones = {zone for pool in pools_of(spec, state) if pool.kind == "spot" for zone in pool.zones}
-        if zone not in zones:
+        if zone not in zones and zone not in map(region_of, zones):
             wide = pools_of(replace(spec, regions=state.regions), state)
-            if any(pool.kind == "spot" and zone in pool.zones for pool in wide):
+            if any(pool.kind == "spot" and zone in (*pool.zones, *map(region_of, pool.zones)) for pool in wide):
                 regions = ", ".join(spec.regions or (state.region,))
                 raise CliError(f"{zone} is not in a region of this job (`regions`: {regions})", Exit.USAGE)
             near = nearest(zone, zones)
@@ -328,6 +329,7 @@ def wait_for(store: Store, before: Record, asked: JobRequest, wait: Callable[[fl
                 return record
             if asked.id in record.requests_done:
                 _refuse_refused(store, record, asked)
+                _refuse_stayed(store, record, asked)
                 if _done(before, record, asked):
                     return record
             wait(EVERY_S)
@@ -340,7 +342,7 @@ def _awaited(asked: JobRequest) -> str:
         RequestKind.PAUSE: "its checkpoint is saved and its machines are deleted",
         RequestKind.RESUME: "it trains again",
         RequestKind.RESIZE: f"it trains on {lookup.machines(asked.nodes or 0)}",
-        RequestKind.MOVE: f"its disks are copied and it trains in {asked.zone}",
+        RequestKind.MOVE: f"each node has a machine there, the disks are copied, and it trains in {asked.zone}",
         RequestKind.SWAP: f"a new machine trains as node {asked.node}",
     }[asked.kind]
 
@@ -362,6 +364,19 @@ def _refuse_refused(store: Store, record: Record, asked: JobRequest) -> None:
         raise CliError(f"{who}: {_outcome(record)}: {record.reason}", Exit.FAILED, f"spotkeeper status {record.name}")
 
 
+def _refuse_stayed(store: Store, record: Record, asked: JobRequest) -> None:
+    """Raise CliError if a requested move has ended where it began."""
+    if asked.kind is not RequestKind.MOVE or record.move is not None or record.asked_zone is not None:
+        return
+    if not ZoneRequest(asked.zone or "", asked.at).covers(record.zone or ""):
+        entries = (*store.list_ledger(record.job), *record.outbox)
+        ended = [one for one in entries if one.event is Event.MOVE and one.cause in STAYED and one.at >= asked.at]
+        if ended:
+            who, last = f"{record.name} ({record.job})", max(ended, key=lambda one: one.at)
+            why = ": ".join(filter(None, (last.cause, last.detail)))
+            raise CliError(f"{who}: move: {why}; the job stays in {record.zone}", Exit.REFUSED)
+
+
 def _done(before: Record, record: Record, asked: JobRequest) -> bool:
     slots = [record.nodes[index].cur for index in record.members]
     trains = bool(slots) and not record.stop and record.roll is None
@@ -376,7 +391,8 @@ def _done(before: Record, record: Record, asked: JobRequest) -> bool:
         case RequestKind.RESIZE:
             return trains and len(slots) == asked.nodes
         case RequestKind.MOVE:
-            return trains and record.move is None and record.zone == asked.zone
+            moves = record.move is not None or record.asked_zone is not None
+            return trains and not moves and ZoneRequest(asked.zone or "", asked.at).covers(record.zone or "")
         case RequestKind.SWAP:
             old = before.nodes[asked.node or 0].cur
             new = record.nodes[asked.node or 0].cur

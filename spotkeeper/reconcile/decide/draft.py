@@ -269,6 +269,7 @@ class Draft:
             stop=False,
             roll=None,
             move=None,
+            asked_zone=None,
             pause="",
             recalled=False,
             **NO_HOLD,

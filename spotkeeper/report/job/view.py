@@ -221,8 +221,10 @@ def job_view(
 
 
 def _reason(record: Record) -> str:
-    """Return the record's reason, unless a node waited for that reason and every node has a machine by now."""
+    """Return the record's reason, unless a node waited for it and every node has a machine by now."""
     waits = any(record.nodes[index].cur is None for index in record.filled())
+    if record.asked_zone is not None and not record.stop and record.phase is Phase.RUN:
+        return f"moves to {record.asked_zone.zone} once each node has a machine there"
     return "" if record.phase is Phase.RUN and record.fetch is None and not waits else record.reason
 
 

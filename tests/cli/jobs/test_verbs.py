@@ -17,7 +17,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.lookup import new_request
 from spotkeeper.contract.job import JobSpec, Nodes, RequestKind, spec_json
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.contract.record import Hold, Move, Node, Outcome, Phase, Record
+from spotkeeper.contract.record import Hold, Move, Node, Outcome, Phase, Record, ZoneRequest
 from spotkeeper.contract.stack import Model, Price
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
@@ -216,6 +216,20 @@ def test_waiting_ends_when_the_record_shows_the_result(store: Store) -> None:
         lambda r: replace(r, phase=Phase.DONE),
     ]
     assert follow(store, before, RequestKind.CANCEL, *ends).phase is Phase.DONE
+
+
+def test_waiting_for_a_move_ends_when_the_move_has_ended_where_it_began(store: Store) -> None:
+    before = a_job(store)
+    asked = new_request(RequestKind.MOVE, 5.0, "me", zone="us-central1")
+    held = store.read_record(JOB)
+    assert held is not None
+    moved = replace(held.value, requests_done=(asked.id,), zone="us-east1-b")
+    assert store.cas_record(moved, held.token)
+    for at, why in ((2.0, "an earlier one"), (6.0, "no capacity")):
+        store.append_ledger(JOB, Entry(at=at, id=f"move.cancel.v{at}", event=Event.MOVE, cause="refused", detail=why))
+    with pytest.raises(CliError, match="move: refused: no capacity; the job stays in us-east1-b"):
+        verbs.wait_for(store, before, asked)
+    assert not verbs._done(before, replace(moved, asked_zone=ZoneRequest("us-central1", 5.0)), asked)
 
 
 def test_waiting_ends_with_the_reason_when_it_is_refused_or_overtaken(store: Store) -> None:

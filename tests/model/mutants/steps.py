@@ -8,6 +8,7 @@ from tests.model.mutate import (
     DECIDE,
     KILL,
     MOVE,
+    MOVE_NO_ROOM,
     NOTICE,
     OVER,
     SWAP,
@@ -180,6 +181,35 @@ STEPS = (
         ),
         world("a zone move, a zone does not answer", "blind", "move"),
         "",
+    ),
+    Mutant(
+        "a requested move does not wait for machines there",
+        in_(
+            "gang.zone_probe",
+            "            _probe(draft, options, every)\n        return\n",
+            '            zone_move.begin(draft, zone, "asked")\n        return\n',
+        ),
+        MOVE,
+        "S4",
+    ),
+    Mutant(
+        "a requested move begins with machines that have not said hello",
+        in_(
+            "gang.zone_probe",
+            "    elif all(slot.state is not SlotState.INTENT for slot in slots):\n",
+            "    elif slots:\n",
+        ),
+        MOVE,
+        "S4",
+    ),
+    Mutant(
+        "a requested move without room for two machines neither begins nor ends",
+        (
+            *in_("gang.zone_probe", '        zone_move.begin(draft, full, "asked")\n', "        return\n"),
+            *in_("gang.zone_probe", "    if draft.now < asked.since + ASKED_S:\n", "    if asked.since < ASKED_S:\n"),
+        ),
+        MOVE_NO_ROOM,
+        "L5",
     ),
     Mutant(
         "a request is taken in again and again",

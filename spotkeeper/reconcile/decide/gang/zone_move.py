@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, Offer
 from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState
+from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState, ZoneRequest
 from spotkeeper.contract.stack import Model, region_of
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
@@ -29,18 +29,48 @@ SILENT_S = 120.0  # a zone that has not answered for so long ends a move there: 
 
 
 def take(draft: Draft, zone: str | None) -> str:
-    """Accept a request to begin or cancel a move. Returns "" or in one line why it is refused."""
+    """Accept a request to move to a zone or region, or to cancel a move. Returns "" or in one line why it is refused.
+
+    A gang with data moves once it has machines there (``zone_probe``).
+    """
     record = draft.record
-    if record.move is not None and zone in (None, record.zone):
+    if zone in (None, record.zone) and record.move is not None:
         cancel(draft)
         return ""
-    why = _impossible(draft) or _wrong_zone(draft, zone)
-    if not why and zone is not None:
-        begin(draft, zone, "asked")
-    return why
+    if zone in (None, record.zone) and record.asked_zone is not None:
+        _end(draft, "cancelled", record.asked_zone.zone)  # its probes are released, like those of no use
+        return ""
+    why = impossible(draft) or _wrong_zone(draft, zone)
+    if why or zone is None:
+        return why
+    asked = ZoneRequest(zone, draft.now)
+    if not record.gen:
+        begin(draft, next(one for one in _zones(draft, asked) if one in draft.queries.answered), "asked")
+        return ""
+    nodes = (
+        replace(node, refused=_others(node, asked), next=None if node.probing else node.next) for node in draft.nodes
+    )
+    draft.set(asked_zone=asked, nodes=tuple(nodes))
+    return ""
 
 
-def _impossible(draft: Draft) -> str:
+def _others(node: Node, asked: ZoneRequest) -> tuple[str, ...]:
+    """Return the refused offers of a node without those of the zone that a user requested: it is asked once more."""
+    return tuple(key for key in node.refused if not asked.covers(key.split("/")[1]))
+
+
+def refuse(draft: Draft, why: str) -> None:
+    """End a user's move that has not begun; the gang stays where it is."""
+    _end(draft, "refused", why)
+
+
+def _end(draft: Draft, cause: str, detail: str) -> None:
+    draft.set(asked_zone=None)
+    draft.log(Event.MOVE, f"cancel.v{draft.before.ver + 1}", cause=cause, detail=detail[:200])
+
+
+def impossible(draft: Draft) -> str:
+    """Return why the gang cannot move at all; "" if it can."""
     spec, record = draft.snapshot.spec, draft.record
     if spec is None or spec.spread or record.zone is None:
         return "only a gang in one zone can move"
@@ -54,14 +84,22 @@ def _impossible(draft: Draft) -> str:
 
 
 def _wrong_zone(draft: Draft, zone: str | None) -> str:
+    if zone is not None and zone in (draft.record.zone, region_of(draft.record.zone or "")):
+        return f"the job is in {draft.record.zone} already"
+    found = [] if zone is None else _zones(draft, ZoneRequest(zone, draft.now))
+    if not found:
+        return f"{zone} is not a zone of the job's pools ({', '.join(_zones(draft))})"
+    if draft.queries.answered.isdisjoint(found):
+        return f"the cloud does not answer for {zone}: request the move again later"
+    return ""
+
+
+def _zones(draft: Draft, asked: ZoneRequest | None = None) -> list[str]:
+    """Return the zones in which the job may buy machines; of a request, only those that it covers."""
     spec = draft.snapshot.spec
     pools = pools_of(spec, draft.snapshot.stack) if spec is not None else ()
     zones = {zone for pool in pools if pool.kind == "spot" for zone in pool.zones}
-    if zone not in zones:
-        return f"{zone} is not a zone of the job's pools ({', '.join(sorted(zones))})"
-    if zone not in draft.queries.answered:
-        return f"the cloud does not answer for {zone}: request the move again later"
-    return f"the job is in {zone} already" if zone == draft.record.zone else ""
+    return sorted(zone for zone in zones if asked is None or asked.covers(zone))
 
 
 def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
@@ -70,7 +108,14 @@ def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
     ``taken``: if True, keep each node's ``next``: a probe, which runs in the new zone already and waits for its disk.
     """
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
-    draft.set(move=Move(zone, draft.now, dry=cause == "stockout"), nodes=nodes, roll=None, dry_since=None)
+    asked = draft.record.asked_zone
+    draft.set(
+        move=Move(zone, draft.now, dry=cause == "stockout"),
+        asked_zone=None if asked is not None and asked.covers(zone) else asked,
+        nodes=nodes,
+        roll=None,
+        dry_since=None,
+    )
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
     draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
 

@@ -8,6 +8,9 @@ capacity, a single node gets a probe.
 
 A gang of a job with several regions that lost all machines probes other zones too, once its own has no spot: before it
 buys on-demand there, and before its disks leave, since a zone that refuses would have cost a copy of them.
+
+A user's move (``Record.asked_zone``) is probed in the same way, but its offers need not be better than what the gang
+has. A gang on spot does not move to on-demand.
 """
 
 from __future__ import annotations
@@ -17,19 +20,20 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import Offer
-from spotkeeper.contract.record import SlotState, ZoneProbe
+from spotkeeper.contract.record import SlotState, ZoneProbe, ZoneRequest
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import zone_move
 from spotkeeper.reconcile.decide.job import limits, progress
-from spotkeeper.reconcile.decide.provisioning import offers, reservations
+from spotkeeper.reconcile.decide.provisioning import offers, replacement, reservations
 from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.snapshot import admitted
 from spotkeeper.reconcile.select.offers import Selection
 
 PROBE_EVERY_S = 1800.0  # interval of a zone's probes; equals ``rule.Rule.probe_every_h``
 POLICIES = ("balanced", "spot")
+ASKED_S = 1800.0  # a user's move ends if the gang has no machines there after so long
 SELDOM = 6  # number of times the interval may double
 PAID = (Model.STATIC, Model.RESERVED)  # machines that cost nothing more: no gang leaves them for cheaper ones
 STAY = 10.0  # minimum stay in a zone, in durations of the last move, so that price swings do not cause repeated moves
@@ -42,14 +46,15 @@ def settle(draft: Draft) -> None:
         return
     slots = [slot for index in probing if (slot := draft.nodes[index].next) is not None]
     sent = [probe.machines for probe in draft.record.probes[-1:]]
-    lost = _lost_all(draft)
-    if sent != [len(probing)] or not (lost or _calm(draft)):
+    lost, asked = _lost_all(draft), draft.record.asked_zone
+    wanted = asked is not None and asked.covers(slots[0].zone) and _may_go(draft)
+    if sent != [len(probing)] or not (lost or wanted or (asked is None and _calm(draft))):
         _give_back(draft, probing)
     elif all(slot.state is not SlotState.INTENT for slot in slots):
         zone, key = slots[0].zone, progress.key(slots[0])
         answered = {zone, draft.record.zone} <= draft.queries.answered  # moving the disks needs both zones
         whole = len(probing) == draft.size()
-        better = lost or any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices)
+        better = lost or wanted or any(choice.offer.key() == key for choice in _found(draft, frozenset({key})).choices)
         if whole and answered and better:
             _take(draft, zone, probing)
         elif answered or draft.now >= max(slot.since for slot in slots) + draft.times.settle_s:
@@ -59,6 +64,9 @@ def settle(draft: Draft) -> None:
 def step(draft: Draft) -> None:
     """Send probes, if no replacement or probe is in progress."""
     if any(node.replace_reason is not None or node.probing for node in draft.nodes):
+        return
+    if draft.record.asked_zone is not None:
+        _go(draft, draft.record.asked_zone)
         return
     if _lost_all(draft):
         _seek(draft)
@@ -73,7 +81,7 @@ def step(draft: Draft) -> None:
     unknown = (offer for offer in found.probe if offer.zone != draft.record.zone)
     for offer, nodes in (*((o, every) for o in better), *((o, first) for o in unknown)):
         if _due(draft, offer, nodes) and _fits(draft, offer, nodes):
-            _probe(draft, offer, nodes)
+            _probe(draft, [offer], nodes)
             return
 
 
@@ -114,8 +122,76 @@ def _seek(draft: Draft) -> None:
         failed = max(each.disk_top - each.disk for each in draft.nodes)
         soon = failed and not _due(draft, offer, every)  # a failed move kept the gang from training
         if offer.zone != zone and not soon and not offers.cold(draft, offer) and _fits(draft, offer, every):
-            _probe(draft, offer, every)
+            _probe(draft, [offer], every)
             return
+
+
+# -- a move that a user requested
+
+
+def _go(draft: Draft, asked: ZoneRequest) -> None:
+    """Probe the zone that a user requested with the whole gang, or end the request and say why.
+
+    If the caps have no room for the gang twice, the move begins without machines there.
+    """
+    every = list(draft.filled())
+    if why := zone_move.impossible(draft) or _too_late(draft, asked):
+        zone_move.refuse(draft, why)
+    if why or not _may_go(draft) or any(node.next is not None for node in draft.nodes):
+        return
+    found = _offers_there(draft, asked)
+    for options in found.values():
+        if not offers.fits(draft, len(every), options):
+            continue
+        if not any(limits.bars(draft, index) for index in every):
+            _probe(draft, options, every)
+        return
+    full = next((zone for zone, options in found.items() if offers.fits(draft, len(every), options, replaces=True)), "")
+    if full:
+        zone_move.begin(draft, full, "asked")
+    else:
+        zone_move.refuse(draft, _not_there(draft, asked, bool(found)))
+
+
+def _offers_there(draft: Draft, asked: ZoneRequest) -> dict[str, list[Offer]]:
+    """Return the offers that the gang would take, by zone, the best zone first."""
+    spot = all(slot.model in (Model.SPOT, *PAID) for _, slot in draft.members()) and not draft.record.stop
+    out: dict[str, list[Offer]] = {}
+    for choice in offers.of_gang(draft, offers.gang_as_node(draft), None):
+        zone, model = choice.offer.zone, choice.offer.model
+        if asked.covers(zone) and zone != draft.record.zone and not (spot and model is Model.ON_DEMAND):
+            out.setdefault(zone, []).append(choice.offer)
+    return {zone: found for zone, found in out.items() if zone in draft.queries.answered}
+
+
+def _too_late(draft: Draft, asked: ZoneRequest) -> str:
+    """Return why a request has waited for too long; "": it has not."""
+    if draft.now < asked.since + ASKED_S:
+        return ""
+    return f"the gang had no machine for each node there within {ASKED_S / 60:.0f} min"
+
+
+def _not_there(draft: Draft, asked: ZoneRequest, offered: bool) -> str:
+    if offered:
+        return f"the stack's limits have no room for the gang in {asked.zone}"
+    refused = any(asked.covers(key.split("/")[1]) for node in draft.nodes for key in node.refused)
+    quota = next((node.quota for node in draft.nodes if node.quota), "")
+    why = quota or "the cloud has no capacity for all nodes" if refused else "no offer that the job's file allows"
+    return f"{asked.zone}: {why}"
+
+
+def _may_go(draft: Draft) -> bool:
+    """Whether the gang trains with machines that stay, or stands still because a node has no machine."""
+    record = draft.record
+    if record.roll or record.pause or record.move or draft.snapshot.draining or draft.snapshot.blind:
+        return False
+    if record.stop:
+        return any(draft.nodes[index].cur is None for index in draft.filled())
+    members = [slot for _, slot in draft.members()]
+    return len(members) == len(record.members) and not any(replacement.goes(slot) for slot in members)
+
+
+# -- moves that nobody requested
 
 
 def _calm(draft: Draft) -> bool:
@@ -180,14 +256,16 @@ def _fits(draft: Draft, offer: Offer, nodes: list[int]) -> bool:
     return spare and offers.fits(draft, len(nodes), [offer])
 
 
-def _probe(draft: Draft, offer: Offer, nodes: list[int]) -> None:
+def _probe(draft: Draft, options: list[Offer], nodes: list[int]) -> None:
+    """Request a machine of one zone for each of the nodes: the first of ``options`` that the caps allow it."""
     for index in nodes:
-        reservations.probe(draft, index, offer)
+        reservations.probe(draft, index, [offer for offer in options if draft.pool(index) in ("", offer.pool)])
     if any(draft.nodes[index].next is None for index in nodes):  # the grants come first
         _give_back(draft, nodes)
         return
-    others = tuple(probe for probe in draft.record.probes if probe.zone != offer.zone or probe.machines > len(nodes))
-    draft.set(probes=(*others, ZoneProbe(offer.zone, draft.now, len(nodes))))
+    zone = options[0].zone
+    others = tuple(probe for probe in draft.record.probes if probe.zone != zone or probe.machines > len(nodes))
+    draft.set(probes=(*others, ZoneProbe(zone, draft.now, len(nodes))))
 
 
 def _take(draft: Draft, zone: str, nodes: list[int]) -> None:
@@ -197,7 +275,8 @@ def _take(draft: Draft, zone: str, nodes: list[int]) -> None:
         draft.put_slot(index, "next", cause=reservations.SWAP if home else "move")
         draft.put(index, replace_reason="spot" if home else None)
     if not home:
-        zone_move.begin(draft, zone, "stockout" if draft.record.stop else "cheaper", taken=True)
+        why = "asked" if draft.record.asked_zone is not None else "stockout" if draft.record.stop else "cheaper"
+        zone_move.begin(draft, zone, why, taken=True)
 
 
 def _give_back(draft: Draft, nodes: list[int]) -> None:

@@ -189,9 +189,9 @@ def fill(draft: Draft, index: int, which: str) -> bool:
     return _take(draft, index, which, options)
 
 
-def probe(draft: Draft, index: int, offer: Offer) -> None:
+def probe(draft: Draft, index: int, options: list[Offer]) -> None:
     """Request a probe: a machine that tests an offer and becomes the node's ``next`` (``zone_probe``)."""
-    _take(draft, index, "next", [offer], PROBE)
+    _take(draft, index, "next", options, PROBE)
 
 
 def backup(draft: Draft, index: int, options: list[Offer], why: str) -> None:

@@ -7,13 +7,14 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import InsertVm, ResultKind
+from spotkeeper.contract.cloud import DeleteDisk, InsertVm, ResultKind
 from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Outcome, Phase
+from spotkeeper.contract.record import PROBE, Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model, Price, StackState
 from tests.reconcile.world import JOB, World, stack
 
+ACCEPTED = ResultKind.ACCEPTED
 HOME, ABROAD = "z", "y"
 ZONES = ("z-a", "y-b", "y-c")
 
@@ -152,9 +153,12 @@ def test_what_a_job_left_in_a_silent_region_is_deleted_once_it_answers() -> None
     world.request(RequestKind.MOVE, zone="y-b")
     world.until(lambda: world.record().zone == "y-b" and world.training())
     world.store.put_spec(JOB, replace(world.spec, regions=()))
+    perform = world._perform
+    world._perform = lambda action: (ACCEPTED, "") if isinstance(action, DeleteDisk) else perform(action)  # type: ignore[method-assign]
     world.request(RequestKind.MOVE, zone="z-a")
     world.until(lambda: world.record().zone == "z-a")
     world.blind |= {"y-b", "y-c"}
+    world._perform = perform  # type: ignore[method-assign]
     assert {zone for _, zone in world.drives} == {"z-a", "y-b"}, "the old disks are still there"
     world.request(RequestKind.CANCEL)
     world.until(lambda: world.record().phase is Phase.DONE)
@@ -236,16 +240,8 @@ def test_a_job_of_one_region_buys_on_demand_at_home_at_once() -> None:
 def test_a_gang_whose_zone_recovers_meanwhile_stays_and_releases_its_probes() -> None:
     """A machine abroad that never boots keeps the gang from nothing for longer than a boot may take."""
     world = begun(regions=(HOME, ABROAD))
-    gen, insert = world.record().gen, world._insert
-
-    def mute(action: InsertVm) -> tuple[ResultKind, str]:
-        told = insert(action)
-        for machine in world.dynamic():
-            if machine.vm.zone != "z-a":
-                machine.up_at = math.inf
-        return told
-
-    world._insert = mute  # type: ignore[method-assign]
+    gen = world.record().gen
+    mute(world)
     lost(world)
     world.until(lambda: all(node.probing for node in world.record().nodes))
     world.capacity["z-a", Model.SPOT] = 100
@@ -253,3 +249,106 @@ def test_a_gang_whose_zone_recovers_meanwhile_stays_and_releases_its_probes() ->
     assert zones(world) == {"z-a"}
     world.run(300)
     assert {machine.vm.zone for machine in world.dynamic()} == {"z-a"}
+
+
+# -- a user's move: machines are there first
+
+
+@pytest.mark.parametrize(("asked", "zone"), [("y-c", "y-c"), (ABROAD, "y-b")])
+def test_a_requested_move_has_machines_there_before_the_gang_stops(asked: str, zone: str) -> None:
+    """It stands still for one save, the copies and one restore: for no boot."""
+    world = begun(regions=(HOME, ABROAD))
+    gen = world.record().gen
+    world.request(RequestKind.MOVE, zone=asked)
+    while world.record().move is None:
+        assert world.training() and world.record().gen == gen
+        world.step()
+    assert {(n.next.zone, n.next.state) for n in world.record().nodes if n.next} == {(zone, SlotState.ADMITTED)}
+    world.until(lambda: world.record().zone == zone and world.training())
+    assert [entry.detail for entry in world.events(Event.MOVE)] == [f"z-a -> {zone}", f"the disks are in {zone}"]
+    assert [entry.cause for entry in world.events(Event.MOVE)] == ["asked", "move"]
+    assert sum(entry.again or 0 for entry in world.events(Event.GENERATION)) == 0
+    world.run(300)
+    assert len(world.dynamic()) == 2 and len(world.drives) == 2 and world.record().asked_zone is None
+
+
+@pytest.mark.parametrize("machines", [0, 1])
+def test_a_requested_move_that_the_cloud_refuses_ends_at_home(machines: int) -> None:
+    """All or none; and spot is not left for on-demand."""
+    world = begun(regions=(HOME, ABROAD))
+    gen = world.record().gen
+    world.capacity["y-b", Model.SPOT] = machines
+    world.request(RequestKind.MOVE, zone="y-b")
+    world.until(lambda: bool(world.events(Event.MOVE)))
+    assert world.training() and world.record().gen == gen
+    (ended,) = world.events(Event.MOVE)
+    assert (ended.cause, ended.detail) == ("refused", "y-b: the cloud has no capacity for all nodes")
+    world.run(120)
+    assert world.record().gen == gen and {machine.vm.zone for machine in world.dynamic()} == {"z-a"}
+
+
+def test_a_region_that_refuses_in_one_zone_is_asked_in_the_next() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    world.capacity["y-b", Model.SPOT] = 1
+    world.request(RequestKind.MOVE, zone=ABROAD)
+    world.until(lambda: world.record().zone == "y-c" and world.training())
+    assert [entry.cause for entry in world.events(Event.MOVE)] == ["asked", "move"]
+
+
+@pytest.mark.parametrize(("notice_s", "then"), [(120.0, "z-a"), (None, "y-b")])
+def test_a_requested_move_begins_after_a_replacement_and_at_once_if_the_gang_stands(
+    notice_s: float | None, then: str
+) -> None:
+    world = begun(regions=(HOME, ABROAD))
+    world.request(RequestKind.MOVE, zone="y-b")
+    world.until(lambda: all(node.probing for node in world.record().nodes))
+    world.preempt(0, notice_s)
+    world.until(lambda: world.training() and world.record().gen == 2)
+    assert zones(world) == {then}
+    world.until(lambda: world.record().zone == "y-b" and world.training())
+
+
+def test_a_requested_move_is_cancelled_before_it_begins() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    world.request(RequestKind.MOVE, zone="y-b")
+    world.until(lambda: all(node.probing for node in world.record().nodes))
+    world.request(RequestKind.MOVE, zone="z-a")
+    world.run(60)
+    assert [(one.cause, one.detail) for one in world.events(Event.MOVE)] == [("cancelled", "y-b")]
+    assert world.training() and world.record().gen == 1 and len(world.dynamic()) == 2
+
+
+def test_without_room_for_the_gang_twice_the_new_machines_follow_the_copies() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    pool = replace(world.stack.pools[0], max_machines=3)
+    world.stack = world.memory.stack = replace(world.stack, pools=(pool,))
+    world.request(RequestKind.MOVE, zone="y-b")
+    world.until(lambda: world.record().zone == "y-b" and world.training())
+    assert PROBE not in {cause for *_, cause in requested(world)}
+
+
+def test_a_requested_move_without_machines_there_ends_after_half_an_hour() -> None:
+    """Nothing there says hello."""
+    world = begun(regions=(HOME, ABROAD))
+    mute(world)
+    gen = world.record().gen
+    world.request(RequestKind.MOVE, zone="y-b")
+    world.until(lambda: bool(world.events(Event.MOVE)), 3600)
+    assert [one.detail for one in world.events(Event.MOVE)] == [
+        "the gang had no machine for each node there within 30 min"
+    ]
+    assert world.record().gen == gen and world.training()
+
+
+def mute(world: World) -> None:
+    """Machines outside the home zone run and say nothing."""
+    insert = world._insert
+
+    def inserted(action: InsertVm) -> tuple[ResultKind, str]:
+        told = insert(action)
+        for machine in world.dynamic():
+            if machine.vm.zone != "z-a":
+                machine.up_at = math.inf
+        return told
+
+    world._insert = inserted  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from spotkeeper.contract.cloud import (
     Result,
     ResultKind,
 )
-from spotkeeper.contract.record import Move, Moved, Phase, Roll
+from spotkeeper.contract.record import Move, Moved, Phase, Roll, ZoneRequest
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
@@ -151,9 +151,11 @@ def test_a_move_stops_the_gang_and_is_logged() -> None:
     draft = changed(
         calm(2), on_node(0, next=intent(2), replace_reason="user"), on_record(dry_since=NOW, roll=Roll(40, NOW, "x"))
     )
-    assert zone_move.take(draft, "z-b") == ""
+    draft.set(asked_zone=ZoneRequest("z", NOW))
+    zone_move.begin(draft, "z-b", "asked")
     record = draft.record
     assert (record.move, record.roll, record.dry_since) == (Move("z-b", NOW), None, None)
+    assert record.asked_zone is None
     assert (record.stop, record.stop_deadline) == (True, NOW + 5 + TIMES.stop_s)
     assert [(node.next, node.replace_reason) for node in draft.nodes] == [(None, None)] * 2
     assert [(entry.id, entry.cause, entry.detail) for entry in draft.entries] == [
