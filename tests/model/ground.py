@@ -55,6 +55,7 @@ from tests.model.values import (
     times,
 )
 
+TOLL = 1e6  # USD per GB
 WRITES = 24  # of one round, with those after the worst answers to its calls
 # What a look finds overdue is not what the same round asks for anew.
 _ONCE = (Moment.SLOW, Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
@@ -360,7 +361,8 @@ def _stack(story: Story) -> StackState:
         machine = StaticMachine(NODE, home)
         pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, machines=(machine,)))
     regions, home = (story.zones, story.zones[0]) if story.regions else ((), "r")
-    return StackState(STACK, "gcp", "p", home, "b", tuple(pools), boot_deadline_s=BOOT_S, regions=regions)
+    egress = {here: {there: TOLL for there in regions if there != here} for here in regions} if story.toll else {}
+    return StackState(STACK, "gcp", "p", home, "b", tuple(pools), boot_deadline_s=BOOT_S, regions=regions, egress=egress)
 
 
 def _spec(story: Story) -> JobSpec:

@@ -44,6 +44,7 @@ class Story(NamedTuple):
     recall: bool = False  # the first of two jobs has a lower priority, so the second takes its machines
     trial: bool = False  # the job is one of two trials of a search: both stop at a rung, and the better one continues
     regions: bool = False  # each zone is a region, and the job may use both; the first is home
+    toll: bool = False  # what moves between its regions transfer costs more than any machine
     dear: bool = False  # spot in the first zone costs three times what it costs in the second
     pair: tuple[str, ...] = ()  # two kinds of fault, of which each may happen once; else any of ``kinds``
 

@@ -248,6 +248,21 @@ MOVE_ABROAD = Story(
     regions=True,
     cap=4,
 )
+# All machines are lost, or have notices, and home refuses new ones: the gang asks abroad before its disks leave.
+SEEK = Story(
+    "all machines go, and home refuses new ones",
+    rounds=1,
+    faults=2,
+    requests=0,
+    kinds=frozenset({"killed", "noticed", "refused"}),
+    split=False,
+    regions=True,
+    cap=4,
+)
+SEEK_TWO = SEEK._replace(name="two nodes, all machines go, and home refuses new ones", nodes=2, cap=6, faults=3)
+DEAR_ABROAD = DEAR._replace(
+    name="spot is dear at home and cheap abroad, for a transfer that costs more", regions=True, toll=True, faults=1
+)
 MOVE_REFUSED = MOVE_ABROAD._replace(
     name="a move to another region, which refuses machines or the copy",
     kinds=frozenset({"refused", "uncopied"}),
@@ -267,7 +282,9 @@ SLICE = (
     LONGEST,
     HANG,
     DEAR,
+    DEAR_ABROAD,
     MOVE_ABROAD,
+    SEEK,
     RECALL,
     RECALL_ENDS,
     SLOW_BOOT,
@@ -307,6 +324,9 @@ WORLDS = (
     DEAR._replace(rounds=2, deaths=1),
     MOVE_ABROAD_DEATH,
     MOVE_ABROAD_DEATH._replace(cloud="ec2"),
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SEEK, MOVE_REFUSED, DEAR_ABROAD)),
+    SEEK._replace(rounds=2, faults=2, kinds=frozenset({"killed", "refused"})),
+    SEEK_TWO,
     MOVE_ABROAD._replace(name="a move to another region, and a loss too", faults=2, kinds=ABROAD | {"killed"}),
     *(
         story._replace(cloud=cloud, rounds=rounds)
@@ -328,6 +348,7 @@ __all__ = [
     "BLANK_NODE",
     "CLOUDS",
     "DEAR",
+    "DEAR_ABROAD",
     "DEAR_LOSS",
     "HANG",
     "LEFT_NODE",
@@ -341,6 +362,7 @@ __all__ = [
     "RUNG_ASKED",
     "RUNG_LOSS",
     "RUNG_ROUNDS",
+    "SEEK",
     "SLICE",
     "SLOW_BOOT",
     "WIPED",

@@ -36,6 +36,7 @@ RUNNING = (
     zone_move.step,
     resize.step,
     zone_probe.settle,
+    zone_probe.seek,
     replacement.step,
     zone_probe.step,
     warm.step,

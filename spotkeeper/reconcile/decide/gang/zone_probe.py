@@ -6,8 +6,9 @@ the disks; probes in the gang's own zone (another pool) become replacements. If 
 comes first, all probes are released, and training is not affected. If the gang only wants to learn whether a zone has
 capacity, a single node gets a probe.
 
-A gang of a job with several regions that lost all machines probes other zones too, once its own has no spot: before it
-buys on-demand there, and before its disks leave, since a zone that refuses would have cost a copy of them.
+A gang of a job with several regions that lost all machines, or has a notice for each, probes other zones too, once its
+own has no spot: before it buys on-demand there, and before its disks leave, since a zone that refuses would have cost a
+copy of them.
 
 A user's move (``Record.asked_zone``) is probed in the same way, but its offers need not be better than what the gang
 has. A gang on spot does not move to on-demand.
@@ -61,15 +62,19 @@ def settle(draft: Draft) -> None:
             _give_back(draft, probing)
 
 
+def seek(draft: Draft) -> None:
+    """Probe other zones for a gang that lost or loses all machines, before replacements are requested at home."""
+    busy = any(node.replace_reason is not None or node.probing for node in draft.nodes)
+    if not busy and draft.record.asked_zone is None and _lost_all(draft):
+        _seek(draft)
+
+
 def step(draft: Draft) -> None:
     """Send probes, if no replacement or probe is in progress."""
     if any(node.replace_reason is not None or node.probing for node in draft.nodes):
         return
     if draft.record.asked_zone is not None:
         _go(draft, draft.record.asked_zone)
-        return
-    if _lost_all(draft):
-        _seek(draft)
         return
     if not _calm(draft):
         return
@@ -99,13 +104,15 @@ def _free(draft: Draft) -> bool:
 
 
 def _lost_all(draft: Draft) -> bool:
-    """Whether a gang with several regions stands still, and its nodes have no more than requests for spot."""
+    """Whether each machine of a gang with several regions is lost or will go; new ones are requests for spot."""
     spec = draft.snapshot.spec
-    if spec is None or len(spec.regions) < 2 or not draft.record.stop or not _free(draft):
+    if spec is None or len(spec.regions) < 2 or not _free(draft):
         return False
     slots = [draft.nodes[index].cur for index in draft.filled()]
-    waiting = (one for one in slots if one is not None)
-    return None in slots and all(one.state is SlotState.INTENT and one.model is Model.SPOT for one in waiting)
+    if None in slots and not draft.record.stop:
+        return False  # a smaller gang trains
+    stay = [one for one in slots if one is not None and not replacement.goes(one)]
+    return len(stay) < len(slots) and all(one.state is SlotState.INTENT and one.model is Model.SPOT for one in stay)
 
 
 def _seek(draft: Draft) -> None:
@@ -275,7 +282,7 @@ def _take(draft: Draft, zone: str, nodes: list[int]) -> None:
         draft.put_slot(index, "next", cause=reservations.SWAP if home else "move")
         draft.put(index, replace_reason="spot" if home else None)
     if not home:
-        why = "asked" if draft.record.asked_zone is not None else "stockout" if draft.record.stop else "cheaper"
+        why = "asked" if draft.record.asked_zone is not None else "stockout" if _lost_all(draft) else "cheaper"
         zone_move.begin(draft, zone, why, taken=True)
 
 

@@ -42,6 +42,7 @@ from spotkeeper.reconcile.decide.provisioning import machine_health, offers, res
 from spotkeeper.reconcile.decide.snapshot import admitted
 
 HOPELESS = 1.5  # times a slow boot
+NOTICES_S = 5.0  # within which all machines of a gang get their notices, if they all go
 VOLUNTARY = ("spot", "on-demand", machine_health.STRAGGLER)  # replacement reasons that no user requested
 
 
@@ -60,11 +61,27 @@ def step(draft: Draft) -> None:
         return
     _stop(draft)
     _promote(draft)
+    probed = {grant.node for grant in draft.wanted}
     for index in draft.filled():
         node = draft.nodes[index]
-        if needed(node) and node.next is None:
+        if needed(node) and node.next is None and index not in probed and not _holds_back(draft, node):
             reservations.fill(draft, index, "next")
     _back_up(draft)
+
+
+def _holds_back(draft: Draft, node: Node) -> bool:
+    """Whether a node that was refused spot waits before it requests something else.
+
+    A gang with several regions that loses all machines goes where spot is (``zone_probe.seek``), if its own zone
+    refuses all nodes. So a node waits for the others' notices, and for the answers to their requests for spot.
+    """
+    spec, nodes = draft.snapshot.spec, [(index, draft.nodes[index]) for index in draft.filled()]
+    if spec is None or len(spec.regions) < 2 or len(nodes) < 2 or not node.refused:
+        return False
+    if not all(each.cur is not None and goes(each.cur) for _, each in nodes):
+        return draft.now < node.refused_at + NOTICES_S
+    asked = [(index, each.next) for index, each in nodes if each.next is not None]
+    return any(slot.state is SlotState.INTENT and draft.queries.vm(index, slot) is None for index, slot in asked)
 
 
 def _serves(draft: Draft, node: Node) -> bool:
@@ -115,7 +132,8 @@ def _stop(draft: Draft) -> None:
         if deadlines:  # a stop without a deadline gets one now
             draft.halt(max(draft.now, min(deadlines)), "notice")
         return
-    standing = [node for node in needs if node.next is not None and node.next.state is SlotState.ADMITTED]
+    stand_by = [node for node in needs if not node.probing]
+    standing = [node for node in stand_by if node.next is not None and node.next.state is SlotState.ADMITTED]
     to_come = [node for node in needs if node.cur is not None and goes(node.cur) and not node.refused]
     waiting = [node for node in needs if node not in standing and (node.next is not None or node in to_come)]
     urgent = bool(deadlines) and draft.now >= machine_health.urgent(draft, min(deadlines))
@@ -150,7 +168,7 @@ def _promote(draft: Draft) -> None:
     halted = draft.record.stop and draft.halted()
     for index, node in enumerate(draft.nodes):
         following = node.next
-        if following is None or following.state is not SlotState.ADMITTED or node.cur is None:
+        if following is None or following.state is not SlotState.ADMITTED or node.cur is None or node.probing:
             continue
         if backed(node):
             slots.overtaken(draft, index, node.cur)
@@ -202,7 +220,9 @@ def _no_room_for_backup(draft: Draft, slow: Slot, options: list[Offer]) -> bool:
 
 
 def due(draft: Draft) -> Iterator[float]:
-    """Yield when each boot in progress will count as slow, then as hopeless, virtual unix seconds."""
+    """Yield when boots in progress will count as slow, then as hopeless, and waits for notices end, unix seconds."""
+    held = (node for node in draft.nodes if needed(node) and node.next is None and _holds_back(draft, node))
+    yield from (max(node.refused_at + NOTICES_S, draft.now + draft.times.soon_s) for node in held)
     for index, slot in _booting(draft):
         ats = _slow_and_hopeless_at(draft, index, slot) or ()
         yield from (at + draft.times.soon_s for at in ats if at >= draft.now)

@@ -208,6 +208,40 @@ def test_a_gang_without_machines_goes_where_spot_is_before_it_buys_on_demand() -
     assert len(world.dynamic()) == 2 and len(world.drives) == 2, "nothing is left over"
 
 
+@pytest.mark.parametrize("notice_s", [30.0, 120.0, 600.0])
+def test_a_gang_with_notices_for_all_machines_goes_where_spot_is_before_it_buys_on_demand(notice_s: float) -> None:
+    """It trains on until the machines there stand by, or until its own go."""
+    world = begun(regions=(HOME, ABROAD))
+    before, gen = len(requested(world)), world.record().gen
+    lost(world, notice_s)
+    world.until(lambda: world.training() and world.record().gen > gen, 1200)
+    assert zones(world) == {"y-b"} and {zone for _, zone in world.drives} == {"y-b"}
+    assert set(requested(world)[before:]) == {("z-a", Model.SPOT, "notice"), ("y-b", Model.SPOT, "probe")}
+    assert [entry.cause for entry in world.events(Event.MOVE)] == ["stockout", "move"]
+    assert sum(entry.again or 0 for entry in world.events(Event.GENERATION)) == 0
+    world.run(300)
+    assert len(world.dynamic()) == 2 and len(world.drives) == 2
+
+
+def test_where_no_region_has_spot_a_gang_with_notices_buys_on_demand_at_home() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    gen = world.record().gen
+    for zone in ZONES:
+        world.capacity[zone, Model.SPOT] = 0
+    lost(world, 120.0)
+    world.until(lambda: world.training() and world.record().gen > gen, 300)
+    assert zones(world) == {"z-a"} and {machine.vm.model for machine in world.dynamic()} == {Model.ON_DEMAND}
+
+
+def test_a_notice_for_one_of_two_machines_is_no_reason_to_go_abroad() -> None:
+    world = begun(regions=(HOME, ABROAD))
+    gen = world.record().gen
+    world.capacity["z-a", Model.SPOT] = 0
+    world.preempt(0, 120.0)
+    world.until(lambda: world.training() and world.record().gen > gen, 300)
+    assert zones(world) == {"z-a"}
+
+
 def test_zones_that_refuse_are_asked_in_turn_and_cost_no_copy() -> None:
     world = begun(regions=(HOME, ABROAD))
     world.capacity["y-b", Model.SPOT] = 1  # one of two: all or none
