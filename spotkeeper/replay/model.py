@@ -9,7 +9,7 @@ before the job, the recording is played again from its beginning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -37,6 +37,7 @@ class Case:
     """A job that starts at tick ``begins`` of a recording. ``home``: index of the zone where its data is at first.
 
     ``begun``: whether that data is a checkpoint, so that a first launch in another region has to bring it there.
+    ``start_price``: by region, what a first launch costs there besides, if no checkpoint exists.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Case:
     home: int
     terms: Terms
     begun: bool = True
+    start_price: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def on_demand_only(self) -> float:
@@ -195,6 +197,10 @@ class _Replay:
     def _launch(self, kind: str, zone: int, tick: int, refused: int) -> None:
         terms = self.terms
         self.pending = terms.restart_h + refused * terms.attempt_h
+        if not (self.case.begun or self.out.launches):
+            price = self.case.start_price.get(self.case.recording.zones[zone].region, 0.0)
+            self.out.cost += price
+            self.out.egress += price
         if zone != self.home:
             self.pending += terms.move_h
             if self.regions[zone] != self.regions[self.home] and (self.case.begun or self.out.launches):

@@ -123,6 +123,7 @@ def task_of(spec: JobSpec, known: Ground, work: str | None, said: list[str], poo
         deadline_h=None if spec.deadline is None else (deadline_at(spec.deadline, known.now) - known.now) / 3600.0,
         reserved=reserved_machines(spec, pool, known.store, known.now, work_h + start_s / 3600.0, said),
         move_usd=move_usd,
+        start_usd=_start_usd(spec, known.stack, pool),
     )
 
 
@@ -131,6 +132,13 @@ def _move_usd(spec: JobSpec, stack: StackState, pool: PoolState) -> float:
     gb = pool.disk_gb + spec.data_gb / spec.size().max
     regions = {region_of(zone) for zone in pool.zones} if stack.regions else set()
     return max((stack.egress_usd(one, other, gb) for one in regions for other in regions), default=0.0)
+
+
+def _start_usd(spec: JobSpec, stack: StackState, pool: PoolState) -> dict[str, float]:
+    """Return the egress of the job's data at a first start, by region, USD for each machine; only what costs."""
+    regions = {region_of(zone) for zone in pool.zones} if stack.regions else set()
+    source, gb = spec.data_region or stack.region, spec.data_gb / spec.size().max
+    return {region: usd for region in sorted(regions) if (usd := stack.egress_usd(source, region, gb))}
 
 
 def _static(spec: JobSpec, stack: StackState) -> Iterator[str]:

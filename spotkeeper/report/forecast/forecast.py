@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from spotkeeper.contract.stack import region_of
 from spotkeeper.replay.model import ATTEMPT_H, PlayedOutcome
 from spotkeeper.report.forecast.player import most_on_demand
 from spotkeeper.report.forecast.recordings import MOVE_H, RecordingPart, Task, outcomes
@@ -149,7 +150,7 @@ def outlook(task: Task, others: Sequence[Market], own: Sequence[Market] = ()) ->
         late=None if due_h is None else share(lambda out: out.missed or out.finish_h > due_h),
         unfinished=share(lambda out: out.finish_h > horizon) if task.deadline_h is None else 0.0,
         over_budget=share(lambda out: cost_usd(task, out) > most) if most is not None else None,
-        egress=band(of(lambda out: out.egress * task.bought)) if task.move_usd else None,
+        egress=band(of(lambda out: out.egress * task.bought)) if task.move_usd or task.start_usd else None,
     )
 
 
@@ -164,10 +165,12 @@ def spot_share(out: PlayedOutcome) -> float:
 
 def on_demand_only(task: Task) -> Outlook:
     hours = task.work_h + task.restart_h
-    cost, nothing = hours * task.on_demand * task.bought, Band(0.0, 0.0, 0.0)
+    start_usd = min((task.start_usd.get(region_of(zone), 0.0) for zone in task.shop.pool.zones), default=0.0)
+    cost, nothing = (hours * task.on_demand + start_usd) * task.bought, Band(0.0, 0.0, 0.0)
     late = None if task.deadline_h is None else float(hours > task.deadline_h)
     over = None if task.spec.max_usd is None else float(cost > task.spec.max_usd)
-    return Outlook(Band(cost, cost, cost), Band(hours, hours, hours), nothing, nothing, late, 0.0, over)
+    egress = Band(*[start_usd * task.bought] * 3) if task.start_usd else None
+    return Outlook(Band(cost, cost, cost), Band(hours, hours, hours), nothing, nothing, late, 0.0, over, egress)
 
 
 def barred(task: Task) -> str:
@@ -217,7 +220,11 @@ def _assumed(task: Task, library: Library) -> Iterator[str]:
         yield f"on-demand: {barred(task)}, so the replays buy none; the on-demand column is for comparison"
     if task.move_usd:
         yield f"egress: going to another region costs {usd(task.move_usd)} a machine for its whole disk and its data"
-    yield "not included: disks" + (", and traffic within a region" if task.move_usd else " and traffic")
+    if task.start_usd:
+        told = ", ".join(f"{usd(price * task.nodes)} in {region}" for region, price in sorted(task.start_usd.items()))
+        yield f"egress: a first start transfers the job's data: {told}"
+    counted = task.move_usd or task.start_usd
+    yield "not included: disks" + (", and traffic within a region" if counted else " and traffic")
     yield f"range: should contain {percent(PROMISED)} of outcomes, tested on unseen markets (bench/market/forecast.py)"
 
 
@@ -232,7 +239,12 @@ def rows(made: Forecast) -> Iterator[tuple[str, str, str, str]]:
     ours, whole = made.expected, made.on_demand
     yield "cost", usd(ours.usd.mid), span(ours.usd, usd), usd(whole.usd.mid)
     if ours.egress is not None:
-        yield "of it egress", usd(ours.egress.mid), span(ours.egress, usd), usd(0.0)
+        yield (
+            "of it egress",
+            usd(ours.egress.mid),
+            span(ours.egress, usd),
+            usd(whole.egress.mid if whole.egress else 0.0),
+        )
     yield "done after", hours(ours.finish_h.mid), span(ours.finish_h, hours), hours(whole.finish_h.mid)
     yield "preemptions", f"{ours.preemptions.mid:.1f}", span(ours.preemptions, lambda n: f"{n:.0f}"), "0"
     yield "share on spot", percent(ours.spot_share.mid), span(ours.spot_share, percent), "0 %"

@@ -7,6 +7,7 @@ buys on-demand; an on-demand fallback lasts for its set time; a move keeps the o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.job import JobSpec, span_s
 from spotkeeper.contract.policy import KEEP, ON_DEMAND, SPOT, End, On, PolicyAnswer, Start, Tick
-from spotkeeper.contract.stack import Model, PoolState, StackState
+from spotkeeper.contract.stack import Model, PoolState, StackState, region_of
 from spotkeeper.reconcile.decide.gang.zone_probe import STAY
 from spotkeeper.reconcile.decide.snapshot import Times
 from spotkeeper.reconcile.select.offers import HOUR_S, MoveCost, Need, Runs, Selection, select
@@ -54,10 +55,13 @@ def most_on_demand(spec: JobSpec, pool: PoolState) -> int:
 
 
 class Chooser:
-    """`select()` as the policy of a replay. It starts without knowledge of the zones, as in a new stack."""
+    """`select()` as the policy of a replay. It starts without knowledge of the zones, as in a new stack.
 
-    def __init__(self, spec: JobSpec, shop: Shop) -> None:
-        self.spec, self.shop = spec, shop
+    ``start_usd``: by region, the egress of the job's data at the first start there, USD for each machine.
+    """
+
+    def __init__(self, spec: JobSpec, shop: Shop, start_usd: Mapping[str, float] | None = None) -> None:
+        self.spec, self.shop, self.start_usd = spec, shop, start_usd or {}
         self.nodes = spec.size().max
         self.max_wait_s = None if spec.max_wait is None else span_s(spec.max_wait)
 
@@ -145,7 +149,7 @@ class Chooser:
             cold_s=TIMES.cold_s,
             runs=runs,
             work=self._work(tick),
-            move_costs=self._move_costs(tick.home) if self.ran else {},
+            move_costs=self._move_costs(tick.home) if self.ran else self._start_costs(),
             since=self.idle_since,
             max_wait_s=self.max_wait_s,
             save_s=TIMES.save_s,
@@ -159,6 +163,10 @@ class Chooser:
         return OfferHistory(
             self.shop.pool.name, zone, Model.SPOT, self.refused_at[id_], price=usd, watch=watch, boot_s=self.boot_s
         )
+
+    def _start_costs(self) -> dict[str, MoveCost]:
+        usd = {zone: self.start_usd.get(region_of(zone), 0.0) for zone in self.ids}
+        return {zone: MoveCost(0.0, price) for zone, price in usd.items() if price}
 
     def _move_costs(self, home: str) -> dict[str, MoveCost]:
         near, s = self.regions[home], self.terms.move_h * HOUR_S

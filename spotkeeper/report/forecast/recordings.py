@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Event
@@ -42,6 +42,7 @@ class Task:
         restart_h: hours from each launch until it trains; they are billed.
         reserved: how many of its machines are in reserved capacity, which is paid for already.
         move_usd: the egress of going to another of the job's regions, for each machine.
+        start_usd: by region, the egress of the job's data at the first start there, for each machine.
     """
 
     spec: JobSpec
@@ -53,6 +54,7 @@ class Task:
     deadline_h: float | None = None
     reserved: int = 0
     move_usd: float = 0.0
+    start_usd: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bought(self) -> int:
@@ -103,11 +105,12 @@ def outcomes(task: Task, part: RecordingPart, count: int, seed: str = "") -> Ite
         recording = _drawn(task, part.recording, rng)
         begins = int(recording.ticks * (number + rng.random()) / count)
         shop = task.shop.only(len(recording.zones))
-        if task.move_usd:
+        if task.move_usd or task.start_usd:
             pairs = zip(recording.zones, shop.pool.zones, strict=True)
             recording = replace(recording, zones=tuple(replace(one, region=region_of(name)) for one, name in pairs))
-        case = Case(part.name, recording, begins, 0, task.terms(recording.tick_h), begun=False)
-        yield play(case, Chooser(task.spec, shop))
+        terms = task.terms(recording.tick_h)
+        case = Case(part.name, recording, begins, 0, terms, begun=False, start_price=task.start_usd)
+        yield play(case, Chooser(task.spec, shop, task.start_usd))
 
 
 def _drawn(task: Task, recording: Recording, rng: random.Random) -> Recording:

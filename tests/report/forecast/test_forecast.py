@@ -138,6 +138,20 @@ def test_a_move_to_another_region_pays_its_egress_once() -> None:
         assert {round(out.egress, 3) for _, out in pairs} == paid
 
 
+def test_a_first_start_pays_for_the_jobs_data_unless_it_lies_there() -> None:
+    """Spot costs a quarter of on-demand in both regions, so the job starts where its data is, if it can."""
+    dear = with_(abroad(1e-9), start_usd={"r2": 2.0})
+    for zones, paid in ((("1" * 12, "1" * 12), {0.0}), (("0" * 12, "1" * 12), {0.0, 2.0})):
+        ran = [outcomes(made, part(*zones), 12) for made in (abroad(1e-9), dear)]
+        for free, out in (pairs := list(zip(*ran, strict=True))):
+            assert out.cost == pytest.approx(free.cost + out.egress, abs=1e-6)
+        assert {round(out.egress, 3) for _, out in pairs} == paid
+    made = forecast(with_(dear, start_usd={"r1": 0.5, "r2": 2.0}), Library((part("1" * 12, "1" * 12),)))
+    assert made.on_demand.usd.mid == pytest.approx(2 * (4.0 * (6.0 + RESTART_H) + 0.5))
+    assert {name: whole for name, _, _, whole in rows(made)}["of it egress"] == "$1.00"
+    assert "egress: a first start transfers the job's data: $1.00 in r1, $4.00 in r2" in made.assumptions
+
+
 def test_a_forecast_shows_egress_as_a_part_of_the_cost() -> None:
     library = Library((part("110000000000", "1" * 12),))
     made = forecast(abroad(0.25), library)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.facts import BucketCopy
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Owed
+from spotkeeper.contract.record import Owed, Slot
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.draft import Draft
 
@@ -26,12 +26,22 @@ SEEN_S = 60.0  # a copy that the cloud does not show for so long was never made
 
 
 def usd(draft: Draft, zone: str) -> float:
-    """Return what coming to this zone costs, USD for each machine."""
+    """Return what coming to this zone costs, USD for each machine.
+
+    A job with ``spread`` needs its data once in each region, so its first machine there pays for it.
+    """
     stack, record = draft.snapshot.stack, draft.record
     copied = 0.0
     if record.gen and record.zone is not None:
         copied = stack.egress_usd(region_of(record.zone), region_of(zone), disk_gb(draft))
-    return copied + _data_usd(draft, region_of(zone)) / max(1, draft.size())
+    data = _data_usd(draft, region_of(zone))
+    if draft.snapshot.spec is not None and draft.snapshot.spec.spread:
+        return 0.0 if region_of(zone) in {region_of(slot.zone) for slot in _slots(draft)} else data
+    return copied + data / max(1, draft.size())
+
+
+def _slots(draft: Draft) -> list[Slot]:
+    return [node.cur for node in draft.nodes if node.cur is not None]
 
 
 def disk_gb(draft: Draft) -> float:
@@ -72,16 +82,18 @@ def count(draft: Draft) -> None:
     if record.gen > before.gen and before.fetch is not None:
         _from_bucket(draft)
     arrived = before.move is not None and record.zone == before.move.zone != before.zone
-    if record.zone is None or not (arrived or (record.gen and not before.gen)):
+    if not (arrived or (record.gen and not before.gen)):
         return
     source = before.zone if arrived and before.zone is not None else ""
-    there = region_of(record.zone)
     spec, stack = draft.snapshot.spec, draft.snapshot.stack
-    if spec is None or not spec.data_gb or region_of(source) == there:
+    if spec is None or not spec.data_gb:
         return
     origin = spec.data_region or stack.region
-    if usd := stack.egress_usd(origin, there, spec.data_gb):
-        charge(draft, f"data.v{before.ver + 1}", spec.data_gb, usd, cause="data", detail=f"{origin} -> {there}")
+    zones = [record.zone] if record.zone is not None else [slot.zone for slot in _slots(draft)]
+    for there in sorted({region_of(zone) for zone in zones} - {region_of(source)}):
+        if usd := stack.egress_usd(origin, there, spec.data_gb):
+            key = f"data.{there}.v{before.ver + 1}" if spec.spread else f"data.v{before.ver + 1}"
+            charge(draft, key, spec.data_gb, usd, cause="data", detail=f"{origin} -> {there}")
 
 
 # -- copies of disks

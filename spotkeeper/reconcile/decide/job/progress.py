@@ -92,7 +92,7 @@ def move_costs(draft: Draft) -> dict[str, MoveCost]:
     Before the first generation there is nothing to copy, but the job's data may lie in another region.
     """
     spec, record, zones = draft.snapshot.spec, draft.record, draft.snapshot.stack.zones()
-    if spec is None or spec.spread:
+    if spec is None or (spec.spread and record.gen):
         return {}
     if not record.gen:
         return {zone: MoveCost(0.0, usd) for zone in zones if (usd := egress.usd(draft, zone))}

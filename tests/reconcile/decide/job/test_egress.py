@@ -14,6 +14,7 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job.progress import move_costs
 from spotkeeper.report.money.money import money
 from tests.reconcile.decide.job.test_progress import NOW, Change, calm, on_record, on_snapshot, on_spec
+from tests.reconcile.decide.test_guards import on_cur, on_node
 from tests.reconcile.world import JOB, World, stack
 
 HOME, ABROAD = "z", "y"
@@ -62,6 +63,26 @@ def test_data_is_read_anew_in_a_region_that_has_none() -> None:
     begins = on_record(gen=0)
     assert usd(draft(data, begins)) == {"y-a": 100.0 * USD_GB / 2}, "a job that has not begun has nothing else to move"
     assert usd(draft(begins)) == {}
+
+
+def test_machines_in_several_regions_bring_the_data_once_to_each() -> None:
+    """The first of them there pays; one that follows comes for nothing."""
+    spread = on_spec(data_gb=100.0, regions=(HOME, ABROAD), spread=True)
+    begins = on_record(gen=0, zone=None, members=())
+    assert usd(draft(spread, begins, on_cur(0, zone="z-a"), on_node(1, cur=None))) == {"y-a": 100.0 * USD_GB}
+    assert usd(draft(spread, begins, on_cur(0, zone="y-a"), on_node(1, cur=None))) == {}
+    assert usd(draft(spread, on_record(zone=None))) == {}, "its nodes stay where their disks are"
+
+
+def test_data_of_machines_in_several_regions_is_charged_once_for_each_region() -> None:
+    world = World(3, the_stack=both(), regions=(HOME, ABROAD), spread=True, data_gb=4.0, data_region=HOME)
+    for zone, machines in (("z-a", 1), ("z-b", 0), ("y-a", 2)):
+        world.capacity[zone, Model.SPOT] = machines
+        world.capacity[zone, Model.ON_DEMAND] = 0
+    world.submit()
+    world.until(world.training, 900)
+    (one,) = world.events(Event.EGRESS)
+    assert (one.cause, one.detail, one.gb, one.usd) == ("data", "z -> y", 4.0, pytest.approx(4.0 * USD_GB))
 
 
 def test_an_unknown_price_counts_as_none() -> None:
