@@ -362,7 +362,9 @@ def _stack(story: Story) -> StackState:
         pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, machines=(machine,)))
     regions, home = (story.zones, story.zones[0]) if story.regions else ((), "r")
     egress = {here: {there: TOLL for there in regions if there != here} for here in regions} if story.toll else {}
-    return StackState(STACK, "gcp", "p", home, "b", tuple(pools), boot_deadline_s=BOOT_S, regions=regions, egress=egress)
+    return StackState(
+        STACK, "gcp", "p", home, "b", tuple(pools), boot_deadline_s=BOOT_S, regions=regions, egress=egress
+    )
 
 
 def _spec(story: Story) -> JobSpec:

@@ -136,6 +136,13 @@ class Sky(NamedTuple):
         return next((v for v in self.vms if v.uid == uid), None)
 
 
+class Nowhere(dict[str, bool]):
+    """The regions of a snapshot, which no story tells; hashable, so that listings are."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+
 class Papers(NamedTuple):
     """What lies in the bucket of one job beside its record.
 
@@ -380,7 +387,9 @@ def listing(sky: Sky, answered: frozenset[str], hidden: bool, home: str) -> List
         for d in sorted(sky.disks)
         if d.zone in answered
     )
-    snaps = tuple(DiskSnapshot(p.name, JOBS[p.job], p.node, p.number, True) for p in sorted(sky.snaps))
+    snaps = tuple(
+        DiskSnapshot(p.name, JOBS[p.job], p.node, p.number, True, regions=Nowhere()) for p in sorted(sky.snaps)
+    )
     ops = tuple(sorted(sky.ops, key=repr))
     return Listing(tuple(vms), disks, snaps, answered, ops)
 

@@ -246,20 +246,22 @@ MOVE_ABROAD = Story(
     request_kinds=frozenset({"move"}),
     split=False,
     regions=True,
-    cap=4,
+    cap=6,  # a lost region keeps the grant of every number that was used meanwhile
 )
 # All machines are lost, or have notices, and home refuses new ones: the gang asks abroad before its disks leave.
 SEEK = Story(
-    "all machines go, and home refuses new ones",
+    "all machines are lost, and home refuses new ones",
     rounds=1,
     faults=2,
     requests=0,
-    kinds=frozenset({"killed", "noticed", "refused"}),
+    kinds=frozenset({"killed", "refused"}),
     split=False,
     regions=True,
     cap=4,
 )
-SEEK_TWO = SEEK._replace(name="two nodes, all machines go, and home refuses new ones", nodes=2, cap=6, faults=3)
+SEEK_NOTICE = SEEK._replace(
+    name="all machines have notices, and home refuses new ones", kinds=frozenset({"noticed", "refused"})
+)
 DEAR_ABROAD = DEAR._replace(
     name="spot is dear at home and cheap abroad, for a transfer that costs more", regions=True, toll=True, faults=1
 )
@@ -325,8 +327,9 @@ WORLDS = (
     MOVE_ABROAD_DEATH,
     MOVE_ABROAD_DEATH._replace(cloud="ec2"),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SEEK, MOVE_REFUSED, DEAR_ABROAD)),
-    SEEK._replace(rounds=2, faults=2, kinds=frozenset({"killed", "refused"})),
-    SEEK_TWO,
+    SEEK._replace(name="all machines are lost, and home refuses new ones, two rounds", rounds=2),
+    SEEK._replace(name="two nodes, all machines are lost, and home refuses new ones", nodes=2, cap=6, faults=3),
+    SEEK_NOTICE,
     MOVE_ABROAD._replace(name="a move to another region, and a loss too", faults=2, kinds=ABROAD | {"killed"}),
     *(
         story._replace(cloud=cloud, rounds=rounds)
@@ -363,6 +366,7 @@ __all__ = [
     "RUNG_LOSS",
     "RUNG_ROUNDS",
     "SEEK",
+    "SEEK_NOTICE",
     "SLICE",
     "SLOW_BOOT",
     "WIPED",

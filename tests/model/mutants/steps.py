@@ -26,6 +26,7 @@ from tests.model.mutate import (
 from tests.model.worlds import (
     BLANK_NODE,
     DEAR,
+    DEAR_ABROAD,
     LEFT_NODE,
     LONGEST,
     MOVE_ABROAD,
@@ -33,6 +34,7 @@ from tests.model.worlds import (
     RECALL,
     RECALL_ENDS,
     RUNG,
+    SEEK,
     SLOW_BOOT,
     WIPED,
     WIPED_LATER,
@@ -187,7 +189,7 @@ STEPS = (
         in_(
             "gang.zone_probe",
             "            _probe(draft, options, every)\n        return\n",
-            '            zone_move.begin(draft, zone, "asked")\n        return\n',
+            '            zone_move.begin(draft, options[0].zone, "asked")\n        return\n',
         ),
         MOVE,
         "S4",
@@ -210,6 +212,24 @@ STEPS = (
         ),
         MOVE_NO_ROOM,
         "L5",
+    ),
+    Mutant(
+        "a gang that has lost all machines gives back those that boot abroad",
+        in_("gang.zone_probe", "not (lost or wanted or (asked", "not (wanted or (asked"),
+        SEEK,
+        "L",
+    ),
+    Mutant(
+        "a move forgets the machines that stand by",
+        in_("gang.zone_move", "replace(node, next=node.next if taken else None,", "replace(node, next=None,"),
+        DEAR,
+        "S4",
+    ),
+    Mutant(
+        "egress counts for nothing in what a move is worth",
+        in_("job.progress", "MoveCost(copy_s, egress.usd(draft, zone))", "MoveCost(copy_s, 0.0)"),
+        DEAR_ABROAD,
+        "S8",
     ),
     Mutant(
         "a request is taken in again and again",

@@ -168,7 +168,9 @@ def _promote(draft: Draft) -> None:
     halted = draft.record.stop and draft.halted()
     for index, node in enumerate(draft.nodes):
         following = node.next
-        if following is None or following.state is not SlotState.ADMITTED or node.cur is None or node.probing:
+        if node.probing:  # in another zone, perhaps, where the gang goes only as a whole
+            continue
+        if following is None or following.state is not SlotState.ADMITTED or node.cur is None:
             continue
         if backed(node):
             slots.overtaken(draft, index, node.cur)

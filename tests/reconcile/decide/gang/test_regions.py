@@ -68,10 +68,13 @@ def test_a_gang_goes_abroad_with_its_disks_and_returns_without_a_step_lost() -> 
     assert world.started[-1][1] is not None and world.started[-1][1] >= abroad
 
 
-def test_a_gang_does_not_go_to_and_fro_between_dry_zones() -> None:
-    """Home is cheaper, but refused a few minutes ago; abroad has not been asked."""
+@pytest.mark.parametrize(
+    ("policy", "told"), [("balanced", ["z-a -> y-b"]), ("on-demand", ["z-a -> z-b", "z-b -> y-b"])]
+)
+def test_a_gang_does_not_go_to_and_fro_between_dry_zones(policy: str, told: list[str]) -> None:
+    """Home is cheaper, but refused a few minutes ago; abroad has not been asked. On spot it asks before it moves."""
     near, far = ("z-a", "z-b"), "y-b"
-    world = World(2, the_stack=both((*near, far)), regions=(HOME, ABROAD))
+    world = World(2, the_stack=both((*near, far)), regions=(HOME, ABROAD), policy=policy)
     world.submit()
     world.until(lambda: world.training() and world.newest is not None)
     for zone in near:
@@ -80,7 +83,7 @@ def test_a_gang_does_not_go_to_and_fro_between_dry_zones() -> None:
         world.preempt(node, 120.0)
     world.until(lambda: world.record().zone == far and world.training(), 3600)
     moves = [entry.detail for entry in world.events(Event.MOVE) if "->" in entry.detail]
-    assert moves == ["z-a -> z-b", "z-b -> y-b"]
+    assert moves == told
 
 
 def test_a_gang_stays_at_home_unless_its_file_names_another_region() -> None:
@@ -223,6 +226,18 @@ def test_a_gang_with_notices_for_all_machines_goes_where_spot_is_before_it_buys_
     assert len(world.dynamic()) == 2 and len(world.drives) == 2
 
 
+def test_a_machine_abroad_takes_no_place_before_the_whole_gang_goes() -> None:
+    """One of two is up there before its node's machine goes, the other one after."""
+    world = begun(regions=(HOME, ABROAD))
+    lost(world, 60.0)
+    world.until(lambda: len([one for one in world.dynamic() if one.vm.zone == "y-b"]) == 2)
+    next(one for one in world.dynamic() if one.vm.zone == "y-b" and one.vm.node == 1).up_at += 120.0
+    while world.record().move is None:
+        assert zones(world) <= {"z-a", None} and all(node.probing for node in world.record().nodes)
+        world.step()
+    world.until(lambda: world.record().zone == "y-b" and world.training())
+
+
 def test_where_no_region_has_spot_a_gang_with_notices_buys_on_demand_at_home() -> None:
     world = begun(regions=(HOME, ABROAD))
     gen = world.record().gen
@@ -230,7 +245,8 @@ def test_where_no_region_has_spot_a_gang_with_notices_buys_on_demand_at_home() -
         world.capacity[zone, Model.SPOT] = 0
     lost(world, 120.0)
     world.until(lambda: world.training() and world.record().gen > gen, 300)
-    assert zones(world) == {"z-a"} and {machine.vm.model for machine in world.dynamic()} == {Model.ON_DEMAND}
+    slots = [node.cur for node in world.record().nodes]
+    assert {(slot.zone, slot.model) for slot in slots if slot} == {("z-a", Model.ON_DEMAND)}
 
 
 def test_a_notice_for_one_of_two_machines_is_no_reason_to_go_abroad() -> None:
