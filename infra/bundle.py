@@ -9,8 +9,10 @@ cached by the hash of their inputs. This module calls no cloud; if installed pac
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import platform
+import py_compile
 import re
 import subprocess
 import sys
@@ -48,6 +50,7 @@ from spotkeeper.reconcile.service.http import main
 
 __all__ = ["main"]
 '''
+_THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest timestamp that a zip can store
 
 
@@ -59,8 +62,11 @@ class Archive:
     sha256: str
 
 
-def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
+def bundle(cache_folder: Path, python: str, arch: str = "x86_64", *, compiled: bool = False) -> Archive:
     """Return the tar that machines fetch, for their ``python`` (``3.11``) and ``arch`` (as ``uname -m`` prints it).
+
+    Args:
+        compiled: add compiled modules if this Python is a ``python``. Such a bundle depends on who packs it.
 
     Raises:
         BundleError: a dependency is not installed, or not available for that Python version.
@@ -68,11 +74,13 @@ def bundle(cache_folder: Path, python: str, arch: str = "x86_64") -> Archive:
     files = package_files("site/spotkeeper", LIBRARY, leave_out=NOT_ON_VMS) | _tree("site/spotkeeper_agent", AGENT)
     files |= job_files("job")
     files |= _tree("templates/job", ROOT / "templates" / "job")
-    key = _digest(files, _pins(agent_requires()), f"{python} {arch}")
+    compiled = compiled and python == _THIS_PYTHON
+    key = _digest(files, _pins(agent_requires()), f"{python} {arch}{' compiled' * compiled}")
     path = cache_folder / f"bundle-{key[:16]}.tar"
     if not path.exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            _write(path, _tar({**files, **_site_packages(agent_requires(), python, arch, Path(scratch))}))
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as cache:
+            files |= _site_packages(agent_requires(), python, arch, Path(scratch))
+            _write(path, _tar(files | _compiled(files, Path(cache)) if compiled else files))
     return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
@@ -218,7 +226,7 @@ def _site_packages(
     Args:
         glibc: N of the glibc 2.N with which the files must run.
     """
-    here = (f"{sys.version_info.major}.{sys.version_info.minor}", sys.platform, platform.machine())
+    here = (_THIS_PYTHON, sys.platform, platform.machine())
     if here == (python, "linux", arch) and all(runs_with(found.read_text("WHEEL") or "", glibc) for found in requires):
         return _installed(requires)
     command = [
@@ -233,6 +241,21 @@ def _site_packages(
         where = f"Python {python} on {arch} with glibc 2.{glibc}"
         raise BundleError(f"pip found no wheels for {where}: {done.stderr.strip()[-500:]}")
     return {name: path for name, path in _tree("site", scratch).items() if not name.startswith("site/bin/")}
+
+
+def _compiled(files: Mapping[str, Path], scratch: Path) -> dict[str, Path]:
+    """Return compiled modules that this Python's minor version loads without a look at their sources."""
+    out: dict[str, Path] = {}
+    for name, path in files.items():
+        if path.suffix == ".py":
+            made = importlib.util.cache_from_source(name, optimization="")
+            py_compile.compile(
+                *(str(path), str(scratch / made), name),
+                doraise=True,
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+            out[made] = scratch / made
+    return out
 
 
 def runs_with(wheel: str, glibc: int) -> bool:

@@ -17,13 +17,15 @@ from infra.gcp.identity import GcpIdentity, GcpShells
 from infra.gcp.network import GcpNetwork
 from infra.gcp.pools import GcpPools
 from infra.gcp.storage import GcpStorage
+from infra.settings.gcp import is_local
 from infra.settings.model import Settings
 from infra.shared import Disks, Exports, PlacementGroups
 
 
 def declare(settings: Settings, build: Path) -> Exports:
     """Declare every resource of the stack; ``build`` is the folder for archives."""
-    agent = bundle.bundle(build, settings.agent.python, settings.agent.arch)
+    # All machines of a one-machine cloud would compile the agent on the same cores.
+    agent = bundle.bundle(build, settings.agent.python, settings.agent.arch, compiled=is_local(settings))
     source = bundle.function_source(build, f"3.{settings.reconcile.runtime.removeprefix('python3')}")
     network = GcpNetwork(settings)
     identity = GcpIdentity(settings, network)

@@ -60,6 +60,22 @@ def test_a_bundle_is_named_by_its_hash_and_cached(archive: bundle.Archive) -> No
     assert archive.path.stat().st_mtime_ns == before
 
 
+def test_a_compiled_bundle_starts_without_a_look_at_the_sources(
+    tmp_path: Path, archive: bundle.Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("a", "b"):
+        package = tmp_path / part / "spotkeeper"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("text, numbers = 'text', {3, 1, 2}\n")
+        monkeypatch.setattr(bundle, "LIBRARY", package)
+        made = bundle.bundle(tmp_path / part, PYTHON, compiled=True)
+    assert made.sha256 == bundle.bundle(tmp_path / "a", PYTHON, compiled=True).sha256 != archive.sha256
+    with tarfile.open(made.path) as tar:
+        extract(tar, tmp_path)
+    (tmp_path / "site/spotkeeper/__init__.py").write_text("raise SystemExit(1)")
+    subprocess.run([sys.executable, "-c", "import spotkeeper"], cwd=tmp_path / "site", check=True)
+
+
 def test_a_changed_source_is_another_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "spotkeeper"
     package.mkdir()
