@@ -55,7 +55,6 @@ import sys
 if not __package__:  # run as a file (`python -S saver.py`): modules in its folder must not shadow others
     sys.path[0] = __file__.rsplit("/", 4)[0]
 
-import argparse
 import contextlib
 import ctypes
 import errno
@@ -392,21 +391,19 @@ def _end_with_parent(stop: Callable[..., None]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="saver", description="Make staged checkpoints durable.")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--socket", type=Path, help="listen at this unix socket until SIGTERM")
-    where.add_argument("--fd", type=int, help="serve the socket inherited as this descriptor; end with the parent")
-    args = parser.parse_args(argv)
-    if args.socket:
+    """``--socket PATH``: listen there until SIGTERM. ``--fd N``: serve the socket inherited as this descriptor, and end
+    with the parent. No argparse, since importing it takes a tenth of the saver's start."""
+    where, value = sys.argv[1:] if argv is None else argv
+    if where == "--socket":
         try:
-            server = SaverServer(listener=protocol.listen(args.socket))
+            server = SaverServer(listener=protocol.listen(Path(value)))
         except OSError as error:
-            print(f"saver: {args.socket}: {error.strerror}", file=sys.stderr)
+            print(f"saver: {value}: {error.strerror}", file=sys.stderr)
             return 1
         signal.signal(signal.SIGTERM, server.stop)
         signal.signal(signal.SIGINT, server.stop)
     else:
-        server = SaverServer(peer=socket.socket(fileno=args.fd))
+        server = SaverServer(peer=socket.socket(fileno=int(value)))
         _end_with_parent(server.stop)
     server.serve()
     return 0

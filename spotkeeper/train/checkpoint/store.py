@@ -29,7 +29,6 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,6 +171,8 @@ def read_into(folder: Path | str, manifest: Manifest, name: str, target: memoryv
         ValueError: the file is unreadable.
         ChecksumError: the file is too short, or its hash is wrong.
     """
+    from concurrent.futures import ThreadPoolExecutor  # logging comes with it, and the saver reads nothing this way
+
     file = next(file for file in manifest.files if file.name == name)
     digest = hashlib.sha256()
     at = 0

@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,14 +171,14 @@ def make_way(base: Path | str, name: str) -> None:
     if not remove(base, name):
         above, last = _split(name)
         with contextlib.suppress(OSError):
-            rename(base, name, f"{above}/.{last}.{secrets.token_hex(8)}".lstrip("/"))
+            rename(base, name, f"{above}/.{last}.{_random()}".lstrip("/"))
 
 
 def replace(base: Path | str, name: str, content: bytes, mode: int = 0o644) -> None:
     """Write a file atomically, replacing any file, link or folder of that name. Raises OSError, ValueError."""
     above, last = _split(name)
     with folder(base, above) as at:
-        beside = f".{last}.{secrets.token_hex(8)}"
+        beside = f".{last}.{_random()}"
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
         try:
             with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
@@ -194,6 +192,10 @@ def replace(base: Path | str, name: str, content: bytes, mode: int = 0o644) -> N
             with contextlib.suppress(OSError):
                 os.unlink(beside, dir_fd=at)
             raise
+
+
+def _random() -> str:
+    return os.urandom(8).hex()
 
 
 def rename(base: Path | str, name: str, to: str) -> None:
@@ -221,6 +223,8 @@ def remove(base: Path | str, name: str) -> bool:
         with contextlib.suppress(OSError, RecursionError):
             _delete(at, last)
         if os.path.lexists(here):
+            import subprocess  # the saver, which imports this module, starts in fewer milliseconds without
+
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 rm = ["rm", "-rf", "--one-file-system", "--", here]
                 subprocess.run(rm, pass_fds=(at,), stderr=subprocess.DEVNULL, timeout=_REMOVE_S, check=False)
