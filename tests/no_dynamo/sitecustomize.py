@@ -7,7 +7,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 REGISTRATIONS = "torch._meta_registrations"  # what operators do to tensors without data
-MODULES = ("torch._dynamo", "torch.export", REGISTRATIONS)
+NATIVE = "torch._native"  # kernels in Triton and CUTLASS; it imports CUDA's bindings
+MODULES = ("torch._dynamo", "torch.export", REGISTRATIONS, NATIVE)
 
 
 class StandIn(ModuleType):
