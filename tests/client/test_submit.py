@@ -254,8 +254,9 @@ def test_a_wrong_job_file_writes_nothing(cli: Cli, store: Store, folder: Path) -
     done = cli("submit", folder / "job.yaml")
     assert done.code == 2
     assert done.err.splitlines() == [
-        'error: job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
-        "error: job.yaml:4: nodes: 99: is more machines than pools workers, always, gpus may have (7)",
+        "error: 2 problems:",
+        '  job.yaml:3: source: "cod": no such folder (relative to the job file) (did you mean code?)',
+        "  job.yaml:4: nodes: 99: is more machines than pools workers, always, gpus may have (7)",
     ]
     assert store.list("") == before
 
@@ -269,10 +270,9 @@ def test_a_wrong_job_file_is_reported_without_a_stack(
     (folder / "job.yaml").write_text("name: First\ncommand: [train.py]\nsource: cod\n")
     done = cli("submit", folder / "job.yaml")
     assert done.code == 3
-    first, second, third, remedy = done.err.splitlines()
-    assert first.startswith('error: job.yaml:1: name: "First"') and second.startswith(
-        'error: job.yaml:3: source: "cod"'
-    )
+    head, first, second, third, remedy = done.err.splitlines()
+    assert head == "error: 2 problems:"
+    assert first.startswith('  job.yaml:1: name: "First"') and second.startswith('  job.yaml:3: source: "cod"')
     assert third.startswith("error: no stack") and remedy.startswith("  try: ")
 
 

@@ -278,7 +278,8 @@ def test_the_queue_is_on_the_stacks_page_and_on_the_pages_of_its_jobs(
     async def story(user: User) -> None:
         await user.open("/stack")
         await until(lambda: "Jobs that wait" in text(user) and ">gpt<" in text(user))
-        assert "needs 2 machines, 1 is free; its machines went to first" in text(user)
+        why = "first is protected to its end (a stop would lose work); its machines went to first"
+        assert f"needs 2 machines, 1 is free; {why}" in text(user)
         assert "No job is on hold." in text(user)
         await user.open("/jobs/gpt")
         await until(lambda: "queued (1st)" in text(user))

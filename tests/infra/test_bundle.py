@@ -240,7 +240,7 @@ def test_the_functions_archive_is_for_the_python_that_runs_it(
     def source(build: Path, python: str) -> NoReturn:
         raise AskedError(python)
 
-    monkeypatch.setattr(bundle, "bundle", lambda *_: None)
+    monkeypatch.setattr(bundle, "bundle", lambda *_, **__: None)
     monkeypatch.setattr(bundle, "function_source", source)
     with pytest.raises(AskedError, match=rf"^3\.{runtime[-2:]}$"):
         gcp.declare(stackfiles.read("gcp", {"reconcile": {"runtime": runtime}}), tmp_path)

@@ -208,7 +208,14 @@ def test_only_the_machines_role_may_be_passed_and_only_to_ec2(function: str) -> 
     assert not may(function, "iam:PassRole", f"{role}-fn", {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
-OTHERS = ("batch", "bundle", "copy_of", "segment", "study")  # Pulumi's, submitters', and no path of an object
+OTHERS = (
+    "batch",
+    "bundle",
+    "by_function",
+    "copy_of",
+    "segment",
+    "study",
+)  # Pulumi's, submitters', and no path of an object
 
 
 def written() -> dict[str, str]:
