@@ -157,6 +157,13 @@ class Node(Struct, frozen=True, omit_defaults=True, gc=False):
         """Whether ``next`` is a probe (it only tests whether its offer has capacity) and not a replacement."""
         return self.next is not None and self.next.cause == PROBE
 
+    def keeps(self, generation: int) -> bool:
+        """Whether its checkpoint disk has this generation's newest commit, which is the job's newest.
+
+        It was written there, or was there when a later generation began.
+        """
+        return self.wrote == generation or self.newest_generation > generation
+
 
 class Move(Struct, frozen=True, omit_defaults=True):
     """A move of the whole gang to another zone, with copies of its disks."""

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 import yaml
 from msgspec.structs import replace
 from prometheus_client.core import Metric
 
+from spotkeeper.cli import main
 from spotkeeper.client.target import Target
 from spotkeeper.contract.allocation import Allocation, Claim, TeamUse
 from spotkeeper.contract.generation import Progress
@@ -303,6 +305,24 @@ def test_rules_and_dashboard_name_metrics_that_exist(reading: StackReading, targ
     assert {name.removesuffix("_total") for name in told} <= {
         part for family in families for part in (family.name, f"{family.name}_sum")
     }
+
+
+def test_what_alerts_tell_people_to_run_are_commands() -> None:
+    app = typer.main.get_command(main.app)
+    assert isinstance(app, typer.core.TyperGroup)
+    rules = [
+        rule for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"] for rule in group["rules"]
+    ]
+    told = [rule["annotations"]["action"] for rule in rules]
+    given = re.sub(
+        r"\{\{ \$labels\.(node|job_name) \}\}",
+        lambda label: {"node": "1", "job_name": "first"}[label[1]],
+        "\n".join(told),
+    )
+    commands = re.findall(r"spotkeeper ([a-z]+)((?: (?:first|ZONE|--[a-z]+(?: [0-9]\w*)?))*)", given)
+    assert len(commands) >= 8
+    for verb, words in commands:
+        app.commands[verb].make_context(verb, words.split())
 
 
 def test_how_busy_machines_and_devices_are(

@@ -94,8 +94,8 @@ def _on_disks(store: Store, record: Record) -> Iterator[CheckpointView]:
             held[fact.node] = max(commit, held.get(fact.node, (0, 0)))
     last = lookup.committed(store, record.job)
     for index, node in enumerate(record.nodes):
-        wrote = last is not None and node.wrote == last[0]
-        commit = max([c for c in (held.get(index), last if wrote else None) if c is not None], default=None)
+        newest = last if last is not None and node.keeps(last[0]) else None
+        commit = max([each for each in (held.get(index), newest) if each is not None], default=None)
         if commit is not None:
             where = f"static machine {node.machine}" if node.machine is not None else f"disk of node {index}"
             yield CheckpointView("{}-{}".format(*commit), where)

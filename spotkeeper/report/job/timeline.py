@@ -78,7 +78,8 @@ class Timeline(Struct, frozen=True):
 
 def resumed_steps(ledger: Iterable[Entry]) -> list[float]:
     """Return the steps at which the generations after the first one resumed, for marks in charts."""
-    return [float(entry.step) for entry in ledger if entry.step is not None and entry.gen > 1]
+    resumed = (entry for entry in ledger if entry.event is Event.GENERATION and entry.gen > 1)
+    return sorted({float(entry.step) for entry in resumed if entry.step is not None})
 
 
 _STATES = (Event.GENERATION, Event.HOLD, Event.RESUME, Event.END, Event.DONE)

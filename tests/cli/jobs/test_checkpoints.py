@@ -55,6 +55,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+def test_a_checkpoint_that_later_generations_only_resumed_from_is_listed(cli: Cli, store: Store) -> None:
+    """A script that fails soon after each resume commits nothing new."""
+    a_job(store, nodes=(Node(cur=slot(), wrote=8, newest_generation=8), Node(cur=slot(attempt=2), wrote=1)))
+    store.put_progress(JOB, Progress(8, 399, 1.0, commit_gen=2, commit_step=399))
+    rows = json.loads(cli("checkpoints", "first", "--json").out)
+    assert [(row["commit"], row["where"]) for row in rows] == [("2-399", "disk of node 0")]
+
+
 def test_checkpoints_are_listed_newest_first_with_their_places(cli: Cli, store: Store) -> None:
     nodes = (Node(cur=slot(), wrote=2), Node(cur=slot(attempt=2), wrote=1, machine="sk-prod-fix-s0"))
     a_job(store, nodes=nodes, mirror=(Mirrored("1-20", 0, 0.0),), mirror_top="1-20")

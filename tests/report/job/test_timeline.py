@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from spotkeeper.contract.ledger import Event
-from spotkeeper.report.job.timeline import BarKind, timeline
+from spotkeeper.report.job.timeline import BarKind, resumed_steps, timeline
 from spotkeeper.report.money.money import attempts, money, over_time
 from tests.report.ledgers import HOUR, NOTICED, entry, generation, intent
 
@@ -29,6 +29,21 @@ def test_a_noticed_machine_and_its_replacement() -> None:
     assert [(mark.event, mark.at) for mark in view.marks] == [(Event.NOTICE, HOUR), (Event.PROMOTED, HOUR + 70)]
     assert [number for _, number, _ in view.starts] == [1, 2]
     assert (view.start, view.end, view.nodes) == (0.0, END, (0,))
+
+
+def test_charts_mark_each_step_at_which_a_later_generation_resumed() -> None:
+    """Not the step of its first checkpoint; nor one twice, if two generations resumed there."""
+    ledger = [
+        entry(Event.GENERATION, 0.0, gen=1, step=0),
+        *(
+            entry(event, 9.0, gen=number, step=7 * number)
+            for number in (2, 3)
+            for event in (Event.FIRST, Event.CHECKPOINT)
+        ),
+        *(entry(Event.GENERATION, float(number), gen=number, step=step) for number, step in ((2, 12), (3, 12), (4, 9))),
+        entry(Event.GENERATION, 5.0, gen=5),
+    ]
+    assert resumed_steps(ledger) == [9.0, 12.0]
 
 
 def test_two_machines_of_a_node_share_its_lane_while_both_exist() -> None:

@@ -135,7 +135,7 @@ def ruined(draft: Draft, ready: Iterable[int]) -> bool:
     state one damaged part suffices, since the other parts are useless without it.
     """
     commit = newest(draft)
-    keepers = [index for index, node in enumerate(draft.nodes) if commit is not None and keeps(node, commit)]
+    keepers = [index for index, node in enumerate(draft.nodes) if commit is not None and node.keeps(commit[0])]
     if commit is None or not keepers:
         return False
     there = dict(machines(draft, ready))
@@ -157,7 +157,7 @@ def gone(draft: Draft, ready: Iterable[int]) -> bool:
     commit, there = newest(draft), list(ready)
     if commit is None or not mounted(draft, there):
         return False
-    keepers = [index for index, node in enumerate(draft.nodes) if keeps(node, commit)]
+    keepers = [index for index, node in enumerate(draft.nodes) if node.keeps(commit[0])]
     if not keepers or not all(
         _comes_home(draft, index) if index in there else _no_home(draft, index) for index in keepers
     ):
@@ -216,10 +216,10 @@ def may_take(draft: Draft, index: int, machine: str | None) -> bool:
         return True
     if sharded(draft):
         return not node.wrote
-    keepers = [other for at in draft.filled() if keeps(other := draft.nodes[at], commit)]
+    keepers = [other for at in draft.filled() if (other := draft.nodes[at]).keeps(commit[0])]
     nodes = {keeper.machine for keeper in keepers if keeper.machine is not None}
     others = (draft.nodes[at] for at in draft.filled() if at != index)
-    if any((keeps(other, commit) and _at_home(other)) or _on(other, nodes) for other in others):
+    if any((other.keeps(commit[0]) and _at_home(other)) or _on(other, nodes) for other in others):
         return True
     return not keepers or machine in nodes
 
@@ -249,7 +249,7 @@ def pinned(draft: Draft) -> str | None:
     commit = newest(draft)
     if commit is None or given_up(draft) or covered(draft):
         return None
-    homes = [draft.nodes[at].machine for at in draft.filled() if keeps(draft.nodes[at], commit)]
+    homes = [draft.nodes[at].machine for at in draft.filled() if draft.nodes[at].keeps(commit[0])]
     return None if not homes or None in homes else homes[0]
 
 
@@ -258,11 +258,6 @@ def bound(draft: Draft, index: int) -> str | None:
     machine = draft.nodes[index].machine
     free = given_up(draft) or covered(draft)
     return machine if machine is not None and not free and not may_take(draft, index, None) else None
-
-
-def keeps(node: Node, commit: Commit) -> bool:
-    """Whether a node's checkpoint disk has this commit: it was written there, or was there when a generation began."""
-    return node.wrote == commit[0] or node.newest_generation > commit[0]
 
 
 def _at_home(node: Node) -> bool:

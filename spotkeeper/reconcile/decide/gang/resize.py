@@ -72,7 +72,7 @@ def _lost_with(draft: Draft, drop: Sequence[int]) -> str:
         if (
             location.has_newest(draft, index, members[index])
             if index in members
-            else location.keeps(draft.nodes[index], commit)
+            else draft.nodes[index].keeps(commit[0])
         )
     }
     if not have or have - set(drop):
