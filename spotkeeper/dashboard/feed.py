@@ -105,7 +105,7 @@ class JobFeed:
         self._viewers: list[Viewer] = []
         self._curves = CurvesReader(self.store, clock)
         self._wake = asyncio.Event()
-        self._slow_at = self._list_at = self._market_at = float("-inf")
+        self._slow_at = self._list_at = self._ended_at = self._market_at = float("-inf")
         self._behind = False  # more jobs are due than a round reads
         self._ids: tuple[str, ...] = ()
         self._ended: tuple[str, ...] = ()
@@ -196,10 +196,11 @@ class JobFeed:
         if any(viewer.lists for viewer in viewers) and at - self._list_at >= ROW_S:
             self._ids = self.store.active_jobs()
             self._list_at = at
-        if any(viewer.ended for viewer in viewers):
-            self._ended = self._ended or tuple(
+        if any(viewer.ended for viewer in viewers) and at - self._ended_at >= OTHER_S:
+            self._ended = tuple(
                 path.removeprefix(lookup.TOMBS) for path in self.store.newest(lookup.TOMBS, lookup.MOST_ENDED)
             )
+            self._ended_at = at
         due = self._due(viewers, at)
         self._behind = len(due) > BATCH
         with ThreadPoolExecutor(READS) as pool:
@@ -221,8 +222,10 @@ class JobFeed:
 
     def _due(self, viewers: Iterable[Viewer], at: float) -> list[str]:
         every: dict[str, float] = {}
+        gone = [job for job, state in self.jobs.items() if not state.settled]  # from the active jobs, if not in _ids
         for viewer in viewers:
-            wanted = [(job, OTHER_S) for job in (*self._ids, *(self._ended if viewer.ended else ()))] * viewer.lists
+            listed = (*self._ids, *gone, *(self._ended if viewer.ended else ()))
+            wanted = [(job, OTHER_S) for job in listed] * viewer.lists
             wanted += [(job, ROW_S) for job in viewer.rows]
             wanted += [(viewer.job, OPEN_S)] if viewer.job else []
             for job, pause in wanted:

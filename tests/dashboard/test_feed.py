@@ -15,9 +15,10 @@ from spotkeeper.client.target import Target
 from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.contract.record import Record
+from spotkeeper.contract.record import Phase, Record
 from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS, drawn
 from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
+from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
 from tests.cli.jobs.test_metrics import put, reads_of_metrics
@@ -68,6 +69,37 @@ def test_the_open_job_is_read_every_2_s_a_row_every_10_and_others_once_a_minute(
     assert rounds(feed, ticks, 60) == {JOB: 1, OTHER: 6}
     feed.add(Viewer(lambda: None, job=JOB))
     assert rounds(feed, ticks, 60) == {JOB: 30, OTHER: 6}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_job_that_ends_while_nobody_looks_is_read_once_more(
+    feed: JobFeed, ticks: Ticks, bucket: Bucket, ended: bool
+) -> None:
+    """It was listed as training for ever, and one submitted meanwhile never came under the ended jobs."""
+    store, early, late = bucket[0], "cccccccc", "dddddddd"
+
+    def end(job: str) -> None:
+        store.delete(paths.active(job))
+        store.put(paths.tomb(job), b"")
+
+    a_job(store, job=early, name="early", phase=Phase.DONE)
+    end(early)
+    watch = Viewer(lambda: None, ended=ended)
+    feed.add(watch)
+    assert rounds(feed, ticks, 60) == {JOB: 1, OTHER: 1, **({early: 1} if ended else {})}
+    watch.hidden = True
+    read = store.read_record(OTHER)
+    assert read is not None
+    assert store.cas_record(replace(read.value, phase=Phase.DONE, ver=read.value.ver + 1), read.token)
+    a_job(store, job=late, name="late", phase=Phase.DONE)
+    end(OTHER)
+    end(late)
+    ticks.at += 300.0
+    watch.hidden = False
+    shown = {JOB: 1, OTHER: 1, **({early: 0, late: 1} if ended else {})}
+    assert rounds(feed, ticks, 60) == shown
+    assert [job for job, known in feed.jobs.items() if not known.settled] == [JOB]
+    assert rounds(feed, ticks, 120) == {job: 2 * (job == JOB) for job in shown}
 
 
 def test_nothing_is_read_for_hidden_pages(feed: JobFeed, ticks: Ticks) -> None:
