@@ -164,7 +164,12 @@ class LogPanel:
         if self._gens.options != gens and self._gens.value in gens:
             self._gens.set_options(gens)
         more = f", the last {tail.shown:,} are shown" if tail.found > tail.shown else ""
-        put(self._said, el("span", wrong or (count(tail.found, "line") + more if tail.found else "no lines")))
+        none = (
+            "no lines"
+            if chosen.since == EVERY
+            else f"no lines in the last {chosen.since.removeprefix('1 ')}; older ones: Last, {EVERY}"
+        )
+        put(self._said, el("span", wrong or (count(tail.found, "line") + more if tail.found else none)))
         if self._send(tail) and self._follow.value:
             code = f"const e = document.getElementById('{self._lines.html_id}'); if (e) e.scrollTop = e.scrollHeight"
             ui.run_javascript(code)

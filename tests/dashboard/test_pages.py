@@ -160,7 +160,7 @@ def test_the_page_of_a_job(bucket: Bucket, play: Callable[..., None]) -> None:
         for name, shown in (
             ("Checkpoints", "No checkpoint is known"),
             ("Job file", "- train.py"),
-            ("Logs", "no lines"),
+            ("Logs", "no lines in the last hour; older ones: Last, all"),
         ):
             open_tab(user, name)
             await until(lambda shown=shown: shown in text(user))
