@@ -10,6 +10,7 @@
 3. If an older trainer is still connected, it may write into its memory at any time. So the next trainer gets other
    memories, and copies a kept image before it trusts the seal (``LeftImage.shared``).
 4. A memory whose image is being written is given to no trainer before the write has ended.
+5. An image is kept until it is a checkpoint or a newer one is kept: the next trainer may be lost before it has one.
 
 Standard library only: this runs in the saver.
 """
@@ -44,6 +45,7 @@ class LeftImage:
     shared: bool  # the trainer was still connected: it may change the memory
     durable: bool = False  # COMMIT is on disk
     writing: bool = False
+    trained_on: bool = False  # the next trainer needs it no more
     told: list[Peer] = field(default_factory=list)  # trainers to tell of the write's end
 
     @property
@@ -98,8 +100,9 @@ class Handover:
             return
         kept.durable = commit in there
         if kept.durable or self._begin(kept):
-            self.release()
-            self._kept = kept
+            old, self._kept = self._kept, kept
+            if old is not None and old.shared and not old.writing:
+                old.memory.close()
 
     def offer(self, folder: Path) -> LeftImage | None:
         """Return the kept image if a trainer with this folder may restore it. A write that has failed begins again.
@@ -133,11 +136,15 @@ class Handover:
         return [kept.commit for kept in self._running if kept.folder == folder]
 
     def release(self) -> None:
-        """Free the kept image's memory if no trainer fills it again. Called once the next trainer trains."""
+        """Free the kept image's memory if no trainer fills it again, now or once it is on disk.
+
+        Called once the next trainer trains.
+        """
         kept = self._kept
         if kept is not None and kept.shared:
-            self._kept = None
-            if not kept.writing:
+            kept.trained_on = True
+            if kept.durable:
+                self._kept = None
                 kept.memory.close()
 
     def forget(self, memory: Buffer) -> None:
@@ -162,6 +169,8 @@ class Handover:
                 if isinstance(write.written, Manifest):
                     kept.durable = True
                     kept.memory.staged, kept.memory.stretches = write.written, kept.seal.stretches
+                    if kept is self._kept and kept.shared and kept.trained_on:
+                        self._kept = None
                 if kept.shared and kept is not self._kept:
                     kept.memory.close()
                 yield write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -288,6 +289,44 @@ def test_an_older_trainer_has_no_memory_of_the_next(node: Node) -> None:
     memory[:] = bytes(len(memory))
     assert all(any(each[-AREA:]) for each in mine)
     assert node.server._handover._kept is None, "freed once the next trainer trains"
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_an_image_is_kept_until_the_disk_has_it_though_the_next_trainer_trains(node: Node, fails: int) -> None:
+    """An older trainer hangs, and the next one is lost after it has asked for memory, before it has an image."""
+    node.fails = fails
+    older, _ = node.hello(1)
+    node.image(older, 0, 5.0, KEPT)
+    client, known = node.hello(2)
+    assert loaded(node, client, known) == (KEPT, 5.0, "memory", False)
+    node.image(client, 0, 6.0, Commit(2, 6))
+    break_seal(memoryview(client.image(0, 1) or b""))
+    if fails:
+        node.write()
+        node.disk.clear()
+    node.lose()
+    client, known = node.hello(3)
+    assert loaded(node, client, known) == (KEPT, 5.0, "memory", False)
+    node.write()
+    assert store.complete(node.folder) == [KEPT]
+    node.image(client, 0, 8.0, Commit(3, 8))
+    assert node.server._handover._kept is None, "it is on disk, and the next trainer trains"
+
+
+def test_an_image_gives_way_to_a_newer_one_that_is_kept(node: Node) -> None:
+    older, _ = node.hello(1)
+    node.image(older, 0, 5.0, KEPT)
+    client, _ = node.hello(2)
+    node.image(client, 0, 6.0, Commit(2, 6))
+    first = node.server._handover._kept
+    node.lose()
+    client, known = node.hello(3)
+    assert loaded(node, client, known) == (Commit(2, 6), 6.0, "memory", False)
+    node.write()
+    assert store.complete(node.folder) == [Commit(2, 6), KEPT]
+    assert first is not None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(first.memory.fd)
 
 
 def test_an_image_older_than_the_disk_is_not_offered(node: Node) -> None:
