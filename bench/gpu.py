@@ -88,7 +88,7 @@ def main() -> int:
     if options.device == "cuda":
         about = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "torch": torch.__version__}
         OUT.write_text(json.dumps({**about, "machine": run.machine(), "figures": found}, indent=2) + "\n")
-    return 0 if all(figure["holds"] for figure in found) else 1
+    return 1 if any(figure["holds"] is False for figure in found) else 0
 
 
 if __name__ == "__main__":
