@@ -249,11 +249,8 @@ def _compiled(files: Mapping[str, Path], scratch: Path) -> dict[str, Path]:
     for name, path in files.items():
         if path.suffix == ".py":
             made = importlib.util.cache_from_source(name, optimization="")
-            py_compile.compile(
-                *(str(path), str(scratch / made), name),
-                doraise=True,
-                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-            )
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(path), str(scratch / made), name, doraise=True, invalidation_mode=mode)
             out[made] = scratch / made
     return out
 

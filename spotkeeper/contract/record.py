@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from spotkeeper.contract.job import MOST_NODES
 from spotkeeper.contract.ledger import Entry
-from spotkeeper.contract.stack import Model, region_of
+from spotkeeper.contract.stack import Model, within
 from spotkeeper.contract.sweep import Trial
 
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
@@ -181,7 +181,7 @@ class ZoneRequest(Struct, frozen=True, array_like=True):
     since: Past
 
     def covers(self, zone: str) -> bool:
-        return self.zone in (zone, region_of(zone))
+        return within(zone, self.zone)
 
 
 class Roll(Struct, frozen=True):

@@ -43,6 +43,11 @@ def region_of(zone: str) -> str:
     return zone[:-2] if zone[-2:-1] == "-" else zone[:-1] if zone[-2:-1].isdecimal() else zone
 
 
+def within(zone: str, place: str) -> bool:
+    """Return whether a zone is this zone, or lies in this region."""
+    return place in (zone, region_of(zone))
+
+
 def template_key(model: str, region: str, first: str) -> str:
     """Return a region's key in ``PoolState.templates``: ``spot`` in the first, else ``us-east1/spot``."""
     return model if region == first else f"{region}/{model}"

@@ -222,9 +222,9 @@ class JobFeed:
 
     def _due(self, viewers: Iterable[Viewer], at: float) -> list[str]:
         every: dict[str, float] = {}
-        gone = [job for job, state in self.jobs.items() if not state.settled]  # from the active jobs, if not in _ids
+        unsettled = [job for job, state in self.jobs.items() if not state.settled]  # perhaps active no more
         for viewer in viewers:
-            listed = (*self._ids, *gone, *(self._ended if viewer.ended else ()))
+            listed = (*self._ids, *unsettled, *(self._ended if viewer.ended else ()))
             wanted = [(job, OTHER_S) for job in listed] * viewer.lists
             wanted += [(job, ROW_S) for job in viewer.rows]
             wanted += [(viewer.job, OPEN_S)] if viewer.job else []

@@ -26,8 +26,8 @@ from spotkeeper.contract.job import JobRequest, JobSpec, RequestKind, deadline_a
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.parse.jobfile import Overrides
 from spotkeeper.contract.parse.problem import nearest
-from spotkeeper.contract.record import Phase, Record, SlotState, ZoneRequest
-from spotkeeper.contract.stack import Model, StackState, region_of
+from spotkeeper.contract.record import Phase, Record, SlotState
+from spotkeeper.contract.stack import Model, StackState, within
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume_with as command_with
 
@@ -101,9 +101,9 @@ def check_zone(store: Store, record: Record, zone: str) -> None:
     state = store.read_stack()
     if spec is not None and state is not None:
         zones = {zone for pool in pools_of(spec, state) if pool.kind == "spot" for zone in pool.zones}
-        if zone not in zones and zone not in map(region_of, zones):
+        if not any(within(each, zone) for each in zones):
             wide = pools_of(replace(spec, regions=state.regions), state)
-            if any(pool.kind == "spot" and zone in (*pool.zones, *map(region_of, pool.zones)) for pool in wide):
+            if any(pool.kind == "spot" and any(within(each, zone) for each in pool.zones) for pool in wide):
                 regions = ", ".join(spec.regions or (state.region,))
                 raise CliError(f"{zone} is not in a region of this job (`regions`: {regions})", Exit.USAGE)
             near = nearest(zone, zones)
@@ -368,7 +368,7 @@ def _refuse_stayed(store: Store, record: Record, asked: JobRequest) -> None:
     """Raise CliError if a requested move has ended where it began."""
     if asked.kind is not RequestKind.MOVE or record.move is not None or record.asked_zone is not None:
         return
-    if not ZoneRequest(asked.zone or "", asked.at).covers(record.zone or ""):
+    if not within(record.zone or "", asked.zone or ""):
         entries = (*store.list_ledger(record.job), *record.outbox)
         ended = [one for one in entries if one.event is Event.MOVE and one.cause in STAYED and one.at >= asked.at]
         if ended:
@@ -392,7 +392,7 @@ def _done(before: Record, record: Record, asked: JobRequest) -> bool:
             return trains and len(slots) == asked.nodes
         case RequestKind.MOVE:
             moves = record.move is not None or record.asked_zone is not None
-            return trains and not moves and ZoneRequest(asked.zone or "", asked.at).covers(record.zone or "")
+            return trains and not moves and within(record.zone or "", asked.zone or "")
         case RequestKind.SWAP:
             old = before.nodes[asked.node or 0].cur
             new = record.nodes[asked.node or 0].cur

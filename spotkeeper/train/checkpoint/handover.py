@@ -101,8 +101,8 @@ class Handover:
         kept.durable = commit in there
         if kept.durable or self._begin(kept):
             old, self._kept = self._kept, kept
-            if old is not None and old.shared and not old.writing:
-                old.memory.close()
+            if old is not None:
+                self._free(old)
 
     def offer(self, folder: Path) -> LeftImage | None:
         """Return the kept image if a trainer with this folder may restore it. A write that has failed begins again.
@@ -145,7 +145,7 @@ class Handover:
             kept.trained_on = True
             if kept.durable:
                 self._kept = None
-                kept.memory.close()
+                self._free(kept)
 
     def forget(self, memory: Buffer) -> None:
         """Keep the image in ``memory`` no longer, because the memory is about to be freed."""
@@ -171,9 +171,13 @@ class Handover:
                     kept.memory.staged, kept.memory.stretches = write.written, kept.seal.stretches
                     if kept is self._kept and kept.shared and kept.trained_on:
                         self._kept = None
-                if kept.shared and kept is not self._kept:
-                    kept.memory.close()
+                self._free(kept)
                 yield write
+
+    def _free(self, kept: LeftImage) -> None:
+        """Close an image's memory if no trainer fills it again, and it is neither kept nor written."""
+        if kept.shared and kept is not self._kept and not kept.writing:
+            kept.memory.close()
 
     def _begin(self, kept: LeftImage) -> bool:
         """Begin to write an image; return False if its generation may not write to the disk any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateSnapshot, DiskSnapshot
+from spotkeeper.contract.cloud import CreateSnapshot
 from spotkeeper.contract.record import Owed, Warm
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -55,14 +55,9 @@ def wanted(draft: Draft) -> tuple[CreateSnapshot, ...]:
         CreateSnapshot(record.job, record.uid, index, node.disk, zone, node.warm, warm.region)
         for index, node in enumerate(draft.nodes)
         if node.warm is not None
-        and _lacking(draft.queries.snapshots.get((index, node.warm)), warm.region)
+        and (index, node.warm) not in draft.queries.snapshots
         and draft.queries.disk(index, node.disk, zone) is not None
     )
-
-
-def _lacking(found: DiskSnapshot | None, region: str) -> bool:
-    """Whether the next call is due for a warm copy: the snapshot, then on EC2 its copy in the region."""
-    return found is None or (found.ready and bool(found.regions) and region not in found.regions)
 
 
 def owe(draft: Draft) -> None:

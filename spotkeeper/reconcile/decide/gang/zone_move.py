@@ -16,7 +16,7 @@ from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, Offer
 from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState, ZoneRequest
-from spotkeeper.contract.stack import Model, region_of
+from spotkeeper.contract.stack import Model, region_of, within
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers
@@ -45,7 +45,7 @@ def take(draft: Draft, zone: str | None) -> str:
         return why
     asked = ZoneRequest(zone, draft.now)
     if not record.gen:
-        begin(draft, next(one for one in _zones(draft, asked) if one in draft.queries.answered), "asked")
+        begin(draft, next(one for one in _zones(draft, zone) if one in draft.queries.answered), "asked")
         return ""
     nodes = (
         replace(node, refused=_others(node, asked), next=None if node.probing else node.next) for node in draft.nodes
@@ -84,9 +84,9 @@ def impossible(draft: Draft) -> str:
 
 
 def _wrong_zone(draft: Draft, zone: str | None) -> str:
-    if zone is not None and zone in (draft.record.zone, region_of(draft.record.zone or "")):
+    if zone is not None and within(draft.record.zone or "", zone):
         return f"the job is in {draft.record.zone} already"
-    found = [] if zone is None else _zones(draft, ZoneRequest(zone, draft.now))
+    found = [] if zone is None else _zones(draft, zone)
     if not found:
         return f"{zone} is not a zone of the job's pools ({', '.join(_zones(draft))})"
     if draft.queries.answered.isdisjoint(found):
@@ -94,12 +94,12 @@ def _wrong_zone(draft: Draft, zone: str | None) -> str:
     return ""
 
 
-def _zones(draft: Draft, asked: ZoneRequest | None = None) -> list[str]:
-    """Return the zones in which the job may buy machines; of a request, only those that it covers."""
+def _zones(draft: Draft, place: str | None = None) -> list[str]:
+    """Return the zones in which the job may buy machines; only those of ``place``, a zone or region, if it is given."""
     spec = draft.snapshot.spec
     pools = pools_of(spec, draft.snapshot.stack) if spec is not None else ()
     zones = {zone for pool in pools if pool.kind == "spot" for zone in pool.zones}
-    return sorted(zone for zone in zones if asked is None or asked.covers(zone))
+    return sorted(zone for zone in zones if place is None or within(zone, place))
 
 
 def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
