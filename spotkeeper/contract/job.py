@@ -73,7 +73,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     snapshots: Annotated[bool, _about("false: saves copy at once, and a loss costs the steps since the last one")] = (
         True
     )
-    overhead_percent: Annotated[float, Meta(gt=0, le=100, description="most time that images may cost, percent")] = 1.0
+    overhead_percent: Annotated[float, Meta(ge=0.01, le=100, description="most that images may cost, percent")] = 1.0
     peers: Annotated[
         int, Meta(ge=0, le=1, description="1: with sharded state, a neighbour's memory keeps each machine's part")
     ] = 0

@@ -25,7 +25,8 @@ arguments and the job's environment · ``supervisor.py`` starts and stops one ge
 ``SPOTKEEPER_INTERVAL_S``    fixed save interval; ``SPOTKEEPER_MEAN_LIFE_S`` observed mean time between losses
 ``SPOTKEEPER_SNAPSHOTS``     ``1``: saves copy parameters and optimizer state while training continues, and savers keep
                              images; ``SPOTKEEPER_OVERHEAD_PERCENT`` what they may cost
-``SPOTKEEPER_PEERS_MB_S``    megabytes per second for copies of sharded state in a neighbour's memory; unset: none
+``SPOTKEEPER_PEERS_MB_S``    megabytes per second for copies of sharded state in a neighbour's memory; unset, or without
+                             ``SPOTKEEPER_SNAPSHOTS``: none
 ``SPOTKEEPER_KEEP``          number of checkpoints kept; ``SPOTKEEPER_SEED`` the job file's seed
 ============================ ======================================================================================
 

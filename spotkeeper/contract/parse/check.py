@@ -63,6 +63,12 @@ def peers(job: JobContext) -> Iterator[Problem]:
         )
     elif checkpoint.peers and job.spec.size().max == 1:
         yield problem("checkpoint.peers", "needs two nodes or more: a node alone has no neighbour", checkpoint.peers)
+    elif checkpoint.peers and not checkpoint.snapshots:
+        yield problem(
+            "checkpoint.peers",
+            "needs `checkpoint.snapshots: true`: the neighbour keeps a copy of a snapshot",
+            checkpoint.peers,
+        )
 
 
 def own_checkpoints(job: JobContext) -> Iterator[Problem]:

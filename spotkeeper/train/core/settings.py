@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shlex
 import sys
@@ -42,7 +43,7 @@ class RunSettings:
     snapshots: bool  # saves copy parameters and optimizer state while training continues, and images are kept
     overhead: float  # largest share of the training time that images may cost
     peers_mb_s: float | None  # most that a machine sends for a copy of sharded state in a neighbour's memory, megabytes
-    # per second; None: no copies
+    # per second; None: no copies, as without ``snapshots``
     replicated: bool  # the job file says `checkpoint: {replicated: true}`
     max_world: int | None  # ranks at the job's largest size, if it may change its size
     until: int | None  # step after which a trial of a search saves and stops; None: it trains to its end
@@ -95,6 +96,7 @@ class RunSettings:
             folder = Path(env["SPOTKEEPER_CKPT"]) if env.get("SPOTKEEPER_CKPT") else LOCAL_FOLDER / _script()
         interval_s = _number(env, "SPOTKEEPER_INTERVAL_S", above=0.0)
         keep = int(_number(env, "SPOTKEEPER_KEEP", above=0) or 2)
+        snapshots = env.get("SPOTKEEPER_SNAPSHOTS") == "1"
         return cls(
             managed=managed,
             run=Path(env["SPOTKEEPER_RUN"]) if managed else None,
@@ -109,9 +111,9 @@ class RunSettings:
             mean_life_s=Clock.from_env().real_s(_number(env, "SPOTKEEPER_MEAN_LIFE_S", above=0.0) or MEAN_LIFE_S),
             keep=max(2, keep),
             seed=_whole(env, "SPOTKEEPER_SEED") or 0,
-            snapshots=env.get("SPOTKEEPER_SNAPSHOTS") == "1",
-            overhead=(_number(env, "SPOTKEEPER_OVERHEAD_PERCENT", above=0.0) or 1.0) / 100,
-            peers_mb_s=_number(env, "SPOTKEEPER_PEERS_MB_S", above=0.0),
+            snapshots=snapshots,
+            overhead=_percent(env, "SPOTKEEPER_OVERHEAD_PERCENT", default=1.0) / 100,
+            peers_mb_s=_number(env, "SPOTKEEPER_PEERS_MB_S", above=0.0) if snapshots else None,
             replicated=env.get("SPOTKEEPER_REPLICATED") == "1",
             max_world=_whole(env, "SPOTKEEPER_MAX_WORLD"),
             until=_whole(env, "SPOTKEEPER_UNTIL"),
@@ -147,8 +149,15 @@ def _number(env: Mapping[str, str], name: str, *, above: float) -> float | None:
         value = float(text)
     except ValueError:
         raise ValueError(f"{name}={text!r}: want a number") from None
-    if not value > above:
-        raise ValueError(f"{name}={text!r}: want a number above {above:g}")
+    if not above < value < math.inf:
+        raise ValueError(f"{name}={text!r}: want a finite number above {above:g}")
+    return value
+
+
+def _percent(env: Mapping[str, str], name: str, *, default: float) -> float:
+    value = _number(env, name, above=0.0) or default
+    if not 0.01 <= value <= 100.0:  # as in the job file
+        raise ValueError(f"{name}={env[name]!r}: want a number from 0.01 to 100")
     return value
 
 

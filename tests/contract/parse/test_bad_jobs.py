@@ -217,7 +217,7 @@ JOB_CASES = [
     (GOOD + "checkpoint: {keep: 1}\n", "job.yaml:3: checkpoint.keep: 1: must be at least 2"),
     (GOOD + "checkpoint: {interval_s: 0}\n", "job.yaml:3: checkpoint.interval_s: 0: must be more than 0"),
     (GOOD + "checkpoint: {interval_s: .inf}\n", "job.yaml:3: checkpoint.interval_s: inf: want a finite number"),
-    (GOOD + "checkpoint: {overhead_percent: 0}\n", "job.yaml:3: checkpoint.overhead_percent: 0: must be more than 0"),
+    (GOOD + "checkpoint: {overhead_percent: 0}\n", "job.yaml:3: checkpoint.overhead_percent: 0: must be at least 0.01"),
     (GOOD + "hold_days: -1\n", "job.yaml:3: hold_days: -1: must be at least 0"),
     (GOOD + "hold_days: 366\n", "job.yaml:3: hold_days: 366: must be at most 365"),
     (
@@ -378,6 +378,10 @@ JOB_CASES = [
     (
         GOOD + "checkpoint: {replicated: false, peers: 1}\n",
         "job.yaml:3: checkpoint.peers: 1: needs two nodes or more: a node alone has no neighbour",
+    ),
+    (
+        GOOD + "nodes: 2\ncheckpoint: {replicated: false, snapshots: false, peers: 1}\n",
+        "job.yaml:4: checkpoint.peers: 1: needs `checkpoint.snapshots: true`: the neighbour keeps a copy of a snapshot",
     ),
     (
         GOOD + "scratch_gb: 60\n",

@@ -94,10 +94,10 @@ def _late_images() -> None:
 
             return super().submit(copy, what)
 
-    os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
+    os.environ["SPOTKEEPER_SNAPSHOTS"] = "1"
     snapshot.CHECKED = 1
     snapshot.ThreadPoolExecutor = lambda *_: Told()  # type: ignore[assignment, misc]
-    pace.IMAGE_S = 0.0
+    pace.SavePace.image_interval_s = 0.0  # type: ignore[assignment]
 
 
 def _run(gang: Gang, gen: int, outcome: str) -> int:

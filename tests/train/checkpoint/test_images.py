@@ -633,7 +633,7 @@ import os, signal, sys, torch, spotkeeper
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from spotkeeper.train.core import pace
-pace.IMAGE_S = 0.0  # an image after every second step
+pace.SavePace.image_interval_s = 0.0  # an image after every second step
 {ATTACH}begun, client = run.steps_done, run._boundary.writer.client
 print(client.pid, flush=True)
 for number, (x,) in enumerate(run.steps(loader, steps=20)):
@@ -655,7 +655,6 @@ def test_a_killed_run_resumes_from_its_newest_image(kill: int, tmp_path: Path, m
     for name in [name for name in os.environ if name.startswith("SPOTKEEPER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPOTKEEPER_SNAPSHOTS", "1")
-    monkeypatch.setenv("SPOTKEEPER_OVERHEAD_PERCENT", "1e9")
     monkeypatch.setenv("SPOTKEEPER_INTERVAL_S", "1000")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(KILLED)

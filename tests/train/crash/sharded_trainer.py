@@ -54,13 +54,13 @@ def work_with_peers(me: Rank) -> None:
 
     ``dies``: the point, counted from step ``ARMED`` on, at which it dies; if negative, at which its saver is killed.
     """
-    os.environ |= {"SPOTKEEPER_PEERS_MB_S": "250", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9", "SPOTKEEPER_REPLICATED": "0"}
     _settle_in(me)
+    os.environ |= {"SPOTKEEPER_PEERS_MB_S": "250", "SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_REPLICATED": "0"}
     import spotkeeper
     from spotkeeper.train.core import pace
     from spotkeeper.train.loop import boundary
 
-    pace.IMAGE_S, boundary.EVERY_S = 0.0, 0.0
+    pace.SavePace.image_interval_s = boundary.EVERY_S = 0.0  # type: ignore[assignment]
     points = Points(me.dies, me.told) if me.dies >= 0 else _SaverPoints(-me.dies, me.told)
     _wrap(points)
     cut = me.gen == 1 and (me.root / CUT).exists()

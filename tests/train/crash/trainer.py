@@ -167,12 +167,12 @@ def work_from_image(me: Rank) -> None:
 
 def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
     """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
-    os.environ |= {"SPOTKEEPER_SNAPSHOTS": "1", "SPOTKEEPER_OVERHEAD_PERCENT": "1e9"}
+    os.environ["SPOTKEEPER_SNAPSHOTS"] = "1"
     import spotkeeper
     from spotkeeper.train.core import pace
     from spotkeeper.train.loop import boundary
 
-    pace.IMAGE_S = boundary.EVERY_S = 0.0
+    pace.SavePace.image_interval_s = boundary.EVERY_S = 0.0  # type: ignore[assignment]
     model, counter = Stamped(), Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0)
     run = spotkeeper.attach(model, optimizer, counter=counter)
