@@ -26,9 +26,11 @@ from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.store import SKELETON, STATE
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.shards import Meshes, TensorShard, describe, is_shared, local_part
+from spotkeeper.train.core.small_parts import PendingParts
 
 _NONE: Mapping[Any, str] = {}
 _ALIGN = 64  # bytes: a cache line, and more than any dtype needs
+_FRAME = 64  # bytes, and more than a pickle adds to each rank's own state
 _LARGE = 1 << 16  # bytes: tensors from this size on have whole pages, which can be freed
 
 
@@ -77,8 +79,9 @@ class RunState:
 
     model: object  # parameters; a load copies them into the module's existing tensors
     rest: object  # other common state; after a load, parts may keep its tensors
-    local: tuple[bytes, ...]  # one packed state per rank
+    local: tuple[bytes, ...]  # one packed state per rank; empty while they are ``pending``
     optimizers: object = None  # state of replicated optimizers; after a load they keep its tensors
+    pending: PendingParts | None = None  # local states that are still exchanged; ``Image.finish`` waits for them
 
 
 class Image:
@@ -96,19 +99,41 @@ class Image:
         self._sharded = rank is not None
         self._state = state  # keeps its tensors alive, so that ids stay valid
         self._end = 0
-        parts = {"model": self._pickle(state.model), "rest": self._pickle(state.rest), "local": state.local}
+        parts = {"model": self._pickle(state.model), "rest": self._pickle(state.rest)}
         parts["optimizers"] = self._pickle(state.optimizers)
         table: dict[str, object] = {"slots": [(s.dtype, s.shape, s.offset, s.bytes) for s in self._slots]}
         if self._sharded:
             table |= {"shards": self._shards, "plain": sorted(self._plain)}
-        self._skeleton = pickling.dumps(table | parts)
-        names = (STATE, SKELETON) if rank is None else (shards.data_name(rank), shards.skeleton_name(rank))
-        self.stretches = lay_out(self._end, len(self._skeleton), names)
+        self._table = table | parts
+        self._names = (STATE, SKELETON) if rank is None else (shards.data_name(rank), shards.skeleton_name(rank))
+        pending = state.pending
+        self._whole(state.local, pending.bound + _FRAME * (pending.world + 1) if pending else 0)
+
+    def _whole(self, local: tuple[bytes, ...], room: int = 0) -> None:
+        """Complete the skeleton with the ranks' own states. ``room``: bytes that it may still grow by."""
+        self._skeleton = pickling.dumps(self._table | {"local": local})
+        self.stretches = lay_out(self._end, len(self._skeleton) + room, self._names)
 
     @property
     def size(self) -> int:
-        """Size in memory, bytes."""
+        """Size in memory, bytes; at most this if the ranks' own states are pending."""
         return extent(self.stretches)
+
+    def finish(self, memory: memoryview) -> str:
+        """Write what was pending when ``copy_to`` filled ``memory``. Return why the image cannot be complete, or ""."""
+        pending = self._state.pending
+        if pending is None:
+            return ""
+        try:
+            parts = pending.parts()
+        except RuntimeError as error:
+            return f"the exchange of the ranks' own states failed: {error}"
+        if parts is None:
+            return "a rank's own state has grown by more than an eighth since the last save or image"
+        self._whole(parts)
+        at = self.stretches[1].offset
+        memory[at : at + len(self._skeleton)] = self._skeleton
+        return ""
 
     def copy_to(
         self, memory: memoryview, places: tuple[int, int] | None = None, later: Mapping[TensorKey, str] = _NONE

@@ -102,7 +102,7 @@ class Sharded:
 
     # ------------------------------------------------------------ saving
 
-    def save(self, subject: StateSource, commit: Commit) -> None:
+    def save(self, subject: StateSource, commit: Commit, *, overlap: bool = False) -> None:
         self.copied()
         image, chunks = self._image(subject)
         if (dues := self._announce(image, chunks, commit)) is None:

@@ -7,7 +7,7 @@ With ``Replicated``, every node writes a full copy of the state that all ranks s
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.settings import ARGV, own_argv
+from spotkeeper.train.core.small_parts import PendingParts, SmallParts
 from spotkeeper.version import __version__
 
 
@@ -73,8 +74,8 @@ class SaveStrategy(Protocol):
     def warm(self, subject: StateSource) -> None:
         """Reserve the saver's memory. Every rank calls this method, but ranks do not wait for each other."""
 
-    def save(self, subject: StateSource, commit: Commit) -> None:
-        """Stage a save.
+    def save(self, subject: StateSource, commit: Commit, *, overlap: bool = False) -> None:
+        """Stage a save. ``overlap``: training continues at once; all ranks give the same.
 
         After it returns, optimizers' tensors may change in a step of these optimizers, but otherwise only after
         ``copied``. All other state may change at once.
@@ -135,6 +136,7 @@ class Replicated:
         self._places = places
         self._late = late
         self._copier = copier
+        self._small = SmallParts(gang)
 
     def begin(
         self, folder: Path | None, hello: SaverState | None, early: EarlyRead | None = None
@@ -159,12 +161,12 @@ class Replicated:
     def warm(self, subject: StateSource) -> None:
         if self._writer.writes:
             local = pack(subject.take_local())
-            size = Image(_state(subject, [local] * self._gang.world)).size
+            size = Image(_state(subject, (local,) * self._gang.world)).size
             self._writer.warm(size, images=self._copier is not None)
 
-    def save(self, subject: StateSource, commit: Commit) -> None:
+    def save(self, subject: StateSource, commit: Commit, *, overlap: bool = False) -> None:
         self.copied()
-        local = self._gang.gather(pack(subject.take_local()))
+        local = self._small.exchange(pack(subject.take_local()), now=not overlap or self._copier is None)
         self._adopt_late_disk(commit)
         if self._writer.writes:
             manifest = new_manifest(commit, self._places, versions())
@@ -179,7 +181,7 @@ class Replicated:
 
     def image(self, subject: StateSource, commit: Commit) -> bool:
         self.copied()
-        local = self._gang.gather(pack(subject.take_local()))
+        local = self._small.exchange(pack(subject.take_local()), now=False)
         if self._copier is not None and self.next_image() is not None:
             manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
             self._writer.image(_state(subject, local), manifest, self._copier, subject.optimizer_tensors())
@@ -213,10 +215,12 @@ class Replicated:
             say(f"generation {commit.gen}: the disk is mounted and gets all checkpoints from step {commit.step} on")
 
 
-def _state(subject: StateSource, local: Sequence[bytes]) -> RunState:
+def _state(subject: StateSource, local: tuple[bytes, ...] | PendingParts) -> RunState:
     model, rest = subject.take_common()
     optimizers = rest.pop("optimizers", None)
-    return RunState(model, rest, tuple(local), optimizers)
+    if isinstance(local, PendingParts):
+        return RunState(model, rest, (), optimizers, local)
+    return RunState(model, rest, local, optimizers)
 
 
 def versions() -> dict[str, str]:

@@ -163,16 +163,20 @@ class CheckpointWriter:
         image = Image(state)
         if (staged := self.stage(image.size)) is None:
             return
+
+        def complete() -> None:
+            if why := image.finish(memory):
+                self._discard(manifest.commit, why)
+            else:
+                self.request(manifest, image.stretches)
+
+        memory = staged[1]
         if copier is None or not (later := copier.select(owned)):
-            image.copy_to(staged[1])
-            self.request(manifest, image.stretches)
+            image.copy_to(memory)
+            complete()
         else:
-            copier.begin(
-                image.copy_to(staged[1], later=later),
-                lambda: self.request(manifest, image.stretches),
-                lambda why: self._discard(manifest.commit, why),
-                self._pace.stalls,
-            )
+            left = image.copy_to(memory, later=later)
+            copier.begin(left, complete, lambda why: self._discard(manifest.commit, why), self._pace.stalls)
 
     @property
     def images(self) -> bool:
@@ -222,6 +226,9 @@ class CheckpointWriter:
 
         def complete() -> None:
             if self._client is not client:  # the saver was lost; another one may have given the memory to another image
+                return
+            if why := image.finish(memory):
+                discard(why)
                 return
             if not seal(memory, manifest, image.stretches):
                 self._no_images(SaverError(Fault.WRITE_FAILED, "the gang is too large for an image's seal"))

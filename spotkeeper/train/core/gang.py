@@ -33,6 +33,9 @@ class Gang(Protocol):
     def gather(self, blob: bytes) -> list[bytes]:
         """Return every rank's bytes, in rank order, on every rank."""
 
+    def collect(self, blob: bytes) -> Callable[[], list[bytes]]:
+        """Start gathering bytes of the same length on every rank; return a function that waits for all ranks' bytes."""
+
     def highest(self, value: int) -> Callable[[], int]:
         """Start finding the highest value of all ranks; return a function that waits for this value."""
 
@@ -56,6 +59,9 @@ class SoloGang:
 
     def gather(self, blob: bytes) -> list[bytes]:
         return [blob]
+
+    def collect(self, blob: bytes) -> Callable[[], list[bytes]]:
+        return lambda: [blob]
 
     def highest(self, value: int) -> Callable[[], int]:
         return lambda: value
@@ -108,6 +114,18 @@ class DistributedGang:
         theirs = [torch.frombuffer(part, dtype=torch.uint8) for part in parts]
         dist.all_gather(theirs, mine, group=self._group)
         return [bytes(part[: int(each)]) for part, each in zip(parts, sizes, strict=True)]
+
+    def collect(self, blob: bytes) -> Callable[[], list[bytes]]:
+        parts = [bytearray(len(blob)) for _ in range(self.world)]
+        mine = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        theirs = [torch.frombuffer(part, dtype=torch.uint8) for part in parts]
+        work = dist.all_gather(theirs, mine, group=self._group, async_op=True)
+
+        def answer() -> list[bytes]:
+            work.wait()
+            return [bytes(part) for part in parts]
+
+        return answer
 
     def highest(self, value: int) -> Callable[[], int]:
         word = torch.tensor([value], dtype=torch.int64)

@@ -276,7 +276,7 @@ class Boundary:
         began = time.monotonic()
         self._answered = self._control.request_number
         self._saved, self._durable = self._position.step, True
-        self._strategy.save(self._position, Commit(self._info.gen, self._position.step))
+        self._strategy.save(self._position, Commit(self._info.gen, self._position.step), overlap=overlap)
         if not overlap:
             self.copied()
         self._pace.since = time.monotonic()

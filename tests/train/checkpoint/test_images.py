@@ -27,7 +27,7 @@ from spotkeeper.train.agent_link.control import NAME, Commit, Control, Fault
 from spotkeeper.train.checkpoint import durable, handover, store
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.durable import PAGE, Buffer, CopyOnWrite
-from spotkeeper.train.checkpoint.image import Image, RunState
+from spotkeeper.train.checkpoint.image import Image, RunState, thaw
 from spotkeeper.train.checkpoint.manifest import IMAGE, Manifest
 from spotkeeper.train.checkpoint.memories import ImageMemories
 from spotkeeper.train.checkpoint.protocol import (
@@ -46,6 +46,7 @@ from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.pace import IMAGE_S, SavePace
 from spotkeeper.train.core.settings import RunSettings
+from spotkeeper.train.core.small_parts import PendingParts
 from tests.train.checkpoint.test_image import populates
 from tests.train.checkpoint.test_saver import GANG, served, stage
 from tests.train.checkpoint.test_snapshot import ATTACH
@@ -1030,3 +1031,32 @@ def test_a_writer_asks_its_client_and_waits_no_longer_than_it_is_told(tmp_path: 
     writer.settle()
     writer.settle(5.0)
     assert client.asked == [manifest, None, pytest.approx(5.0, abs=4.9)]
+
+
+class LateParts(PendingParts):
+    """The small parts of two ranks. ``answers``: what arrives; None: not in yet."""
+
+    def __init__(self) -> None:
+        super().__init__(self._wait, 8, 2)
+        self.row: bytes | None = None
+
+    def _wait(self) -> list[bytes]:
+        assert self.row is not None, "waited for at the boundary"
+        return [self.row, self.row]
+
+
+@pytest.mark.parametrize("length", [1, 9], ids=["fits", "outgrown"])
+def test_an_image_counts_once_all_ranks_small_parts_are_in(tmp_path: Path, length: int) -> None:
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, Control.private(), SavePace(60.0))
+    client, copier, late = HeldClient(), HeldCopier(), LateParts()
+    writer._client = client  # type: ignore[assignment]
+    state = RunState({"w": torch.ones(5)}, {}, (), None, late)
+    assert writer.image(state, new_manifest(Commit(1, 3), GANG, {}), copier, ())  # type: ignore[arg-type]
+    late.row = length.to_bytes(8, "little") + b"x" * 8
+    copier.complete()
+    found = read_seal(client.buffers[0])
+    if length > 8:
+        assert found is None and client.images.newest is None, "a part is cut off"
+        return
+    assert found is not None
+    assert thaw(memoryview(client.images._maps[0]), found.stretches).local == (b"x", b"x")

@@ -62,11 +62,13 @@ _RUNNING = "        self._running = _Running(copies, versions, copied, devices, 
 _TORN = "            if failed or name:\n                self._end("
 _HOLDS = "                if running.devices is not None:\n                    running.devices.hold()\n"
 _FAILED = '        failed = "" if held.devices is None else _told(held.devices.wait())\n'
+_PARTS = "            if why := image.finish(memory):\n                discard(why)\n                return\n"
 _RECEIVES = "            files = _receive("
 
 RULES = (
     # when an image counts
     Rule("an image counts once its copy is complete", snapshot(_RUNNING, f"        request()\n{_RUNNING}"), BITS),
+    Rule("an image counts once all small parts are in", writer(_PARTS, "            image.finish(memory)\n"), IMAGES),
     Rule("a seal is broken before its image changes", writer("        break_seal(memory)\n", ""), IMAGES),
     Rule("a torn copy is discarded", snapshot(_TORN, _TORN.replace("failed or name", "failed")), SNAPSHOT),
     # waits
