@@ -24,14 +24,14 @@ _BAR = """(params, api) => {
   if (right <= left) return;
   const shape = {x: left, y: from[1] - lane / 2 + api.value(3) * high, width: right - left,
     height: Math.max(2, high - 1)};
-  const kind = api.value(5), color = api.value(6);
+  const kind = api.value(5), color = api.value(6), boots = kind === 'boot' || kind === 'never';
   const style = {fill: color, stroke: color, lineWidth: 0};
-  if (kind === 'boot') { style.opacity = 0.45; style.decal = null; }
+  if (boots) { style.opacity = 0.45; style.decal = null; }
   if (kind === 'ready') { style.opacity = 0.25; style.lineWidth = 1; }
   if (kind === 'leave') style.opacity = 0.35;
   if (kind === 'refused') { style.fill = 'transparent'; style.lineWidth = 1; style.lineDash = [3, 2]; }
   const parts = [{type: 'rect', shape, style}];
-  if (kind === 'boot') {
+  if (boots) {
     const step = 6;
     for (let x = shape.x + step / 2; x < shape.x + shape.width; x += step)
       parts.push({type: 'line', silent: true, style: {stroke: color, lineWidth: 1, opacity: 0.8},

@@ -130,6 +130,7 @@ def _about(span: PartSpan) -> Attributes:
         "spotkeeper.model": span.model.value if span.model else None,
         "spotkeeper.price_usd_per_hour": span.price,
         "spotkeeper.checkpoint_bytes": span.bytes,
+        "spotkeeper.ended_by": span.detail or None,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -25,6 +26,7 @@ from spotkeeper.exporter.spans import PATH, TraceSender, endpoint
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import JOB
 from tests.exporter.conftest import ENDED, StillClock
+from tests.report.ledgers import SILENT
 
 LIMIT_S = 30.0
 
@@ -96,6 +98,21 @@ def test_a_recovery_is_a_trace_below_its_job(receiver: Receiver, target: Target,
     assert about(recovery)["spotkeeper.slowest_part"] == "mount"
     assert about(spans["job ended"])["spotkeeper.job_id"] == ENDED and not spans["job ended"].parent_span_id
     assert receiver.paths == [PATH]
+
+
+def test_a_machine_that_never_joined_is_a_span(
+    receiver: Receiver, target: Target, store: Store, clock: StillClock
+) -> None:
+    clock.at = 4000.0
+    for each in SILENT:
+        store.append_ledger(JOB, replace(each, at=each.at + 1000.0, gen=each.gen + 2, id=f"{each.id}.later"))
+    sender = TraceSender(receiver.url, "prod")
+    sender.offer(StackReader(target).read())
+    spans = receiver.spans()
+    sender.close()
+    never = about(spans["never joined"])
+    assert (never["spotkeeper.ended_by"], never["host.name"]) == ("no hello in time", f"sk-prod-{JOB}-n0001-a2")
+    assert about(spans["recovery: loss"])["spotkeeper.slowest_part"] == "never joined"
 
 
 def test_a_jobs_root_is_sent_when_it_ends_and_is_the_parent(

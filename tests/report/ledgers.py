@@ -63,6 +63,20 @@ def lost(*nodes: int, cause: str = "loss") -> tuple[Entry, ...]:
     return (generation(100.0, 1), *losses, entry(Event.STOP, 500.0, cause="loss"), *came, *up, generation(550.0, 2))
 
 
+# A node's machine is lost. Its first replacement is silent for 15 minutes; after a refusal the second one joins.
+SILENT = (
+    *lost(1)[:3],
+    intent(501.0, 1, 2, price=0.5, cause="loss"),
+    entry(Event.LOSS, 1400.0, 1, 2, cause="never joined", detail="no hello in time"),
+    intent(1400.0, 1, 3, cause="loss"),
+    entry(Event.REFUSED, 1402.0, 1, 3, cause="capacity"),
+    intent(1402.0, 1, 4, cause="loss"),
+    entry(Event.GONE, 1430.0, 1, 2),
+    entry(Event.ADMITTED, 1470.0, 1, 4, started=1410.0),
+    generation(1475.0, 2),
+)
+
+
 def slot(state: SlotState = SlotState.MEMBER, attempt: int = 1, **over: object) -> Slot:
     return msgspec.structs.replace(Slot(attempt, state, "workers", A, Model.SPOT, since=50.0), **over)
 

@@ -15,9 +15,11 @@ WIDTH = 1000.0  # of the drawing's own units; a page scales it
 LEFT, RIGHT, LANE, TOP, FOOT = 70.0, 14.0, 34.0, 8.0, 24.0
 HEIGHT = 240.0  # of lines
 MODEL_COLOR = {Model.SPOT: "spot", Model.ON_DEMAND: "demand", Model.STATIC: "static", Model.RESERVED: "static"}
-KIND_COLOR = {BarKind.SAVE: "save", BarKind.NOTICE: "notice", BarKind.LEAVE: "dim"}
+KIND_COLOR = {BarKind.NEVER: "bad", BarKind.SAVE: "save", BarKind.NOTICE: "notice", BarKind.LEAVE: "dim"}
+BOOTS = (BarKind.BOOT, BarKind.NEVER)  # drawn hatched
 KIND_WORD = {
     BarKind.BOOT: "boots",
+    BarKind.NEVER: "boots, but never joins,",
     BarKind.READY: "ready",
     BarKind.TRAIN: "trains",
     BarKind.SAVE: "saves, waits for the next generation",
@@ -30,8 +32,11 @@ KEYS = (
     *(("save", "saves and waits"), ("notice", "notice")),
 )
 LOSS_UP = 8  # pixels above the middle of a lane: a replacement that is ready takes over in the same second
-SIGNS = "hatched: booting; pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; dotted: a new generation"
-_FADED = {BarKind.BOOT: 0.45, BarKind.READY: 0.25, BarKind.LEAVE: 0.35}
+SIGNS = (
+    "hatched: booting (red: never joined); pale: ready or leaving; ▲ notice, ✕ loss, ● takes over; "
+    "dotted: a new generation"
+)
+_FADED = {BarKind.BOOT: 0.45, BarKind.NEVER: 0.45, BarKind.READY: 0.25, BarKind.LEAVE: 0.35}
 _STEPS_S = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2592000)
 _LEAST, _MOST = 1e-300, 1e300  # values and spans beyond overflow; such values are not drawn
 Series = Sequence[tuple[str, str, Sequence[tuple[float, float]]]]  # name, color's name, points
@@ -88,7 +93,7 @@ def _bar(bar: Bar, top: float, left: float, right: float) -> Markup:
     if bar.kind is BarKind.REFUSED:
         return el("rect", title, **frame, fill="none", stroke=color, stroke_dasharray="3 2")
     drawn = el("rect", title, **frame, fill=color, opacity=_FADED.get(bar.kind))
-    return join([drawn, el("rect", **frame, fill="url(#hatch)")]) if bar.kind is BarKind.BOOT else drawn
+    return join([drawn, el("rect", **frame, fill="url(#hatch)")]) if bar.kind in BOOTS else drawn
 
 
 def _mark(event: Event, x: float, y: float, text: str) -> Markup:

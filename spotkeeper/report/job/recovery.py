@@ -34,6 +34,15 @@ WITHDRAWN = "stop withdrawn"  # the cause of a generation with the same machines
 FAILED = "failure"  # the cause of a hold that waits for a person, which is not a recovery
 
 
+class LostReplacement(Struct, frozen=True):
+    """A machine that was requested for a recovery and ended before it could train."""
+
+    node: int
+    attempt: int
+    at: float  # when the job gave it up (virtual unix seconds)
+    why: str  # "no hello in time", "its backup was up first", "noticed standby", ...
+
+
 class Recovery(Struct, frozen=True):
     """One interruption of a job, from its first sign to the next generation. Durations are virtual seconds."""
 
@@ -52,6 +61,7 @@ class Recovery(Struct, frozen=True):
     steps_again: int | None = None  # steps made before the stop and repeated after it; None: unknown
     began: float = 0.0  # virtual unix seconds
     machines: tuple[tuple[int, int], ...] = ()  # replacements that took part, or still may: node and attempt
+    never_joined: tuple[LostReplacement, ...] = ()  # replacements that ended before they could train
 
 
 Key: TypeAlias = tuple[int, int]  # node, attempt
@@ -71,6 +81,7 @@ class _Trouble:
     withdrawn: bool = False  # the generation that ended it has no new machine: the change was given up
     asked: list[Key] = field(default_factory=list)  # attempts that may become replacements
     promoted: set[Key] = field(default_factory=set)  # standby attempts that became replacements
+    never_joined: list[LostReplacement] = field(default_factory=list)
 
     def began(self) -> float | None:
         moments = [*self.noticed.values(), *self.lost.values()]
@@ -130,7 +141,10 @@ def _note(trouble: _Trouble, entry: Entry) -> None:
         trouble.noticed.pop(entry.node, None)
         trouble.asked = [key for key in trouble.asked if key[0] != entry.node or key in trouble.promoted]
     elif entry.event is Event.LOSS and entry.cause in NOT_MEMBERS:
-        trouble.asked = [key for key in trouble.asked if key != (entry.node, entry.attempt)]
+        asked, trouble.asked = trouble.asked, [key for key in trouble.asked if key != (entry.node, entry.attempt)]
+        if entry.attempt is not None and len(trouble.asked) < len(asked):
+            why = entry.detail or entry.cause
+            trouble.never_joined.append(LostReplacement(entry.node, entry.attempt, entry.at, why))
     elif entry.event is Event.LOSS and entry.node not in trouble.noticed and entry.cause not in PLANNED:
         trouble.lost.setdefault(entry.node, entry.at)
     elif entry.event in (Event.INTENT, Event.PROMOTED) and entry.attempt is not None:
@@ -147,11 +161,20 @@ def _came(trouble: _Trouble, key: Key, machines: _Machines, end: float | None) -
     a probe in another zone.
     """
     machine = machines.get(key)
-    if machine is None or machine.refused:
-        return False
-    if (machine.cause == PROBE or machine.cause.startswith("swap")) and key not in trouble.promoted:
+    if machine is None or machine.refused or (_beside(machine) and key not in trouble.promoted):
         return False
     return end is None or (machine.admitted is not None and machine.admitted <= end)
+
+
+def _beside(machine: Attempt) -> bool:
+    """Whether a machine was requested for a swap or a probe: it boots while all nodes train."""
+    return machine.cause == PROBE or machine.cause.startswith("swap")
+
+
+def _failed(trouble: _Trouble, machines: _Machines, began: float) -> tuple[LostReplacement, ...]:
+    """Return the replacements of an interruption that ended before they could train."""
+    keyed = ((machines.get((one.node, one.attempt)), one) for one in trouble.never_joined)
+    return tuple(one for machine, one in keyed if machine is not None and not _beside(machine) and one.at >= began)
 
 
 def _recovery(trouble: _Trouble, end: float | None, gen: int, machines: _Machines, now: float = 0.0) -> Recovery:
@@ -173,6 +196,7 @@ def _recovery(trouble: _Trouble, end: float | None, gen: int, machines: _Machine
         replacement=came[-1].model if came else None,
         zone=came[-1].zone if came else None,
         machines=tuple((machine.node, machine.attempt) for machine in came),
+        never_joined=_failed(trouble, machines, began),
         notice_s=None if noticed is None or trouble.stopped is None else max(0.0, trouble.stopped - noticed),
     )
 

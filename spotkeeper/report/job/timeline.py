@@ -6,6 +6,7 @@ The bars of one machine do not overlap. Times are virtual unix seconds.
 bar      meaning
 ======== ======================================================================================
 BOOT     from the request to the machine's hello
+NEVER    from the request to the machine's end, if it was given up without a hello
 READY    admitted, does not train: beside a machine that trains, or before a generation starts
 TRAIN    member of a running generation, without a preemption notice
 SAVE     from the order to save and stop until the next generation starts
@@ -33,6 +34,7 @@ SHORTEST_S = 1.0  # a bar shorter than this is left out
 
 class BarKind(str, Enum):
     BOOT = "boot"
+    NEVER = "never"
     READY = "ready"
     TRAIN = "train"
     SAVE = "save"
@@ -167,9 +169,11 @@ def _parts(
     if machine.refused:
         yield BarKind.REFUSED, machine.asked, max(end, machine.asked + SHORTEST_S)
         return
-    up = end if machine.admitted is None else min(machine.admitted, end)
+    never = machine.admitted is None and lost is not None
+    joined = lost if never else machine.admitted
+    up = end if joined is None else min(joined, end)
     gone = end if lost is None else min(max(up, lost), end)
-    found = [(BarKind.BOOT, machine.asked, up), (BarKind.LEAVE, gone, end)]
+    found = [(BarKind.NEVER if never else BarKind.BOOT, machine.asked, up), (BarKind.LEAVE, gone, end)]
     mine = [life for life in lives if machine in life.members]
     trained = [(max(up, life.start), min(gone, life.end)) for life in mine]
     warned = [(notice, gone)] if notice is not None else []
@@ -180,5 +184,5 @@ def _parts(
     waits = minus(idle, saves)
     found += [(BarKind.READY, *span) for span in waits] + [(BarKind.SAVE, *span) for span in minus(idle, waits)]
     for kind, start, until in sorted(found, key=lambda part: part[1]):
-        if until - start >= SHORTEST_S or (kind is BarKind.BOOT and until > start):
+        if until - start >= SHORTEST_S or (kind in (BarKind.BOOT, BarKind.NEVER) and until > start):
             yield kind, start, until

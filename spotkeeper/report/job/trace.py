@@ -8,6 +8,7 @@ SAVE        the order to stop, if the job could save     estimated from the last
 STOP        the end of SAVE, or the order to stop        the processes on the lowest-numbered node have ended
 ORDER       the first request for a machine              the cloud has created one, if need be after refusals
 BOOT        the machine's creation                       its agent's hello
+NEVER       the machine's creation                       its end, or the function gave it up, before it could train
 MOUNT       the hello; not before the end of STOP        the node's disk is mounted on the replacement
 RENDEZVOUS  the decision to start a generation           all its ranks have met (imports, process groups)
 RESTORE     the ranks have met                           the checkpoint is loaded
@@ -40,6 +41,7 @@ class RecoveryPart(str, Enum):
     STOP = "stop"
     ORDER = "order"
     BOOT = "boot"
+    NEVER = "never joined"
     MOUNT = "mount"
     RENDEZVOUS = "rendezvous"
     RESTORE = "restore"
@@ -61,6 +63,7 @@ class PartSpan(Struct, frozen=True):
     model: Model | None = None
     price: float | None = None  # USD per hour
     bytes: int | None = None  # size of the checkpoint
+    detail: str = ""  # of NEVER: how the machine ended
 
 
 class RecoveryTrace(Struct, frozen=True):
@@ -154,6 +157,11 @@ class _Story:
         if stop is not None:
             size = None if first is None else first.restored_bytes
             yield from self._stop(one, stop, stopped, size)
+        for lost in one.never_joined:
+            machine = self._machines[lost.node, lost.attempt]
+            start, order = self._order(machine, one.began)
+            yield from order
+            yield self._span(RecoveryPart.NEVER, start, lost.at, machine, lost.why)
         for key in one.machines:
             yield from self._machine(self._machines[key], one.began, stopped if stopped is not None else stop)
         if again is not None and first is not None:
@@ -177,16 +185,22 @@ class _Story:
         if stopped is not None:
             yield PartSpan(RecoveryPart.STOP, saved, stopped)
 
+    def _order(self, machine: Attempt, began: float) -> tuple[float, list[PartSpan]]:
+        """Return when a machine was created, and the span of its order: from the requests refused just before it."""
+        asked = machine.asked
+        for attempt in range(machine.attempt - 1, 0, -1):
+            other = self._machines.get((machine.node, attempt))
+            if other is None or not other.refused or other.asked < began:
+                break
+            asked = other.asked
+        created = max(machine.asked, machine.start)
+        return created, [self._span(RecoveryPart.ORDER, asked, created, machine)] if created > asked else []
+
     def _machine(self, machine: Attempt, began: float, ready: float | None) -> Iterator[PartSpan]:
         """Yield the parts of a replacement. ``ready``: when the old processes no longer use the node's disk."""
-        earlier = (other.asked for other in self._machines.values() if other.node == machine.node and other.refused)
-        asked = min([machine.asked, *(at for at in earlier if began <= at < machine.asked)])
-        created = max(asked, machine.start) if machine.start > machine.asked else None
-        if created is not None:
-            yield self._span(RecoveryPart.ORDER, asked, created, machine)
-        elif asked < machine.asked:
-            yield self._span(RecoveryPart.ORDER, asked, machine.asked, machine)
-        yield self._span(RecoveryPart.BOOT, machine.asked if created is None else created, machine.admitted, machine)
+        created, order = self._order(machine, began)
+        yield from order
+        yield self._span(RecoveryPart.BOOT, created, machine.admitted, machine)
         mounted = next((entry.at for entry in self._entries if self._mounts(entry, machine)), None)
         if mounted is not None and machine.admitted is not None:
             yield self._span(RecoveryPart.MOUNT, min(mounted, max(machine.admitted, ready or 0.0)), mounted, machine)
@@ -207,10 +221,13 @@ class _Story:
             yield PartSpan(RecoveryPart.RESTORE, met, loaded, bytes=first.restored_bytes)
         yield PartSpan(RecoveryPart.FIRST, loaded, max(loaded, first.at))
 
-    def _span(self, part: RecoveryPart, start: float, end: float | None, machine: Attempt | None) -> PartSpan:
+    def _span(
+        self, part: RecoveryPart, start: float, end: float | None, machine: Attempt | None, detail: str = ""
+    ) -> PartSpan:
         if machine is None:
             return PartSpan(part, start, end)
         dynamic = self._stack and machine.model is not Model.STATIC
         name = vm_name(self._stack, self._job, machine.node, machine.attempt) if dynamic else ""
         ends = None if end is None else max(start, end)
-        return PartSpan(part, start, ends, machine.node, name, machine.zone, machine.model, machine.price)
+        about = (machine.node, name, machine.zone, machine.model, machine.price)
+        return PartSpan(part, start, ends, *about, detail=detail)

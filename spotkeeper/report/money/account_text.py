@@ -126,6 +126,8 @@ def lost_rows(found: Account) -> Iterable[dict[str, str]]:
 def recovery_row(one: Recovery) -> dict[str, str]:
     """Return a recovery's cells. Its end is the first step: "took" is "notice" and "stood still" together."""
     start_s = one.start_s or 0.0
+    came = f"{one.replacement.value} in {one.zone}" if one.replacement else ""
+    never = f"{len(one.never_joined)} never joined" if one.never_joined else ""
     return {
         "cause": one.cause,
         "announced": "yes" if one.announced else "no",
@@ -137,7 +139,7 @@ def recovery_row(one: Recovery) -> dict[str, str]:
         "boot": duration(one.boot_s),
         "start": duration(one.start_s),
         "again": "-" if one.steps_again is None else str(one.steps_again),
-        "replaced by": f"{one.replacement.value} in {one.zone}" if one.replacement else "-",
+        "replaced by": ", ".join(filter(None, (came, never))) or "-",
         "gen": str(one.gen),
     }
 

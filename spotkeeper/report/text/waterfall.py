@@ -18,6 +18,7 @@ _STYLE = {
     RecoveryPart.STOP: "cyan",
     RecoveryPart.ORDER: "blue",
     RecoveryPart.BOOT: "blue",
+    RecoveryPart.NEVER: "red",
     RecoveryPart.MOUNT: "magenta",
     RecoveryPart.RENDEZVOUS: "green",
     RecoveryPart.RESTORE: "green",
@@ -53,8 +54,11 @@ def slowest(one: RecoveryTrace) -> str:
     """Return ``slowest part: boot of node 1, 58s of the 1m40s without training``."""
     if one.slowest is None:
         return "the times of the parts of this recovery are not recorded" if one.idle_s else "training has not stopped"
-    node = "" if one.slowest.node is None else f" of node {one.slowest.node}"
     took = f"{duration(one.slowest_s)} of the {duration(one.idle_s)} without training"
+    if one.slowest.part is RecoveryPart.NEVER:
+        about = one.slowest
+        return f"slowest part: a machine for node {about.node} that never joined ({about.detail}), {took}"
+    node = "" if one.slowest.node is None else f" of node {one.slowest.node}"
     return f"slowest part: {one.slowest.part.value}{node}, {took}"
 
 
@@ -77,7 +81,11 @@ def _table(one: RecoveryTrace, now: float) -> Table:
 
 
 def _about(span: PartSpan) -> str:
-    """``spot us-central1-a $2.54/h`` for a part that concerns a machine, ``1.2 GB`` for one that moves a checkpoint."""
+    """``spot us-central1-a $2.54/h`` for a part that concerns a machine, ``1.2 GB`` for one that moves a checkpoint.
+
+    Of a machine that never joined also how it ended.
+    """
     price = "" if span.price is None else f"{usd(span.price)}/h"
     size = "" if not span.bytes else f"{span.bytes / 1e9:.3g} GB" if span.bytes >= 1e8 else f"{span.bytes / 1e6:.3g} MB"
-    return " ".join(filter(None, (span.model.value if span.model else "", span.zone, price, size)))
+    about = " ".join(filter(None, (span.model.value if span.model else "", span.zone, price, size)))
+    return f"{about}: {span.detail}" if span.detail else about

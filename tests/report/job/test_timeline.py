@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from spotkeeper.contract.ledger import Event
+from spotkeeper.report.html import svg
 from spotkeeper.report.job.timeline import BarKind, resumed_steps, timeline
 from spotkeeper.report.money.money import attempts, money, over_time
-from tests.report.ledgers import HOUR, NOTICED, entry, generation, intent
+from tests.report.ledgers import HOUR, NOTICED, SILENT, entry, generation, intent
 
 END = 2 * HOUR + 31
 
@@ -77,6 +78,13 @@ def test_a_lost_machine_leaves_and_a_refused_one_never_was() -> None:
     every = {(bar.attempt, bar.kind) for bar in timeline(ledger, 600.0).bars}
     assert (1, BarKind.LEAVE) in every and (2, BarKind.REFUSED) in every
     assert kinds[1, BarKind.TRAIN] == (100.0, 500.0)
+
+
+def test_a_machine_that_never_joined_has_a_bar_of_its_own_kind() -> None:
+    bars = [(bar.kind, bar.start, bar.end) for bar in timeline(SILENT, 1500.0).bars if bar.attempt == 2]
+    assert (BarKind.NEVER, 501.0, 1400.0) in bars and (BarKind.LEAVE, 1400.0, 1430.0) in bars
+    assert BarKind.BOOT not in [kind for kind, *_ in bars]
+    assert "node 1, attempt 2: boots, but never joins, for 14m59s" in svg.timeline(timeline(SILENT, 1500.0))
 
 
 def test_the_time_of_a_hold_without_machines_is_not_drawn() -> None:

@@ -8,7 +8,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.trace import JobTrace, RecoveryPart, job_trace
 from spotkeeper.report.text.waterfall import waterfalls
-from tests.report.ledgers import A, entry, generation, intent, lost, printed
+from tests.report.ledgers import SILENT, A, entry, generation, intent, lost, printed
 
 # Node 0 is noticed at 500, its replacement boots beside it, all save and stop at 570, and train again at 610.
 ANNOUNCED = (
@@ -92,6 +92,41 @@ def test_a_running_recovery_has_open_parts() -> None:
     noticed = job_trace("abcdefgh", "first", ANNOUNCED[:5], now=530.0)
     assert parts(noticed) == [("notice", 500.0, None), ("boot", 502.0, None)]
     assert noticed.recoveries[0].slowest is None, "the job still trains"
+
+
+def test_a_replacement_that_never_joined_is_a_part_and_not_hidden_behind_the_next_ones_boot() -> None:
+    trace = job_trace("abcdefgh", "first", SILENT, now=1500.0, stack="prod")
+    assert parts(trace) == [
+        ("never joined", 501.0, 1400.0),
+        ("order", 1400.0, 1410.0),
+        ("boot", 1410.0, 1470.0),
+    ]
+    (one,) = trace.recoveries
+    never = one.spans[0]
+    assert one.slowest is never and one.slowest_s == 899.0
+    assert (never.machine, never.zone, never.price, never.detail) == (
+        "sk-prod-abcdefgh-n0001-a2",
+        A,
+        0.5,
+        "no hello in time",
+    )
+    text = printed(waterfalls(trace, trace.recoveries, 1500.0))
+    assert "slowest part: a machine for node 1 that never joined (no hello in time), 14m59s of the 16m15s" in text
+    assert f"spot {A} $0.50/h: no hello in time" in text
+
+
+def test_a_standby_machine_that_is_lost_before_it_takes_over_never_joined() -> None:
+    ready = (intent(505.0, 1, 2, cause="notice"), entry(Event.ADMITTED, 545.0, 1, 2))
+    gone = entry(Event.LOSS, 560.0, 1, 2, cause="noticed standby")
+    noticed = (generation(100.0, 1), entry(Event.NOTICE, 500.0, 1, 1), *ready, gone)
+    assert parts(job_trace("abcdefgh", "first", noticed, now=600.0)) == [
+        ("notice", 500.0, None),
+        ("never joined", 505.0, 560.0),
+    ]
+    earlier = (generation(100.0, 1), intent(110.0, 1, 2), entry(Event.LOSS, 300.0, 1, 2, cause="never joined"))
+    assert parts(job_trace("abcdefgh", "first", (*earlier, *lost(1)[1:3]), now=600.0)) == [], "before the loss"
+    swap = (intent(450.0, 1, 2, cause="swap to spot"), entry(Event.LOSS, 510.0, 1, 2, cause="never joined"))
+    assert parts(job_trace("abcdefgh", "first", (*lost(1)[:3], *swap), now=600.0)) == [], "beside the recovery"
 
 
 def test_later_and_withdrawn_notices_are_no_parts() -> None:

@@ -18,7 +18,7 @@ from spotkeeper.report.money import account_text
 from spotkeeper.report.money.account import UNKNOWN_USER, Account, AttemptLine, Totals, account, shares, totals
 from spotkeeper.report.money.money import HOUR_S, attempts, first_of_each, over_time
 from tests.contract.samples import STACK
-from tests.report.ledgers import HOUR, NOTICED, A, a_record, entry, generation, intent, printed
+from tests.report.ledgers import HOUR, NOTICED, SILENT, A, a_record, entry, generation, intent, printed
 
 NOW = 9 * HOUR
 
@@ -128,6 +128,11 @@ def test_a_machine_that_never_joined_is_paid_and_named() -> None:
     assert lost[WorkPart.NEVER_JOINED, "start"] == 520.0
     text = printed(account_text.report(job_view(a_record(), None, ledger, STACK, HOUR), found))
     assert "training was never interrupted; 1 machine never joined" in text
+
+
+def test_a_recovery_names_the_machines_that_never_joined() -> None:
+    (one,) = told(SILENT, HOUR).recoveries
+    assert account_text.recovery_row(one)["replaced by"] == f"spot in {A}, 1 never joined"
 
 
 def test_a_machine_without_a_hello_is_paid_by_the_clouds_times() -> None:
