@@ -69,7 +69,7 @@ class Stop(str, Enum):
     ====== ============================================================================================
     SAVED  the job would save, and lose no step
     EARLY  it has no commit yet: taking its machines within ``queue.EARLY_S`` of its start would lose work
-    NEVER  it would lose work: its script saves by itself (``stop: signal``), or the job is about to end
+    NEVER  it would lose work: its script saves by itself (``stop: signal``), or has passed its last step
     ====== ============================================================================================
     """
 
@@ -115,6 +115,7 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     stop: Stop = Stop.EARLY
     cost_s: float = 0.0  # machine-seconds that a save, a new start and a lost spot machine would cost
     ends: Until | None = None  # when it is expected to end; None: unknown
+    ending: Past | None = None  # since when it has been about to end, or past its last step, with this reservation
     dry_since: Past | None = None  # since when the market has no machine for it
     usd: Usd = 0.0  # list price an hour of the cheapest machine that it would take, if its team has such a limit
     zone: str = ""  # the zone of all of its machines; "": unknown, or several

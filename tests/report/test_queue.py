@@ -99,7 +99,8 @@ RUNS = {"stop": Stop.SAVED, "priority": 0, "ends": None}
          4 * HOUR),
         ({"started": NOW - 600.0, "recalls": (NOW - 3000.0, NOW - 2000.0)}, "made room 2 times within the hour", 600.0),
         ({"stop": Stop.NEVER, "started": NOW - 600.0}, "a stop would lose work", None),
-        ({"ends": NOW + 599.0}, "about to end", None),
+        ({"ends": NOW + 599.0, "ending": NOW - 600.0}, "about to end", 3000.0),
+            ({"stop": Stop.NEVER, "ending": NOW - HOUR}, "a stop would lose work", 5 * HOUR),
     ],
 )  # fmt: skip
 def test_a_protected_job_and_who_waits_for_it_say_until_when(

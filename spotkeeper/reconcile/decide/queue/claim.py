@@ -22,12 +22,15 @@ from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import resize, rungs
 from spotkeeper.reconcile.decide.provisioning import offers
-from spotkeeper.reconcile.decide.queue import order, use
+from spotkeeper.reconcile.decide.queue import order, reclaim, use
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.reconcile.decide.snapshot import admitted
 
 LOST_SPOT_S = 300.0  # what giving up a spot machine costs beside the restart: the next one may be long in coming
 ROUGHLY = 0.25  # a claim is written again if its estimates change by more than this share
+DECIDED = (  # fields of a claim that stay as they were written
+    "waits", "waited_s", "reserved_at", "started", "ending", "lapsed", "recalls", "barred", "gap", "whom", "took",
+)  # fmt: skip
 ASKED = 3  # most running jobs that are asked at once what taking their machines would cost; ticks ask all
 
 
@@ -51,16 +54,20 @@ def planned(draft: Draft) -> Allocation:
 def released(draft: Draft, dropped: Sequence[Grant]) -> Allocation:
     """Return the planned allocation with the cost of these grants folded in, and what their room lets others have."""
     new, stack = planned(draft), draft.snapshot.stack
-    used = use.folded(new, dropped, stack, draft.now)
-    left = [grant for grant in draft.queries.own_grants() if grant not in dropped]
-    own = claim(draft, left)
+    keys = {(grant.job, grant.node, grant.attempt) for grant in dropped}
+    gone, kept = list[Grant](), list[Grant]()
+    for grant in new.grants:
+        (gone if (grant.job, grant.node, grant.attempt) in keys else kept).append(grant)
+    used = use.folded(new, gone, stack, draft.now)
+    own = claim(draft, [grant for grant in kept if grant.job == draft.record.job])
     claims = tuple(one for one in new.claims if one.job != draft.record.job or own is not None)
-    kept = tuple(grant for grant in new.grants if grant not in dropped)
-    return schedule(replace(new, claims=claims, use=used, grants=kept), stack, draft.now)
+    return schedule(replace(new, claims=claims, use=used, grants=tuple(kept)), stack, draft.now)
 
 
 def _with(draft: Draft, old: Claim | None, new: Claim | None) -> Allocation:
     read = draft.snapshot.allocation
+    if old is not None and new is not None and new.team != old.team:
+        read = use.settled(read, draft.record.job, draft.snapshot.stack, draft.now)
     claims = [new if claim.job == draft.record.job else claim for claim in read.claims]
     if old is None:
         claims.append(new)
@@ -195,8 +202,7 @@ def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
     if old is None or not old.max:
         new = _first(draft, new)
     else:
-        fields = ("waits", "waited_s", "reserved_at", "started", "lapsed", "recalls", "barred", "gap", "whom", "took")
-        new = replace(new, **{name: getattr(old, name) for name in fields}, reserved=min(old.reserved, new.max))
+        new = replace(new, **{name: getattr(old, name) for name in DECIDED}, reserved=min(old.reserved, new.max))
         if 0 < new.reserved < new.min:
             new = replace(new, reserved=0, waits=draft.now)
     claims = draft.snapshot.allocation.claims
@@ -227,12 +233,14 @@ def _estimated(draft: Draft, new: Claim) -> Claim:
     boots = [known.boot_s for slot in machines if (known := draft.queries.known(slot)) and known.boot_s is not None]
     restart_s = draft.save_s() + start_s(max(boots, default=None), snapshot.begin_s, draft.save_s())
     spot = sum(slot.model is Model.SPOT for slot in machines)
+    ends = None if snapshot.left_s is None or not new.reserved else float(round(draft.now + snapshot.left_s))
     return replace(
         new,
         started=started,
+        ending=_ending(draft, new, ends),
         stop=_stop(draft),
         cost_s=float(round((new.reserved or new.min) * restart_s + spot * LOST_SPOT_S)),
-        ends=None if snapshot.left_s is None or not new.reserved else float(round(draft.now + snapshot.left_s)),
+        ends=ends,
         dry_since=None if machines else record.dry_since,
         usd=least_usd(draft),
         zone=record.zone or "" if machines and not (snapshot.spec and snapshot.spec.spread) else "",
@@ -276,6 +284,15 @@ def _stop(draft: Draft) -> Stop:
     if (spec is not None and spec.stop == "signal") or location.past_loop(draft):
         return Stop.NEVER
     return Stop.EARLY if location.newest(draft) is None else Stop.SAVED
+
+
+def _ending(draft: Draft, new: Claim, ends: float | None) -> float | None:
+    """Return since when the job has been about to end; not anew if it has more steps than it said at first."""
+    spec = draft.snapshot.spec
+    if new.ending is not None or not new.reserved or (spec is not None and spec.stop == "signal"):
+        return new.ending
+    soon = ends is not None and ends - draft.now < reclaim.ENDING_S
+    return draft.now if soon or location.past_loop(draft) else None
 
 
 def _alike(old: Claim, new: Claim, now: float) -> bool:

@@ -13,7 +13,9 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 PROTECTED_S = 900.0  # after a job's start nothing is taken from it
 EARLY_S = 3600.0  # nor from a job that has not started to train, or has no commit, for so long
 HOURLY, DAILY = 2, 6  # most recalls of a job within an hour and a day
-ENDING_S = 600.0  # a job that ends so soon is left alone
+ENDING_S = 600.0  # a job that ends so soon is left alone,
+LINGERS_S = 3600.0  # for so long at most: its script says itself how many steps are left
+TAIL_S = 6 * HOUR_S  # so long at most is one left alone that has passed its last step
 LAPSE_S = 900.0  # a reservation that finds no machine for so long is given to others
 
 
@@ -142,10 +144,11 @@ def takeable(victim: Claim, now: float, at: float) -> bool:
 
 def shields(victim: Claim, now: float) -> Iterator[Shield]:
     """Yield what protects this job, as known ``now``; also what has passed."""
+    ending = now if victim.ending is None else victim.ending
     if victim.stop is Stop.NEVER:
-        yield Shield(math.inf, "a stop would lose work")
+        yield Shield(math.inf if victim.ending is None else ending + TAIL_S, "a stop would lose work")
     if victim.ends is not None and victim.ends - now < ENDING_S:
-        yield Shield(math.inf, "about to end")
+        yield Shield(ending + LINGERS_S, "about to end")
     if victim.started is None or victim.stop is Stop.EARLY:
         yield Shield(victim.reserved_at + EARLY_S, "no checkpoint yet")
     else:

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 from math import exp, log
 
 from msgspec.structs import replace
@@ -31,7 +32,7 @@ def team_of(allocation: Allocation) -> Mapping[str, str]:
 def folded(allocation: Allocation, dropped: Iterable[Grant], stack: StackState, now: float) -> tuple[TeamUse, ...]:
     """Return the teams' use, with the cost of these grants, which are released now."""
     teams, use = team_of(allocation), {one.team: one for one in allocation.use}
-    begins, prices = _month_start(now), dict[str, float]()
+    prices: dict[str, float] = {}
     for grant in dropped:
         team = teams.get(grant.job, DEFAULT_TEAM)
         known = use.get(team) or TeamUse(team)
@@ -39,8 +40,15 @@ def folded(allocation: Allocation, dropped: Iterable[Grant], stack: StackState, 
             known = _until(known, now)
         if grant.resource not in prices:
             prices[grant.resource] = price(stack, grant)
-        use[team] = _with(known, prices[grant.resource] / HOUR_S, grant.since, begins, now)
+        use[team] = _with(known, prices[grant.resource] / HOUR_S, grant.since, now)
     return tuple(use[team] for team in sorted(use))
+
+
+def settled(allocation: Allocation, job: str, stack: StackState, now: float) -> Allocation:
+    """Return the allocation with the cost of a job's grants until now charged to its team, since it changes teams."""
+    own = [grant for grant in allocation.grants if grant.job == job]
+    grants = tuple(replace(grant, since=now) if grant.job == job else grant for grant in allocation.grants)
+    return replace(allocation, grants=grants, use=folded(allocation, own, stack, now))
 
 
 def current(allocation: Allocation, stack: StackState, now: float) -> list[TeamUse]:
@@ -60,13 +68,14 @@ def _until(use: TeamUse, now: float) -> TeamUse:
     return replace(use, month=month, month_usd=0.0, last_month=use.month, last_usd=use.month_usd)
 
 
-def _with(use: TeamUse, usd_s: float, since: float, month_begins: float, now: float) -> TeamUse:
+def _with(use: TeamUse, usd_s: float, since: float, now: float) -> TeamUse:
     ran = max(0.0, now - since)
-    in_month = max(0.0, min(ran, now - month_begins))
+    in_month = max(0.0, min(ran, now - _month_start(use.at)))  # a clock that is ahead may have begun the next one
     cost = usd_s * (1.0 - exp(-_RATE * ran)) / _RATE  # the integral of what is left of each second's cost
     return replace(use, usd=use.usd + cost, month_usd=use.month_usd + usd_s * in_month)
 
 
+@lru_cache(maxsize=8)
 def _month_start(now: float) -> float:
     at = datetime.fromtimestamp(now, timezone.utc)
     return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()

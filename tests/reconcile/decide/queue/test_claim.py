@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.facts import Kind
-from spotkeeper.contract.job import JobRequest, Nodes, RequestKind
+from spotkeeper.contract.job import JobRequest, Nodes, RequestKind, spec_sha256
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Price, TeamState
+from spotkeeper.reconcile.decide.queue import use
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -199,3 +200,21 @@ def test_a_gang_gets_all_of_its_machines_though_its_first_choice_is_too_dear_for
     submit(world, JOB)
     world.until(world.training, 5 * MINUTE)
     assert sorted(machine.vm.pool for machine in world.dynamic()) == ["dear", "pool", "pool"]
+
+
+def test_a_job_that_resumes_in_another_team_leaves_its_cost_to_the_first() -> None:
+    """Also if its machines are not gone yet: else the new team would pay for all that they have cost."""
+    world = World(the_stack=replace(stack(), teams=(TeamState("a", ("ann",)), TeamState("b", ("ann",)))), nodes=2)
+    world.options = changed(world.options, user="ann")
+    submit(world, JOB, team="a")
+    world.until(world.training)
+    world.run(60 * MINUTE)
+    world.request(RequestKind.PAUSE)
+    world.until(lambda: world.record().phase is Phase.HOLD, 600)
+    assert len(world.memory.allocation[0].grants) == 2
+    resumed = replace(world.spec, team="b")
+    world.store.put_spec(JOB, resumed, spec_sha256(resumed))
+    world.request(RequestKind.RESUME, spec_sha256=spec_sha256(resumed))
+    world.until(world.training, 600)
+    used = {one.team: one.month_usd for one in use.current(world.memory.allocation[0], world.stack, world.t)}
+    assert used["a"] > 10 * used["b"]

@@ -110,3 +110,20 @@ def test_a_claim_tells_which_machines_the_cloud_refuses_until_all_have_come() ->
     world.until(world.training)
     world.run(2 * MINUTE)
     assert (claim_of(world).short, claim_of(world).dry_since) == (None, None)
+
+
+def test_a_job_is_about_to_end_since_it_first_said_so() -> None:
+    """Else one that always says that a few steps are left would keep its machines forever."""
+    world = long_runs(2)
+    world.submit(JOB)
+    world.until(world.training)
+    world.submit(SECOND)
+    world.run(20 * MINUTE)
+    assert claim_of(world).ending is None
+    world.step_s = 0.01
+    world.run(5 * MINUTE)
+    since = claim_of(world).ending
+    assert since is not None and 0 <= world.t - since <= 5 * MINUTE
+    world.step_s = 5.0
+    world.run(5 * MINUTE)
+    assert (claim_of(world).ends or 0.0) > world.t + 60 * MINUTE and claim_of(world).ending == since

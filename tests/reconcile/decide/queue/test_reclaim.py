@@ -66,6 +66,24 @@ def test_a_job_that_is_about_to_end_is_left_alone() -> None:
     assert taken(low("v", 8, ends=NOW + 10 * MIN_S))
 
 
+def test_but_not_if_it_says_so_for_more_than_an_hour() -> None:
+    """A script tells itself how many steps are left: it could keep its machines by always saying one."""
+    assert not taken(low("v", 8, ends=NOW + 5, ending=NOW - HOUR_S + 1))
+    assert taken(low("v", 8, ends=NOW + 5, ending=NOW - HOUR_S))
+
+
+def test_nothing_is_taken_within_six_hours_of_a_jobs_last_step() -> None:
+    assert not taken(low("v", 8, ago_s=DAY_S, stop=Stop.NEVER, ending=NOW - 6 * HOUR_S + 1))
+    assert taken(low("v", 8, ago_s=DAY_S, stop=Stop.NEVER, ending=NOW - 6 * HOUR_S))
+
+
+def test_a_job_that_would_lose_work_gets_no_more_machines_than_it_needs() -> None:
+    """Others could not have them back, and a running job would stop to grow."""
+    assert reserved(waits("s", 2, max=8, stop=Stop.NEVER)) == {"s": 2}
+    assert reserved(runs("s", 2, max=8, stop=Stop.NEVER)) == {"s": 2}
+    assert reserved(runs("s", 2, max=8)) == {"s": 8}
+
+
 @pytest.mark.parametrize(
     ("recalls_s", "spared"),
     [

@@ -48,6 +48,25 @@ def test_a_clock_that_is_behind_changes_nothing() -> None:
     assert of_month(allocation, stack(), end - 5) == {"t": 3.0}
 
 
+def test_a_clock_that_is_behind_charges_no_earlier_month_to_the_one_that_has_begun() -> None:
+    end = month("2026-12-01T00:00:00")
+    ran = Grant("r", 0, 1, "slot:p", end - 20 * DAY_S)
+    allocation = Allocation(
+        grants=(ran,), claims=(runs("r", 1, "t"),), use=(TeamUse("t", 9.0, end + 5, "2026-12", 3.0),)
+    )
+    assert of_month(allocation, stack(), end - 5) == {"t": 3.0}
+    assert of_month(allocation, stack(), end + HOUR_S) == {"t": pytest.approx(4.0)}
+
+
+def test_a_job_that_changes_teams_leaves_its_cost_to_the_first() -> None:
+    job, other = runs("r", 2, "a", ago_s=3 * HOUR_S), runs("s", 1, "a", ago_s=2 * HOUR_S)
+    before = Allocation(grants=grants(job, other), claims=(job, other))
+    after = use.settled(before, "r", stack(), NOW)
+    after = replace(after, claims=(replace(job, team="b"), other))
+    assert of_month(after, stack(), NOW) == {"a": pytest.approx(8.0), "b": 0.0}
+    assert of_month(after, stack(), NOW + HOUR_S) == {"a": pytest.approx(9.0), "b": pytest.approx(2.0)}
+
+
 def test_a_grant_costs_its_list_price_since_its_start_decayed() -> None:
     ran_h = 12
     claim = runs("r", 2, "t", ago_s=ran_h * HOUR_S)
