@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from spotkeeper.train.checkpoint.image import TensorCopy, view
 from spotkeeper.train.checkpoint.protocol import IMAGES
+from spotkeeper.train.core.tensors import TensorCopy, view
 
 _KEPT = IMAGES  # registered memories: older ones have been replaced by larger ones
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from spotkeeper.train.checkpoint.image import Skeleton, TensorSlot, unpack, view
+from spotkeeper.train.checkpoint.image import Skeleton, unpack
 from spotkeeper.train.checkpoint.manifest import Manifest
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.gang import Gang
 from spotkeeper.train.core.shards import Meshes, TensorShard
+from spotkeeper.train.core.tensors import TensorSlot, view
 
 Need = tuple[int, int]  # a tensor to receive: the rank that saved it, and its slot in that rank's saved state
 

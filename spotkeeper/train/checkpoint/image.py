@@ -3,7 +3,8 @@
 The saver writes images to disk, and ranks send them to each other::
 
     state.bin      the bytes of every tensor, one after another
-    skeleton.pkl   everything else: the place of each tensor, and pickles that refer to tensors
+    skeleton.pkl   everything else: the structure of the state, the place of each tensor, and pickles of other values,
+                   which may refer to tensors
 
 Each save has its own skeleton, so tensors may be added (an optimizer's moments) or change their size between saves. The
 image of replicated state consists of the common state, equal on all ranks, and each rank's local state. With sharded
@@ -12,7 +13,6 @@ state each rank has an image (``core/shards.py`` names the files): its parts of 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,50 +27,13 @@ from spotkeeper.train.checkpoint.store import SKELETON, STATE
 from spotkeeper.train.core import pickling, shards
 from spotkeeper.train.core.shards import Meshes, TensorShard, describe, is_shared, local_part
 from spotkeeper.train.core.small_parts import PendingParts
+from spotkeeper.train.core.tensors import TensorCopy, TensorKey, TensorSlot, tensor_key, view
+from spotkeeper.train.core.tree import Flat, Layout, LayoutCache, Structure, flatten, places, unflatten
 
 _NONE: Mapping[Any, str] = {}
 _ALIGN = 64  # bytes: a cache line, and more than any dtype needs
 _FRAME = 64  # bytes, and more than a pickle adds to each rank's own state
 _LARGE = 1 << 16  # bytes: tensors from this size on have whole pages, which can be freed
-
-
-@dataclass(frozen=True)
-class TensorSlot:
-    """Place of one tensor in ``state.bin``."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    bytes: int
-
-
-TensorKey = tuple[object, ...]
-
-
-def tensor_key(tensor: torch.Tensor) -> TensorKey:
-    """Return what identifies a tensor's bytes: its memory, shape and dtype."""
-    return (tensor.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-
-
-@dataclass(frozen=True)
-class TensorCopy:
-    """One tensor and its place in staging memory, to which ``run`` copies it. ``name``: its name, for messages."""
-
-    name: str
-    base: torch.Tensor  # the memory that becomes ``state.bin``
-    slot: TensorSlot
-    tensor: torch.Tensor
-
-    def run(self) -> None:
-        if self.tensor.device.type == "cpu" and self.tensor.is_contiguous():
-            ctypes.memmove(self.base.data_ptr() + self.slot.offset, self.tensor.data_ptr(), self.slot.bytes)
-        else:
-            view(self.base, self.slot).copy_(self.tensor)
-
-    def equal(self) -> bool:
-        """Whether the copy has the tensor's current bits. (``torch.equal`` of the values would fail for NaN.)"""
-        there = self.base[self.slot.offset : self.slot.offset + self.slot.bytes]
-        return bool(torch.equal(there, self.tensor.reshape(-1).view(torch.uint8).cpu()))
 
 
 @dataclass(frozen=True)
@@ -87,10 +50,17 @@ class RunState:
 class Image:
     """A state before its copy into staging memory: the layout is known, the bytes are still in the tensors."""
 
-    def __init__(self, state: RunState, *, rank: int | None = None) -> None:
-        """Lay out the state. ``rank``: this rank if the state is sharded; None for replicated state."""
+    def __init__(self, state: RunState, *, rank: int | None = None, cache: LayoutCache | None = None) -> None:
+        """Lay out the state.
+
+        Args:
+            state: the state; it may not change before ``copy_to``.
+            rank: this rank if the state is sharded; None for replicated state.
+            cache: layouts of earlier images of replicated state.
+        """
         self._tensors: list[torch.Tensor] = []
         self._slots: list[TensorSlot] = []
+        self._keys: list[TensorKey] = []
         self._frames: list[shards.TensorFrame] = []  # one for each tensor of sharded state
         self._known: dict[TensorKey, int] = {}
         self._shards: list[TensorShard] = []
@@ -99,15 +69,46 @@ class Image:
         self._sharded = rank is not None
         self._state = state  # keeps its tensors alive, so that ids stay valid
         self._end = 0
-        parts = {"model": self._pickle(state.model), "rest": self._pickle(state.rest)}
-        parts["optimizers"] = self._pickle(state.optimizers)
-        table: dict[str, object] = {"slots": [(s.dtype, s.shape, s.offset, s.bytes) for s in self._slots]}
+        parts = [flatten(each) for each in (state.model, state.rest, state.optimizers)]
+        if cache is not None and (layout := cache.find(parts)) is not None:
+            self._adopt(layout, parts)
+            fixed = layout.table
+        else:
+            fixed = self._lay_out(parts, cache)
+        count = len(self._slots)
+        values = [pickling.dumps(part.values, self._meet) for part in parts]
+        self._table: dict[str, object] = {"fixed": fixed, "values": values, "slots": _tuples(self._slots[count:])}
         if self._sharded:
-            table |= {"shards": self._shards, "plain": sorted(self._plain)}
-        self._table = table | parts
+            self._table |= {"shards": self._shards, "plain": sorted(self._plain)}
         self._names = (STATE, SKELETON) if rank is None else (shards.data_name(rank), shards.skeleton_name(rank))
         pending = state.pending
         self._whole(state.local, pending.bound + _FRAME * (pending.world + 1) if pending else 0)
+
+    def _lay_out(self, parts: Sequence[Flat], cache: LayoutCache | None) -> bytes:
+        """Give each tensor its place; return the pickled table of all places."""
+        sources: list[tuple[int, int]] = []
+        met: list[list[int | tuple[int]]] = []
+        for number, part in enumerate(parts):
+            met.append([])
+            for at, tensor in enumerate(part.tensors):
+                met[-1].append(self._meet(tensor))
+                if len(sources) < len(self._slots):
+                    sources.append((number, at))
+        structures = tuple(part.structure for part in parts)
+        table = pickling.dumps({"slots": _tuples(self._slots), "parts": list(zip(structures, met, strict=True))})
+        if cache is not None:
+            known, tables = dict(self._known), (list(self._slots), list(self._keys))
+            end = self._end
+            cache.keep(parts, lambda: Layout(structures, places(parts), *tables, known, sources, end, table))
+        return table
+
+    def _adopt(self, layout: Layout, parts: Sequence[Flat]) -> None:
+        """Take the places of an earlier layout, and this state's tensors."""
+        self._slots, self._keys, self._known = list(layout.slots), list(layout.keys), dict(layout.known)
+        self._end = layout.end
+        tensors = [part.tensors for part in parts]
+        found = (tensors[number][at] for number, at in layout.sources)
+        self._tensors = [each.detach() if each.requires_grad else each for each in found]
 
     def _whole(self, local: tuple[bytes, ...], room: int = 0) -> None:
         """Complete the skeleton with the ranks' own states. ``room``: bytes that it may still grow by."""
@@ -157,10 +158,10 @@ class Image:
             memory[slot.offset - len(frame.before) : slot.offset] = frame.before
             memory[slot.offset + slot.bytes : slot.offset + slot.bytes + len(frame.after)] = frame.after
         left = []
-        for slot, tensor in zip(self._slots, self._tensors, strict=True):
+        for slot, tensor, key in zip(self._slots, self._tensors, self._keys, strict=True):
             if not slot.bytes:
                 continue
-            name = later.get(tensor_key(tensor)) if later else None
+            name = later.get(key) if later else None
             copy = TensorCopy(name or "", base, slot, tensor)
             if name is None:
                 copy.run()
@@ -180,11 +181,8 @@ class Image:
             found.append(shards.Chunk(path, tensor.dtype, size, offset, slot.shape, start, length))
         return found
 
-    def _pickle(self, part: object) -> bytes:
-        return pickling.dumps(part, self._meet)
-
     def _meet(self, tensor: torch.Tensor) -> int | tuple[int]:
-        """Return the placeholder to pickle for a tensor: its slot number, or ``(shard number,)`` if it is sharded."""
+        """Return the placeholder for a tensor: its slot number, or ``(shard number,)`` if it is sharded."""
         if self._sharded and is_shared(tensor):
             shard = describe(tensor, len(self._shards), self._add(local_part(tensor)))
             self._shards.append(shard)
@@ -213,6 +211,7 @@ class Image:
             name = str(tensor.dtype).removeprefix("torch.")
             self._slots.append(TensorSlot(name, tuple(tensor.shape), self._end + before, size))
             self._tensors.append(tensor)  # also keeps its address in use
+            self._keys.append(key)
             self._known[key] = number
             self._end += -(-(before + size + after) // _ALIGN) * _ALIGN
         return number
@@ -225,19 +224,19 @@ class Skeleton:
     slots: list[TensorSlot]
     shards: list[TensorShard]
     plain: list[int]
-    model: bytes
-    rest: bytes
+    parts: list[tuple[Structure, list[Any]]]  # model, other state, optimizers: their structure and tensors
+    values: list[bytes]  # of the same parts
     local: tuple[bytes, ...]
-    optimizers: bytes
     where: str = SKELETON
 
     @classmethod
     def read(cls, data: bytes | memoryview, where: str) -> Skeleton:
         """Read a skeleton after its hash was checked. ``where``: its origin, for messages."""
         content = pickling.loads(data, where)
+        fixed = pickling.loads(content["fixed"], where)
+        slots = [TensorSlot(*each) for each in fixed["slots"] + content["slots"]]
         tables = content.get("shards", []), content.get("plain", [])
-        parts = content["model"], content["rest"], content["local"], content["optimizers"]
-        return cls([TensorSlot(*each) for each in content["slots"]], *tables, *parts, where)
+        return cls(slots, *tables, fixed["parts"], content["values"], content["local"], where)
 
     def join(
         self,
@@ -262,9 +261,14 @@ class Skeleton:
             shard = self.shards[pid[0]]
             return meshes.join(shard, last(part(shard)))
 
-        model = pickling.loads(self.model, self.where, lambda pid: load(pid, lambda tensor: tensor))
-        rest = pickling.loads(self.rest, self.where, lambda pid: load(pid, torch.clone))
-        kept = pickling.loads(self.optimizers, self.where, lambda pid: load(pid, torch.clone if pid in seen else keep))
+        def part_of(number: int, get: Callable[[Any], torch.Tensor]) -> Any:
+            structure, tensors = self.parts[number]
+            values = pickling.loads(self.values[number], self.where, get)
+            return unflatten(structure, map(get, tensors), iter(values))
+
+        model = part_of(0, lambda pid: load(pid, lambda tensor: tensor))
+        rest = part_of(1, lambda pid: load(pid, torch.clone))
+        kept = part_of(2, lambda pid: load(pid, torch.clone if pid in seen else keep))
         return RunState(model, rest, self.local, kept)
 
 
@@ -360,12 +364,8 @@ def extent(stretches: tuple[Stretch, ...]) -> int:
     return last.offset + -(-last.bytes // PAGE) * PAGE
 
 
-def view(base: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
-    """Return one saved tensor as a view of ``base``, the bytes of ``state.bin``."""
-    dtype: Any = getattr(torch, slot.dtype)
-    if not slot.bytes:
-        return torch.empty(slot.shape, dtype=dtype)  # the offset of an empty tensor may be misaligned for the dtype
-    return base[slot.offset : slot.offset + slot.bytes].view(dtype).view(slot.shape)
+def _tuples(slots: Sequence[TensorSlot]) -> list[tuple[object, ...]]:
+    return [(each.dtype, each.shape, each.offset, each.bytes) for each in slots]
 
 
 def _refuse(tensor: torch.Tensor) -> None:

@@ -33,8 +33,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spotkeeper.train.checkpoint.device_copy import DeviceCopier, DeviceCopies, on_device, sums
-from spotkeeper.train.checkpoint.image import TensorCopy, TensorKey, tensor_key
 from spotkeeper.train.core.errors import say
+from spotkeeper.train.core.tensors import TensorCopy, TensorKey, tensor_key
 
 CHECKED = 3  # first copies of a run that are checked
 EVERY = 1000  # later, one copy in this many is checked

@@ -37,6 +37,7 @@ from spotkeeper.train.checkpoint.store import STATE, complete, partial
 from spotkeeper.train.core.errors import say
 from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.settings import RunSettings
+from spotkeeper.train.core.tree import LayoutCache
 
 _RECONNECT_S = 5.0  # pause between two tries to reach a new saver for images
 _START_S = 5.0  # time for the agent to start the saver
@@ -62,6 +63,7 @@ class CheckpointWriter:
         self._images_off = False  # the saver has refused memory for images, or they cannot be sealed
         self._limited = False  # whether it was said that there is no third image memory
         self._tried = -math.inf  # when a new saver was last looked for
+        self._layouts = LayoutCache()
         self.failed = False  # the last save failed
         self.commit: Commit | None = None
         self.written: Manifest | None = None  # this node's part of an incomplete checkpoint
@@ -160,7 +162,7 @@ class CheckpointWriter:
             return
         if copier is not None and self.image(state, manifest, copier, owned, save=True):
             return
-        image = Image(state)
+        image = Image(state, cache=self._layouts)
         if (staged := self.stage(image.size)) is None:
             return
 
@@ -214,7 +216,7 @@ class CheckpointWriter:
         client = self._client
         if client is None or self._images_off or (number := client.images.next()) is None:
             return False
-        image = Image(state)
+        image = Image(state, cache=self._layouts)
         try:
             memory = client.image(number, image.size, wait=save)
         except SaverError as error:

@@ -51,7 +51,7 @@ _NAMES: dict[str, str] = {
     "lightning_fabric.utilities.data": "AttributeDict",
     "spotkeeper.train.core.arrays": "array scalar dtype objects bit_generator generator random_state seed_sequence",
     "spotkeeper.train.core.pickling": "bound",
-    "spotkeeper.train.checkpoint.image": "TensorSlot",
+    "spotkeeper.train.core.tensors": "TensorSlot",
     "spotkeeper.train.core.shards": "Chunk TensorShard",
     "spotkeeper.train.checkpoint.sharded": "_SaveIntent",
 }

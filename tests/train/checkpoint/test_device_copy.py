@@ -16,8 +16,8 @@ from torch import nn
 import spotkeeper
 from spotkeeper.train.checkpoint import device_copy, snapshot, store
 from spotkeeper.train.checkpoint.device_copy import DeviceCopier, PinnedMemories, sums
-from spotkeeper.train.checkpoint.image import TensorCopy, TensorSlot
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
+from spotkeeper.train.core.tensors import TensorCopy, TensorSlot
 from spotkeeper.train.loop.run import Run
 from tests.train.checkpoint.test_snapshot import (
     SAFE,

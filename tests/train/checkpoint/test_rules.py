@@ -13,7 +13,7 @@ from tests.train.forks import FORKS, LIMIT_S
 
 HERE = Path(__file__).parent
 SNAPSHOT, DEVICE, IMAGES, PARTS = "test_snapshot.py", "test_device_copy.py", "test_images.py", "../core/test_parts.py"
-PEERS, LEFT = "test_peers.py", "test_left.py"
+PEERS, LEFT, TREE = "test_peers.py", "test_left.py", "../core/test_tree.py"
 BITS = f"{SNAPSHOT}::test_every_checkpoint_is_the_state_of_its_step"
 
 
@@ -54,6 +54,10 @@ def reshard(old: str, new: str) -> Patch:
     return Patch("spotkeeper.train.checkpoint.reshard", old, new)
 
 
+def tree(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.core.tree", old, new)
+
+
 def memories(old: str, new: str) -> Patch:
     return Patch("spotkeeper.train.checkpoint.saver_memories", old, new)
 
@@ -92,6 +96,13 @@ RULES = (
         parts("                if each.state and not state:\n                    continue\n", ""),
         BITS,
     ),
+    # layouts of earlier images
+    Rule(
+        "another structure has another layout",
+        tree("last is None or last.structures != ", "last is None or () == "),
+        TREE,
+    ),
+    Rule("tensors elsewhere have another layout", tree("last if last.places == places(parts) else None", "last"), TREE),
     # checks
     Rule("the first copies are checked", snapshot(" or number < CHECKED", ""), SNAPSHOT),
     Rule("one copy in some is checked later", snapshot(" or number % EVERY == 0", ""), SNAPSHOT),

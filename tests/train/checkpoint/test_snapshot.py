@@ -23,9 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import spotkeeper
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import snapshot, store
-from spotkeeper.train.checkpoint.image import RunState, TensorCopy, TensorSlot, extent, lay_out_of, thaw, unpack
+from spotkeeper.train.checkpoint.image import RunState, extent, lay_out_of, thaw, unpack
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.core.parts import AllOptimizers, Attached, FrameworkState
+from spotkeeper.train.core.tensors import TensorCopy, TensorSlot
 from spotkeeper.train.loop.run import Run
 from tests.train.forks import run_script
 
