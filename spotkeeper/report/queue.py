@@ -20,7 +20,7 @@ from spotkeeper.contract.job import PRIORITIES
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue import order, reclaim, scheduler, use
 from spotkeeper.reconcile.decide.queue.room import of_running, unclaimed
-from spotkeeper.report.job.waiting import WaitingView, protected_word
+from spotkeeper.report.job.waiting import TURNS, WaitingView, protected_word
 
 SHOWN = 20  # jobs that wait, and as many that run, unless all are wanted
 FORESEEN = 40  # waiting jobs whose start is computed: the first ones
@@ -40,7 +40,7 @@ class ReservedView(Struct, frozen=True):
         borrows_from: teams that have less than their entitlement, while its own team has more.
         recalls: how often machines were taken from it within the last day.
         protected: why nothing is taken from it now: ``just started``; "": nothing protects it. ``protected_s``: for how
-            long; None: to its end.
+            long; None: to its end, or as long as the first waiting job takes none from it (``waiting.TURNS``).
         spared_for: name of the first waiting job, if that one would get machines of this one but for the protection.
         ends_in_s: until it is expected to end; None: unknown.
     """
@@ -213,6 +213,9 @@ class Queue:
 
     def _protection(self, claim: Claim) -> tuple[str, float | None]:
         """Return why nothing is taken from a job, and for how long, None: to its end; ``""`` if it is not protected."""
+        head = self._claims.get(self._head)
+        if head is not None and scheduler.turns(claim, head, self._now):
+            return TURNS, None
         last = max(reclaim.shields(claim, self._now))
         if last.until <= self._now:
             return "", None

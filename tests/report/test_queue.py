@@ -100,7 +100,7 @@ RUNS = {"stop": Stop.SAVED, "priority": 0, "ends": None}
         ({"started": NOW - 600.0, "recalls": (NOW - 3000.0, NOW - 2000.0)}, "made room 2 times within the hour", 600.0),
         ({"stop": Stop.NEVER, "started": NOW - 600.0}, "a stop would lose work", None),
         ({"ends": NOW + 599.0, "ending": NOW - 600.0}, "about to end", 3000.0),
-            ({"stop": Stop.NEVER, "ending": NOW - HOUR}, "a stop would lose work", 5 * HOUR),
+        ({"stop": Stop.NEVER, "ending": NOW - HOUR}, "a stop would lose work", 5 * HOUR),
     ],
 )  # fmt: skip
 def test_a_protected_job_and_who_waits_for_it_say_until_when(
@@ -126,6 +126,19 @@ def test_a_job_is_spared_only_where_it_would_give_up_machines() -> None:
     view = a_queue(running("big", 4, **RUNS | {"started": NOW - 60.0, "priority": 2}), waiting("wide", 2)).view()
     assert (view.running[0].protected, view.running[0].spared_for) == ("just started", "")
     assert view.waiting[0].reason == "needs 2 machines, none is free"
+
+
+def test_a_job_keeps_the_machines_that_it_took_from_the_waiting_one() -> None:
+    # More used than a team with three times its share: only the bar keeps the machines from being taken.
+    took = running("big", 4, team="vision", stop=Stop.SAVED, ends=None)
+    lost = waiting("wide", 2, team="nlp", barred=("big",))
+    view = (queue := a_queue(took, lost)).view()
+    assert scheduler.schedule(queue.allocation, a_stack(), NOW) is queue.allocation
+    told = "(it took its machines before: two jobs never take turns)"
+    assert view.waiting[0].reason == f"needs 2 machines, none is free; big is protected from it {told}"
+    assert f"protected from wide {told}" in running_row(view.running[0])["notes"]
+    (free,) = a_queue(took, replace(lost, barred=())).view().running
+    assert not free.protected
 
 
 def test_of_many_protected_jobs_the_reason_names_some() -> None:

@@ -12,6 +12,7 @@ from spotkeeper.contract.sweepfile import trial_name
 from spotkeeper.report.text.words import count, duration
 
 NAMED = 5  # trials that a line names
+TURNS = "it took its machines before: two jobs never take turns"
 
 
 class WaitingView(Struct, frozen=True):
@@ -105,9 +106,14 @@ def class_word(priority: str, raised: int) -> str:
     return f"{PRIORITIES[PRIORITIES.index(priority) + raised]} (was {priority})"
 
 
-def protected_word(why: str, left_s: float | None) -> str:
-    """Say why a job gives up no machines: ``protected for 12m00s (just started)``. ``left_s``: None: to its end."""
-    return f"protected {'to its end' if left_s is None else f'for {duration(left_s)}'} ({why})"
+def protected_word(why: str, left_s: float | None, whom: str = "it") -> str:
+    """Say why a job gives up no machines: ``protected for 12m00s (just started)``.
+
+    Args:
+        left_s: for how long; None: to its end, or for :data:`TURNS` from ``whom``.
+    """
+    span = f"from {whom}" if why == TURNS else "to its end" if left_s is None else f"for {duration(left_s)}"
+    return f"protected {span} ({why})"
 
 
 def machines_word(view: WaitingView) -> str:

@@ -50,7 +50,7 @@ def _notes(view: ReservedView) -> list[str]:
     if view.borrows_from:
         notes.append(f"team borrows from {', '.join(view.borrows_from)}")
     if view.spared_for:
-        notes.append(protected_word(view.protected, view.protected_s))
+        notes.append(protected_word(view.protected, view.protected_s, view.spared_for))
     if view.recalls:
         notes.append(f"{count(view.recalls, 'recall')} within a day")
     return notes

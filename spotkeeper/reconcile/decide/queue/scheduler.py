@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
 from spotkeeper.contract.stack import StackState
-from spotkeeper.reconcile.decide.queue import reclaim, takeover, use
+from spotkeeper.reconcile.decide.queue import order, reclaim, takeover, use
 from spotkeeper.reconcile.decide.queue.order import Order, Shape
 from spotkeeper.reconcile.decide.queue.reclaim import DAY_S, LAPSES, PAUSES, SHRINKS, Recallable
 from spotkeeper.reconcile.decide.queue.room import Room, granted_by
@@ -51,11 +51,17 @@ def schedule(allocation: Allocation, stack: StackState, now: float) -> Allocatio
 
 
 def spared(allocation: Allocation, stack: StackState, now: float, claim: Claim) -> list[Claim]:
-    """Return the jobs whose machines a waiting claim would get but for their protection."""
+    """Return the jobs whose machines a waiting claim would get but for their protection, or its bars."""
     world = _Unprotected(allocation, stack, now)
     taken = reclaim.needed(world.room, claim, world.victims(claim, now, world.excess), world.excess)
     victims = [] if taken is None else [victim.claim for victim in taken.victims.values()]
-    return [victim for victim in victims if not reclaim.takeable(victim, now, now)]
+    return [victim for victim in victims if not reclaim.takeable(victim, now, now) or turns(victim, claim, now)]
+
+
+def turns(victim: Claim, claim: Claim, now: float) -> bool:
+    """Whether this victim keeps its machines since it has taken the claim's: two jobs never take turns."""
+    same = order.rank(victim, now) == order.rank(claim, now)
+    return same and victim.job in claim.barred and victim.gap != claim.job
 
 
 class _Schedule(Order):
@@ -257,7 +263,7 @@ class _Schedule(Order):
         for (theirs, team), claims in self._takeable(at).items():
             fair = theirs == mine and team != claim.team and after <= self.spent[team] / self.share[team]
             if theirs < mine or (fair and excess[team] > 0):
-                found |= {each.job: (each, fair) for each in claims if not fair or each.job not in claim.barred}
+                found |= {each.job: (each, fair) for each in claims if not fair or not self.barred(claim, each)}
         for each in self.in_gap.get(claim.job, ()):
             if self.ranks[each.job] <= mine and self.takeable(each, at):
                 found[each.job] = each, False
@@ -297,6 +303,9 @@ class _Schedule(Order):
 
     def takeable(self, claim: Claim, at: float) -> bool:
         return reclaim.takeable(claim, self.now, at)
+
+    def barred(self, claim: Claim, victim: Claim) -> bool:
+        return victim.job in claim.barred
 
     def _takeable(self, at: float) -> dict[tuple[int, str], list[Claim]]:
         """Return the jobs from which machines may be taken at ``at``, by class and team."""
@@ -353,3 +362,6 @@ class _Unprotected(_Schedule):
 
     def takeable(self, claim: Claim, at: float) -> bool:
         return True
+
+    def barred(self, claim: Claim, victim: Claim) -> bool:
+        return False
