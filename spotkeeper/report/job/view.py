@@ -31,7 +31,7 @@ FALLBACK = "on-demand fallback"  # the selection's reason during a fallback
 
 
 class NodeState(str, Enum):
-    """The state of a node's machine: BOOTING -> (READY | STANDBY) -> TRAINING <-> SAVING.
+    """The state of a node's machine: BOOTING -> (READY | STANDBY) -> TRAINING -> SAVING -> STOPPED.
 
     ======== ==========================================================
     state    meaning
@@ -41,6 +41,7 @@ class NodeState(str, Enum):
     STANDBY  a replacement that is ready while the old machine trains
     TRAINING in the running generation
     SAVING   told to save and stop
+    STOPPED  has stopped, and waits until every node has a machine, or until the job is on hold
     NOTICE   in the generation, with a preemption notice
     WAITING  the node has no machine
     ======== ==========================================================
@@ -51,6 +52,7 @@ class NodeState(str, Enum):
     STANDBY = "standby"
     TRAINING = "training"
     SAVING = "saving"
+    STOPPED = "stopped"
     NOTICE = "notice"
     WAITING = "waiting"
 
@@ -301,6 +303,7 @@ def last_crash(ledger: Iterable[Entry]) -> Entry | None:
 def _nodes(record: Record, entries: tuple[Entry, ...], now: float, stack: str) -> Iterable[NodeView]:
     asked = {(e.node, e.attempt): e for e in reversed(entries) if e.event is Event.INTENT}
     slow = {(e.node, e.attempt): e.detail for e in _standing(entries, record.gen) if e.event is Event.LAG}
+    halted = _halted(record, entries, now)
     for number, node in enumerate(record.nodes):
         if node.cur is None and record.phase is Phase.RUN and number in record.filled():
             yield NodeView(number, NodeState.WAITING)
@@ -310,7 +313,7 @@ def _nodes(record: Record, entries: tuple[Entry, ...], now: float, stack: str) -
             intent = asked.get((number, slot.attempt))
             yield NodeView(
                 node=number,
-                state=_state(record, number, node, slot),
+                state=_state(record, number, node, slot, halted),
                 master=bool(record.members) and record.members[0] == number and slot is node.cur,
                 attempt=slot.attempt,
                 pool=slot.pool,
@@ -342,7 +345,15 @@ def _left(slot: Slot, now: float) -> float | None:
     return max(0.0, min(goes) - now) if goes else None
 
 
-def _state(record: Record, number: int, node: Node, slot: Slot) -> NodeState:
+def _halted(record: Record, entries: Iterable[Entry], now: float) -> bool:
+    """Whether the members of a stopping job have stopped: the lowest one reported it, or the stop's deadline passed."""
+    if record.stop_deadline is None or now >= record.stop_deadline:
+        return True
+    since = record.stop_since
+    return any(one.event is Event.STOPPED and one.gen == record.gen and one.at >= since for one in entries)
+
+
+def _state(record: Record, number: int, node: Node, slot: Slot, halted: bool) -> NodeState:
     if slot.state is SlotState.INTENT:
         return NodeState.BOOTING
     if slot is node.next:
@@ -350,5 +361,5 @@ def _state(record: Record, number: int, node: Node, slot: Slot) -> NodeState:
     if slot.state is SlotState.ADMITTED or number not in record.members:
         return NodeState.READY
     if record.stop:
-        return NodeState.SAVING
+        return NodeState.STOPPED if halted else NodeState.SAVING
     return NodeState.NOTICE if slot.notice is not None else NodeState.TRAINING

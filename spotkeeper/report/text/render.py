@@ -125,6 +125,7 @@ def status(view: JobView) -> RenderableType:
 _NODE_STYLE = {
     NodeState.TRAINING: "green",
     NodeState.SAVING: "cyan",
+    NodeState.STOPPED: "blue",
     NodeState.NOTICE: "bold yellow",
     NodeState.BOOTING: "blue",
     NodeState.READY: "blue",

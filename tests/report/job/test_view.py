@@ -36,8 +36,19 @@ def test_the_states_of_machines() -> None:
     assert [node.node for node in view.nodes if node.master] == [1]
     assert view.nodes[1].left_s == 100.0
     assert view.nodes[0].age_s == 600.0  # since its intent, not since it became a member
-    stopping = job_view(a_record(stop=True), None, (), STACK, now=600.0)
-    assert states(stopping)[:2] == [(0, "saving"), (1, "saving")]
+
+
+def test_a_node_saves_until_it_has_stopped_and_not_as_long_as_the_job_waits() -> None:
+    def first_two(now: float, *entries: Entry, **over: object) -> list[tuple[int, str]]:
+        record = a_record(stop=True, **{"stop_since": 590.0, "stop_deadline": 650.0} | over)
+        return states(job_view(record, None, entries, STACK, now=now))[:2]
+
+    saving, stopped = [(0, "saving"), (1, "saving")], [(0, "stopped"), (1, "stopped")]
+    earlier = (entry(Event.STOPPED, 400.0, 0, 1, gen=3), entry(Event.STOPPED, 600.0, 0, 1, gen=2))
+    assert first_two(600.0, *earlier) == saving
+    assert first_two(610.0, entry(Event.STOPPED, 605.0, 0, 1, gen=3)) == stopped
+    assert first_two(650.0) == stopped, "the function waits no longer"
+    assert first_two(600.0, stop_deadline=None) == stopped
 
 
 def test_a_warning_lasts_until_that_node_saves_again() -> None:
