@@ -18,7 +18,7 @@ from spotkeeper.contract.sweep import Trial
 
 BACKUP = "backup"  # the cause of an attempt: a second machine beside one that boots slowly
 PROBE = "probe"  # the cause of an attempt: a machine beside one that trains, to learn whether an offer has capacity
-NO_SPOT_YET = "no spot yet"  # the cause of a fallback that continues the one before it
+NO_SPOT_YET = "no spot yet"  # the beginning of the cause of a fallback that continues the one before it
 
 # Times that a round takes from its own clock, virtual unix seconds. If that clock was ahead, a later round sets a
 # ``Past`` time to now and moves an ``Until`` time by the same amount (``reconcile/store/clock_skew.py``). Other times
@@ -318,6 +318,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     port_base: int = 20000
     budget: Budget = Budget()
     fallback_until: Until = 0.0  # end of the on-demand fallback; past: none
+    fell_back: bool = False  # since the first of its fallbacks in a row, until it trains without on-demand machines
     requests_done: tuple[str, ...] = ()  # ids of the last 64 handled requests
     keep_disks: bool = False
     hold: Hold | None = None  # why the job is on hold; None: it is not on hold

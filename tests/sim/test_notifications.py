@@ -125,7 +125,7 @@ def announced(entry: Entry) -> bool:
     if entry.event is Event.GENERATION:
         return entry.gen == 1 or bool(entry.holds)
     if entry.event is Event.FALLBACK:
-        return entry.cause != NO_SPOT_YET
+        return not (entry.cause or "").startswith(NO_SPOT_YET)
     return entry.event in (Event.CHECKPOINT, Event.HOLD, Event.END)
 
 

@@ -337,10 +337,17 @@ class Draft:
             **NO_HOLD,
         )
         if cause == "resume":
-            self.set(market_since=None, market_wait_s=0.0)
+            self.set(market_since=None, market_wait_s=0.0, fell_back=False)
         if self.record.gen:
             self.set(stop_since=self.now)  # timeouts for machines and disks start now
         self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause, detail=detail)
+
+    def back_on_spot(self) -> None:
+        """Note that a job trains on spot again after fallbacks: the next one does not continue them."""
+        record = self.record
+        over = record.fell_back and record.fallback_until <= self.now and record.gen > 0 and not record.stop
+        if over and not any(map(_on_demand, self.nodes)):
+            self.set(fell_back=False)
 
     def stop_wait(self) -> None:
         """Stop the clock of the wait for the market; it goes on when the market is the obstacle again."""
@@ -366,14 +373,16 @@ class Draft:
         """Start an on-demand fallback, unless one is active.
 
         Args:
-            cause: "": spot was refused; with an on-demand machine in the gang, this continues the fallback before.
+            cause: "": spot was refused.
             told: its reason as a text for the ledger.
         """
         if self.record.fallback_until > self.now:
             return
-        cause = cause or (NO_SPOT_YET if any(map(_on_demand, self.nodes)) else "no spot in the zone")
+        if self.record.fell_back:
+            cause = f"{NO_SPOT_YET}: {cause}" if cause else NO_SPOT_YET
         until = self.now + self.times.fallback.on_demand_s
-        self.set(fallback_until=until)
+        self.set(fallback_until=until, fell_back=True)
+        cause = cause or "no spot in the zone"
         again = f"spot again at {time_of_day(until)}"
         self.log(Event.FALLBACK, f"v{self.record.ver + 1}", cause=cause, detail=f"{told}, {again}" if told else again)
 

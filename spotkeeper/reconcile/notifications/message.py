@@ -80,7 +80,7 @@ def _notification(entry: Entry, record: Record, stack: StackState) -> Notificati
     match entry.event:
         case Event.GENERATION:
             return _trains(entry, record, stack)
-        case Event.FALLBACK if entry.cause != NO_SPOT_YET:  # announced when it began
+        case Event.FALLBACK if not (entry.cause or "").startswith(NO_SPOT_YET):  # else announced when it began
             why = f" ({entry.cause})" if entry.cause else ""
             text = f"buys on-demand machines for a limited time{why}: {_sentence(entry.detail)}"
             todo = f"No action is needed. To pause the job instead: spotkeeper pause {record.name}"

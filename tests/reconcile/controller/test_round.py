@@ -490,6 +490,11 @@ def test_on_demand_replaces_missing_spot_until_spot_returns() -> None:
     world.until(lambda: world.member(1).vm.model is Model.SPOT and world.training(), 2400)
     assert "swap to spot" in causes(world, Event.PROMOTED)
     assert {m.vm.model for m in world.dynamic() if m.agent and m.agent.alive} == {Model.SPOT}
+    world.run(60)
+    world.capacity.update({(zone, Model.SPOT): 0 for zone in ("z-a", "z-b", "z-c")})
+    world.preempt(1)
+    world.until(lambda: len(world.events(Event.FALLBACK)) > 1, 7200)
+    assert set(causes(world, Event.FALLBACK)) == {"no spot in the zone"}, "it was back on spot: announced again"
 
 
 def test_a_long_shortage_is_one_fallback_that_continues() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Budget, Hold, Move, Outcome, Phase, Roll
+from spotkeeper.contract.record import Budget, Hold, Move, Node, Outcome, Phase, Roll
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
@@ -47,6 +47,27 @@ def test_a_loss_during_a_fallback_is_counted_and_does_not_extend_it() -> None:
     draft = Draft(*on_record(budget=Budget(short_lives=2), fallback_until=NOW + 1)(*calm(1)))
     draft.count_loss(0, member(0, since=NOW))
     assert (draft.record.budget.preemptions, draft.record.fallback_until, draft.entries) == (1, NOW + 1, [])
+
+
+def test_fallbacks_in_a_row_are_one_spell_until_the_job_trains_on_spot_or_a_person_resumes_it() -> None:
+    def again(**over: object) -> str:
+        """The cause of a second fallback, after a round with this record."""
+        earlier = {"fallback_until": NOW - 1, "fell_back": True, "budget": Budget(short_lives=2)}
+        draft = Draft(*on_record(**earlier | over)(*calm(1)))
+        draft.back_on_spot()
+        if draft.record.phase is Phase.HOLD:
+            draft.release("resume" if over["hold"] is Hold.PAUSE else "retry")
+        draft.put(0, cur=None)  # the machine is lost, so that none of the gang is on-demand
+        draft.fall_back("lives too short")
+        (entry,) = [entry for entry in draft.entries if entry.event is Event.FALLBACK]
+        return entry.cause or ""
+
+    bought = (Node(cur=member(0, model=Model.ON_DEMAND)),)
+    assert again(nodes=bought) == "no spot yet: lives too short"
+    assert again(nodes=bought, gen=3, stop=True) == "no spot yet: lives too short"
+    assert again(phase=Phase.HOLD, hold=Hold.CAPACITY, gen=0) == "no spot yet: lives too short"
+    assert again(phase=Phase.HOLD, hold=Hold.PAUSE, gen=0) == "lives too short"
+    assert again(gen=3) == "lives too short", "its machine was a spot machine"
 
 
 def test_the_loss_of_an_on_demand_machine_is_no_preemption() -> None:

@@ -46,8 +46,9 @@ class TestEvents:
         assert found.events == (NotifyEvent.ON_DEMAND,)
         assert "buys on-demand machines for a limited time (too many losses): 4 losses in 9 min" in found.text
 
-    def test_a_fallback_that_continues_was_announced(self) -> None:
-        assert notifications([entry(Event.FALLBACK, cause=NO_SPOT_YET, detail="spot again")], record(), STACK) == ()
+    @pytest.mark.parametrize("cause", [NO_SPOT_YET, f"{NO_SPOT_YET}: too many losses"])
+    def test_a_fallback_that_continues_was_announced(self, cause: str) -> None:
+        assert notifications([entry(Event.FALLBACK, cause=cause, detail="spot again")], record(), STACK) == ()
 
     def test_a_pause_is_a_hold(self) -> None:
         held = record(phase=Phase.HOLD, hold=Hold.PAUSE, hold_count=1, reason="paused by kim")

@@ -47,6 +47,7 @@ VOLUNTARY = ("spot", "on-demand", machine_health.STRAGGLER)  # replacement reaso
 
 
 def step(draft: Draft) -> None:
+    draft.back_on_spot()
     if location.costs_nothing(draft):
         machine_health.swap_straggler(draft, calm=not any(needed(node) or node.probing for node in draft.nodes))
         _back_to_spot(draft)
