@@ -94,7 +94,7 @@ burst: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest tests/scale $(ARGS)
 
 recovery: setup
-	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py tests/train/loop/test_signals.py $(ARGS)
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/agent/agent/test_recovery.py tests/agent/launcher/test_launcher.py tests/agent/launcher/test_orphans.py tests/train/loop $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=zygote $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
 	@SPOTKEEPER_TESTS_LAUNCHER=exec $(BIN)/python -m pytest tests/agent/agent/test_recovery.py tests/agent/agent/test_agent.py $(ARGS)
 

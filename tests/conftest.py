@@ -26,7 +26,12 @@ LEAST_S = 3.0  # of a file that is recorded
 WAITING = "lifecycle"  # whole runs, which wait more than they compute
 LANES = size(2, 4)  # processes that have these files: each starts a cloud of its own, which computes until the end
 # Other files that share a process: each process that imports both providers' SDKs takes seconds to do so.
-TOGETHER = {"pulumi": ("infra/", "local/deploy/", "cli/stacks/test_plan.py")}
+# So does each that has imported torch for a server of forks (tests/train/forks.py).
+TOGETHER = {
+    "pulumi": ("infra/", "local/deploy/", "cli/stacks/test_plan.py"),
+    "loop": ("train/loop/",),
+    "checkpoint": ("train/checkpoint/", "train/core/", "train/crash/"),
+}
 RARELY = 50_000, 20, 100  # as gc.set_threshold has them
 QUIET = {"sim", "properties", "scale"}  # a function that fails thousands of times: formatting tracebacks takes 15 %
 HERE = Path(__file__).parent

@@ -102,6 +102,7 @@ def shown(run: Run) -> str:
     return capture.get()
 
 
+@pytest.mark.matrix  # exit 93 holds a job in `make test`, and tests/reconcile/decide counts crashes
 def test_a_command_that_fails_at_once_uses_up_the_crash_budget_and_shows_why(stage: Stage, tmp_path: Path) -> None:
     spec, source = script(tmp_path, "broken", FAILS, retry=Retry(crashes=1))
     with Run(stage, spec, source) as run:

@@ -105,6 +105,7 @@ def test_another_laptop_goes_on_with_the_jobs_of_a_killed_program(stage: Stage, 
     assert len(stage.store.list(paths.study(STUDY))) > 20
 
 
+@pytest.mark.matrix  # tests/integrations/test_optuna.py prunes in `make test`
 def test_a_pruned_trials_job_is_cancelled(stage: Stage, job: Path) -> None:
     job.write_text(job.read_text().replace(f'"{STEPS}"', '"3000"'))
     study, objective = reopened(stage, job, pruner=optuna.pruners.ThresholdPruner(upper=5.0))
