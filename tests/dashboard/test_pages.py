@@ -282,8 +282,8 @@ def test_the_queue_is_on_the_stacks_page_and_on_the_pages_of_its_jobs(
         assert f"needs 2 machines, 1 is free; {why}" in text(user)
         assert "No job is on hold." in text(user)
         await user.open("/jobs/gpt")
-        await until(lambda: "queued (1st)" in text(user))
-        assert "its machines went to first" in text(user) and " for 2 machines (team nlp, " in text(user)
+        await until(lambda: "queued (1st)" in text(user) and "its machines went to first" in text(user))
+        assert " for 2 machines (team nlp, " in text(user)
         await user.should_see("Pause")
         await user.should_not_see("Resume")
 

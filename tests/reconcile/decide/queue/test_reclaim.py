@@ -145,6 +145,16 @@ def test_a_team_beyond_its_entitlement_gives_way_to_one_that_has_used_less() -> 
     assert reserved(runs("v1", 4, "b"), runs("v2", 4, "a"), waits("w", 4, "a"))["w"] == 0  # b has just its entitlement
 
 
+def test_a_job_that_cannot_shrink_enough_pauses() -> None:
+    """What its team has beyond its entitlement is not used up by the shrinking that was tried first."""
+    assert reserved(runs("v", 8, "b", min=4), waits("w", 5, "a")) == {"v": 0, "w": 5}
+
+
+def test_a_job_takes_the_machines_in_its_gap_though_the_one_before_it_can_take_none() -> None:
+    claims = runs("f", 4, gap="second"), waits("first", 4, ago_s=HOUR_S), waits("second", 4)
+    assert reserved(*claims, on=stack(cap=4)) == {"f": 0, "first": 0, "second": 4}
+
+
 def test_what_the_job_will_use_in_its_first_two_hours_counts_before_it_starts() -> None:
     """Of the two teams, the one that waits must be the one with less use also after it has started."""
     victim, claim = runs("v", 8, "b", ago_s=DAY_S), waits("w", 4, "a")

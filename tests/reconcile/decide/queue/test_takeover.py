@@ -128,6 +128,20 @@ def test_lower_classes_that_look_for_machines_there_stop_looking() -> None:
     assert got["other"].reserved == 2
 
 
+def test_one_that_stopped_looking_takes_over_no_machines_itself() -> None:
+    wide = {"pools": ("p", "q"), "short": Short(NOW - 7 * MIN_S, 1, ("p/a", "q/a"))}
+    got = after(
+        lacks("w", 2, priority=2), has("v", 2), lacks("s", 1, **wide), has("m", 1, pools=("q",))
+    )  # `s` could take the machine of `m`, but `w` comes first
+    assert {job: claim.reserved for job, claim in got.items()} == {"w": 2, "v": 0, "s": 0, "m": 1}
+
+
+@pytest.mark.parametrize(("took_s", "machines"), [(15 * MIN_S - 1, 0), (15 * MIN_S, 2)])
+def test_no_job_of_a_higher_class_gets_its_turn_while_it_takes_over(took_s: float, machines: int) -> None:
+    claim = lacks("w", 2, ago_s=30 * MIN_S, took=NOW - took_s)
+    assert after(claim, waits("x", 2, priority=2), on=stack(cap=2))["x"].reserved == machines
+
+
 def test_its_own_reservation_stays_until_the_machines_can_have_come() -> None:
     """Fifteen minutes without a machine count from then on."""
     taker = lacks("w", 4, took=NOW - 15 * MIN_S + 1, ago_s=HOUR_S)
