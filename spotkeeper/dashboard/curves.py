@@ -9,8 +9,10 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from spotkeeper.client.metrics import MetricsReader
+from spotkeeper.contract.generation import Progress
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import curves, drawable, pace
 
@@ -18,7 +20,9 @@ FRESH_S = 30.0  # real; half of the time from one read for a page to the next, s
 KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
 MOST_METRICS = 64  # curves of metrics: as many as a generation has
 LOSS = "loss"
+ROW_GENERATIONS, ROW_POINTS = 2, 80  # of a row's small charts: generations that are read, points that are kept
 Points = list[tuple[int, float]]  # points (step, value)
+Sample: TypeAlias = tuple[int, float | None, float | None]  # step, loss, throughput in training samples a second
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,26 @@ def drawn(reader: MetricsReader) -> JobCurves:
             points = zip(curve.steps, curve.values, strict=True)
             metrics[name] = thinned([(step, value) for step, value in points if math.isfinite(value)])
     return JobCurves(metrics, tuple(few), tuple(sorted(reader.names - metrics.keys() - set(few))), speed)
+
+
+def history(store: Store, job: str, progress: Progress) -> list[Sample]:
+    """Return what a row of the list draws of the steps before its first read, by step.
+
+    It reads two generations at most. The throughput is known if the time and the samples of a step are.
+
+    Raises:
+        StoreError: the bucket could not be read.
+    """
+    reader = MetricsReader(store, job, most=ROW_GENERATIONS, metrics=1)
+    name, curve = next(curves(reader.read()), ("", None))
+    if curve is None:
+        return []
+    loss = [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)]
+    found: list[Sample] = [(step, value, None) for step, value in thinned(loss, ROW_POINTS) if name == LOSS]
+    if progress.samples_per_s and progress.step_s:
+        batch = progress.samples_per_s * progress.step_s
+        found += [(step, None, batch * speed) for step, speed in pace(curve, ROW_POINTS)]
+    return sorted((one for one in found if one[0] <= progress.step), key=lambda one: one[0])
 
 
 def thinned(points: Points, most: int = 1000) -> Points:

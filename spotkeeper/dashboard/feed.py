@@ -26,7 +26,7 @@ from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import Observation, Prices
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.contract.stack import StackState
-from spotkeeper.dashboard.curves import CurvesReader, JobCurves
+from spotkeeper.dashboard.curves import CurvesReader, JobCurves, Sample, history
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.report.job.view import CLOUD, JobView, Site
@@ -38,6 +38,7 @@ LEDGER_S = 600.0  # real; a listing costs as much as a dozen reads, and most ent
 MARKET_S = 600.0  # real; what happened to machines in 90 days is many objects
 SAMPLES = 240  # of the loss and the throughput, for the small charts of the list
 READS = 16
+HISTORIES = 4  # read at once: two objects each, of up to 9 MB
 BATCH = 32  # jobs of a round: the first rows of many jobs are shown before the last ones are read
 
 log = logging.getLogger(__name__)
@@ -47,15 +48,17 @@ log = logging.getLogger(__name__)
 class Viewer:
     """One open page. ``show`` is called in the server's loop after each round of reads.
 
-    ``job``: the job whose page this is; ``rows``: the jobs whose rows are on the screen; ``lists``: whether the page
-    lists jobs; ``ended``: whether the list has ended jobs too; ``market``: whether the page shows what happened
-    to the pools' machines in the last 90 days.
+    ``job``: the job whose page this is; ``rows``: the unfinished jobs whose rows are on the screen; ``charts``: all
+    jobs whose rows are there, for their small charts' history; ``lists``: whether the page lists jobs; ``ended``:
+    whether the list has ended jobs too; ``market``: whether the page shows what happened to the pools' machines in the
+    last 90 days.
     """
 
     show: Callable[[], None]
     hidden: bool = False
     job: str | None = None
     rows: frozenset[str] = frozenset()
+    charts: frozenset[str] = frozenset()
     ended: bool = False
     lists: bool = True
     market: bool = False
@@ -66,7 +69,7 @@ class KnownJob:
     """A job as last read.
 
     ``ledger``: the ledger's entries, then those in the record's ``outbox``, which may not be in the ledger yet.
-    ``samples``: (step, loss, throughput in training samples a second), one for each step that a read found.
+    ``samples``: one for each step that a read found, after those of the ``history`` in the bucket, if it was read.
     """
 
     record: Record
@@ -76,7 +79,8 @@ class KnownJob:
     deadline: float | None
     read_at: float
     listed_at: float
-    samples: deque[tuple[int, float | None, float | None]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    history: bool = False
 
     @property
     def settled(self) -> bool:
@@ -164,7 +168,7 @@ class JobFeed:
                     viewer.show()
                 except Exception:  # one page's fault must not stop the others
                     log.exception("a page could not be updated")
-            if self._behind:
+            if self._behind or self._without_history():
                 continue
             pause = OPEN_S if any(viewer.job for viewer in self.looking()) else ROW_S
             try:
@@ -205,6 +209,8 @@ class JobFeed:
         self._behind = len(due) > BATCH
         with ThreadPoolExecutor(READS) as pool:
             list(pool.map(lambda job: self._read(job, at), due[:BATCH]))
+        with ThreadPoolExecutor(HISTORIES) as pool:
+            list(pool.map(self._read_history, self._without_history()[:BATCH]))
 
     def _read_stack(self) -> None:
         self.stack = self.target.state(self.store)
@@ -268,10 +274,25 @@ class JobFeed:
         )
         listed_at = old.listed_at if same and old is not None else at
         state = KnownJob(record, read.token, view, ledger, deadline, at, listed_at)
-        state.samples = old.samples if old is not None else state.samples
+        if old is not None:
+            state.samples, state.history = old.samples, old.history
         if view.step is not None and (not state.samples or state.samples[-1][0] != view.step):
             state.samples.append((view.step, view.loss, view.samples_per_s))
         self.jobs[job] = state
+
+    def _without_history(self) -> list[KnownJob]:
+        """The jobs whose small charts are on a screen and lack what they showed before."""
+        shown = {job for viewer in self.looking() for job in viewer.charts}
+        return [state for job, state in self.jobs.items() if job in shown and not state.history]
+
+    def _read_history(self, state: KnownJob) -> None:
+        state.history = True  # also if it cannot be read: only small charts lack it
+        progress = self.store.read_progress(state.record.job)
+        if progress is None:
+            return
+        found = history(self.store, state.record.job, progress)
+        later = [one for one in state.samples if not found or one[0] > found[-1][0]]
+        state.samples = deque([*found, *later], maxlen=SAMPLES)
 
     def _ledger_s(self, old: KnownJob) -> float:
         """Return for how many seconds a listing of a job's ledger is good while its record does not change."""

@@ -126,6 +126,7 @@ class JobsPage(Page):
         first = self._at * PER_PAGE
         shown = found[first : first + PER_PAGE]
         self.viewer.rows = frozenset(state.record.job for state in shown if not state.settled)
+        self.viewer.charts = frozenset(state.record.job for state in shown)
         put(self._body, join(rows.row(state.view, tuple(state.samples)) for state in shown))
         put(self._empty, "" if found else self._nothing())
         put(self._range, f"{first + 1} to {first + len(shown)} of {len(found)}" if found else "")

@@ -17,7 +17,7 @@ from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Phase, Record
 from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS, drawn
-from spotkeeper.dashboard.feed import BATCH, JobFeed, Viewer
+from spotkeeper.dashboard.feed import BATCH, ROW_S, JobFeed, Viewer
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import JobView
@@ -143,6 +143,53 @@ def test_a_ledger_is_listed_again_only_after_its_record_changed(feed: JobFeed, t
     assert feed.jobs[JOB].listed_at == ticks.at
     assert Event.CRASH in {entry.event for entry in feed.jobs[JOB].ledger}
     assert list(known.samples) == [(7, 1.5, 3.0)]
+
+
+def test_the_small_charts_of_rows_begin_with_the_history_in_the_bucket_which_is_read_once(
+    feed: JobFeed, ticks: Ticks, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bucket[0]
+    put(store, 1, [], loss={1: 9.0, 2: 8.0, 3: 99.0})
+    put(store, 2, [(1, 2)], loss={3: 7.0, 4: 6.0})
+    put(store, 3, [(1, 2), (2, 4)], loss={5: 5.0, 7: math.nan})
+    store.put_progress(JOB, Progress(gen=2, step=6, at=0.0, loss=4.5, samples_per_s=30.0, step_s=0.5))
+    read = reads_of_metrics(monkeypatch)
+    watch = Viewer(lambda: None)
+    feed.add(watch)
+    feed.round()
+    assert read == [] and list(feed.jobs[JOB].samples) == [(6, 4.5, 30.0)], "no row shows it"
+    watch.charts = frozenset({JOB, OTHER})
+    feed.round()
+    samples = list(feed.jobs[JOB].samples)
+    assert [(step, loss) for step, loss, _ in samples if loss is not None] == [(3, 7.0), (4, 6.0), (5, 5.0), (6, 4.5)]
+    assert [(step, speed) for step, _, speed in samples if speed is not None] == [(4, 15.0), (5, 15.0), (6, 30.0)]
+    assert sorted(read) == ["2", "3"], "two generations"
+    ticks.at += 600
+    feed.round()
+    assert len(read) == 2 and list(feed.jobs[JOB].samples) == samples
+
+
+def test_the_history_of_the_first_rows_is_shown_at_once(feed: JobFeed, bucket: Bucket) -> None:
+    put(bucket[0], 1, [], loss={1: 9.0, 2: 8.0, 3: 7.0})
+    bucket[0].put_progress(JOB, Progress(gen=1, step=3, at=0.0, loss=7.0))
+
+    async def shown_twice() -> None:
+        twice, shows = asyncio.Event(), []
+
+        def show() -> None:
+            viewer.charts = frozenset(feed.jobs)
+            shows.append(len(feed.jobs[JOB].samples))
+            if len(shows) == 2:
+                twice.set()
+
+        viewer = Viewer(show)
+        feed.add(viewer)
+        task = asyncio.create_task(feed.run())
+        await asyncio.wait_for(twice.wait(), ROW_S / 2)
+        task.cancel()
+        assert shows == [1, 3]
+
+    complete(shown_twice())
 
 
 def test_the_end_of_a_deleted_machine_appears_though_no_record_tells_of_it(
