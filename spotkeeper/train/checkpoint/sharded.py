@@ -4,6 +4,9 @@ A save has four steps on all ranks. They (1) announce sizes, (2) copy the state 
 (3) request the write; training continues while the savers write. Once the ranks have agreed that no saver is busy
 (``loop/boundary.py``), they (4) exchange names and hashes of their files and request COMMIT, which lists all files.
 After a kill between (3) and (4), the next generation finds a part on each node and completes the checkpoint.
+
+With snapshots, optimizers' tensors are copied while training continues (``snapshot.py``). At the next boundary all
+ranks begin to exchange whether their copies are complete, and at the boundary after that they request the write.
 """
 
 from __future__ import annotations
@@ -11,8 +14,12 @@ from __future__ import annotations
 import importlib
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from spotkeeper.train.agent_link.control import Commit, Control
 from spotkeeper.train.checkpoint.client import new_manifest
@@ -46,6 +53,16 @@ class _SaveIntent:
     save: str  # name of the save; all ranks use rank 0's
 
 
+@dataclass
+class _CopiedSave:
+    """A save whose state is still being copied. ``request``: asks the saver to write it; nothing on other ranks."""
+
+    commit: Commit
+    request: Callable[[], None]
+    complete: bool = False  # this rank's copy
+    torn: Callable[[], int] | None = None  # waits for the answer whether any rank's copy is torn
+
+
 class Sharded:
     """Strategy for a model whose parameters are sharded over the ranks."""
 
@@ -73,6 +90,7 @@ class Sharded:
         self._metadata = b""  # content of ``.metadata`` for the layouts of the last save
         if writer.writes:
             importlib.import_module("torch.distributed.checkpoint")  # takes 0.1 s: here, so that no save waits for it
+        self._copied: _CopiedSave | None = None  # the save that is being copied, if any; the same on all ranks
         self._open: Commit | None = None  # the save that is not complete yet, if any; the same on all ranks
 
     def begin(
@@ -103,7 +121,7 @@ class Sharded:
     # ------------------------------------------------------------ saving
 
     def save(self, subject: StateSource, commit: Commit, *, overlap: bool = False) -> None:
-        self.copied()
+        self._land()
         image, chunks = self._image(subject)
         if (dues := self._announce(image, chunks, commit)) is None:
             return
@@ -113,7 +131,7 @@ class Sharded:
         staged = self._writer.stage(after(stretches[-1])) if self._writer.writes else None
         offers = self._gang.gather(staged[0].to_bytes() if staged else b"")
         leaders = [place.rank for place in self._places if place.writes and self._leads(place)]
-        why = self._fill(image, staged, offers, starts, stretches[-1]) if all(offers[r] for r in leaders) else ""
+        why, memory = self._open_stage(staged, offers) if all(offers[r] for r in leaders) else ("", None)
         whys = [blob.decode() for blob in self._gang.gather(why.encode())]
         lacking = [r for r in leaders if not offers[r]]
         if lacking or any(whys):
@@ -121,10 +139,42 @@ class Sharded:
             if self._writer.writes and self._gang.rank not in lacking:
                 self._writer.fail(commit, told)
             return
-        self._open = commit
+        assert memory is not None
+        manifest = new_manifest(commit, self._places, versions() | {SAVE: dues[0].save})
+        save = self._copied = _CopiedSave(commit, partial(self._request, manifest, stretches))
+        copier = self._copier if overlap else None
+        later = copier.select(self._owned(subject)) if copier else {}
+        left = image.copy_to(memory, starts[self._mates.index(self._gang.rank)], later)
+        if staged:
+            memory[stretches[-1].offset : stretches[-1].offset + stretches[-1].bytes] = self._metadata
+        if copier is None:
+            save.complete = True
+            self._land()
+        else:
+            copier.begin(left, partial(setattr, save, "complete", True), lambda why: None, self._writer.stalls)
+
+    def _request(self, manifest: Manifest, stretches: tuple[Stretch, ...]) -> None:
         if self._writer.writes:
-            manifest = new_manifest(commit, self._places, versions() | {SAVE: dues[0].save})
             self._writer.request(manifest, stretches, part=True)
+
+    @property
+    def copying(self) -> bool:
+        return self._copied is not None
+
+    def _land(self) -> None:
+        """Wait until the running copies are complete on all ranks, and request their save. Collective."""
+        self.copied()
+        save = self._copied
+        if save is not None:
+            self._end_copy(save, save.torn or self._gang.highest(int(not save.complete)))
+
+    def _end_copy(self, save: _CopiedSave, torn: Callable[[], int]) -> None:
+        self._copied = None
+        if not torn():
+            self._open = save.commit
+            save.request()
+        elif self._writer.writes:
+            self._writer.discard(save.commit, "its copy is torn on a machine")
 
     @property
     def images(self) -> bool:
@@ -137,11 +187,20 @@ class Sharded:
         self.copied()
         if self._peers is None:
             return False
-        owned = subject.optimizer_tensors()
-        tensors = ((name, local_part(each) if is_shared(each) else each) for name, each in owned)
-        return self._peers.keep(self._image(subject)[0], commit, tensors)
+        return self._peers.keep(self._image(subject)[0], commit, self._owned(subject))
+
+    def _owned(self, subject: StateSource) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's parts of the tensors that only an optimizer's step changes, with their names."""
+        for name, each in subject.optimizer_tensors():
+            yield name, local_part(each) if is_shared(each) else each
 
     def advance(self) -> bool:
+        save = self._copied
+        if save is not None and save.torn is not None:
+            self._end_copy(save, save.torn)
+        elif save is not None:
+            self.copied()
+            save.torn = self._gang.highest(int(not save.complete))
         return self._peers is not None and self._peers.advance()
 
     def copied(self) -> None:
@@ -177,29 +236,18 @@ class Sharded:
             self._layouts = layouts
         return dues
 
-    def _fill(
-        self,
-        image: Image,
-        staged: tuple[MemoryHandle, memoryview] | None,
-        offers: list[bytes],
-        starts: list[tuple[int, int]],
-        metadata: Stretch,
-    ) -> str:
-        """Copy this rank's bytes into its node's staging memory: the second of a save's four steps.
-
-        Returns the reason if that fails, or "".
-        """
+    def _open_stage(
+        self, staged: tuple[MemoryHandle, memoryview] | None, offers: list[bytes]
+    ) -> tuple[str, memoryview | None]:
+        """Return the node's staging memory, for the second of a save's four steps; before it "", or why this fails."""
         leader = next((rank for rank in self._mates if offers[rank]), None)
         if leader is None:
-            return f"no rank on the machine of rank {self._gang.rank} writes the checkpoint"
+            return f"no rank on the machine of rank {self._gang.rank} writes the checkpoint", None
         try:
-            memory = staged[1] if staged else self._neighbour.open(MemoryHandle.from_bytes(offers[leader]))
+            return "", staged[1] if staged else self._neighbour.open(MemoryHandle.from_bytes(offers[leader]))
         except OSError as error:
-            return f"rank {self._gang.rank} cannot open the staging memory that rank {leader} shares with it: {error}"
-        image.copy_to(memory, starts[self._mates.index(self._gang.rank)])
-        if staged:
-            memory[metadata.offset : metadata.offset + metadata.bytes] = self._metadata
-        return ""
+            why = f"rank {self._gang.rank} cannot open the staging memory that rank {leader} shares with it: {error}"
+            return why, None
 
     def _leads(self, place: RankPlace) -> bool:
         return place.rank == min(other.rank for other in self._places if other.node == place.node)
@@ -208,6 +256,7 @@ class Sharded:
 
     def settle(self, timeout_s: float | None = None) -> None:
         began = time.monotonic()
+        self._land()
         self._writer.settle(timeout_s)
         self.publish()
         self._writer.settle(None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began)))
@@ -245,17 +294,16 @@ def find_strategy(
     Raises:
         AttachError: the model is sharded, but the job file says that the state is replicated.
     """
-    if not parts.sharded:
-        copier = BackgroundCopier(AllOptimizers(parts)) if settings.snapshots else None
-        return Replicated(gang, writer, control, places, settings.late, copier)
-    if settings.replicated:
+    if parts.sharded and settings.replicated:
         raise AttachError(
             "attach(model=): this model is sharded, so each machine has a part of the state, but the job file declares "
             "replicated state (the default): write `checkpoint: {replicated: false}` and submit it under another name"
         )
-    copier = peers = None
-    if settings.peers_mb_s and len({place.node for place in places}) > 1:
-        copier = BackgroundCopier(AllOptimizers(parts))
+    copier = BackgroundCopier(AllOptimizers(parts)) if settings.snapshots else None
+    if not parts.sharded:
+        return Replicated(gang, writer, control, places, settings.late, copier)
+    peers = None
+    if copier is not None and settings.peers_mb_s and len({place.node for place in places}) > 1:
         peers = PeerImages(gang, DistributedGang(), writer, places, copier, pace, settings.peers_mb_s)
     return Sharded(gang, writer, places, parts, managed=settings.managed, copier=copier, peers=peers)
 

@@ -62,8 +62,8 @@ class StateSource(Protocol):
 class SaveStrategy(Protocol):
     """How one run saves and restores.
 
-    All methods except ``warm``, ``images``, ``next_image``, ``copied`` and ``ready`` are collective; ``settle`` is with
-    sharded state.
+    All methods except ``warm``, ``copying``, ``images``, ``next_image``, ``copied`` and ``ready`` are collective;
+    ``settle`` is with sharded state.
     """
 
     def begin(
@@ -82,6 +82,10 @@ class SaveStrategy(Protocol):
         """
 
     @property
+    def copying(self) -> bool:
+        """Whether a save has not reached the savers yet, since its copies run or the ranks still compare them."""
+
+    @property
     def images(self) -> bool:
         """Whether this rank keeps images of the state, and saves them."""
 
@@ -95,7 +99,7 @@ class SaveStrategy(Protocol):
         """
 
     def advance(self) -> bool:
-        """Take an image that several machines make together one step on; return whether it is still being copied.
+        """Take what several machines copy together one step on; return whether an image is still being copied.
 
         Called at each boundary.
         """
@@ -171,6 +175,10 @@ class Replicated:
         if self._writer.writes:
             manifest = new_manifest(commit, self._places, versions())
             self._writer.save(_state(subject, local), manifest, self._copier, subject.optimizer_tensors())
+
+    @property
+    def copying(self) -> bool:
+        return False
 
     @property
     def images(self) -> bool:

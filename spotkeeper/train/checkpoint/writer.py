@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,11 @@ class CheckpointWriter:
     @property
     def busy(self) -> bool:
         return self._client is not None and self._client.pending is not None
+
+    @property
+    def stalls(self) -> deque[float]:
+        """Seconds that saves stopped the loop."""
+        return self._pace.stalls
 
     @property
     def client(self) -> Client | None:
@@ -168,7 +174,7 @@ class CheckpointWriter:
 
         def complete() -> None:
             if why := image.finish(memory):
-                self._discard(manifest.commit, why)
+                self.discard(manifest.commit, why)
             else:
                 self.request(manifest, image.stretches)
 
@@ -178,7 +184,7 @@ class CheckpointWriter:
             complete()
         else:
             left = image.copy_to(memory, later=later)
-            copier.begin(left, complete, lambda why: self._discard(manifest.commit, why), self._pace.stalls)
+            copier.begin(left, complete, lambda why: self.discard(manifest.commit, why), self._pace.stalls)
 
     @property
     def images(self) -> bool:
@@ -245,7 +251,7 @@ class CheckpointWriter:
 
         def discard(why: str) -> None:
             if save:
-                self._discard(manifest.commit, why)
+                self.discard(manifest.commit, why)
 
         break_seal(memory)
         stalls = self._pace.stalls if save else None
@@ -265,7 +271,7 @@ class CheckpointWriter:
             self._limited = True
             say(f"{client.images.limited}; with memory for two images, none is made while the disk writes a checkpoint")
 
-    def _discard(self, commit: Commit, why: str) -> None:
+    def discard(self, commit: Commit, why: str) -> None:
         """Give up a save whose copy may be torn, and make another save due at once."""
         self.fail(commit, why)
         self._pace.since = -math.inf

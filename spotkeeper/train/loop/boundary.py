@@ -248,7 +248,7 @@ class Boundary:
         now = time.monotonic()
         free = self._strategy.next_image() is not None
         image = free and self._pace.image_due(now)
-        if self.writer.busy:
+        if self.writer.busy or self._strategy.copying:
             full = self._strategy.images and not free
             return StepAction.FULL if full else StepAction.BUSY_IMAGE if image else StepAction.BUSY
         if self._strategy.ready():

@@ -18,6 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import spotkeeper
+from spotkeeper.train.checkpoint import snapshot
+from spotkeeper.train.loop import boundary
+from tests.train.checkpoint.test_snapshot import LatestCopier
 from tests.train.forks import FORKS
 from tests.train.jobs import _digest as digest
 
@@ -33,6 +36,7 @@ class Life:
     folder: Path
     out: Path
     train: bool = False
+    overlap: bool = False  # with ``train``: save while it trains, copied as late as is allowed, and never at the end
 
 
 def live(life: Life) -> list[dict[str, Any]]:
@@ -75,6 +79,8 @@ def _begin(life: Life, rank: int) -> dict[str, Any]:
     fully_shard(model[0])
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if life.overlap:
+        return _overlap(life, model, optimizer)
     run = spotkeeper.attach(model, optimizer, checkpoint_dir=life.folder)
     if life.train:
         data = TensorDataset(torch.randn(60, 6), torch.randn(60, 5))
@@ -83,6 +89,26 @@ def _begin(life: Life, rank: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     return {"step": run.steps_done, "commit": str(run.wait()), "state": digest(whole(model, optimizer))}
+
+
+def _overlap(life: Life, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    os.environ.update(SPOTKEEPER_SNAPSHOTS="1", SPOTKEEPER_INTERVAL_S="0.000001")
+    late = LatestCopier()
+    snapshot.CHECKED = boundary.EVERY_S = 0
+    snapshot.EVERY = 1000
+    snapshot.ThreadPoolExecutor = lambda *_: late  # type: ignore[assignment, misc]
+    run = spotkeeper.attach(model, optimizer, checkpoint_dir=life.folder)
+    run._boundary._strategy._copier._begun = 1  # type: ignore[attr-defined]  # copy 0 would be checked
+    states = {0: digest(whole(model, optimizer))}
+    data = TensorDataset(torch.randn(200, 6), torch.randn(200, 5))
+    for x, y in run.steps(DataLoader(data, 6), steps=20):
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states[run.steps_done] = digest(whole(model, optimizer))
+        if len(states) == 13:
+            break
+    return {"commit": str(run.wait()), "states": states, "copies": late.copies}
 
 
 def module() -> nn.Module:

@@ -13,7 +13,7 @@ from tests.train.forks import FORKS, LIMIT_S
 
 HERE = Path(__file__).parent
 SNAPSHOT, DEVICE, IMAGES, PARTS = "test_snapshot.py", "test_device_copy.py", "test_images.py", "../core/test_parts.py"
-PEERS, LEFT, TREE = "test_peers.py", "test_left.py", "../core/test_tree.py"
+PEERS, LEFT, TREE, SHARDED = "test_peers.py", "test_left.py", "../core/test_tree.py", "test_sharded.py"
 BITS = f"{SNAPSHOT}::test_every_checkpoint_is_the_state_of_its_step"
 
 
@@ -44,6 +44,10 @@ def strategy(old: str, new: str) -> Patch:
 
 def writer(old: str, new: str) -> Patch:
     return Patch("spotkeeper.train.checkpoint.writer", old, new)
+
+
+def sharded(old: str, new: str) -> Patch:
+    return Patch("spotkeeper.train.checkpoint.sharded", old, new)
 
 
 def peers(old: str, new: str) -> Patch:
@@ -95,6 +99,16 @@ RULES = (
         "parameters that no step changes are captured at once",
         parts("                if each.state and not state:\n                    continue\n", ""),
         BITS,
+    ),
+    # saves of sharded state
+    Rule("a torn part makes no checkpoint", sharded("        if not torn():\n", "        if torn() < 2:\n"), SHARDED),
+    Rule(
+        "parts are complete before they are written",
+        sharded(
+            "            save.torn = self._gang.highest(int(not save.complete))\n",
+            "            save.torn = self._gang.highest(0)\n",
+        ),
+        SHARDED,
     ),
     # layouts of earlier images
     Rule(

@@ -20,7 +20,7 @@ from spotkeeper.train.checkpoint.durable import MemoryHandle
 from spotkeeper.train.checkpoint.manifest import SAVE, FileSum, Manifest, RankPlace
 from spotkeeper.train.checkpoint.protocol import Stretch
 from spotkeeper.train.checkpoint.reshard import ShardRestorer, _Claim, _Part, _sources
-from spotkeeper.train.checkpoint.sharded import Sharded, find_strategy
+from spotkeeper.train.checkpoint.sharded import Sharded, _CopiedSave, find_strategy
 from spotkeeper.train.checkpoint.store import SkippedCheckpoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.errors import AttachError
@@ -84,6 +84,18 @@ def test_peers_send_parts_to_machines_without_them(two: tuple[Path, str], tmp_pa
     swapped = taken_up(Life(2, 2, tmp_path / "swapped", tmp_path / "out"))
     assert [told["state"] for told in swapped] == [two[1]] * 2
     assert "resumed from 0-3 (rank 1)" in swapped[0]["log"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_save_of_shards_is_copied_while_they_train(nodes: int, tmp_path: Path) -> None:
+    """Shards are copied only when the next step waits for them; no step of the optimizer gets into the checkpoint."""
+    told = live(Life(2, nodes, tmp_path / "ckpt", tmp_path / "out", train=True, overlap=True))
+    assert not any("error" in each for each in told), told
+    commit = Commit(*map(int, told[0]["commit"].split("-")))
+    assert commit.step >= 1 and all(each["copies"] for each in told)
+    resumed = taken_up(Life(2, nodes, tmp_path / "ckpt", tmp_path / "again"))
+    for each, then in zip(resumed, told, strict=True):
+        assert (each["step"], each["state"]) == (commit.step, then["states"][str(commit.step)])
 
 
 def test_a_kill_between_parts_and_commit_leaves_a_complete_checkpoint(two: tuple[Path, str], tmp_path: Path) -> None:
@@ -162,6 +174,9 @@ class Writer:
     def fail(self, commit: Commit, why: str) -> None:
         self.asked.append(("fail", commit, why))
 
+    def discard(self, commit: Commit, why: str) -> None:
+        self.asked.append(("discard", commit, why))
+
 
 def rank_0(writer: Writer, gather: Callable[[bytes], list[bytes]]) -> Any:
     """The strategy on the first of two machines with a rank each."""
@@ -211,6 +226,31 @@ def test_without_the_other_machines_saver_a_save_fails_and_stays_closed(
     seen = len(exchanged)
     sharded.publish()
     assert len(exchanged) == seen, "no save is open"
+
+
+@pytest.mark.parametrize("mine", [True, False], ids=["complete", "torn"])
+@pytest.mark.parametrize("theirs", [0, 1], ids=["complete there", "torn there"])
+@pytest.mark.parametrize("lands", [False, True], ids=["boundaries", "settle"])
+def test_a_save_is_requested_once_the_copies_of_all_ranks_are_complete(mine: bool, theirs: int, lands: bool) -> None:
+    """At two boundaries, or when something waits for the save."""
+
+    def highest(value: int) -> Callable[[], int]:
+        told.append(value)
+        return lambda: max(value, theirs)
+
+    told: list[int] = []
+    writer = Writer(None)
+    strategy = rank_0(writer, lambda blob: [blob])
+    strategy._gang.highest = highest
+    strategy._copied = _CopiedSave(NEWEST, lambda: writer.asked.append(("request",)), complete=mine)
+    if lands:
+        strategy._land()
+    else:
+        assert not strategy.advance() and strategy.copying and writer.asked == [] and told == [int(not mine)]
+        strategy.advance()
+    good = mine and not theirs
+    assert writer.asked == [("request",) if good else ("discard", NEWEST, "its copy is torn on a machine")]
+    assert told == [int(not mine)] and not strategy.copying and (strategy._open == NEWEST) is good
 
 
 @pytest.mark.parametrize("good", [0, 1], ids=["sizes", "chunks"])

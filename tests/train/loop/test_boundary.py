@@ -139,15 +139,19 @@ def test_a_single_rank_needs_no_exchange() -> None:
         (False, True, None, True, StepAction.NOTHING),
     ],
 )
+@pytest.mark.parametrize("copies", [False, True], ids=["saver writes", "save is copied"])
 def test_a_rank_without_memory_for_an_image_wants_none(
-    busy: bool, images: bool, free: int | None, due: bool, view: StepAction
+    busy: bool, images: bool, free: int | None, due: bool, view: StepAction, copies: bool
 ) -> None:
-    """While a saver writes and the rank has no third memory, it also keeps the other ranks from an image."""
+    """While a saver writes and the rank has no third memory, it also keeps the other ranks from an image.
+
+    A save that has not reached the savers yet is as one that they write: no other save may begin.
+    """
     boundary = Boundary.__new__(Boundary)
     boundary._control, boundary._pace = Control.private(), SavePace(60.0, fixed_s=1e9)
     boundary._pace.plain, boundary._pace.image_since = due, -1e9
-    boundary.writer = SimpleNamespace(busy=busy, writes=True)  # type: ignore[assignment]
-    strategy = SimpleNamespace(images=images, next_image=lambda: free, ready=lambda: False)
+    boundary.writer = SimpleNamespace(busy=busy and not copies, writes=True)  # type: ignore[assignment]
+    strategy = SimpleNamespace(copying=busy and copies, images=images, next_image=lambda: free, ready=lambda: False)
     boundary._strategy = strategy  # type: ignore[assignment]
     assert boundary._view() is view
 
