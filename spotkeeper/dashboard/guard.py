@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -47,6 +48,11 @@ HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 HOW = "Open this dashboard by the address that `spotkeeper dashboard` printed."
+CODE_S = 1800.0  # real; how long a one-time address works
+USED = (
+    "This address was used already, is older than half an hour, or is wrong. The file dashboard-*.html that the"
+    " dashboard keeps in ~/.local/state/spotkeeper always opens it.\n"
+)
 
 
 class Guard:
@@ -57,6 +63,7 @@ class Guard:
         on_open: called after a one-time address was used; :meth:`opening` then returns the next one.
         proxy: the address under which a proxy serves the dashboard (``https://host``); "" without a proxy.
         proxy_secret: what the proxy sends in the header ``X-Spotkeeper-Proxy`` of each request.
+        clock: real seconds.
     """
 
     def __init__(
@@ -67,10 +74,13 @@ class Guard:
         on_open: Callable[[], None] = lambda: None,
         proxy: str = "",
         proxy_secret: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._app, self.on_open = app, on_open
+        self._app, self.on_open, self._clock = app, on_open, clock
+        self._codes: list[tuple[str, float]] = []  # with the end of each; the last one is the newest
+        self.renew()
         self._cookie = f"spotkeeper-{port}"
-        self._token, self._code = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._token = secrets.token_urlsafe(32)
         self._proxy = proxy.rstrip("/")
         self._proxy_secret = proxy_secret
         local = (f"127.0.0.1:{port}", f"localhost:{port}")
@@ -79,7 +89,20 @@ class Guard:
 
     def opening(self, path: str = "/") -> str:
         """Return the path that lets one browser in, once, and shows ``path`` there."""
-        return f"{OPEN}?code={self._code}&to={path}"
+        return f"{OPEN}?code={self._codes[-1][0]}&to={path}"
+
+    def renew(self) -> None:
+        """Make the next one-time address. Unused earlier ones work until their end."""
+        now = self._clock()
+        self._codes = [one for one in self._codes if now < one[1]]
+        self._codes.append((secrets.token_urlsafe(32), now + CODE_S))
+
+    def _take(self, code: str) -> bool:
+        """Whether a code is valid; from then on it is not."""
+        now = self._clock()
+        found = [one for one in self._codes if hmac.compare_digest(code.encode(), one[0].encode())]
+        self._codes = [one for one in self._codes if one not in found]
+        return any(now < end for _, end in found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -124,10 +147,12 @@ class Guard:
     async def _open(self, scope: Scope, send: Send) -> None:
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         code, to = asked.get("code", [""])[0], asked.get("to", ["/"])[0]
-        if self._proxy or not hmac.compare_digest(code.encode(), self._code.encode()):
-            await _answer(send, 403, f"This address was used already, or is wrong. {HOW}\n")
+        if self._proxy or not self._take(code):
+            if not self._codes:
+                self.renew()
+            await _answer(send, 403, USED)
             return
-        self._code = secrets.token_urlsafe(32)
+        self.renew()
         self.on_open()
         # `//host` would lead away; Strict would withhold the cookie after the redirect from a file.
         to = to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else "/"

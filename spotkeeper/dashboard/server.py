@@ -6,11 +6,14 @@ show a browser's arguments. Once the code is used, the file gets the next one, f
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import fcntl
 import html
 import os
 import signal
 import socket
+import stat
 import tempfile
 import webbrowser
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.dashboard.guard import App, Guard
+from spotkeeper.dashboard.guard import CODE_S, App, Guard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from spotkeeper.dashboard.feed import JobFeed
 
 HOST = "127.0.0.1"
+PREFIX, SUFFIX = "dashboard-", ".html"  # of the file that opens the dashboard
 RECONNECT_S = 30.0  # a laptop that slept keeps its page
 CLOSE_S = 5  # the longest wait for open requests at the end
 PROXY_SECRET = "SPOTKEEPER_PROXY_SECRET"  # noqa: S105 - the name of a variable
@@ -108,26 +112,50 @@ class Address(Struct, frozen=True):
 
 
 class Opening:
-    """The file that opens the dashboard in a browser, readable by this user alone."""
+    """The file that opens the dashboard in a browser, readable by this user alone.
+
+    It is locked while this process runs, so that a later one can tell which files a killed process has left.
+    """
 
     def __init__(self, port: int, path: str) -> None:
         self.root, self._path = f"http://{HOST}:{port}", path
-        folder = _folder()
-        handle, name = tempfile.mkstemp(prefix=f"dashboard-{port}-", suffix=".html", dir=folder)  # mode 0600
-        os.close(handle)
+        folder = _folder() or Path(tempfile.gettempdir())
+        remove_stale(folder)
+        while True:
+            self._handle, name = tempfile.mkstemp(prefix=f"{PREFIX}{port}-", suffix=SUFFIX, dir=folder)  # mode 0600
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            if os.fstat(self._handle).st_nlink:  # another start may have removed it before it was locked
+                break
+            os.close(self._handle)
         self.file = Path(name)
 
     def write(self, guard: Guard) -> None:
         address = html.escape(self.root + guard.opening(self._path))
-        self.file.write_text(
+        page = (
             f'<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
-            f'<meta http-equiv="refresh" content="0;url={address}"><title>Spotkeeper</title>\n',
-            "utf-8",
+            f'<meta http-equiv="refresh" content="0;url={address}"><title>Spotkeeper</title>\n'
         )
+        os.pwrite(self._handle, page.encode(), 0)
+        os.ftruncate(self._handle, len(page.encode()))
 
     def remove(self) -> None:
         with suppress(OSError):
             self.file.unlink()
+        os.close(self._handle)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove this user's files of dashboards that were killed. Links, and files of others, are left alone."""
+    for file in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        with suppress(OSError):
+            handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                about = os.fstat(handle)
+                if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its process runs
+                    file.unlink()
+            finally:
+                os.close(handle)
 
 
 def _folder() -> Path | None:
@@ -188,6 +216,13 @@ def serve(
         timeout_graceful_shutdown=CLOSE_S,
     )
 
+    async def renew() -> None:
+        """Keep a valid one-time address in the file."""
+        while True:
+            await asyncio.sleep(CODE_S / 2)
+            guard.renew()
+            opening.write(guard)
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             feed.end()
@@ -197,6 +232,7 @@ def serve(
             await super().startup(sockets)
             if self.started:
                 up(Address("" if proxy else opening.root + guard.opening(path), port, str(opening.file)))
+                self.renewal = asyncio.create_task(renew())
                 if browser and not proxy:
                     webbrowser.open(opening.file.as_uri())
 

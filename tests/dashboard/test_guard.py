@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotkeeper.dashboard.guard import PROXY_HEADER, Guard
+from spotkeeper.dashboard.guard import CODE_S, PROXY_HEADER, Guard
 from tests.dashboard.conftest import complete
 
 PORT = 4242
@@ -77,6 +77,23 @@ def test_the_one_time_address_lets_one_browser_in() -> None:
     assert attacker.opened == 1
     assert status(attacker.request(cookie=cookie.partition(";")[0])) == 200
     assert status(attacker.request(attacker.guard.opening())) == 303, "the next address is another one"
+
+
+def test_a_one_time_address_expires_and_the_next_one_works_meanwhile() -> None:
+    now = [0.0]
+    attacker = Attacker(clock=lambda: now[0])
+    first = attacker.guard.opening()
+    now[0] = CODE_S / 2
+    attacker.guard.renew()
+    second = attacker.guard.opening()
+    now[0] = CODE_S - 1
+    assert status(attacker.request(first)) == 303, "the printed address still works"
+    now[0] = CODE_S * 1.5
+    sent = attacker.request(second)
+    assert status(sent) == 403 and b"older than half an hour" in sent[1]["body"]
+    now[0] += CODE_S
+    assert status(attacker.request(attacker.guard.opening())) == 403, "all have expired"
+    assert status(attacker.request(attacker.guard.opening())) == 303
 
 
 @pytest.mark.parametrize("other", ['theme={"dark": 1}', "a b=c", 'x="', "[]=1", "no-value", "\xff=\xfe"])

@@ -13,9 +13,11 @@ import requests
 
 from spotkeeper.client.errors import CliError
 from spotkeeper.dashboard import server
+from spotkeeper.dashboard.guard import Guard
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import a_job
 from tests.dashboard.served import serving
+from tests.dashboard.test_guard import App
 
 HEAP_BYTES = 64 << 20  # what glibc reserves for each further heap
 Bucket = tuple[Store, dict[str, str]]
@@ -62,6 +64,37 @@ def test_no_file_stays_when_the_dashboard_is_ended(bucket: Bucket, tmp_path: Pat
     with serving(bucket[1], tmp_path, ended_by=ended_by) as served:
         assert served.file.exists()
     assert list(served.file.parent.iterdir()) == []
+
+
+def test_files_of_killed_dashboards_are_removed_at_the_next_start_and_nothing_else(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    with serving(bucket[1], tmp_path, ended_by=signal.SIGKILL) as killed:
+        folder = killed.file.parent
+        kept = {folder / "notes.html", folder / "dashboard-1-folder.html", folder / "dashboard-1-link.html"}
+        (folder / "notes.html").touch()
+        (folder / "dashboard-1-folder.html").mkdir()
+        (tmp_path / "mine").touch()
+        (folder / "dashboard-1-link.html").symlink_to(tmp_path / "mine")
+        server.remove_stale(folder)
+        assert killed.file.exists(), "it runs"
+    assert killed.file.exists()
+    server.remove_stale(folder)
+    assert set(folder.iterdir()) == kept and (tmp_path / "mine").exists()
+
+
+def test_a_start_removes_what_a_killed_dashboard_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "spotkeeper").mkdir()
+    stale = tmp_path / "spotkeeper" / "dashboard-1-a.html"
+    stale.touch(0o600)
+    one, two = server.Opening(1, "/"), server.Opening(2, "/")
+    assert not stale.exists() and one.file.exists() and stat.S_IMODE(one.file.stat().st_mode) == 0o600
+    for opening in (one, two):
+        opening.write(Guard(App(), 1))
+        assert "code=" in opening.file.read_text()
+        opening.remove()
+    assert list(stale.parent.iterdir()) == []
 
 
 def test_a_taken_port_is_a_readable_error() -> None:

@@ -61,7 +61,7 @@ def run(job: str | None, stack: str | None, options: Serving) -> None:
             note(f"serving {options.behind} on port {address.port} of this machine; Ctrl-C ends it")
         else:
             note(f"dashboard of {target.stack}: {address.url}")
-            note("  the address works once; Ctrl-C ends the dashboard")
+            note("  the address works once, within half an hour; Ctrl-C ends the dashboard")
 
     made = commands(target, store, read_only=options.read_only)
     serve(JobFeed(target), made, up, port=options.port, path=path, browser=options.browser, proxy=options.behind)
