@@ -3,7 +3,9 @@
 Each rank announces the newest checkpoint in its folder, or a newer image that its saver has kept in memory. The ranks
 that have the newest of all load it; from disk they read it and check its hashes. A rank whose copy is damaged drops
 that copy, and the search repeats until a copy is intact or no copy is left. Ranks with an intact copy then send its
-bytes to the others over the training network. Copies are compared by (generation, step), not by hash, because nodes may
+bytes to the others over the training network: to ranks on the same machine first (of a machine's ranks only one has the
+saver's memory), and to other machines so that all senders send about as much. Ranks know no zones, and a job's machines
+are in one zone unless it has ``spread: true``. Copies are compared by (generation, step), not by hash, because nodes may
 have different saves of the same step.
 
 An image in memory is complete (``seal.py``) but maybe not on disk yet, and the restore does not wait for the disk. It
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,20 +216,44 @@ class _LocalCopies:
 
 
 def restore(
-    gang: Gang, folder: Path | None, client: Client | None, hello: SaverState | None, early: EarlyRead | None = None
+    gang: Gang,
+    folder: Path | None,
+    client: Client | None,
+    hello: SaverState | None,
+    early: EarlyRead | None = None,
+    nodes: Sequence[int] = (),
 ) -> tuple[RestoredImage | None, list[SkippedCheckpoint]]:
     """Restore the newest intact checkpoint of all ranks; also return the checkpoints that this rank passed over.
 
-    Returns None for the state if no rank has a checkpoint.
+    Returns None for the state if no rank has a checkpoint. ``nodes``: the machine of each rank, if several share one.
 
     Raises:
         RuntimeError: another rank's copy arrived damaged.
     """
     local = _LocalCopies(folder, client, hello, early)
-    return _restore(gang, local, str(folder or ".")), local.skipped
+    return _restore(gang, local, str(folder or "."), nodes or range(gang.world)), local.skipped
 
 
-def _restore(gang: Gang, local: _LocalCopies, folder: str) -> RestoredImage | None:
+def senders(has: Sequence[bool], nodes: Sequence[int]) -> dict[int, int]:
+    """Return from which rank each rank without a copy receives it.
+
+    Args:
+        has: whether each rank has a copy.
+        nodes: the machine of each rank.
+    """
+    holders = [rank for rank, there in enumerate(has) if there]
+    sends = dict.fromkeys(holders, 0)
+    found = {}
+    beside = {nodes[rank] for rank in holders}
+    lacking = [rank for rank, there in enumerate(has) if not there]
+    for rank in sorted(lacking, key=lambda rank: nodes[rank] not in beside):
+        near = [holder for holder in holders if nodes[holder] == nodes[rank]]
+        found[rank] = min(near or holders, key=lambda holder: (sends[holder], holder))
+        sends[found[rank]] += 1
+    return found
+
+
+def _restore(gang: Gang, local: _LocalCopies, folder: str, nodes: Sequence[int]) -> RestoredImage | None:
     while True:
         claims = gang.gather(str(local.candidates[0]).encode() if local.candidates else b"")
         best = max((commit for claim in claims if (commit := Commit.parse(claim.decode()))), default=None)
@@ -237,20 +264,16 @@ def _restore(gang: Gang, local: _LocalCopies, folder: str) -> RestoredImage | No
         if any(proofs):
             break
         local.candidates = [commit for commit in local.candidates if commit != best]
-    holders = [rank for rank, proof in enumerate(proofs) if proof]
-    pairs = [
-        (holders[at % len(holders)], rank)
-        for at, rank in enumerate(rank for rank, proof in enumerate(proofs) if not proof)
-    ]
+    sources = senders(list(map(bool, proofs)), nodes)
     if mine is None:
-        source = next(holder for holder, rank in pairs if rank == gang.rank)
+        source = sources[gang.rank]
         manifest = Manifest.from_bytes(proofs[source])
         stretches = lay_out_of(manifest)
         memory = _receive(gang, source, manifest, local.memory(extent(stretches)))
         state = thaw(memory, stretches, f"checkpoint {manifest.commit}, from rank {source}", ours=local.ours)
         return RestoredImage(state, manifest, stretches, f"rank {source}", local.lost)
     manifest, memory = mine
-    _send(gang, [rank for holder, rank in pairs if holder == gang.rank], manifest, memory)
+    _send(gang, [rank for rank, holder in sources.items() if holder == gang.rank], manifest, memory)
     stretches = lay_out_of(manifest)
     state = thaw(memory, stretches, f"{folder}/{manifest.commit}/{SKELETON}", ours=local.ours)
     return RestoredImage(state, manifest, stretches, local.source, local.lost, local.durable)

@@ -145,7 +145,8 @@ class Replicated:
     def begin(
         self, folder: Path | None, hello: SaverState | None, early: EarlyRead | None = None
     ) -> tuple[ResumePoint | None, list[SkippedCheckpoint]]:
-        restored, skipped = restore(self._gang, folder, self._writer.client, hello, early)
+        nodes = [place.node for place in sorted(self._places, key=lambda place: place.rank)]
+        restored, skipped = restore(self._gang, folder, self._writer.client, hello, early, nodes)
         if restored is None:
             return None, skipped
         state, manifest, writer = restored.state, restored.manifest, self._writer

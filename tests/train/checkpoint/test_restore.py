@@ -19,7 +19,7 @@ from spotkeeper.train.checkpoint import client, store
 from spotkeeper.train.checkpoint import restore as restores
 from spotkeeper.train.checkpoint.image import Image, RunState, extent
 from spotkeeper.train.checkpoint.manifest import FileSum, Manifest
-from spotkeeper.train.checkpoint.restore import EarlyRead, _send, restore
+from spotkeeper.train.checkpoint.restore import EarlyRead, _send, restore, senders
 from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE, SkippedCheckpoint
 from spotkeeper.train.core import pickling
 from spotkeeper.train.core.gang import SoloGang
@@ -79,6 +79,40 @@ def test_an_intact_copy_is_restored(hashed: bool) -> None:
     assert (restored.source, restored.manifest, restored.stretches) == ("rank 1", peer.manifest, peer.stretches)
     assert torch.equal(restored.state.model["weight"], SENT.model["weight"])  # type: ignore[index]
     assert (restored.state.rest, restored.state.local) == (SENT.rest, SENT.local)
+
+
+@pytest.mark.parametrize(
+    ("has", "nodes", "sources"),
+    [
+        ("x..", "000", {1: 0, 2: 0}),
+        ("x.x.", "0011", {1: 0, 3: 2}),
+        (".xx.", "1001", {0: 1, 3: 2}),
+        ("x.x...", "001122", {1: 0, 3: 2, 4: 0, 5: 2}),
+        ("..x.x...", "00112233", {0: 2, 1: 4, 3: 2, 5: 4, 6: 2, 7: 4}),
+        ("x...x.", "000012", {1: 0, 2: 0, 3: 0, 5: 4}),
+    ],
+)
+def test_a_copy_comes_from_the_same_machine_or_from_the_one_that_sends_least(
+    has: str, nodes: str, sources: dict[int, int]
+) -> None:
+    assert senders([each == "x" for each in has], list(map(int, nodes))) == sources
+
+
+def test_a_rank_receives_from_its_own_machine() -> None:
+    class Three(Peer):
+        """Rank 0 of three. Ranks 1 and 2 have a copy; rank 2 is on this machine."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.answers = [[*answer, answer[-1]] for answer in self.answers]
+            self.world = 3
+
+        def receive(self, view: memoryview, source: int, landed: Callable[[memoryview], None]) -> None:
+            assert source == 2
+            super().receive(view, 1, landed)
+
+    restored, _ = restore(Three(), None, None, None, nodes=[4, 2, 4])
+    assert restored is not None and restored.source == "rank 2"
 
 
 def test_a_copy_that_cannot_be_loaded_is_named_with_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
