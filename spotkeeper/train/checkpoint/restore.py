@@ -3,10 +3,10 @@
 Each rank announces the newest checkpoint in its folder, or a newer image that its saver has kept in memory. The ranks
 that have the newest of all load it; from disk they read it and check its hashes. A rank whose copy is damaged drops
 that copy, and the search repeats until a copy is intact or no copy is left. Ranks with an intact copy then send its
-bytes to the others over the training network: to ranks on the same machine first (of a machine's ranks only one has the
-saver's memory), and to other machines so that all senders send about as much. Ranks know no zones, and a job's machines
-are in one zone unless it has ``spread: true``. Copies are compared by (generation, step), not by hash, because nodes may
-have different saves of the same step.
+bytes to the others over the training network: to ranks on the same machine first (only one of a machine's ranks has the
+saver's memory), and to other machines so that all senders send about as much. Ranks do not know zones; a job's machines
+are in one zone unless it has ``spread: true``. Copies are compared by (generation, step), not by hash, because nodes
+may have different saves of the same step.
 
 An image in memory is complete (``seal.py``) but maybe not on disk yet, and the restore does not wait for the disk. It
 becomes a checkpoint only by its COMMIT, which its saver writes meanwhile.

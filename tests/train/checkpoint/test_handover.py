@@ -18,7 +18,7 @@ from spotkeeper.train.checkpoint import handover, store, strategy
 from spotkeeper.train.checkpoint.client import Client, new_manifest
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.image import Image, RunState, pack
-from spotkeeper.train.checkpoint.manifest import IMAGE, Manifest
+from spotkeeper.train.checkpoint.manifest import IMAGE, Manifest, RankPlace
 from spotkeeper.train.checkpoint.protocol import SaveDurable, SaveFailed, SaverState
 from spotkeeper.train.checkpoint.restore import EarlyRead, restore
 from spotkeeper.train.checkpoint.saver import SaverServer
@@ -395,7 +395,8 @@ def test_what_a_rank_restores_is_its_own_if_the_number_of_ranks_is_the_same(
     gang: Any = SimpleNamespace(rank=1, world=world)
     writer: Any = SimpleNamespace(client=object(), writes=False, copy=lambda *given: copied.append(given))
     hello, early = object(), object()
-    begun, _ = Replicated(gang, writer, None, GANG, None).begin(tmp_path, hello, early)  # type: ignore[arg-type]
-    assert asked == [(gang, tmp_path, writer.client, hello, early)]
+    places = tuple(RankPlace(rank, node, node, True) for rank, node in ((1, 4), (0, 3)))
+    begun, _ = Replicated(gang, writer, None, places, None).begin(tmp_path, hello, early)  # type: ignore[arg-type]
+    assert asked == [(gang, tmp_path, writer.client, hello, early, [3, 4])], "and each rank's machine"
     assert begun is not None and (begun.local, begun.same_world) == ({"is": local}, world == 2)
     assert copied == [(manifest, stretches)] * copies
