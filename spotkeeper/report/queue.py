@@ -42,7 +42,8 @@ class ReservedView(Struct, frozen=True):
         protected: why nothing is taken from it now: ``just started``; "": nothing protects it. ``protected_s``: for how
             long; None: to its end, or as long as the first waiting job takes none from it (``waiting.TURNS``).
         spared_for: name of the first waiting job, if that one would get machines of this one but for the protection.
-        ends_in_s: until it is expected to end; None: unknown.
+        ends_in_s: until it is expected to end; None: unknown, also if that has passed: estimates are brought up to date
+            only while other jobs wait.
     """
 
     job: str
@@ -280,7 +281,7 @@ class Queue:
             protected=protected,
             protected_s=left_s,
             spared_for=self._name(self._head) if claim in self._spared else "",
-            ends_in_s=None if claim.ends is None else max(0.0, claim.ends - self._now),
+            ends_in_s=claim.ends - self._now if claim.ends is not None and claim.ends > self._now else None,
         )
 
     @cached_property

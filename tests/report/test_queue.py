@@ -322,3 +322,8 @@ def test_places_are_ordinal_numbers(position: int, word: str) -> None:
 def test_what_a_job_waits_for_is_one_line(over: dict[str, object], words: str) -> None:
     view = WaitingView("a", "gpt", 3, "nlp", "normal", 0, 2, 2, 600.0, "behind first")
     assert waiting_line(replace(view, **over)) == words
+
+
+def test_an_expected_end_that_has_passed_is_unknown() -> None:
+    (view,) = a_queue(running("big", 3, ends=NOW - 1.0)).view().running
+    assert view.ends_in_s is None

@@ -20,7 +20,7 @@ from spotkeeper.contract.parse.problem import Problem, SpecError
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.hold import resume
-from spotkeeper.report.job.waiting import place, waiting_line
+from spotkeeper.report.job.waiting import place_line, waiting_line
 from spotkeeper.report.text.words import count
 
 
@@ -108,7 +108,7 @@ def _text(done: Submitted) -> str:
     text = "\n".join((f"{done.name}: {word}, job {done.job}", *done.ungranted))
     if done.queue is None:
         return text
-    return f"{text}\nqueued ({place(done.queue.position)}): {done.queue.reason}\n{waiting_line(done.queue)}"
+    return f"{text}\n{place_line(done.queue)}\n{waiting_line(done.queue)}"
 
 
 def _next_step(store: Store, done: Submitted) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spotkeeper.cli.jobs.queue import told_once
 from spotkeeper.cli.output import agree, emit, note, waiting
 from spotkeeper.cli.stack import checked, note_upkeep, open_stack, stack_for, unheard
 from spotkeeper.client import lookup
@@ -296,7 +297,7 @@ def _finish(
     who, text = f"{record.name} ({record.job})", f"requested: {what}"
     if options.wait:
         note(f"{who}: {text}")
-        text = _outcome(wait_for(store, record, asked))
+        text = _outcome(wait_for(store, record, asked, told_once(target, store, record.job)))
     answer = Asked(record.job, record.name, asked.kind.value, asked.id, changed, options.wait)
     emit(answer, options.as_json, f"{who}: {text}")
     if not (options.wait or options.as_json):

@@ -14,7 +14,7 @@ from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.pack import Source, pack_source
 from spotkeeper.client.sweep import begin, new_nonce, source_of, submit_missing
 from spotkeeper.client.sweep import extend as add_cohort
-from spotkeeper.client.sweep_status import Sweep, find_sweep
+from spotkeeper.client.sweep_status import Sweep, find_sweep, read_view
 from spotkeeper.client.target import Target, notify, whoami
 from spotkeeper.contract.job import JobSpec, pools_of
 from spotkeeper.contract.parse.sweepfile import SweepAndJob, read_sweep
@@ -130,7 +130,7 @@ def extend(
     """Add a cohort to a search. If an earlier submission is incomplete, complete that one instead.
 
     Raises:
-        CliError: no such search; it is a grid, which is complete; or too many trials.
+        CliError: no such search; it is a grid, which is complete; too many trials; or its ``max_usd`` is spent.
     """
     target, store = open_stack(stack)
     sweep = find_sweep(store, name)
@@ -140,11 +140,25 @@ def extend(
         lacking = count(len(sweep.missing()), "trial")
         note(f"{name}: an earlier submission lacks {lacking}: submitting these, and no further ones")
     else:
-        sweep = add_cohort(store, sweep, _next(sweep, many, max_usd, seed, target.clock.now()))
+        cohort = _next(sweep, many, max_usd, seed, target.clock.now())
+        _refuse_spent(target, store, sweep, cohort, trials)
+        sweep = add_cohort(store, sweep, cohort)
         if (stop := sweep.spec.file.stop) is not None and many < stop.halving.eta:
             few = f"{count(many, 'trial')}, fewer than eta ({stop.halving.eta})"
             note(f"note: {few}: only one of them trains to its end")
     _submit(target, store, sweep, source_of(store, sweep), as_json=as_json)
+
+
+def _refuse_spent(target: Target, store: Store, sweep: Sweep, cohort: Cohort, trials: str) -> None:
+    """Raise CliError if the earlier trials have spent what all trials may cost: the new ones would end at once."""
+    if cohort.max_usd is None:
+        return
+    state, now = store.read_stack(), target.clock.now()
+    spent = read_view(store, sweep, state, now, lookup.site_of(store, state, target), curves=False).spent
+    if spent >= cohort.max_usd:
+        why = f"{sweep.name}: max_usd is ${cohort.max_usd:,.2f}, and its trials have spent ${spent:,.2f}"
+        again = f"spotkeeper sweep extend {sweep.name} --trials {trials} --max-usd USD, with more than ${spent:,.2f}"
+        raise CliError(f"{why}: further ones would end at once", Exit.REFUSED, again)
 
 
 def _number(trials: str) -> int:

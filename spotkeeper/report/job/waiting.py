@@ -128,6 +128,11 @@ def start_word(seconds: float | None) -> str:
     return f"in about {duration(seconds)}" if seconds >= 1.0 else "now"
 
 
+def place_line(view: WaitingView) -> str:
+    """A job's place and why it waits: ``queued (2nd): behind gpt``."""
+    return f"queued ({place(view.position)}): {view.reason}"
+
+
 def waiting_line(view: WaitingView) -> str:
     """What a job waits for: ``has waited 2h05m for 4 machines (team nlp, priority normal); expected start: ...``."""
     wanted = f"{machines_word(view)} machine{'' if view.max_machines == 1 else 's'}"

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.cli.jobs import status
-from spotkeeper.client import lookup
+from spotkeeper.cli.jobs.queue import told_once
+from spotkeeper.client import find_target, lookup
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Stop
 from spotkeeper.contract.job import JobRequest
 from spotkeeper.contract.record import Hold, Node, Phase
@@ -223,3 +224,17 @@ def test_a_job_in_the_queue_can_be_paused_and_needs_no_resume(cli: Cli, store: S
     assert done.code == 4 and "waits in the queue, and goes on by itself" in done.err
     files = JobRequest("resume-1", lookup.RequestKind.RESUME, 0.0, spec_sha256="0" * 64)
     assert lookup.send_request(store, record, files) is files, "other files are taken"
+
+
+def test_a_command_that_waits_for_a_job_says_once_why_the_job_waits_in_the_queue(
+    queued: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+    target = find_target(None)
+    wait = told_once(target, queued, FIRST, slept.append)
+    wait(1.0)
+    wait(2.0)
+    told_once(target, queued, JOB, slept.append)(3.0)
+    assert slept == [1.0, 2.0, 3.0]
+    assert "gpt (wwwwwww1): queued (1st): needs 2 machines, none is free" in (err := capsys.readouterr().err)
+    assert err.count("\n") == 2 and "has waited 2h00m for 2 machines (team nlp, priority normal)" in err

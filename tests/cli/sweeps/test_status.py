@@ -455,3 +455,15 @@ def test_a_trial_names_its_search_and_what_it_waits_for(
 def test_a_job_that_is_no_trial_names_no_search(cli: Cli, store: Store) -> None:
     a_job(store)
     assert "search" not in cli("status", "first").out and "search" not in cli("report", "first").out
+
+
+def test_a_search_whose_limit_is_spent_is_not_extended(
+    cli: Cli, store: Store, jobs: dict[int, str], over: Callable[..., None]
+) -> None:
+    over(jobs[0], Outcome.SUCCEEDED, hours=2.0)
+    spent = view(cli)["spent"]
+    refused = cli("sweep", "extend", "lr", "--trials", "+3", "--max-usd", spent)
+    assert (refused.code, store.list_trials("lr").keys()) == (4, set(range(9)))
+    assert f"lr: max_usd is ${spent:.2f}, and its trials have spent ${spent:.2f}" in refused.err
+    assert f"spotkeeper sweep extend lr --trials +3 --max-usd USD, with more than ${spent:.2f}" in refused.err
+    assert cli("sweep", "extend", "lr", "--trials", "+3", "--max-usd", spent + 0.01).code == 0

@@ -58,6 +58,7 @@ class Order:
         month = {team: one.month_usd for team, one in teams.items()}
         self.over = {
             team.name: f"team {team.name} has spent its max_usd_per_month of ${team.max_usd_month:g}"
+            f", so it waits until {use.next_month(now)} (UTC)"
             for team in stack.teams
             if team.max_usd_month is not None and month.get(team.name, 0.0) >= team.max_usd_month
         }

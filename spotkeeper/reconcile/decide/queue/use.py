@@ -81,6 +81,12 @@ def _month_start(now: float) -> float:
     return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
+def next_month(now: float) -> str:
+    """Return the first day of the next calendar month (UTC): ``2026-12-01``."""
+    inside = datetime.fromtimestamp(_month_start(now) + 32 * 24 * 3600.0, timezone.utc)
+    return f"{inside:%Y-%m}-01"
+
+
 def price(stack: StackState, grant: Grant) -> float:
     """Return a granted machine's list price, USD per hour; 1 if none is known, so that its time still counts."""
     return list_price(stack, grant.resource) or 1.0

@@ -235,7 +235,7 @@ def test_a_team_beyond_its_own_limit_stops_no_other() -> None:
             "team default has its share, and a job that would lose work cannot borrow from other teams",
         ),
         (waits("w", 1, "u"), "team u is at its max_usd_per_hour of $1"),
-        (waits("w", 1, "m"), "team m has spent its max_usd_per_month of $5"),
+        (waits("w", 1, "m"), "team m has spent its max_usd_per_month of $5, so it waits until 2027-02-01 (UTC)"),
         (waits("w", 2, "default"), ""),
     ],
 )
