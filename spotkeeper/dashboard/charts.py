@@ -222,6 +222,8 @@ def lines(
     paint = colors(dark)
     most = max((x for _, _, points in series for x, _ in points), default=1.0)
     axis = _time_axis(dark, most) if on_time else _axis(dark, type="value", min="dataMin", max="dataMax")
+    axis |= {"name": "since submission" if on_time else "step", "nameLocation": "middle", "nameGap": 24}
+    axis["nameTextStyle"] = {"color": paint["dim"], "fontSize": 11}
     value = _axis(dark, type="value", scale=not from_zero)
     if unit:
         value["axisLabel"] = {**value["axisLabel"], "formatter": f"{unit}{{value}}"}
@@ -256,7 +258,7 @@ def lines(
             "left": 8,
             "right": 16,
             "top": 34 if len(series) > 1 or axis_name else 14,
-            "bottom": 4,
+            "bottom": 22,
             "containLabel": True,
         },
         "xAxis": axis,
@@ -293,8 +295,8 @@ def prices(series: Series, dark: bool) -> Options:
         one["step"] = "end"
         one["lineStyle"]["type"] = "solid"
         del one["sampling"]
-    options["xAxis"] = {**options["xAxis"], "max": 0, "name": "days ago", "nameLocation": "middle", "nameGap": 24}
+    options["xAxis"] = {**options["xAxis"], "max": 0, "name": "days ago"}
     options["xAxis"]["axisLabel"] = {**options["xAxis"]["axisLabel"], ":formatter": "v => Math.round(-100 * v) / 100"}
     options["legend"] = {**options["legend"], "show": True, "type": "scroll"}
-    options["grid"] = {**options["grid"], "top": 34, "bottom": 22}
+    options["grid"] = {**options["grid"], "top": 34}
     return options

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.contract.generation import Progress
 from spotkeeper.reconcile.store.store import Store
-from spotkeeper.report.job.metrics import curves, drawable, pace
+from spotkeeper.report.job.metrics import curves, drawable, in_order, pace
 
 FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
 KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
@@ -93,7 +93,7 @@ def drawn(reader: MetricsReader) -> JobCurves:
         elif name == LOSS or len(metrics) - (LOSS in metrics) < MOST_METRICS - 1:
             points = zip(curve.steps, curve.values, strict=True)
             metrics[name] = thinned([(step, value) for step, value in points if math.isfinite(value)])
-    return JobCurves(metrics, tuple(few), tuple(sorted(reader.names - metrics.keys() - set(few))), speed)
+    return JobCurves(metrics, tuple(few), tuple(sorted(reader.names - metrics.keys() - set(few), key=in_order)), speed)
 
 
 def history(store: Store, job: str, progress: Progress) -> list[Sample]:

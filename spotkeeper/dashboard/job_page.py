@@ -30,6 +30,7 @@ from spotkeeper.report.text.words import count
 
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
 FIRST_CHARTS = 24  # of metrics, until the user asks for all: each chart costs the browser time
+NO_STEPS = "A script with stop: signal reports no steps."
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
 
@@ -39,9 +40,10 @@ class JobPage(Page):
         self._commands, self._word, self._job = commands, word, ""
         self.viewer.lists = False
         self._updates = 0
+        self._silent = False  # its script saves by itself, and reports nothing
         self._curves = JobCurves()
         self._log = LogPanel(feed)
-        with self.main:
+        with self.main, ui.element("div") as self._body:
             with ui.row().classes("items-center w-full q-mb-md"):
                 self._title = html(el("h1", word))
                 ui.element("div").classes("col")
@@ -83,11 +85,28 @@ class JobPage(Page):
             return False
         self._job = await run.io_bound(self.feed.find, self._word) or ""
         if not self._job:
-            put(self._notes, el("div", f"{self._word}: no such job", class_="note bad"))
+            self._missing()
             return False
+        self._silent = await run.io_bound(self._saves_by_itself) or False
         self.viewer.job = self._job
         self.feed.wake()
         return True
+
+    def _saves_by_itself(self) -> bool:
+        with suppress(CliError, StoreError):
+            record = lookup.find_job(self.feed.store, self._job)
+            spec = self.feed.store.read_spec(record.job, record.spec_key())
+            return spec is not None and spec.stop == "signal"
+        return False
+
+    def _missing(self) -> None:
+        """Show that there is no such job, in place of the empty parts of the page."""
+        self._body.set_visibility(False)
+        link, all_jobs = el("a", "Jobs", href="/", class_="inline"), el("code", "spotkeeper status --all")
+        with self.client, self.main:
+            html(el("h1", self._word), classes="q-mb-md")
+            html(el("div", f"{self._word}: no such job", class_="note bad", role="alert"))
+            html(el("p", "Unfinished and ended jobs: the page ", link, ", or ", all_jobs, "."))
 
     def _tab(self) -> None:
         self._updates = 0
@@ -159,11 +178,11 @@ class JobPage(Page):
         )
         marks = resumed_steps(state.ledger)
         speeds = [(step, speed) for step, _, speed in state.samples if speed is not None]
-        ended = state.record.over
+        none = NO_STEPS if self._silent else "Too few values." if state.record.over else "Too few values yet."
         if len(self._curves.pace) > 1:  # of the whole run; samples are those since the dashboard first read the job
-            _draw(self._speed, "steps a second", self._curves.pace, marks, dark, ended=ended, speed=True)
+            _draw(self._speed, "steps a second", self._curves.pace, marks, dark, none=none, speed=True)
         else:
-            _draw(self._speed, "samples a second", speeds, marks, dark, ended=ended, speed=True)
+            _draw(self._speed, "samples a second", speeds, marks, dark, none=none, speed=True)
         losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
         curves = {LOSS: losses, **self._curves.metrics}
         names = list(dict.fromkeys((*self._metrics, *curves)))  # a chart keeps its place
@@ -171,7 +190,7 @@ class JobPage(Page):
             if name not in self._metrics:
                 with self._tiles:
                     self._metrics[name] = Chart(name)
-            _draw(self._metrics[name], name, curves.get(name, []), marks, dark, ended=ended)
+            _draw(self._metrics[name], name, curves.get(name, []), marks, dark, none=none)
         self._all.set_visibility(len(names) > self._most)
         self._all.text = f"Show {count(len(names) - self._most, 'more metric')}"
         lines = [not_drawn(self._curves.few, state.view.name)]
@@ -272,10 +291,12 @@ class JobPage(Page):
 
 
 def _draw(
-    chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, ended: bool, speed: bool = False
+    chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, none: str, speed: bool = False
 ) -> None:
-    """Draw a curve over steps, with the recoveries marked. ``speed``: its axis begins at 0 and has the curve's name."""
+    """Draw a curve over steps, with the recoveries marked.
+
+    ``speed``: its axis begins at 0 and has the curve's name; ``none``: what to show in place of fewer than two points.
+    """
     title, series, label = name[:1].upper() + name[1:], [(name, "spot", data)], name if speed else ""
     options = charts.lines(title, series, dark, marks=marks, from_zero=speed, axis_name=label)
-    none = "Too few values." if ended else "Too few values yet."
     chart.show(options, ("step", name.replace(" ", "_")), data if len(data) > 1 else (), none)

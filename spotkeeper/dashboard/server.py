@@ -72,6 +72,7 @@ def application(feed: JobFeed, commands: Commands) -> FastAPI:
     pages_app.config.quasar_config["loadingBar"]["skipHijack"] = True
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pages.register(feed, commands)
+    pages_app.add_exception_handler(404, pages.missing)
     ui.run_with(
         app,
         title="Spotkeeper",

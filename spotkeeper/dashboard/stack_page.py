@@ -24,7 +24,7 @@ class StackPage(Page):
             html(el("h1", "Stack ", el("span", feed.target.stack, class_="dim small")), classes="q-mb-md")
             with card():
                 self._figures = html()
-            with card():
+            with card("Queue"):
                 self._queue = html()
             with card("Jobs on hold"):
                 self._held = html()

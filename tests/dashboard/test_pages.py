@@ -247,6 +247,27 @@ def test_a_job_that_does_not_exist(bucket: Bucket, play: Callable[..., None]) ->
     async def story(user: User) -> None:
         await user.open("/jobs/nobody")
         await until(lambda: "nobody: no such job" in text(user))
+        assert "spotkeeper status --all" in text(user) and 'href="/"' in text(user)
+        await user.should_not_see("Timeline")  # nor the other empty parts
+
+    play(story)
+
+
+def test_a_job_that_saves_by_itself_is_not_said_to_have_too_few_values_yet(
+    bucket: Bucket, play: Callable[..., None]
+) -> None:
+    seeded(bucket[0])
+    a_job(bucket[0], job="bbbbbbbb", name="signalled")
+    bucket[0].put_spec("bbbbbbbb", JobSpec(name="signalled", command=("train.py",), stop="signal"))
+
+    async def story(user: User) -> None:
+        await user.open("/jobs/signalled")
+        await until(lambda: "A script with stop: signal reports no steps." in text(user))
+        assert "Too few values" not in text(user)
+        user.find(kind=ui.button, content="Pause").click()
+        await until(lambda: "with stop: signal the script gets the signal" in text(user))
+
+    from nicegui import ui
 
     play(story)
 
@@ -309,7 +330,7 @@ def test_pause_asks_and_is_the_commands_own_request(bucket: Bucket, play: Callab
         await until(lambda: "machine" in text(user))
         await user.should_see("Pause")
         user.find("Pause").click()
-        await user.should_see("A checkpoint is saved, then the machines are deleted.")
+        await user.should_see("The job saves a checkpoint")
         user.find("No").click()
         assert store.list_requests(JOB) == ()
         user.find("Pause").click()

@@ -43,6 +43,8 @@ def test_the_file_opens_the_page_and_only_its_owner_can_read_it(bucket: Bucket, 
             requests.get(f"{served.root}/_nicegui_ws/socket.io/?EIO=4&transport=polling", timeout=30).status_code == 403
         )
         assert requests.get(f"{served.root}/alive", timeout=30).text == "alive\n"
+        missing = browser.get(f"{served.root}/nothing", timeout=30)
+        assert missing.status_code == 404 and "No such page" in missing.text and 'href="/stack"' in missing.text
     assert not served.file.exists()
 
 

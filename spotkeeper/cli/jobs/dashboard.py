@@ -112,7 +112,8 @@ def commands(target: Target, store: Store, *, read_only: bool) -> Commands:
     actions = {
         "pause": Action(
             "Pause",
-            "A checkpoint is saved, then the machines are deleted.",
+            "The job saves a checkpoint (with stop: signal the script gets the signal and saves by itself), then its"
+            " machines are deleted.",
             plain(RequestKind.PAUSE),
             offered=lambda record: runs(record) or record.hold is Hold.QUEUE,
         ),

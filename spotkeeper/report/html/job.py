@@ -118,8 +118,9 @@ def machines(view: JobView) -> Markup:
 
 
 def recoveries(found: Account) -> Markup:
-    rows = [account_text.recovery_row(one) for one in found.recoveries]
-    return _rows(rows, "Recoveries", ("cause", "replaced by", "announced"), f"{account_text.quiet_line(found)}.")
+    cells = (account_text.recovery_row(one) for one in found.recoveries)
+    rows = [{"steps repeated" if name == "repeated" else name: cell for name, cell in row.items()} for row in cells]
+    return _rows(rows, "Recoveries", account_text.RECOVERY_WORDS, f"{account_text.quiet_line(found)}.")
 
 
 def all_machines(found: Account) -> Markup:

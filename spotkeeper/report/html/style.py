@@ -44,7 +44,7 @@ RULES = """
 body{background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
   margin:0}
 .sk a{color:var(--link);text-decoration:none}
-.sk a:hover{text-decoration:underline}
+.sk a:hover,.sk a.inline{text-decoration:underline}
 .sk :focus-visible{outline:2px solid var(--link);outline-offset:2px;border-radius:3px}
 .sk h1{font-size:1.5rem;line-height:1.3;font-weight:650;margin:0}
 .sk h2{font-size:1.05rem;line-height:1.4;font-weight:650;margin:0 0 .6rem}

@@ -173,6 +173,7 @@ def lines(
     else:
         parts += [
             _text(x(first), bottom + 16, f"{first:,.0f}", "start"),
+            _text((LEFT + WIDTH - RIGHT) / 2, bottom + 16, "step", "middle"),
             _text(x(last), bottom + 16, f"{last:,.0f}", "end"),
         ]
     for part in range(round((high - low) / step) + 1):

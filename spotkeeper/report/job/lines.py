@@ -170,7 +170,8 @@ def metric_lines(views: Iterable[MetricView]) -> list[str]:
     """
     views = tuple(views)
     width = max((len(view.name) for view in views), default=0)
-    return [f"{view.name:<{width}}  {view.curve}  {value_word(view.last)} at step {view.step}" for view in views]
+    told = ((f"{view.name:<{width}}", view.curve, f"{value_word(view.last)} at step {view.step}") for view in views)
+    return ["  ".join(filter(None, parts)) for parts in told]
 
 
 def undisturbed_line(view: JobView) -> str:

@@ -8,6 +8,7 @@ points that were not uploaded yet, and the generation that resumes from it has t
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ class MetricView(Struct, frozen=True):
     last: float | None
     low: float | None
     high: float | None
-    curve: str  # as block characters
+    curve: str  # as block characters; "" for fewer than two finite values
 
 
 class MetricColumns(Struct, frozen=True):
@@ -100,7 +101,8 @@ def _joined(
     by_gen: Mapping[int, GenerationMetrics], chain: Iterable[tuple[int, int | None]]
 ) -> Iterator[tuple[str, MetricColumns]]:
     parts = [(by_gen[gen].metrics, last) for gen, last in chain if gen in by_gen]
-    names = sorted(list(dict.fromkeys(name for metrics, _ in reversed(parts) for name in metrics))[:NAMES])
+    every = dict.fromkeys(name for metrics, _ in reversed(parts) for name in metrics)
+    names = sorted(list(every)[:NAMES], key=in_order)
     for name in names:
         curve = _curve([(metrics[name], last) for metrics, last in parts if name in metrics])
         if curve:
@@ -144,9 +146,10 @@ def job_metrics(job: str, name: str, found: Iterable[GenerationMetrics]) -> JobM
     return JobMetrics(job, name, ancestors(found), joined(found))
 
 
-def in_order(name: str) -> tuple[bool, str]:
-    """The sort key of a metric's name: ``loss`` is first."""
-    return name != "loss", name
+def in_order(name: str) -> tuple[bool, tuple[tuple[str, int], ...], str]:
+    """The sort key of a metric's name: ``loss`` is first, and ``m2`` before ``m10``."""
+    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
+    return name != "loss", tuple((words, int(digits or -1)) for words, digits in parts), name
 
 
 def metric_views(curves: Mapping[str, MetricColumns], most: int | None = None) -> tuple[MetricView, ...]:
@@ -158,5 +161,6 @@ def metric_views(curves: Mapping[str, MetricColumns], most: int | None = None) -
 def _view(name: str, curve: MetricColumns) -> MetricView:
     numbers = [value for value in curve.values if math.isfinite(value)]
     last = None if math.isnan(curve.values[-1]) else curve.values[-1]
+    drawn = sparkline(curve.steps, curve.values) if drawable(curve) else ""
     low, high = min(numbers, default=None), max(numbers, default=None)
-    return MetricView(name, curve.steps[-1], len(curve.steps), last, low, high, sparkline(curve.steps, curve.values))
+    return MetricView(name, curve.steps[-1], len(curve.steps), last, low, high, drawn)

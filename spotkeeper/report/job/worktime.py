@@ -46,7 +46,7 @@ class WorkPart(str, Enum):
     """A use of paid time; the module's docstring defines each."""
 
     TRAINED = "trained"
-    AGAIN = "again"
+    AGAIN = "repeated steps"
     BOOTING = "booting"
     STANDING_BY = "standing by"
     STANDING_STILL = "standing still"

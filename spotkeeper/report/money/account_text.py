@@ -28,7 +28,8 @@ from spotkeeper.report.text.render import fitting
 from spotkeeper.report.text.words import count, duration, gigabytes, usd
 
 _MACHINES_SPARE = ("joined after", "asked for", "end", "start", "attempt", "$/h")
-_RECOVERIES_SPARE = ("save", "start", "notice", "announced", "again", "gen", "nodes")
+_RECOVERIES_SPARE = ("save", "start", "notice", "announced", "repeated", "gen", "nodes")
+RECOVERY_WORDS = {"cause", "announced", "nodes", "replaced by"}  # columns of words; the others are numbers
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _TOTALS_SPARE = ("machines", "egress", "on-demand", "lost hours")
@@ -50,7 +51,7 @@ def report(view: JobView, found: Account) -> RenderableType:
         parts += [fitting(lost_rows(found), right={"node-hours", "cost", "share"}), Text()]
     if found.recoveries:
         rows = [recovery_row(one) for one in found.recoveries]
-        right = set(rows[0]) - {"cause", "replaced by"}
+        right = set(rows[0]) - RECOVERY_WORDS
         parts.append(fitting(rows, _RECOVERIES_SPARE, right, _RECOVERIES_ELSEWHERE))
     else:
         parts.append(Text(quiet_line(found), style="dim"))
@@ -138,7 +139,7 @@ def recovery_row(one: Recovery) -> dict[str, str]:
         "stood still": duration(one.stopped_s + start_s),
         "boot": duration(one.boot_s),
         "start": duration(one.start_s),
-        "again": "-" if one.steps_again is None else str(one.steps_again),
+        "repeated": "-" if one.steps_again is None else str(one.steps_again),
         "replaced by": ", ".join(filter(None, (came, never))) or "-",
         "gen": str(one.gen),
     }

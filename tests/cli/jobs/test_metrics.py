@@ -52,11 +52,11 @@ def test_one_curve_over_all_generations(cli: Cli, job: Store) -> None:
     table = cli("metrics", "first").out.splitlines()
     assert table[1].split() == ["loss", "█▄▂▁", "1.0000", "4", "1.0000", "8.0000", "4"]
     found = json.loads(cli("metrics", JOB, "--json").out)
-    assert (found["name"], found["resumed"], list(found["metrics"])) == ("first", [[1, 2]], ["acc", "loss"])
+    assert (found["name"], found["resumed"], list(found["metrics"])) == ("first", [[1, 2]], ["loss", "acc"])
     loss = {"steps": [1, 2, 3, 4], "times": [1001.0, 1002.0, 1003.0, 1004.0], "values": [8.0, 4.0, 2.0, 1.0]}
     assert found["metrics"]["loss"] == loss
     rows = list(csv.DictReader(io.StringIO(cli("metrics", "first", "--csv").out)))
-    assert [(row["metric"], row["step"], row["value"]) for row in rows[3:]] == [
+    assert [(row["metric"], row["step"], row["value"]) for row in rows[2:4]] == [
         ("loss", "3", "2.0"),
         ("loss", "4", "1.0"),
     ]

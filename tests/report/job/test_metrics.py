@@ -17,7 +17,7 @@ from rich.console import Console
 from spotkeeper.contract.metrics import BYTES, GenerationMetrics, MetricPoints, read_metrics
 from spotkeeper.report.job import tensorboard
 from spotkeeper.report.job.lines import metric_lines
-from spotkeeper.report.job.metrics import JobMetrics, MetricColumns, job_metrics, joined, metric_views, pace
+from spotkeeper.report.job.metrics import JobMetrics, MetricColumns, in_order, job_metrics, joined, metric_views, pace
 from spotkeeper.report.job.tensorboard import event_file
 from spotkeeper.report.text.metrics import metrics_csv, metrics_table
 from spotkeeper.report.text.words import sparkline
@@ -163,7 +163,7 @@ def test_views_begin_with_the_loss_and_name_what_is_no_number() -> None:
     loss, acc, z = metric_views(found)
     assert (loss.name, loss.step, loss.points, loss.last, loss.low, loss.high) == ("loss", 2, 2, None, 0.5, 0.5)
     assert (acc.name, z.low) == ("acc", None)
-    assert metric_lines([loss, acc]) == ["loss  ▁   not a number at step 2", "acc   ▁   not a number at step 2"]
+    assert metric_lines([loss, acc]) == ["loss  not a number at step 2", "acc   not a number at step 2"]
     assert metric_lines([z])[0].endswith("inf at step 1")
     assert b'"last":null' in msgspec.json.encode(z), "JSON has no infinity"
     table = printed(metrics_table(JobMetrics("abcdefgh", "gpt", (), found))).split()
@@ -183,7 +183,7 @@ def test_a_table_and_csv() -> None:
     found = JobMetrics("abcd2345", "gpt", (), {"loss": columns(), "-1+2": MetricColumns([3], [0.0], [0.1])})
     out = io.StringIO()
     Console(file=out, width=120).print(metrics_table(found))
-    assert out.getvalue().splitlines()[1].split() == ["loss", "▁", "not", "a", "number", "2", "0.5000", "0.5000", "2"]
+    assert out.getvalue().splitlines()[1].split() == ["loss", "not", "a", "number", "2", "0.5000", "0.5000", "2"]
     assert metrics_csv(found).splitlines() == [
         "metric,step,time,value",
         "loss,1,1970-01-01T00:00:10.000+00:00,0.5",
@@ -225,3 +225,10 @@ def test_an_event_file_has_the_bytes_that_tensorboard_writes() -> None:
 def test_a_value_that_no_float32_holds_is_infinite() -> None:
     data = event_file({"x": MetricColumns([1, 2], [0.0, 0.0], [1e300, -1e300])})
     assert struct.pack("<f", math.inf) in data and struct.pack("<f", -math.inf) in data
+
+
+def test_numbered_metrics_are_in_the_order_of_their_numbers() -> None:
+    names = ["m10", "m2", "loss", "m1", "a/2/x", "a/10/x", "m"]
+    assert sorted(names, key=in_order) == ["loss", "a/2/x", "a/10/x", "m", "m1", "m2", "m10"]
+    columns = MetricPoints([1], [1.0], [1.0])
+    assert list(joined([GenerationMetrics(1, (), dict.fromkeys(names, columns))])) == sorted(names, key=in_order)

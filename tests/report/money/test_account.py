@@ -132,7 +132,8 @@ def test_a_machine_that_never_joined_is_paid_and_named() -> None:
 
 def test_a_recovery_names_the_machines_that_never_joined() -> None:
     (one,) = told(SILENT, HOUR).recoveries
-    assert account_text.recovery_row(one)["replaced by"] == f"spot in {A}, 1 never joined"
+    row = account_text.recovery_row(one)
+    assert row["replaced by"] == f"spot in {A}, 1 never joined" and "repeated" in row
 
 
 def test_a_machine_without_a_hello_is_paid_by_the_clouds_times() -> None:
