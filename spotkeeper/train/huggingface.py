@@ -138,6 +138,11 @@ class SpotkeeperCallback(TrainerCallback):  # type: ignore[misc]
             self._state.order_known()
             self._loop.after_step()
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wait until a save in progress has copied the weights, since callbacks after this one may change them."""
+        if self.run is not None:
+            self.run.copied()
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self.run is not None and logs:
             self.run.report_at(state.global_step, dict(logs))

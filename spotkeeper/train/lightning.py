@@ -111,8 +111,8 @@ class SpotkeeperCallback(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._save_point(trainer, SavePoint.BATCH)
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Wait until a save in progress has copied the weights, since later hooks may swap them."""
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Wait until a save in progress has copied the weights: batches that only accumulate gradients do not wait."""
         if self.run is not None:
             self.run.copied()
 

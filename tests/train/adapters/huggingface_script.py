@@ -37,6 +37,13 @@ class Fate(TrainerCallback):
             fate.note(self.args, f"logged after {state.global_step}: {logs['loss']:.6f}")
 
 
+class Last(TrainerCallback):
+    """A callback that changes weights would do so here."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        print("a step begins", flush=True)
+
+
 def main() -> None:
     args = fate.parse()
     config = GPT2Config(vocab_size=61, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
@@ -60,7 +67,7 @@ def main() -> None:
         ),
         train_dataset=Text(),
         eval_dataset=Text(),
-        callbacks=[Fate(args)] if args.late else [Fate(args), SpotkeeperCallback()],
+        callbacks=[Fate(args)] if args.late else [Fate(args), SpotkeeperCallback(), Last()],
     )
     if args.late:
         trainer.add_callback(SpotkeeperCallback())

@@ -56,11 +56,13 @@ class Fate(pl.Callback):
     def __init__(self, args: Any) -> None:
         self.args = args
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *given: Any) -> None:
+        print(f"batch {given[-1]} ends", flush=True)
         fate.befall(self.args, trainer.global_step)
 
     def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
+            print("a validation ends", flush=True)
             fate.note(self.args, f"validated after {trainer.global_step}: {trainer.callback_metrics['val']:.9f}")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:

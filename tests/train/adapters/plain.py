@@ -100,6 +100,16 @@ def _late_images() -> None:
     pace.SavePace.image_interval_s = 0.0  # type: ignore[assignment]
 
 
+def copies(root: Path, script: str, case: Case) -> list[str]:
+    """The lines after each copy of an image that the script's optimizer waited for."""
+    with _gang(root, script, case, before=_late_images) as gang:
+        _run(gang, 1, "done")
+        lines = gang.log(0, 1).splitlines()
+    found = [lines[at + 1] for at, line in enumerate(lines[:-1]) if line == COPIED]
+    assert found, lines
+    return found
+
+
 def _run(gang: Gang, gen: int, outcome: str) -> int:
     """One generation; the step at which all of its ranks ended in this way, their last state durable."""
     ended = gang.run(gen)

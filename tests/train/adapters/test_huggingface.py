@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.adapters.plain import Case, curves, fails, left_alone, preempted, restarted_after_its_end
+from tests.train.adapters.plain import Case, copies, curves, fails, left_alone, preempted, restarted_after_its_end
 
 pytest.importorskip("transformers", reason="transformers is not installed: `make adapters` runs these")
 
@@ -26,6 +26,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_preempted_run_equals_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
     assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_later_callbacks_find_the_copy_complete(tmp_path: Path) -> None:
+    assert set(copies(tmp_path, SCRIPT, Case(("--accumulate", "5")))) == {"a step begins"}
 
 
 def test_what_the_trainer_logs_is_one_curve(tmp_path: Path) -> None:

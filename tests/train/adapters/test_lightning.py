@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.adapters.plain import Case, curves, fails, left_alone, preempted, restarted_after_its_end
+from tests.train.adapters.plain import Case, copies, curves, fails, left_alone, preempted, restarted_after_its_end
 
 pytest.importorskip("lightning", reason="Lightning is not installed: `make adapters` runs these")
 
@@ -33,6 +33,12 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_preempted_run_equals_an_undisturbed_one(tmp_path: Path, case: Case) -> None:
     assert preempted(tmp_path / "preempted", SCRIPT, case) == left_alone(tmp_path / "alone", SCRIPT, case)
+
+
+def test_batches_that_accumulate_gradients_wait_for_no_copy(tmp_path: Path) -> None:
+    """Of 12 batches in an epoch the optimizer steps after the 5th, the 10th and the last."""
+    then = {line for line in copies(tmp_path, SCRIPT, Case(("--accumulate", "5"))) if line.startswith("batch")}
+    assert then and then <= {f"batch {at} ends" for at in (4, 9, 11)}
 
 
 def test_what_the_script_logs_is_one_curve(tmp_path: Path) -> None:
