@@ -32,7 +32,8 @@ class Chart:
 
     def __init__(self, title: str, key: str = "", height: int = 240) -> None:
         self._file = re.sub(r"[^A-Za-z0-9_.-]+", "-", title.lower())
-        with ui.element("section").classes("card"):
+        self._card = ui.element("section").classes("card")
+        with self._card:
             with ui.row().classes("chart-head items-center w-full no-wrap"):
                 html(el("h2", title), classes="col")
                 self._buttons = ui.row().classes("items-center no-wrap").style("gap:4px")
@@ -68,6 +69,9 @@ class Chart:
         self._chart.options.clear()
         self._chart.options.update(options)
         self._chart.update()
+
+    def hide(self, *, hidden: bool) -> None:
+        self._card.set_visibility(not hidden)
 
     def height(self, pixels: int) -> None:
         self._chart.style(f"height:{pixels}px")

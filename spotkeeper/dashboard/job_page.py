@@ -30,7 +30,7 @@ from spotkeeper.report.text.words import count
 
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
 FIRST_CHARTS = 24  # of metrics, until the user asks for all: each chart costs the browser time
-NO_STEPS = "A script with stop: signal reports no steps."
+NO_STEPS = "A script with stop: signal reports no steps, so no curve"
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
 
@@ -178,11 +178,12 @@ class JobPage(Page):
         )
         marks = resumed_steps(state.ledger)
         speeds = [(step, speed) for step, _, speed in state.samples if speed is not None]
-        none = NO_STEPS if self._silent else "Too few values." if state.record.over else "Too few values yet."
+        empty: list[str] = []  # their cards would be holes among the others
         if len(self._curves.pace) > 1:  # of the whole run; samples are those since the dashboard first read the job
-            _draw(self._speed, "steps a second", self._curves.pace, marks, dark, none=none, speed=True)
+            drawn = _draw(self._speed, "steps a second", self._curves.pace, marks, dark, speed=True)
         else:
-            _draw(self._speed, "samples a second", speeds, marks, dark, none=none, speed=True)
+            drawn = _draw(self._speed, "samples a second", speeds, marks, dark, speed=True)
+        empty += [] if drawn else ["throughput"]
         losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
         curves = {LOSS: losses, **self._curves.metrics}
         names = list(dict.fromkeys((*self._metrics, *curves)))  # a chart keeps its place
@@ -190,10 +191,11 @@ class JobPage(Page):
             if name not in self._metrics:
                 with self._tiles:
                     self._metrics[name] = Chart(name)
-            _draw(self._metrics[name], name, curves.get(name, []), marks, dark, none=none)
+            empty += [] if _draw(self._metrics[name], name, curves.get(name, []), marks, dark) else [name]
         self._all.set_visibility(len(names) > self._most)
         self._all.text = f"Show {count(len(names) - self._most, 'more metric')}"
-        lines = [not_drawn(self._curves.few, state.view.name)]
+        why = NO_STEPS if self._silent else "Too few values" if state.record.over else "Too few values yet"
+        lines = [f"{why}: {', '.join(empty)}." if empty else "", not_drawn(self._curves.few, state.view.name)]
         if self._curves.more:
             lines.append(f"Also: {', '.join(self._curves.more)}: spotkeeper metrics {state.view.name}")
         put(self._more, join(el("p", line) for line in lines if line))
@@ -290,13 +292,13 @@ class JobPage(Page):
             return f"{error}" + (f" (try: {remedy})" if remedy else "")
 
 
-def _draw(
-    chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, none: str, speed: bool = False
-) -> None:
-    """Draw a curve over steps, with the recoveries marked.
+def _draw(chart: Chart, name: str, data: Points, marks: list[float], dark: bool, *, speed: bool = False) -> bool:
+    """Draw a curve over steps, with the recoveries marked; hide the chart of fewer than two points and return False.
 
-    ``speed``: its axis begins at 0 and has the curve's name; ``none``: what to show in place of fewer than two points.
+    ``speed``: its axis begins at 0 and has the curve's name.
     """
     title, series, label = name[:1].upper() + name[1:], [(name, "spot", data)], name if speed else ""
     options = charts.lines(title, series, dark, marks=marks, from_zero=speed, axis_name=label)
-    chart.show(options, ("step", name.replace(" ", "_")), data if len(data) > 1 else (), none)
+    chart.hide(hidden=len(data) < 2)
+    chart.show(options, ("step", name.replace(" ", "_")), data)
+    return len(data) > 1

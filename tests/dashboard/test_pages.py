@@ -262,7 +262,7 @@ def test_a_job_that_saves_by_itself_is_not_said_to_have_too_few_values_yet(
 
     async def story(user: User) -> None:
         await user.open("/jobs/signalled")
-        await until(lambda: "A script with stop: signal reports no steps." in text(user))
+        await until(lambda: "A script with stop: signal reports no steps, so no curve: throughput, loss." in text(user))
         assert "Too few values" not in text(user)
         user.find(kind=ui.button, content="Pause").click()
         await until(lambda: "with stop: signal the script gets the signal" in text(user))
