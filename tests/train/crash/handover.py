@@ -2,7 +2,8 @@
 
 Generation 1 keeps images and ends without a save. Then a trainer of generation 2 dies at a point of its ``attach``, or
 a saver at a point of its image's write, or generation 1 is not ended, as after the death of an agent: its trainers are
-stopped and stay connected. The next generation must begin with the newest state that any machine has, in memory or on
+stopped and stay connected; or these stay, and the trainers of generation 2 die once their savers have allocated memory
+for the first image. The next generation must begin with the newest state that any machine has, in memory or on
 disk, by a judge that shares no code with the library.
 """
 
@@ -20,9 +21,10 @@ from tests.train.crash.gang import NODES, Machines, Victim, machines
 from tests.train.crash.images import END, OLDEST, Cell
 from tests.train.crash.plan import spread
 from tests.train.crash.saver_main import IMAGE
-from tests.train.crash.trainer import work_from_image, work_into_images
+from tests.train.crash.trainer import work_from_image, work_into_images, work_until_warm
 
 POINTS = 12  # of each kind of process
+WARM = 1  # the point of an agent's cell at which generation 2 dies too, once its savers have memory for an image
 
 
 def survey(root: Path, world: int) -> dict[Victim, list[str]]:
@@ -44,7 +46,7 @@ def cells(world: int, names: dict[Victim, list[str]]) -> Iterator[Cell]:
         reached = [(at, victim) for victim in names if victim.what == what for at in range(1, len(names[victim]) + 1)]
         reached.sort(key=lambda each: (each[0], each[1].number))
         yield from (Cell(world, victim, point) for point, victim in spread(reached, POINTS))
-    yield Cell(world, Victim("agent", 0), 0)
+    yield from (Cell(world, Victim("agent", 0), point) for point in (0, WARM))
 
 
 def whole(root: Path) -> dict[int, list[Cell]]:
@@ -65,6 +67,10 @@ def attack(root: Path, cell: Cell) -> list[str]:
         fit = {judged, _newest(gang, survivors)}  # a saver that dies takes its memory along, now or later
         if victim.what == "trainer":
             gang.run(2, (END + 2,), {victim.number: cell.point}, work_from_image)
+            fit = {judged}
+        if held and cell.point == WARM:
+            if set(codes := gang.run(2, (END + 2,), {}, work_until_warm)) != {-signal.SIGKILL}:
+                raise RuntimeError(f"generation 2 did not come to its death: {codes}; see {root}")
             fit = {judged}
         gang.start_savers(-1)
         codes = gang.run(3, (END + 3,), {})

@@ -153,7 +153,7 @@ def test_after_a_loss_at_an_image_of_sharded_state_one_step_is_loaded(
     assert peers.attack(tmp_path / "gang", peers.Cell(2, 2, 1, points[-1], lost)) == []
 
 
-@pytest.mark.parametrize(("victim", "point"), [("trainer", 4), ("saver", 9), ("agent", 0)])
+@pytest.mark.parametrize(("victim", "point"), [("trainer", 4), ("saver", 9), ("agent", 0), ("agent", handover.WARM)])
 def test_after_a_kill_at_a_hand_over_the_newest_state_of_any_machine_is_loaded(
     tmp_path: Path, victim: str, point: int
 ) -> None:

@@ -165,6 +165,27 @@ def work_from_image(me: Rank) -> None:
     os._exit(0)
 
 
+def work_until_warm(me: Rank) -> None:
+    """Begin with what is there, and die once the saver has allocated memory for the first image."""
+    _settle_in(me)
+    from spotkeeper.train.core import pace
+
+    pace.SavePace.image_due = pace.SavePace.due = lambda *_, **__: False  # type: ignore[method-assign]
+    steps: list[int] = []
+
+    def between(run: Any) -> None:
+        steps.append(run.steps_done)
+        if len(steps) == 2:  # the loop has asked for memory after the first step
+            client = run._boundary.writer.client
+            while client is not None and not client.images._maps:
+                client._read_soon()
+            if me.world > 1:
+                dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _keep_images(me, between)
+
+
 def _keep_images(me: Rank, between: Callable[[Any], None]) -> None:
     """Keep an image after each agreement. ``between`` is called before each step of the optimizer."""
     os.environ["SPOTKEEPER_SNAPSHOTS"] = "1"
