@@ -19,6 +19,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from spotkeeper.reconcile.store import paths
@@ -173,9 +174,9 @@ class Journal:
     def _count(self, batches: set[int]) -> int:
         """Return the number of batches. Raises CorruptError if one is missing between others."""
         count = max(batches, default=-1) + 1
-        missing = [number for number in range(count) if number not in batches]
+        missing = islice((number for number in range(count) if number not in batches), 2 * FAR)
         # a listing takes a while: a batch that was created meanwhile can be left out, and a later one be in it
-        names = [paths.batch(self.name, number) for number in missing[: 2 * FAR]]
+        names = [paths.batch(self.name, number) for number in missing]
         for path, data in zip(names, self._store.get_all(tuple(names)), strict=True):
             if data is None:
                 raise CorruptError(f"{path}: is missing, but later batches exist; {_restore()}", path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -252,6 +253,16 @@ def test_what_is_no_journal_is_named_with_the_remedy(
             call(opened(bucket))
         assert caught.value.path == path
         assert isinstance(caught.value, NewerError) == (data is not None and data.startswith(V2))
+
+
+def test_a_number_far_ahead_takes_no_memory(bucket: SqliteObjects) -> None:
+    """Anybody who may add to studies can create such an object."""
+    bucket.put(paths.batch(NAME, 99_999_999), EMPTY.encode())
+    tracemalloc.start()
+    with pytest.raises(CorruptError, match="00000000: is missing, but later batches exist"):
+        opened(bucket).read(0)
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
 
 
 def test_the_remedies_help(bucket: SqliteObjects, small: int) -> None:
