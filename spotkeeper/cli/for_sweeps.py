@@ -63,7 +63,8 @@ def extend(
     name: Name,
     trials: Annotated[str, Option("--trials", metavar="+N", help="Number of further trials.")],
     max_usd: Annotated[
-        float | None, Option("--max-usd", metavar="USD", min=0.01, help="What all trials may cost. Default: as before.")
+        float | None,
+        Option("--max-usd", metavar="USD", min=0.01, max=1e9, help="What all trials may cost. Default: as before."),
     ] = None,
     seed: Annotated[
         int | None, Option(metavar="N", min=0, max=2**32 - 1, help="Another seed. Default: the same sequence goes on.")

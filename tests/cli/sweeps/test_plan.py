@@ -58,3 +58,10 @@ def test_problems_of_the_file_are_printed(cli: Cli, store: Store, sweep_yaml: Pa
     done = cli("sweep", sweep_yaml)
     assert (done.code, done.out) == (2, "")
     assert done.err == "error: sweep.yaml:2: trials: missing, want a whole number: `sampler: random` has no end\n"
+
+
+def test_further_trials_have_a_limit_that_json_can_store(cli: Cli) -> None:
+    """Stored as null, an infinite one would have been no limit."""
+    for usd in ("inf", "nan"):
+        done = cli("sweep", "extend", "lr", "--trials", "+3", "--max-usd", usd)
+        assert done.code == 2 and "--max-usd" in done.err
