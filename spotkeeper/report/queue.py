@@ -237,7 +237,10 @@ class Queue:
             found = dict.fromkeys(served, at) | found
             # While the end of a running job is unknown, the day on which a job rises is only the latest start.
             rises = all(claim.ends is not None for claim in world.claims if claim.reserved)
-            due = min((moment for claim in world.claims for moment in _moments(claim, at, rises)), default=None)
+            moments = [moment for claim in world.claims for moment in _moments(claim, at, rises)]
+            if rises and any(claim.waiting and self._stack.team(claim.team).max_usd_month for claim in world.claims):
+                moments.append(use.next_month(at))
+            due = min(moments, default=None)
             if due is None or first <= set(found):
                 break
             at = due

@@ -327,3 +327,12 @@ def test_what_a_job_waits_for_is_one_line(over: dict[str, object], words: str) -
 def test_an_expected_end_that_has_passed_is_unknown() -> None:
     (view,) = a_queue(running("big", 3, ends=NOW - 1.0)).view().running
     assert view.ends_in_s is None
+
+
+def test_a_job_whose_team_has_spent_its_month_is_expected_to_start_in_the_next_one() -> None:
+    spent = TeamUse("vision", 0.0, NOW, "1970-01", 90.0)
+    (waits,) = a_queue(waiting("w", 2, team="vision", waits=NOW), use=(spent,)).view().waiting
+    assert waits.reason == "team vision has spent its max_usd_per_month of $90, so it waits until 1970-02-01 (UTC)"
+    assert waits.starts_in_s == 31 * DAY - NOW
+    (waits,) = a_queue(waiting("w", 2, team="vision", priority=2, waits=NOW), use=(spent,)).view().waiting
+    assert waits.starts_in_s == 31 * DAY - NOW

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
@@ -58,7 +59,7 @@ class Order:
         month = {team: one.month_usd for team, one in teams.items()}
         self.over = {
             team.name: f"team {team.name} has spent its max_usd_per_month of ${team.max_usd_month:g}"
-            f", so it waits until {use.next_month(now)} (UTC)"
+            f", so it waits until {datetime.fromtimestamp(use.next_month(now), timezone.utc):%Y-%m-%d} (UTC)"
             for team in stack.teams
             if team.max_usd_month is not None and month.get(team.name, 0.0) >= team.max_usd_month
         }

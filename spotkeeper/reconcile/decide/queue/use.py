@@ -81,10 +81,9 @@ def _month_start(now: float) -> float:
     return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
-def next_month(now: float) -> str:
-    """Return the first day of the next calendar month (UTC): ``2026-12-01``."""
-    inside = datetime.fromtimestamp(_month_start(now) + 32 * 24 * 3600.0, timezone.utc)
-    return f"{inside:%Y-%m}-01"
+def next_month(now: float) -> float:
+    """Return when the next calendar month (UTC) begins."""
+    return _month_start(_month_start(now) + 32 * 24 * 3600.0)
 
 
 def price(stack: StackState, grant: Grant) -> float:
