@@ -45,8 +45,9 @@ class Host:
     def __init__(self, world: World) -> None:
         self._world = world
         self._watched: dict[int, tuple[int, Callable[[], None]]] = {}
+        # Not the cloud's own folder: a control plane that starts while its cloud is removed must not make it again.
         for name in ("vms", "serial", "disks", "snapshots", "buckets", "functions"):
-            (world.folder / name).mkdir(parents=True, exist_ok=True)
+            (world.folder / name).mkdir(exist_ok=True)
 
     # VMs
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.cli.main import run
+from spotkeeper.local.core.world import Config
 from spotkeeper.local.demo.__main__ import clear, main
 from spotkeeper.local.lifecycle.cloud import LocalCloud
-from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError, only_one
+from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError, only_one, remove, write_config
+from spotkeeper.local.server.server import load_world
+from spotkeeper.local.server.wiring import CloudParts
 
 HOLD = """
 import sys
@@ -92,3 +95,16 @@ def test_a_file_in_place_of_a_clouds_folder_is_refused(tmp_path: Path) -> None:
     for act in (LocalCloud.attach, LocalCloud.up):
         with pytest.raises(LocalCloudError, match="file: this is not a folder: use another --folder"):
             act(tmp_path / "file")
+
+
+def test_a_control_plane_that_starts_while_its_cloud_is_removed_does_not_make_the_folder_again(tmp_path: Path) -> None:
+    """A process in the middle of exec has no environment yet, so the end of its cloud cannot find and kill it."""
+    folder = tmp_path / "cloud"
+    folder.mkdir()
+    write_config(folder, Config(uid="abcdef012345", port=9100, clock="0:0:1", seed=1, per_zone=4))
+    world = load_world(folder)
+    remove(folder)
+    with pytest.raises(FileNotFoundError):
+        CloudParts(world)
+    world.state.close()
+    assert not folder.exists()
