@@ -1,9 +1,9 @@
 """Cost of a checkpoint and of a recovery with the state on a GPU: ``make gpu`` writes ``bench/gpu.json``.
 
-The measurements of ``save.py``, ``snapshot.py`` and ``recovery.py`` on the first CUDA device, and the time of a CUDA
-context, which every generation pays again. The processes of two machines share the device and talk over gloo. The
-figures belong to another kind of machine than those of ``results.json``, so they have their own file, with the device's
-name. Without a device it measures nothing and says so.
+The measurements of ``save.py``, ``snapshot.py``, ``loss.py``, ``restore.py``, ``steps.py`` and ``recovery.py`` on the
+first CUDA device, and the time of a CUDA context, which every generation pays again. The processes of two or three
+machines share the device and talk over gloo. The figures belong to another kind of machine than those of
+``results.json``, so they have their own file, with the device's name. Without a device it measures nothing and says so.
 
     make gpu
     make gpu ARGS="--device cpu --mb 48"      a rehearsal: everything, slower, without writing the file
@@ -23,12 +23,13 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent")]
 
 from bench import run  # noqa: E402
 from bench.job import recovery  # noqa: E402
-from bench.train import save, snapshot  # noqa: E402
+from bench.train import loss, restore, save, snapshot, steps  # noqa: E402
 from spotkeeper_agent.launcher.process import become_subreaper  # noqa: E402
 
 OUT = HERE / "gpu.json"
 SIZES_MB = (480, 1920)
 TIMES = 3
+KILLS = 5  # of a gang whose processes share the device
 CONTEXT = """
 import time, torch
 began = time.monotonic()
@@ -42,7 +43,8 @@ def measured(device: str, sizes_mb: tuple[int, ...]) -> list[run.Figure]:
     """Return all figures. ``device``: torch's name of it."""
     saves = save.compared({size: save.of_a_size(size, device) for size in sizes_mb})
     images = snapshot.compared({size: snapshot.of_a_size(size, device) for size in sizes_mb})
-    found = [_context(device), *saves, *images, *_recovery(TOUCH.format(device=device))]
+    losses = [*restore.figures(device), *steps.figures(device), *loss.figures(device, KILLS)]
+    found = [_context(device), *saves, *images, *losses, *_recovery(TOUCH.format(device=device))]
     return [figure | {"name": f"gpu.{figure['name']}"} for figure in found]
 
 

@@ -63,8 +63,8 @@ class Kill:
 class Machine:
     """One machine in small: a disk, a saver, and the rank that trains there."""
 
-    def __init__(self, root: Path, node: int) -> None:
-        self.root, self.node = root / f"node{node}", node
+    def __init__(self, root: Path, node: int, device: str = "cpu") -> None:
+        self.root, self.node, self._device = root / f"node{node}", node, device
         self.saver: subprocess.Popen[bytes] | None = None
         self.rank: subprocess.Popen[bytes] | None = None
         self.control: Control | None = None
@@ -98,7 +98,7 @@ class Machine:
             "SPOTKEEPER_INTERVAL_S": "100000",
             "OMP_NUM_THREADS": "1",
         }
-        argv = [sys.executable, str(SCRIPT), "--steps", "1000000", "--step-s", STEP_S]
+        argv = [sys.executable, str(SCRIPT), "--steps", "1000000", "--step-s", STEP_S, "--device", self._device]
         with (self.root / f"log{gen}").open("wb") as log:
             self.rank = subprocess.Popen(argv, env=os.environ | env, cwd=run, stdout=log, stderr=log)
 
@@ -140,9 +140,9 @@ def _commit_of(link: Path) -> Commit | None:
         os.close(memory.fd)
 
 
-def figures() -> list[dict[str, object]]:
-    """For ``bench/run.py``."""
-    kills = measure()
+def figures(device: str = "cpu", count: int = KILLS) -> list[dict[str, object]]:
+    """For ``bench/run.py``. ``device``: where all machines train; ``count``: kills."""
+    kills = measure(device, count)
     worst = max(kill.ratio for kill in kills)
     lost, spacings = [kill.lost for kill in kills], [kill.spacing for kill in kills]
     seconds = max(kill.lost * kill.step_s for kill in kills)
@@ -161,13 +161,13 @@ def figures() -> list[dict[str, object]]:
     ]
 
 
-def measure() -> list[Kill]:
+def measure(device: str = "cpu", count: int = KILLS) -> list[Kill]:
     """Kill machines at random moments."""
     draw = random.Random(SEED)  # noqa: S311 - a draw
     kills: list[Kill] = []
-    with booted() as machines:
+    with booted(device) as machines:
         before = _train(machines, 0, draw.uniform(*TRAINS_S))
-        for gen in range(1, KILLS + 1):
+        for gen in range(1, count + 1):
             reached, step_s, images = before
             dead = draw.choice(machines)
             for each in (dead, *machines):
@@ -182,9 +182,9 @@ def measure() -> list[Kill]:
 
 
 @contextlib.contextmanager
-def booted() -> Iterator[list[Machine]]:
+def booted(device: str = "cpu") -> Iterator[list[Machine]]:
     root = Path(tempfile.mkdtemp(prefix="bench-loss-", dir=REPOSITORY / "bench"))
-    machines = [Machine(root, node) for node in range(NODES)]
+    machines = [Machine(root, node, device) for node in range(NODES)]
     try:
         for machine in machines:
             machine.boot()

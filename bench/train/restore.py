@@ -32,8 +32,9 @@ LIMIT_S = 300.0
 Times = dict[str, list[float]]  # seconds by what was measured
 
 
-def figures() -> list[dict[str, object]]:
-    times = measure()
+def figures(device: str = "cpu") -> list[dict[str, object]]:
+    """For ``bench/run.py``. ``device``: where the state is; all ranks share it."""
+    times = measure(device)
     read_s, fresh_s = median(times["read and hash"]), median(times["fresh"])
     told = ", ".join(f"{what} {min(each):.2f} to {max(each):.2f} s" for what, each in times.items())
     return [
@@ -47,29 +48,29 @@ def _figure(name: str, value: float, goal: float, told: str) -> dict[str, object
     return {**shown, "against": f"{SIZE_MB} MB, {RANKS} ranks: {told}"}
 
 
-def measure() -> Times:
+def measure(device: str = "cpu") -> Times:
     root = Path(tempfile.mkdtemp(prefix="bench-restore-", dir=REPOSITORY / "bench"))
     times: Times = {}
     try:
         for number in range(ROUNDS):
-            _round(root / str(number), times)
+            _round(root / str(number), times, device)
             shutil.rmtree(root / str(number))
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return times
 
 
-def _round(root: Path, times: Times) -> None:
+def _round(root: Path, times: Times, device: str) -> None:
     savers = _savers(root)
     try:
-        _add(times, _run(root, 1, "train"))
-        _add(times, {"memory": _run(root, 2, "resume")["attach"]})
+        _add(times, _run(root, 1, "train", device))
+        _add(times, {"memory": _run(root, 2, "resume", device)["attach"]})
         for saver in savers:
             saver.kill()
             saver.wait()
         savers = _savers(root)
-        _add(times, {"disk": _run(root, 3, "cold")["attach"]})
-        _add(times, _run(root, 4, "others"))
+        _add(times, {"disk": _run(root, 3, "cold", device)["attach"]})
+        _add(times, _run(root, 4, "others", device))
     finally:
         for saver in savers:
             saver.kill()
@@ -90,7 +91,7 @@ def _savers(root: Path) -> list[subprocess.Popen[bytes]]:
     return [subprocess.Popen(saver.command(root / str(rank) / "saver"), env=env) for rank in range(RANKS)]
 
 
-def _run(root: Path, gen: int, what: str) -> dict[str, float]:
+def _run(root: Path, gen: int, what: str, device: str) -> dict[str, float]:
     """Run one generation. Returns seconds by what was measured, of the slower rank."""
     from spotkeeper.train.agent_link.control import NAME, Control
 
@@ -118,7 +119,7 @@ def _run(root: Path, gen: int, what: str) -> dict[str, float]:
             "SPOTKEEPER_INTERVAL_S": "100000",
             "OMP_NUM_THREADS": "1",
         }
-        argv = [sys.executable, __file__, "--rank", what, str(root / str(rank))]
+        argv = [sys.executable, __file__, "--rank", what, str(root / str(rank)), device]
         ranks.append(subprocess.Popen(argv, env=os.environ | env, stdout=subprocess.PIPE))
     try:
         told = [json.loads(each.communicate(timeout=LIMIT_S)[0].splitlines()[-1]) for each in ranks]
@@ -129,7 +130,7 @@ def _run(root: Path, gen: int, what: str) -> dict[str, float]:
     return {key: max(each[key] for each in told) for key in told[0]}
 
 
-def rank_main(what: str, home: Path) -> dict[str, float]:
+def rank_main(what: str, home: Path, device: str) -> dict[str, float]:
     """One rank of one generation."""
     import torch
     import torch.distributed as dist
@@ -140,7 +141,7 @@ def rank_main(what: str, home: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     each = SIZE_MB * 1_000_000 // (12 * TENSORS)  # float32 and two moments
-    model = nn.ParameterList([nn.Parameter(torch.randn(each)) for _ in range(TENSORS)])
+    model = nn.ParameterList([nn.Parameter(torch.randn(each, device=device)) for _ in range(TENSORS)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if what == "others":
         return _others(home, model, optimizer)
@@ -149,6 +150,8 @@ def rank_main(what: str, home: Path) -> dict[str, float]:
     dist.barrier()
     began = time.monotonic()
     run = spotkeeper.attach(model, optimizer)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
     took = time.monotonic() - began
     if run.steps_done == 0:
         for _ in run.steps(range(4)):
@@ -217,7 +220,7 @@ def _forget(home: Path) -> None:
 def main() -> None:
     sys.path.insert(0, str(REPOSITORY))
     if sys.argv[1:2] == ["--rank"]:
-        print(json.dumps(rank_main(sys.argv[2], Path(sys.argv[3]))), flush=True)
+        print(json.dumps(rank_main(sys.argv[2], Path(sys.argv[3]), sys.argv[4])), flush=True)
         os._exit(0)  # the end of the interpreter is not measured
     for figure in figures():
         print(f"{figure['name']}: {figure['value']} {figure['unit']} (goal {figure['goal']}); {figure['against']}")

@@ -22,9 +22,9 @@ STRETCH, STRETCHES = 10, 120
 STEP_GOAL_US, SAMPLE_GOAL_US = 50.0, 1.0
 
 
-def figures() -> list[dict[str, object]]:
-    """For ``bench/run.py``."""
-    added = {(size, workers): _added(size, workers) for workers in WORKERS for size in (SMALL, LARGE)}
+def figures(device: str = "cpu") -> list[dict[str, object]]:
+    """For ``bench/run.py``. ``device``: where the trained parameter is."""
+    added = {(size, workers): _added(size, workers, device) for workers in WORKERS for size in (SMALL, LARGE)}
     samples = [(added[LARGE, each] - added[SMALL, each]) / (LARGE - SMALL) for each in WORKERS]
     steps = [added[SMALL, each] - SMALL * sample for each, sample in zip(WORKERS, samples, strict=True)]
     against = ", ".join(f"{us:.0f} us ({size} samples, {workers} workers)" for (size, workers), us in added.items())
@@ -45,20 +45,20 @@ def _figure(name: str, value: float, goal: float, against: str) -> dict[str, obj
     }
 
 
-def _added(size: int, workers: int) -> float:
+def _added(size: int, workers: int, device: str) -> float:
     """Microseconds per step that ``run.steps()`` adds."""
-    pairs = [(_least(_ours, size, workers), _least(_plain, size, workers)) for _ in range(2)]
+    pairs = [(_least(_ours, size, workers, device), _least(_plain, size, workers, device)) for _ in range(2)]
     return min(ours for ours, _ in pairs) - min(plain for _, plain in pairs)
 
 
-def _least(begin: Callable[[Any, Any], Iterable[object]], size: int, workers: int) -> float:
+def _least(begin: Callable[[Any, Any], Iterable[object]], size: int, workers: int, device: str) -> float:
     """Microseconds per step in the fastest stretch."""
     import numpy  # noqa: F401 - in use, as in most scripts
     import torch
     from torch.utils.data import DataLoader
 
-    param = torch.nn.Parameter(torch.zeros(3))
-    param.grad = torch.zeros(3)
+    param = torch.nn.Parameter(torch.zeros(3, device=device))
+    param.grad = torch.zeros_like(param)
     optimizer = torch.optim.SGD([param], lr=0.1)
     loader = DataLoader(_Samples(size * STRETCH * STRETCHES), size, collate_fn=len, num_workers=workers)
     least, began = float("inf"), time.thread_time()

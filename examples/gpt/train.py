@@ -110,6 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SPOTKEEPER_SEED", "0")))
     parser.add_argument("--text-bytes", type=int, default=2_000_000)
+    parser.add_argument("--device", default="cpu", help="torch's name of it, such as cuda")
     parser.add_argument("--nice", type=int, default=0, help="leave the cores of a shared machine to others")
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds a step takes at least, as a larger model's")
     return parser.parse_args()
@@ -124,7 +125,7 @@ def main() -> None:
     if distributed:
         dist.init_process_group("gloo")
 
-    gpt = GPT(args.dim, args.layers, args.heads, args.context, dropout=0.1)
+    gpt = GPT(args.dim, args.layers, args.heads, args.context, dropout=0.1).to(args.device)
     model = DistributedDataParallel(gpt) if distributed else gpt
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
@@ -133,7 +134,7 @@ def main() -> None:
     run = spotkeeper.attach(model=model, optimizer=optimizer, scheduler=scheduler)  # <- the first line
     for window in run.steps(loader, steps=args.steps):  # <- the second
         began = time.monotonic()
-        loss = model(window)
+        loss = model(window.to(args.device))
         loss.backward()
         optimizer.step()
         scheduler.step()
