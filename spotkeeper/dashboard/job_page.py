@@ -60,7 +60,7 @@ class JobPage(Page):
                 self._money = Chart("Money")
                 self._speed = Chart("Throughput")
                 self._metrics = {LOSS: Chart("Loss")}
-            self._more = html(classes="dim")
+            self._more = html(classes="dim q-mb-md")
             self._all = ui.button("Show all", on_click=self._show_all).props("outline dense no-caps").classes("q-px-sm")
             self._all.set_visibility(False)
             self._most = FIRST_CHARTS
