@@ -16,7 +16,18 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.queue import claim
 from spotkeeper.reconcile.decide.queue.scheduler import schedule
 from spotkeeper.reconcile.decide.snapshot import Snapshot
-from tests.reconcile.decide.queue.situation import DAY_S, HOUR_S, MIN_S, NOW, grants, reserved, runs, stack, waits
+from tests.reconcile.decide.queue.situation import (
+    DAY_S,
+    HOUR_S,
+    MIN_S,
+    NOW,
+    grants,
+    reserved,
+    runs,
+    shares,
+    stack,
+    waits,
+)
 
 
 @pytest.mark.parametrize("small", [{"stop": Stop.NEVER}, {"min": 3, "max": 3}], ids=["would lose work", "too large"])
@@ -78,3 +89,10 @@ def test_a_forged_record_claims_no_more_machines_than_its_job_file_allows() -> N
     made = claim.planned(draft)
     assert codec.decode(msgspec.json.encode(made), Allocation) == made
     assert [one.reserved for one in made.claims if one.job == "abcd2345"] == [2]
+
+
+def test_a_gang_larger_than_its_teams_share_waits_for_a_day_while_others_want_all_machines() -> None:
+    """Then its class is higher; before, it would leave the other team less than its share."""
+    small, teams = [runs(f"a{number}", 1, "a") for number in range(8)], shares(a=1, b=1)
+    for waited_s, got in ((DAY_S - 1, 0), (DAY_S, 8)):
+        assert reserved(*small, waits("gang", 8, "b", ago_s=waited_s), on=stack(teams=teams))["gang"] == got
