@@ -85,7 +85,7 @@ MUTANTS = (
         "            fair = False and",
     ),
     _in("scheduler", "a team takes from one that used less", " and after <= self.spent[team] / self.share[team]", ""),
-    _in("scheduler", "two jobs take turns", " if not fair or each.job not in claim.barred", ""),
+    _in("scheduler", "two jobs take turns", " if not fair or not self.barred(claim, each)", ""),
     _in(
         "scheduler",
         "a recalled job forgets by whom",
