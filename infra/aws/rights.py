@@ -287,6 +287,7 @@ def _keeping(settings: Settings) -> tuple[Statement, ...]:
         Statement("CopySnapshots", ("ec2:CopySnapshot",), (arns.ec2("snapshot"),), asked),
         Statement("OfSnapshots", ("ec2:CopySnapshot",), (arns.ec2("snapshot"),), owned),
     )
+    measuring = Statement("MeasureCopies", ("ebs:ListChangedBlocks",), (arns.ec2("snapshot"),), owned)
     kinds = ("instance", "network-interface", "snapshot", "spot-instances-request", "volume")
     return (
         Statement("Read", READ_RIGHTS, ("*",)),
@@ -297,6 +298,7 @@ def _keeping(settings: Settings) -> tuple[Statement, ...]:
         Statement("MakeSnapshots", ("ec2:CreateSnapshot",), (arns.ec2("snapshot"),), asked),
         Statement("OfDisks", ("ec2:CreateSnapshot",), (arns.ec2("volume"),), owned),
         *(copying if moves else ()),
+        *((measuring,) if settings.limits.warm_copies_usd is not None else ()),
         Statement(
             "MoveAndEnd",
             (

@@ -249,7 +249,6 @@ OF_GCP: dict[str, tuple[object, str]] = {
     "home": ("", "only gcp has this key: leave it out; the first of `regions` is the home region"),
     "bucket.location": (None, "only gcp has this key: leave it out; the bucket is in the stack's region"),
     "limits.max_run_hours": (None, "only gcp has this key: use `limits.lease_minutes`; EC2 has no time limit"),
-    "limits.warm_copies_usd": (None, "only gcp has this key: leave it out"),
     "budget.billing_account": ("", "only gcp has this key: leave it out; AWS always bills the stack's account"),
     "endpoints.jwks": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),
     "endpoints.issuer": ("", "only gcp has this key: leave it out; AWS itself authenticates callers"),

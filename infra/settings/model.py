@@ -99,8 +99,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[float, Meta(gt=0, description="highest USD an hour for all dynamic machines, at list prices")] | None
     ) = None
     warm_copies_usd: (
-        Annotated[float, Meta(gt=0, description="gcp: USD a month for each job's warm copies abroad; unset: none")]
-        | None
+        Annotated[float, Meta(gt=0, description="USD a month for each job's warm copies abroad; unset: none")] | None
     ) = None
 
     def max_run_s(self) -> int | None:

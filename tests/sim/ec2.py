@@ -37,7 +37,7 @@ from tests.reconcile.clouds.ec2.standin.server import Here
 from tests.reconcile.clouds.ec2.standin.site import Site, Watcher
 from tests.reconcile.clouds.ec2.standin.things import OWNER, Reserved, Template, Vol, Volume
 from tests.reconcile.clouds.ec2.standin.verbs import Ec2Service
-from tests.sim.cloud import Cloud, Commit, Delays, Drive, Machine
+from tests.sim.cloud import DIFFERENCE_GB, DISK_GB, Cloud, Commit, Delays, Drive, Machine, Transferred
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -128,6 +128,7 @@ class Ec2Cloud(Cloud):
                 made.templates[template] = Template(template, {"1": what})
             made.groups |= {group for zone, group in pool.placement.items() if zone in zones}
         made.market.capacity = lambda zone, spot: self.limit(zone, Model.SPOT if spot else Model.ON_DEMAND)
+        made.written, made.rewritten = int(DISK_GB), int(DIFFERENCE_GB)
         made.watcher = _Told(self)
         return made
 
@@ -193,11 +194,19 @@ class Ec2Cloud(Cloud):
             case CreateSnapshot():
                 name = names.disk_name(stack, action.job, action.node, action.number)
                 for drive in self._named(name, action.zone):
-                    if drive.user is not None:
+                    if drive.user is not None and not action.region:
                         self.world.violate("S2", f"a snapshot of {name} while {drive.user} holds it: stale at once")
 
     def _named(self, name: str, zone: str) -> list[Drive]:
         return [drive for drive in self.drives.values() if (drive.disk.name, drive.disk.zone) == (name, zone)]
+
+    @property
+    def transfers(self) -> list[Transferred]:  # type: ignore[override]
+        return [Transferred(*one) for site in self.sites.values() for one in site.copied]
+
+    @transfers.setter
+    def transfers(self, none: list[Transferred]) -> None:
+        """The stand-in has them."""
 
     def sound(self) -> None:
         faults = [fault for service in self.services.values() for fault in service.faults]
@@ -282,6 +291,12 @@ class _Told(Watcher):
             if machine.agent is not None:
                 machine.agent.going_down(self.cloud.world.engine.t + seconds)
 
+    def ending(self, instance: things.Instance) -> None:
+        """What it has written until now was written while it had its disk."""
+        machine = self.cloud.machines.get(instance.id)
+        if machine is not None and machine.agent is not None and machine.agent.gang is not None:
+            machine.agent.gang.settle()
+
     def gone(self, instance: things.Instance) -> None:
         machine = self.cloud.machines.get(instance.id)
         if machine is not None:
@@ -291,6 +306,11 @@ class _Told(Watcher):
         owned = names.parse_disk_name(thing.tags["Name"])
         assert owned is not None
         if isinstance(thing, Volume):
+            sources = [
+                one.snapshots[thing.snapshot] for one in self.cloud.sites.values() if thing.snapshot in one.snapshots
+            ]
+            if any(source.torn for source in sources):
+                self.cloud.world.violate("S2", f"{thing.tags['Name']} is made of a snapshot of a disk that was written")
             self.cloud.drives[thing.id, thing.zone] = VolumeDrive(thing, owned)
         else:
             self.cloud.shots[thing.tags["Name"] + "/" + thing.id] = None  # type: ignore[assignment]

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bench.service import idle
 from infra.aws.rights import document, function_rights
@@ -271,6 +272,17 @@ def test_the_function_may_copy_only_its_own_snapshots(function: str, home: Progr
     made = {**MARKED, "ec2:CreateAction": "CopySnapshot"}
     assert may(function, "ec2:CreateTags", f"arn:aws:ec2:{ABROAD}::snapshot/snap-0123", ABROAD, made)
     assert "CopySnapshot" not in home[RIGHTS].properties["policy"]
+
+
+def test_the_function_may_measure_only_its_own_warm_copies(function: str, settings: Settings) -> None:
+    """And only where there are any."""
+    action, snapshot = "ebs:ListChangedBlocks", f"arn:aws:ec2:{HOME}::snapshot/snap-0123"
+    assert not may(function, action, snapshot, HOME, OURS)
+    paid = replace(settings, limits=replace(settings.limits, warm_copies_usd=20.0))
+    warm = document(function_rights(paid, {"us-east-1a": "subnet-0aa"}, {HOME: "sg-0aa", ABROAD: "sg-0cc"}))
+    assert may(warm, action, snapshot, HOME, OURS)
+    assert not may(warm, action, snapshot, HOME), "another's data"
+    assert not may(warm, "ebs:GetSnapshotBlock", snapshot, HOME, OURS)
 
 
 def test_the_function_may_do_nothing_in_another_region_or_network(function: str) -> None:

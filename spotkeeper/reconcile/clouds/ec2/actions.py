@@ -49,6 +49,7 @@ from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 
 DEVICE = "/dev/sdf"  # no template uses this name; the agent finds the volume by its id
 OLD_S = 120.0  # a resource of this age is visible: if it is not found, it is gone
+THERE_ALREADY = "is there already"
 COPIED_AT_ONCE = "ResourceLimitExceeded"  # EC2's code if too many snapshots are being copied into a region
 
 
@@ -64,6 +65,7 @@ class Ec2Verbs:
         self._apis = apis
         self._clock = clock
         self._volumes: dict[tuple[str, str], tuple[str, ...]] = {}  # (name, zone) -> ids, as last seen
+        self._begun: dict[tuple[str, str], float] = {}  # (name, region) -> when a copy of a snapshot began
 
     def remember(self, volumes: Iterable[VolumeIn]) -> None:
         """Remember the ids of listed volumes by name, since each lookup by the tag ``Name`` costs a call."""
@@ -113,8 +115,7 @@ class Ec2Verbs:
             shots = self._shots(api, action.snapshot, ends)
             usable = [shot.snapshot_id for shot in shots if shot.state != "error"]
             if not usable:
-                for failed in shots:
-                    api.gone("delete_snapshot", {"SnapshotId": failed.snapshot_id}, ends)
+                self._forget(shots, action.snapshot, self._stack.region_of(action.zone), ends)
                 return self._copied(action, pool, ends)
             source = usable[0]
         try:
@@ -135,18 +136,30 @@ class Ec2Verbs:
         """
         name, region = action.snapshot or "", self._stack.region_of(action.zone)
         found = self._everywhere(name, [other for other in self._apis if other != region], ends)
-        whole = [(where, shot) for where, shots in found.items() for shot in shots if shot.state == "completed"]
+        whole = [(where, shot) for where, shots in found.items() for shot in shots if shot.complete]
         if not whole:
             return ResultKind.AMBIGUOUS, f"the snapshot {name} does not exist, is not complete, or not visible yet"
         source, original = whole[0]
-        request = schema.copy_of(original, source, pool.disk_key_in(region))
+        return self._copy(name, source, original, region, pool.disk_key_in(region), ends)
+
+    def _copy(self, name: str, source: str, original: SnapshotIn, region: str, key: str, ends: float) -> Meaning:
+        told = ResultKind.IN_USE, f"{name} is being copied from {source} to {region}"
+        if self._clock.now() < self._begun.get((name, region), -OLD_S) + OLD_S:
+            return told  # not visible yet, and a second copy would be billed too
+        request = schema.copy_of(original, source, key)
         try:
             self._apis[region].once("copy_snapshot", request, ends)
         except Ec2RefusedError as error:
             if error.code != COPIED_AT_ONCE:
                 raise
             return ResultKind.IN_USE, f"{name} waits, since too many snapshots are being copied to {region}"
-        return ResultKind.IN_USE, f"{name} is being copied from {source} to {region}"
+        self._begun[name, region] = self._clock.now()
+        return told
+
+    def _forget(self, failed: Iterable[SnapshotIn], name: str, region: str, ends: float) -> None:
+        for shot in failed:
+            self._apis[region].gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
+            self._begun.pop((name, region), None)
 
     def _created(self, made: VolumeIn, api: Api, ends: float) -> Meaning:
         """Return the result of a request to create a disk.
@@ -193,9 +206,11 @@ class Ec2Verbs:
 
     def create_snapshot(self, action: CreateSnapshot, ends: float) -> Meaning:
         stack, api = self._stack.stack, self._at(action.zone)
-        for shot in self._shots(api, names.disk_name(stack, action.job, action.node, action.copy), ends):
+        name, home = names.disk_name(stack, action.job, action.node, action.copy), self._stack.region_of(action.zone)
+        for shot in self._shots(api, name, ends):
             if shot.state != "error":
-                return ResultKind.ACCEPTED, "is there already"
+                abroad = bool(action.region) and action.region != home
+                return self._stored(name, home, action.region, ends) if abroad else (ResultKind.ACCEPTED, THERE_ALREADY)
             api.gone("delete_snapshot", {"SnapshotId": shot.snapshot_id}, ends)
         source = names.disk_name(stack, action.job, action.node, action.number)
         found = self._ids(source, action.zone, ends)
@@ -203,6 +218,20 @@ class Ec2Verbs:
             return ResultKind.IN_USE, f"the disk {source} does not exist, or is not visible yet"
         api.once("create_snapshot", schema.snapshot_of(stack, action, found[0]), ends)
         return ResultKind.ACCEPTED, ""
+
+    def _stored(self, name: str, home: str, region: str, ends: float) -> Meaning:
+        """Copy a snapshot that is to lie in another region than its disk, unless it is there or not complete."""
+        found = self._everywhere(name, (home, region), ends)
+        if region not in found:
+            return ResultKind.AMBIGUOUS, f"{region} did not answer"
+        if any(shot.state != "error" for shot in found[region]):
+            return ResultKind.ACCEPTED, THERE_ALREADY
+        whole = [shot for shot in found.get(home, ()) if shot.complete]
+        if not whole:
+            return ResultKind.ACCEPTED, "is not complete yet"
+        self._forget(found[region], name, region, ends)
+        keys = (pool.disk_key_in(region) for pool in self._stack.pools if pool.kind != "static")
+        return self._copy(name, home, whole[0], region, next(keys, ""), ends)
 
     def delete_snapshot(self, action: DeleteSnapshot, ends: float) -> Meaning:
         """Delete the snapshot and its copies in other regions; a region that does not answer keeps only its own."""

@@ -46,7 +46,7 @@ class Api:
         self._region, self._endpoint = region, endpoint
         self._lock = threading.Lock()
         self._local = threading.local()  # ``ends`` of the call that this thread makes
-        self._client: Any = None
+        self._clients: dict[str, Any] = {}  # by service
         self._shared: Any = None  # botocore's session, whose models take long to load
         self._wires: dict[str, Wire] = {}
 
@@ -72,10 +72,20 @@ class Api:
             NoAnswerError: no complete answer in time; the call may or may not have been carried out.
             ValueError: the endpoint is plain http to another machine.
         """
+        return self._call("ec2", operation, deadline_s, params)
+
+    def blocks(self, query: Mapping[str, object], ends: float) -> Parsed:
+        """Return a page of the blocks in which two snapshots differ, by EBS's own API. Raises as :meth:`call`."""
+        left = ends - time.monotonic()
+        if left <= 0:
+            raise NoAnswerError("list_changed_blocks: no time left")
+        return self._call("ebs", "list_changed_blocks", left, query)
+
+    def _call(self, service: str, operation: str, deadline_s: float, params: Mapping[str, object]) -> Parsed:
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
 
-        client = self._opened()
+        client = self._opened(service)
         self._local.ends = time.monotonic() + deadline_s
         try:
             answer: Parsed = getattr(client, operation)(**params)
@@ -118,18 +128,18 @@ class Api:
             return ResultKind.ACCEPTED, "was gone"
         return ResultKind.ACCEPTED, ""
 
-    def _opened(self) -> Any:
+    def _opened(self, service: str = "ec2") -> Any:
         with self._lock:
-            if self._client is None:
+            if service not in self._clients:
                 from botocore.config import Config
 
                 once = Config(retries={"total_max_attempts": 1, "mode": "standard"})
                 session = self._shared or self._session()
-                client = session.create_client("ec2", self._region, endpoint_url=self._endpoint, config=once)
+                client = session.create_client(service, self._region, endpoint_url=self._endpoint, config=once)
                 split_origin(client.meta.endpoint_url, "AWS_ENDPOINT_URL", "https://host")
-                client.meta.events.register("before-send.ec2.*", self._send)
-                self._client = client
-            return self._client
+                client.meta.events.register(f"before-send.{service}.*", self._send)
+                self._clients[service] = client
+            return self._clients[service]
 
     def _session(self) -> Any:
         from botocore.session import get_session

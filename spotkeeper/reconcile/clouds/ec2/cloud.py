@@ -19,12 +19,13 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from spotkeeper.clock import Clock
-from spotkeeper.contract.cloud import Action, DeleteSnapshot, DiskSnapshot, Listing, Result, ResultKind, Vm
+from spotkeeper.contract.cloud import Action, DeleteSnapshot, Listing, Result, ResultKind, Vm
 from spotkeeper.contract.market import Chances, PriceRun
 from spotkeeper.contract.stack import PoolState, StackState
 from spotkeeper.reconcile.clouds.base import Addresses, addresses_around, perform
 from spotkeeper.reconcile.clouds.ec2.actions import Ec2Verbs
 from spotkeeper.reconcile.clouds.ec2.api import Api, Ec2RefusedError
+from spotkeeper.reconcile.clouds.ec2.copies import Copies
 from spotkeeper.reconcile.clouds.ec2.errors import classify, detail_of
 from spotkeeper.reconcile.clouds.ec2.region import Region
 from spotkeeper.reconcile.store.objects import LISTING_S
@@ -51,6 +52,7 @@ class Ec2:
         within = addresses or Addresses()
         self._regions = tuple(Region(name, stack, api, clock, within) for name, api in apis.items())
         self._verbs = Ec2Verbs(stack, apis, clock)
+        self._copies = Copies(apis)
 
     def list(self, stack: str) -> Listing:
         """List machines and disks by tag. ``answered`` lacks zones that failed."""
@@ -61,7 +63,7 @@ class Ec2:
         return Listing(
             vms=tuple(vm for one in listings for vm in one.vms),
             disks=tuple(disk for one in listings for disk in one.disks),
-            snapshots=_joined(shot for one in listings for shot in one.snapshots),
+            snapshots=self._copies.joined({one.region: one.snapshots for one in found}, stack, ends),
             answered=frozenset(zone for one in listings for zone in one.answered),
             results=tuple(result for one in listings for result in one.results),
             ran=tuple(ran for one in listings for ran in one.ran),
@@ -130,12 +132,3 @@ def _at_once(regions: Iterable[Region], ask: Callable[[Region], T]) -> tuple[T, 
         return (ask(every[0]),)
     with ThreadPoolExecutor(max(1, len(every))) as threads:
         return tuple(threads.map(ask, every))
-
-
-def _joined(shots: Iterable[DiskSnapshot]) -> tuple[DiskSnapshot, ...]:
-    """Return one snapshot for each name: a snapshot and its copies in other regions are one, ready if any is."""
-    found: dict[str, DiskSnapshot] = {}
-    for shot in shots:
-        if shot.name not in found or shot.ready:
-            found[shot.name] = shot
-    return tuple(found.values())

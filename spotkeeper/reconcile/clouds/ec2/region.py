@@ -17,7 +17,16 @@ from spotkeeper.reconcile.clouds.base import Addresses, ListError, known
 from spotkeeper.reconcile.clouds.ec2 import advice, schema
 from spotkeeper.reconcile.clouds.ec2.api import Api, Ec2RefusedError
 from spotkeeper.reconcile.clouds.ec2.listing import Filters, everywhere, pages, snapshots
-from spotkeeper.reconcile.clouds.ec2.schema import HOLDING, Attachment, InstanceIn, Instances, VolumeIn, Volumes, by_tag
+from spotkeeper.reconcile.clouds.ec2.schema import (
+    HOLDING,
+    Attachment,
+    InstanceIn,
+    Instances,
+    SnapshotIn,
+    VolumeIn,
+    Volumes,
+    by_tag,
+)
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 
 ASKED_AT_ONCE = 200  # most values of a filter
@@ -26,10 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class Found(Struct, frozen=True):
-    """A region's listing, and its volumes as EC2 lists them."""
+    """A region's listing, without snapshots; and its volumes and snapshots as EC2 lists them."""
 
+    region: str
     listing: Listing
     volumes: tuple[VolumeIn, ...]
+    snapshots: tuple[SnapshotIn, ...]
 
 
 class Region:
@@ -65,13 +76,12 @@ class Region:
                 for item in machines.items
             ),
             disks=known(schema.to_disk(item, stack, names_of) for item in volumes.items),
-            snapshots=schema.to_snapshots(found or (), stack),
             # If snapshots are unknown no zone counts as answered: an existing snapshot could be created again.
             answered=answered if found is not None else frozenset(),
             results=known(schema.to_result(item, stack) for item in machines.items),
             ran=known(schema.to_ran(item, stack) for item in machines.items),
         )
-        return Found(listing, volumes.items)
+        return Found(self.name, listing, volumes.items, tuple(found or ()))
 
     def _instances(self, zone: str | None, ends: float) -> builtins.list[InstanceIn]:
         """List instances, including terminated ones, whose end and reason EC2 reports for an hour."""

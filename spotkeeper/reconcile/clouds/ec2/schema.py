@@ -14,7 +14,6 @@ from spotkeeper.contract.cloud import (
     CreateDisk,
     CreateSnapshot,
     Disk,
-    DiskSnapshot,
     InsertVm,
     MachineTimes,
     Result,
@@ -28,6 +27,8 @@ from spotkeeper.reconcile.clouds.ec2.errors import REASONS, detail_of
 log = logging.getLogger(__name__)
 
 NAME = "Name"
+COPIED = "vol-ffffffff"  # the volume of a snapshot that was copied from another region
+Owned = tuple[str, int, int]  # job, node, number
 TERMINATED = "terminated"  # such a machine is listed for about an hour and has no disks: it counts as gone
 ENDED = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 STATUS = {
@@ -127,10 +128,20 @@ class VolumeIn(Part, frozen=True, gc=False):
 
 class SnapshotIn(Part, frozen=True, gc=False):
     snapshot_id: str
+    volume_id: str = ""
     state: str = ""
     tags: tuple[Tag, ...] = ()
     start_time: datetime | None = None
     full_snapshot_size_in_bytes: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.state == "completed"
+
+    @property
+    def copied(self) -> bool:
+        """Whether it was copied from another region: EC2 names no real volume then."""
+        return self.volume_id == COPIED
 
     @property
     def age(self) -> tuple[float, str]:
@@ -352,19 +363,14 @@ def to_disk(item: VolumeIn, stack: str, names_of: Mapping[str, str]) -> Disk | N
     return Disk(name, item.availability_zone, *owned, users, item.state != "creating")
 
 
-def to_snapshots(items: Iterable[SnapshotIn], stack: str) -> tuple[DiskSnapshot, ...]:
-    """Return the oldest snapshot of each name. Two can exist, as snapshots have no idempotency token."""
-    first: dict[tuple[str, int, int], SnapshotIn] = {}
+def by_name(items: Iterable[SnapshotIn], stack: str) -> dict[Owned, list[SnapshotIn]]:
+    """Return a region's snapshots of each name, oldest first: two can exist, as they have no idempotency token."""
+    found: dict[Owned, list[SnapshotIn]] = {}
     for item in sorted(items, key=lambda one: one.age):
         owned = _owned(item.tags, stack)
         if owned is not None and item.state != "error":
-            first.setdefault(owned, item)
-    return tuple(
-        DiskSnapshot(
-            names.disk_name(stack, *owned), *owned, item.state == "completed", item.full_snapshot_size_in_bytes / 1e9
-        )
-        for owned, item in first.items()
-    )
+            found.setdefault(owned, []).append(item)
+    return found
 
 
 def to_result(item: InstanceIn, stack: str) -> Result | None:
@@ -394,7 +400,7 @@ def to_time(at: datetime | None) -> float:
     return at.timestamp() if at is not None else 0.0
 
 
-def _owned(tags: Iterable[Tag], stack: str) -> tuple[str, int, int] | None:
+def _owned(tags: Iterable[Tag], stack: str) -> Owned | None:
     """Return (job, node, number) of a node's disk or snapshot, if name and tags agree; else None."""
     labels = {tag.key: tag.value for tag in tags}
     owned = names.parse_disk_name(labels.get(NAME, ""))

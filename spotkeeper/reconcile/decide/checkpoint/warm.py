@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateSnapshot
+from spotkeeper.contract.cloud import CreateSnapshot, DiskSnapshot
 from spotkeeper.contract.record import Owed, Warm
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -55,9 +55,14 @@ def wanted(draft: Draft) -> tuple[CreateSnapshot, ...]:
         CreateSnapshot(record.job, record.uid, index, node.disk, zone, node.warm, warm.region)
         for index, node in enumerate(draft.nodes)
         if node.warm is not None
-        and (index, node.warm) not in draft.queries.snapshots
+        and _missing(draft.queries.snapshots.get((index, node.warm)), warm.region)
         and draft.queries.disk(index, node.disk, zone) is not None
     )
+
+
+def _missing(found: DiskSnapshot | None, region: str) -> bool:
+    """Whether a call has to make it; where a cloud stores snapshots at home first, another one then copies them."""
+    return found is None or (found.ready and bool(found.regions) and region not in found.regions)
 
 
 def owe(draft: Draft) -> None:
@@ -77,14 +82,17 @@ def owe(draft: Draft) -> None:
 
 
 def kept(draft: Draft, index: int, number: int) -> bool:
-    """Whether a snapshot is a node's warm copy; the one before it stays until the newest is complete."""
+    """Whether a snapshot is a node's warm copy; the one before it stays until the newest is complete and counted.
+
+    What the newest transferred can be measured only against the one before it.
+    """
     node = draft.nodes[index] if index < len(draft.nodes) else None
     if node is None or node.warm is None or draft.record.over:
         return False
     newest, warm = draft.queries.snapshots.get((index, node.warm)), draft.record.warm
     if number == node.warm:
         return True
-    there = newest is not None and warm is not None and newest.in_region(warm.region)
+    there = newest is not None and warm is not None and newest.in_region(warm.region) and warm.usd is not None
     return node.disk < number < node.warm and not there
 
 
@@ -96,7 +104,7 @@ def region_for(draft: Draft, zone: str) -> str:
 
 def _calm(draft: Draft) -> bool:
     record, stack = draft.record, draft.snapshot.stack
-    if stack.cloud != "gcp" or not stack.regions or record.zone is None or not record.gen or draft.snapshot.draining:
+    if not stack.regions or record.zone is None or not record.gen or draft.snapshot.draining:
         return False
     if record.stop or record.roll or record.pause or record.move or len(draft.members()) < draft.size():
         return False

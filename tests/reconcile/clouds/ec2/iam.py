@@ -11,6 +11,7 @@ READS = (
     "ec2:GetSpotPlacementScores",
 )
 MAKES = ("ec2:CreateSnapshot", "ec2:CreateVolume", "ec2:RunInstances")  # under the stack's tag on the request
+MEASURES = ("ebs:ListChangedBlocks",)  # of snapshots that bear the stack's tag, if it pays for warm copies
 COPIES = ("ec2:CopySnapshot",)  # of a stack with several regions, from and under the stack's tag
 CHANGES = (  # of what bears the stack's tag
     "ec2:AttachVolume",

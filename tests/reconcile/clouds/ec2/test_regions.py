@@ -26,6 +26,7 @@ from spotkeeper.contract.market import Prices
 from spotkeeper.contract.stack import Abroad, Model
 from spotkeeper.reconcile.clouds.ec2 import schema
 from spotkeeper.reconcile.clouds.ec2.cloud import Ec2, open_ec2
+from spotkeeper.reconcile.clouds.ec2.copies import Copies
 from spotkeeper.reconcile.clouds.http_client import NoAnswerError
 from tests.reconcile.clouds.ec2.region import G6, JOB, POOL, STACK, STILL, UID, A, B, identity, insert, new_site
 from tests.reconcile.clouds.ec2.standin.server import Here, serve, session
@@ -244,13 +245,17 @@ def test_a_copy_whose_answer_is_lost_is_found_by_its_name(world: World) -> None:
     assert world.copies() == [HOME, ABROAD]
 
 
-def test_two_copies_that_could_not_see_each_other_are_both_deleted(world: World) -> None:
+def test_two_copies_that_could_not_see_each_other_are_both_billed_and_deleted(world: World) -> None:
+    world.sites[HOME].written = 37
     world.snapshot()
     world.sites[ABROAD].delays.seen = (50.0, 50.0)
-    assert [world.do(CREATE).kind for _ in range(2)] == [ResultKind.IN_USE] * 2
-    assert world.copies() == [HOME, ABROAD, ABROAD]
+    processes = (world.ec2, Ec2(BOTH, world.lines, world.engine))  # type: ignore[arg-type]
+    for process in (*processes, *processes):
+        assert process.perform(CREATE, 20.0).kind is ResultKind.IN_USE
+    assert world.copies() == [HOME, ABROAD, ABROAD], "each process made one"
     world.pass_(60.0)
     world.sites[ABROAD].delays.seen = (0.0, 0.0)
+    assert regions(world) == {2: (2 * 37.0, {HOME: True, ABROAD: True})}, "both are billed"
     world.made(CREATE)
     assert [world.do(DeleteSnapshot(COPY)).kind, world.copies()] == [ResultKind.ACCEPTED, []]
 
@@ -279,6 +284,92 @@ def test_a_refused_copy_leaves_the_snapshot_at_home(world: World, code: str, kin
     assert (world.do(CREATE).kind, world.copies()) == (kind, [HOME])
     world.sites[ABROAD].faults.clear()
     assert world.do(CREATE).kind is ResultKind.IN_USE
+
+
+# -- warm copies
+
+
+def warm(world: World, number: int) -> Result:
+    return world.do(CreateSnapshot(JOB, UID, 0, 1, A, number, ABROAD))
+
+
+def trained(world: World) -> None:
+    """A disk of ten blocks, which a machine uses, and its first warm copy, which takes two calls."""
+    world.made(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+    world.disk().blocks = dict.fromkeys(range(10), 1)
+    warm_copy(world, 2)
+
+
+def warm_copy(world: World, number: int) -> None:
+    for detail in ("", "is not complete yet"):
+        assert (warm(world, number).kind, warm(world, number).detail) == (ResultKind.ACCEPTED, "is not complete yet")
+        world.pass_(6.0 if not detail else 40.0)
+    assert warm(world, number).kind is ResultKind.IN_USE
+    assert warm(world, number).detail == "is there already"
+    world.pass_(60.0)
+
+
+def regions(world: World) -> dict[int, tuple[float, dict[str, bool]]]:
+    return {shot.number: (shot.gb, shot.regions) for shot in world.ec2.list("demo").snapshots}
+
+
+def test_a_warm_copy_is_a_snapshot_at_home_and_then_its_copy_abroad(world: World) -> None:
+    trained(world)
+    assert regions(world) == {2: (10.0, {HOME: True, ABROAD: True})}
+    (asked,) = world.asked(ABROAD, "CopySnapshot")
+    assert (asked["Encrypted"], asked["KmsKeyId"]) == (True, KEYS[ABROAD])
+    world.disk().blocks |= {0: 2, 10: 1}
+    warm_copy(world, 3)
+    assert regions(world)[3] == (2.0, {HOME: True, ABROAD: True}), "what has changed since"
+    assert world.sites[ABROAD].copied == [(HOME, ABROAD, 10.0), (HOME, ABROAD, 2.0)]
+    asked_before = world.sites[HOME].calls["ListChangedBlocks"]
+    regions(world)
+    assert world.sites[HOME].calls["ListChangedBlocks"] == asked_before == 1, "measured once"
+
+
+def test_a_difference_of_many_pages_is_measured_over_several_listings(world: World) -> None:
+    trained(world)
+    world.services[HOME].pages = 2
+    world.disk().blocks |= dict.fromkeys(range(7), 2)
+    warm_copy(world, 3)
+    blocks, left = world.lines[HOME].blocks, iter([2, 9])
+    for whole in (False, True):
+        pages = next(left)
+
+        def some(query: dict[str, object], ends: float) -> Any:
+            nonlocal pages
+            pages -= 1
+            if pages < 0:
+                gone()
+            return blocks(query, ends)
+
+        world.lines[HOME].blocks = some  # type: ignore[method-assign]
+        assert regions(world)[3] == (7.0 if whole else 11.0 - 1.0, {HOME: True, ABROAD: whole})
+
+
+def test_a_difference_that_may_not_be_measured_counts_as_the_whole_disk(world: World) -> None:
+    trained(world)
+    world.disk().blocks |= {0: 2}
+    warm_copy(world, 3)
+    world.fault(HOME, "ListChangedBlocks", "AccessDeniedException", 403, times=9)
+    assert regions(world)[3] == (10.0, {HOME: True, ABROAD: True})
+
+
+@pytest.mark.parametrize("code", ["ResourceLimitExceeded", "RequestLimitExceeded", "InvalidKmsKey.InvalidKeyState"])
+def test_a_refused_warm_copy_is_no_copy(world: World, code: str) -> None:
+    world.made(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+    world.made(CreateSnapshot(JOB, UID, 0, 1, A, 2, ABROAD))
+    world.pass_(40.0)
+    world.fault(ABROAD, "CopySnapshot", code)
+    assert warm(world, 2).kind is not ResultKind.ACCEPTED and regions(world)[2][1] == {HOME: True}
+
+
+def test_a_warm_copy_waits_while_its_region_is_silent(world: World) -> None:
+    world.made(CreateDisk(JOB, UID, 0, 1, "gpu", A))
+    world.made(CreateSnapshot(JOB, UID, 0, 1, A, 2, ABROAD))
+    world.pass_(40.0)
+    world.lines[ABROAD].before = gone
+    assert (warm(world, 2).kind, world.copies()) == (ResultKind.AMBIGUOUS, [HOME])
 
 
 def test_an_unfinished_snapshot_is_not_copied(world: World) -> None:
@@ -340,9 +431,7 @@ def test_requests_are_signed_for_their_region(monkeypatch: pytest.MonkeyPatch) -
 def test_a_snapshot_tells_what_a_copy_of_it_transfers() -> None:
     labels = {"Name": COPY, names.LABEL_STACK: "demo", names.LABEL_JOB: JOB}
     tags = [{"Key": key, "Value": value} for key, value in labels.items()]
-    told = {"SnapshotId": "snap-1", "State": "completed", "Tags": tags, "FullSnapshotSizeInBytes": 37 * 10**9}
-    (known,) = schema.to_snapshots([msgspec.convert(told, schema.SnapshotIn)], "demo")
-    (unknown,) = schema.to_snapshots(
-        [msgspec.convert(told | {"FullSnapshotSizeInBytes": 0}, schema.SnapshotIn)], "demo"
-    )
+    told = {"SnapshotId": "snap-1", "State": "completed", "Tags": tags}
+    shots = [msgspec.convert(told | {"FullSnapshotSizeInBytes": size}, schema.SnapshotIn) for size in (37 * 10**9, 0)]
+    (known,), (unknown,) = (Copies({}).joined({HOME: [shot]}, "demo", 0.0) for shot in shots)
     assert (known.gb, unknown.gb) == (37.0, 0.0)

@@ -67,10 +67,9 @@ class Here(Api):
 
         from spotkeeper.reconcile.clouds.ec2.api import _Raw
 
-        body = request.body if isinstance(request.body, bytes) else request.body.encode()
         try:
             with self._one:
-                status, data = self.service.handle(body)
+                status, data = self.service.answer(request.url, request.body or b"")
         except LostError as error:
             raise NoAnswerError(f"no answer to {error}") from error
         return AWSResponse(request.url, status, {}, _Raw(data))

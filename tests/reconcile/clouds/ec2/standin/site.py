@@ -64,6 +64,7 @@ class Watcher:
     def launched(self, instance: Instance) -> None: ...
     def running(self, instance: Instance) -> None: ...
     def stopping(self, instance: Instance, seconds: float) -> None: ...
+    def ending(self, instance: Instance) -> None: ...
     def gone(self, instance: Instance) -> None: ...
     def made(self, thing: Volume | Snapshot) -> None: ...
     def attached(self, volume: Volume) -> None: ...
@@ -102,6 +103,9 @@ class Site:
         self.volumes: dict[str, Volume] = {}
         self.dropped: dict[str, Volume] = {}  # what a token still tells of
         self.snapshots: dict[str, Snapshot] = {}
+        self.written = 0  # how many blocks a new volume has
+        self.rewritten = 0  # how many of an attached volume's blocks change after each snapshot
+        self.copied: list[tuple[str, str, float]] = []  # billed transfers into this region: from, to, GB
         self.tokens: dict[tuple[str, str], tuple[object, str]] = {}  # (operation, token) -> (request, id)
         self.faults: list[Fault] = []
         self.dark: set[str] = set()  # zones in an outage
@@ -198,6 +202,7 @@ class Site:
     def end(self, instance: Instance) -> None:
         if instance.state is Run.TERMINATED:
             return
+        self.watcher.ending(instance)
         instance.state, instance.ended = Run.TERMINATED, self.time.now()
         for volume in self.volumes.values():
             if volume.holder == instance.id:

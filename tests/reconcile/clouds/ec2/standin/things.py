@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 OWNER = "123456789012"
+BLOCK = 10**9  # bytes; EBS has blocks of 512 KiB, and tells their size
 
 
 class Run(str, Enum):
@@ -100,6 +101,7 @@ class Volume:
     device: str = ""
     link: str = ""  # attaching | attached | detaching
     contents: object = None  # what a simulation keeps on it
+    blocks: dict[int, int] = field(default_factory=dict)  # number of each written block -> how often it was written
 
 
 @dataclass
@@ -114,6 +116,9 @@ class Snapshot:
     contents: object = None
     key: str = ""  # which encrypts it
     copied: bool = False  # from another region
+    blocks: dict[int, int] = field(default_factory=dict)
+    origin: str = ""  # the volume whose data it holds, of a copy too
+    torn: bool = False  # the volume was attached when it was taken
 
 
 def at(seconds: float) -> datetime:
@@ -189,6 +194,7 @@ def show_snapshot(one: Snapshot) -> dict[str, Any]:
         "SnapshotId": one.id,
         "VolumeId": one.volume,
         "VolumeSize": one.size,
+        "FullSnapshotSizeInBytes": len(one.blocks) * BLOCK,
         "State": one.state,
         "StartTime": at(one.started),
         "OwnerId": OWNER,

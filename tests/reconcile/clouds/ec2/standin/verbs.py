@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.reconcile.clouds.ec2.standin import protocol
+from tests.reconcile.clouds.ec2.standin.copies import ebs, transferred_gb
 from tests.reconcile.clouds.ec2.standin.launch import Launcher, tags_of, token_of
 from tests.reconcile.clouds.ec2.standin.protocol import Ec2Error, Params
 from tests.reconcile.clouds.ec2.standin.site import TOKEN_S, LostError, Site
@@ -61,6 +62,11 @@ class Ec2Service:
             "DescribeAvailabilityZones": self._zones,
             "GetSpotPlacementScores": self._scores,
         }
+
+    def answer(self, url: str, body: bytes | str) -> tuple[int, bytes]:
+        """Answer a request to EC2, or to EBS's own API; see :meth:`handle`."""
+        data = body if isinstance(body, bytes) else body.encode()
+        return self.handle(data) if data else ebs(self.site, url, self.pages)
 
     def handle(self, body: bytes) -> tuple[int, bytes]:
         """Status and body of an answer.
@@ -187,6 +193,7 @@ class Ec2Service:
             encrypted=params.get("Encrypted", False),
             key=params.get("KmsKeyId", ""),
             contents=shot.contents if shot else None,
+            blocks=dict(shot.blocks) if shot else dict.fromkeys(range(site.written), 1),
         )
 
     def _key(self, params: Params) -> None:
@@ -277,6 +284,9 @@ class Ec2Service:
         tags = tags_of(params, ("snapshot",)).get("snapshot", {})
         seen_at = self.site.seen_at()
         shot = Snapshot(self.site.id("snap"), volume.id, volume.size, tags, now, seen_at, contents=volume.contents)
+        shot.blocks, shot.origin, shot.torn = dict(volume.blocks), volume.id, bool(volume.holder)
+        for block in list(volume.blocks)[: self.site.rewritten] if shot.torn else ():
+            volume.blocks[block] += 1
         self.site.add_snapshot(shot)
         return show_snapshot(shot)
 
@@ -296,6 +306,8 @@ class Ec2Service:
         now, tags = self.site.time.now(), tags_of(params, ("snapshot",)).get("snapshot", {})
         shot = Snapshot(self.site.id("snap"), "vol-ffffffff", found.size, tags, now, self.site.seen_at())
         shot.contents, shot.key, shot.copied = found.contents, params.get("KmsKeyId", ""), True
+        shot.blocks, shot.origin, shot.torn = dict(found.blocks), found.origin, found.torn
+        self.site.copied.append((params["SourceRegion"], self.site.region, transferred_gb(self.site, shot)))
         self.site.add_snapshot(shot)
         return {"SnapshotId": shot.id, "Tags": tag_list(tags)}
 
