@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim, Grant, Short, Stop, list_price, resource
 from spotkeeper.contract.cloud import Offer
-from spotkeeper.contract.job import PRIORITIES, allowed, pools_of, start_s
+from spotkeeper.contract.job import PRIORITIES, JobSpec, allowed, pools_of, start_s
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Phase
 from spotkeeper.contract.stack import DEFAULT_TEAM, Model
@@ -134,8 +134,7 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
     old, spec = draft.snapshot.allocation.claim(draft.record.job), draft.snapshot.spec
     if spec is None or not _wants(draft):
         return _nothing(draft, old, draft.queries.own_grants() if grants is None else grants)
-    size, asked = spec.size(), draft.record.asked
-    most = size.max if asked is None else max(size.min, min(asked, size.max))
+    size, most = spec.size(), _most(draft, spec)
     stack = draft.snapshot.stack
     team, priority = allowed(spec, stack, draft.record.owner)
     usable, every = {pool.name for pool in pools_of(spec, stack)}, {pool.name for pool in stack.pools}
@@ -153,6 +152,19 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         parallel=spec.trial.parallel if spec.trial is not None else 0,
     )
     return _known(draft, new, old)
+
+
+def _most(draft: Draft, spec: JobSpec) -> int:
+    """Return the most machines that the job may have.
+
+    What a stop would cost work does not grow by itself: it would stop for that, and what it borrowed would not come
+    back. A user may ask for it, but not of a job that a signal stops: that one always borrows for good.
+    """
+    size, asked, has = spec.size(), draft.record.asked, draft.size() if draft.record.gen else 0
+    most = size.max if asked is None else max(size.min, min(asked, size.max))
+    if _stop(draft) is not Stop.NEVER or (spec.stop != "signal" and asked is not None and asked > has):
+        return most
+    return max(size.min, min(has, most))
 
 
 def _least(draft: Draft, least: int, most: int) -> int:

@@ -96,8 +96,7 @@ class _Schedule(Order):
             return
         gap = head.job if head is not None and beside is None else ""
         if self.room.fits(claim, claim.min):
-            most = claim.min if claim.stop is Stop.NEVER else claim.max  # more would be lent, and not come back
-            count = self.room.most(claim, claim.min, most)
+            count = self.room.most(claim, claim.min, claim.max)
             self._reserve(claim, beside.most(claim, claim.min, count) if beside else count, gap)
         elif not self._reclaim(claim, gap):
             if head is None and not self.room.limit(claim, claim.min):
@@ -344,13 +343,7 @@ class _Schedule(Order):
         """Give elastic jobs more machines, since no job waits for them."""
         for claim in sorted(self.running.values(), key=lambda claim: (-self.ranks[claim.job], claim.since, claim.job)):
             calm = not claim.recalls or self.now - claim.recalls[-1] >= reclaim.PROTECTED_S
-            if (
-                not calm
-                or claim.stop is Stop.NEVER
-                or self.leaves(claim)
-                or claim.job in self.moved
-                or self.taker(claim)
-            ):
+            if not calm or self.leaves(claim) or claim.job in self.moved or self.taker(claim):
                 continue
             if more := self.room.most(claim, 0, claim.max - claim.reserved):
                 self._set(replace(claim, reserved=claim.reserved + more, reserved_at=self.now, whom=""))

@@ -64,6 +64,35 @@ def test_a_job_that_has_just_started_keeps_its_machines() -> None:
     assert 15 * MINUTE <= world.t - started <= 17 * MINUTE
 
 
+def test_a_job_that_a_signal_stops_takes_no_more_than_it_needs() -> None:
+    """Others could not have it back; not even if a user asks for more."""
+    world = world_of(4, nodes=Nodes(2, 4), stop="signal")
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 2)
+    world.request(RequestKind.RESIZE, nodes=4)
+    world.run(20 * MINUTE)
+    assert (len(world.record().members), world.memory.allocation[0].claims[0].max) == (2, 2)
+
+
+def test_a_job_past_its_last_step_does_not_grow_by_itself() -> None:
+    """It would stop for that, and its code after the loop would run again."""
+    world = world_of(4, nodes=Nodes(2, 4))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 4)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal", nodes=2)
+    world.until(lambda: world.training(SECOND) and len(world.record().members) == 2, 6 * MINUTE)
+    world.until(world.training, 6 * MINUTE)
+    agent = world.member(0).agent
+    assert agent is not None
+    world.loop_steps = agent.step_no + 5
+    world.run(2 * MINUTE)
+    gen = world.record().gen
+    world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
+    world.run(30 * MINUTE)
+    assert (world.record().gen, len(world.record().members)) == (gen, 2) and world.record().phase is Phase.RUN
+
+
 def test_an_elastic_job_shrinks_instead_and_grows_again() -> None:
     world = world_of(4, nodes=Nodes(2, 4))
     submit(world, JOB)

@@ -77,13 +77,6 @@ def test_nothing_is_taken_within_six_hours_of_a_jobs_last_step() -> None:
     assert taken(low("v", 8, ago_s=DAY_S, stop=Stop.NEVER, ending=NOW - 6 * HOUR_S))
 
 
-def test_a_job_that_would_lose_work_gets_no_more_machines_than_it_needs() -> None:
-    """Others could not have them back, and a running job would stop to grow."""
-    assert reserved(waits("s", 2, max=8, stop=Stop.NEVER)) == {"s": 2}
-    assert reserved(runs("s", 2, max=8, stop=Stop.NEVER)) == {"s": 2}
-    assert reserved(runs("s", 2, max=8)) == {"s": 8}
-
-
 @pytest.mark.parametrize(
     ("recalls_s", "spared"),
     [
