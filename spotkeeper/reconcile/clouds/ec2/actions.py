@@ -124,7 +124,7 @@ class Ec2Verbs:
             # The pool was changed since. The disk may exist, with data, although the listing lacks it.
             name = names.disk_name(self._stack.stack, action.job, action.node, action.number)
             if classify(error.code, error.status) is ResultKind.DEAD_KEY and self._found(name, action.zone, ends):
-                return ResultKind.ACCEPTED, "is there already"
+                return ResultKind.ACCEPTED, THERE_ALREADY
             raise
         return self._created(codec.convert(answer, VolumeIn), api, ends)
 

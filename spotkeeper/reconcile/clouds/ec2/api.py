@@ -64,7 +64,7 @@ class Api:
         """
         self._opened()
 
-    def call(self, operation: str, deadline_s: float, params: Mapping[str, object]) -> Parsed:
+    def call(self, operation: str, deadline_s: float, params: Mapping[str, object], service: str = "ec2") -> Parsed:
         """Make one request, without retries; ``operation`` is botocore's name, such as ``run_instances``.
 
         Raises:
@@ -72,16 +72,6 @@ class Api:
             NoAnswerError: no complete answer in time; the call may or may not have been carried out.
             ValueError: the endpoint is plain http to another machine.
         """
-        return self._call("ec2", operation, deadline_s, params)
-
-    def blocks(self, query: Mapping[str, object], ends: float) -> Parsed:
-        """Return a page of the blocks in which two snapshots differ, by EBS's own API. Raises as :meth:`call`."""
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise NoAnswerError("list_changed_blocks: no time left")
-        return self._call("ebs", "list_changed_blocks", left, query)
-
-    def _call(self, service: str, operation: str, deadline_s: float, params: Mapping[str, object]) -> Parsed:
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
 
@@ -99,11 +89,15 @@ class Api:
             raise NoAnswerError(f"{operation}: {type(error).__name__}: {error}") from error
         return answer
 
-    def once(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
+    def blocks(self, query: Mapping[str, object], ends: float) -> Parsed:
+        """Return a page of the blocks in which two snapshots differ, by EBS's own API. Raises as :meth:`call`."""
+        return self.once("list_changed_blocks", query, ends, "ebs")
+
+    def once(self, operation: str, query: Mapping[str, object], ends: float, service: str = "ec2") -> Parsed:
         left = ends - time.monotonic()
         if left <= 0:
             raise NoAnswerError(f"{operation}: no time left")
-        return self.call(operation, left, query)
+        return self.call(operation, left, query, service)
 
     def again(self, operation: str, query: Mapping[str, object], ends: float) -> Parsed:
         """Make a call with an idempotency token; repeat it once if no answer comes. Each try has half of the time."""

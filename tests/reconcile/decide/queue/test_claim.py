@@ -31,6 +31,18 @@ def submit(world: World, job: str, **spec: object) -> None:
     world.submit(job)
 
 
+def shrunk() -> World:
+    """An elastic job has given two of its four machines to another one, and trains on."""
+    world = world_of(4, nodes=Nodes(2, 4))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 4)
+    world.run(20 * MINUTE)
+    submit(world, SECOND, priority="normal", nodes=2)
+    world.until(lambda: world.training(SECOND), 6 * MINUTE)
+    world.until(lambda: world.training() and len(world.record().members) == 2, 60)
+    return world
+
+
 def repeated(world: World, job: str) -> list[int | None]:
     return [entry.again for entry in world.events(Event.GENERATION, job=job) if entry.again]
 
@@ -76,13 +88,7 @@ def test_a_job_that_a_signal_stops_takes_no_more_than_it_needs() -> None:
 
 def test_a_job_past_its_last_step_does_not_grow_by_itself() -> None:
     """It would stop for that, and its code after the loop would run again."""
-    world = world_of(4, nodes=Nodes(2, 4))
-    submit(world, JOB)
-    world.until(lambda: world.training() and len(world.record().members) == 4)
-    world.run(20 * MINUTE)
-    submit(world, SECOND, priority="normal", nodes=2)
-    world.until(lambda: world.training(SECOND) and len(world.record().members) == 2, 6 * MINUTE)
-    world.until(world.training, 6 * MINUTE)
+    world = shrunk()
     agent = world.member(0).agent
     assert agent is not None
     world.loop_steps = agent.step_no + 5
@@ -94,13 +100,7 @@ def test_a_job_past_its_last_step_does_not_grow_by_itself() -> None:
 
 
 def test_an_elastic_job_shrinks_instead_and_grows_again() -> None:
-    world = world_of(4, nodes=Nodes(2, 4))
-    submit(world, JOB)
-    world.until(lambda: world.training() and len(world.record().members) == 4)
-    world.run(20 * MINUTE)
-    submit(world, SECOND, priority="normal", nodes=2)
-    world.until(lambda: world.training(SECOND), 6 * MINUTE)
-    world.until(lambda: world.training() and len(world.record().members) == 2, 60)
+    world = shrunk()
     assert world.record().phase is Phase.RUN
     world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
     world.until(lambda: len(world.record().members) == 4 and world.training(), 3600)
@@ -108,12 +108,7 @@ def test_an_elastic_job_shrinks_instead_and_grows_again() -> None:
 
 
 def test_a_user_may_keep_a_job_at_the_size_to_which_it_shrank() -> None:
-    world = world_of(4, nodes=Nodes(2, 4))
-    submit(world, JOB)
-    world.until(lambda: world.training() and len(world.record().members) == 4)
-    world.run(20 * MINUTE)
-    submit(world, SECOND, priority="normal", nodes=2)
-    world.until(lambda: world.training(SECOND) and world.training() and len(world.record().members) == 2, 6 * MINUTE)
+    world = shrunk()
     world.request(RequestKind.RESIZE, nodes=2)
     assert (world.events(Event.REQUEST)[-1].detail, world.record().asked) == ("by user", 2)
     world.run(5)

@@ -48,6 +48,16 @@ def long_runs(machines: int) -> World:
     return world
 
 
+def waited_for() -> World:
+    """A long job has all machines, and another one waits for them."""
+    world = long_runs(2)
+    world.submit(JOB)
+    world.until(world.training)
+    world.submit(SECOND)
+    world.run(20 * MINUTE)
+    return world
+
+
 def test_estimates_are_written_anew_only_where_another_job_may_need_them() -> None:
     world = long_runs(4)
     for job in (JOB, SECOND):
@@ -59,11 +69,7 @@ def test_estimates_are_written_anew_only_where_another_job_may_need_them() -> No
 
 
 def test_an_estimate_is_written_again_when_it_has_changed_much() -> None:
-    world = long_runs(2)
-    world.submit(JOB)
-    world.until(world.training)
-    world.submit(SECOND)
-    world.run(20 * MINUTE)
+    world = waited_for()
     before = claim_of(world)
     assert claim_of(world, SECOND).waiting and before.ends is not None
     world.step_s = 1.01
@@ -114,11 +120,7 @@ def test_a_claim_tells_which_machines_the_cloud_refuses_until_all_have_come() ->
 
 def test_a_job_is_about_to_end_since_it_first_said_so() -> None:
     """Else one that always says that a few steps are left would keep its machines forever."""
-    world = long_runs(2)
-    world.submit(JOB)
-    world.until(world.training)
-    world.submit(SECOND)
-    world.run(20 * MINUTE)
+    world = waited_for()
     assert claim_of(world).ending is None
     world.step_s = 0.01
     world.run(5 * MINUTE)
