@@ -165,8 +165,7 @@ class Replicated:
 
     def warm(self, subject: StateSource) -> None:
         if self._writer.writes:
-            local = pack(subject.take_local())
-            size = Image(_state(subject, (local,) * self._gang.world)).size
+            size = Image(_state(subject, self._small.like(pack(subject.take_local())))).size
             self._writer.warm(size, images=self._copier is not None)
 
     def save(self, subject: StateSource, commit: Commit, *, overlap: bool = False) -> None:
@@ -224,12 +223,9 @@ class Replicated:
             say(f"generation {commit.gen}: the disk is mounted and gets all checkpoints from step {commit.step} on")
 
 
-def _state(subject: StateSource, local: tuple[bytes, ...] | PendingParts) -> RunState:
+def _state(subject: StateSource, local: PendingParts) -> RunState:
     model, rest = subject.take_common()
-    optimizers = rest.pop("optimizers", None)
-    if isinstance(local, PendingParts):
-        return RunState(model, rest, (), optimizers, local)
-    return RunState(model, rest, local, optimizers)
+    return RunState(model, rest, (), rest.pop("optimizers", None), local)
 
 
 def versions() -> dict[str, str]:

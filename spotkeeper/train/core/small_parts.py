@@ -18,7 +18,7 @@ _SPARE = 1 << 12  # bytes, and an eighth: most parts keep their size, but lists 
 
 
 class PendingParts:
-    """Small parts on their way. ``bound``: the most bytes that all of them have."""
+    """Small parts on their way, or there. ``bound``: the most bytes that all ranks' parts have, in the next one too."""
 
     def __init__(self, answer: Callable[[], list[bytes]], width: int, world: int) -> None:
         self._answer, self._width = answer, width
@@ -51,22 +51,35 @@ class SmallParts:
         self._width = 0  # bytes of a part for which there is room; 0: not known yet
         self._last: PendingParts | None = None
 
-    def exchange(self, part: bytes, *, now: bool) -> tuple[bytes, ...] | PendingParts:
+    def like(self, part: bytes) -> PendingParts:
+        """Return what the first exchange returns if all ranks' parts are like this one. Not collective."""
+        return PendingParts(lambda: [_row(part)] * self._gang.world, _room(len(part)), self._gang.world)
+
+    def exchange(self, part: bytes, *, now: bool) -> PendingParts:
         """Exchange this rank's part. ``now``: wait for all parts. Collective."""
         if self._last is not None:
             self._note(self._last.sizes())
             self._last = None
         if now or not self._width or self._gang.world == 1:
-            parts = tuple(self._gang.gather(part))
+            parts = self._gang.gather(part)
             self._note([len(each) for each in parts])
-            return parts
+            return PendingParts(lambda: [_row(each) for each in parts], self._width, self._gang.world)
         width = self._width
-        row = len(part).to_bytes(_HEADER, "little") + part[:width].ljust(width, b"\0")
-        self._last = PendingParts(self._gang.collect(row), width, self._gang.world)
+        answer = self._gang.collect(_row(part[:width].ljust(width, b"\0"), len(part)))
+        self._last = PendingParts(answer, width, self._gang.world)
         return self._last
 
     def _note(self, sizes: list[int]) -> None:
         """Fit the room to the last exchange's parts, which are the same on all ranks."""
         most = max(sizes)
         if not most <= self._width <= 2 * most + _SPARE:
-            self._width = most + most // 8 + _SPARE
+            self._width = _room(most)
+
+
+def _row(part: bytes, size: int | None = None) -> bytes:
+    return (len(part) if size is None else size).to_bytes(_HEADER, "little") + part
+
+
+def _room(most: int) -> int:
+    """Return the room for parts of at most ``most`` bytes. Ranks whose parts hardly differ find the same."""
+    return -(-(most + most // 8 + _SPARE) // _SPARE) * _SPARE
