@@ -327,7 +327,8 @@ class Control:
         """Write the step, then its time, so that a reader of the new time sees the new step."""
         now = time.time() if at is None else at
         self.step = step
-        self.first_step_at = self.first_step_at or now
+        if not self.first_step_at:
+            self.first_step_at = now
         self.step_at = now
 
     def resumed(self, commit: Commit, size: int = 0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
@@ -109,12 +109,13 @@ class EnumWord(Generic[E]):
     at: int
     kind: type[E]
     other: E
+    _members: dict[int, E] = field(init=False, repr=False)  # several times as fast as ``kind(number)``
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_members", {member.value: member for member in self.kind})
 
     def __get__(self, of: HasWords, _: type[HasWords]) -> E:
-        try:
-            return self.kind(of.words[self.at])
-        except ValueError:
-            return self.other
+        return self._members.get(of.words[self.at], self.other)
 
     def __set__(self, of: HasWords, value: E) -> None:
         of.words[self.at] = int(value)

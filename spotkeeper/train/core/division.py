@@ -33,6 +33,7 @@ class Division:
         self._batch, self._micro, self._rank, self._world, self._fetched = batch, micro, rank, world, ahead
         self._begun = -1  # newest global batch of which the loader knows this rank's micro-batches
         self._parts = [(0, self._part(costs))]  # first global batch, this rank's micro-batches from there on
+        self.ahead = self._ahead()  # most global batches that the loader may have begun before the loop asks for them
 
     def _part(self, costs: Sequence[float]) -> tuple[MicroBatch, ...]:
         if self._micro is None:
@@ -44,9 +45,7 @@ class Division:
         """Micro-batches of a global batch."""
         return self._world if self._micro is None else -(-self._batch // self._micro)
 
-    @property
-    def ahead(self) -> int:
-        """Most global batches that this rank's loader may have begun before the loop asks for them."""
+    def _ahead(self) -> int:
         return -(-self._fetched // min(len(part) for _, part in self._parts))
 
     def begin(self, number: int) -> tuple[MicroBatch, ...]:
@@ -56,7 +55,8 @@ class Division:
 
     def of(self, number: int) -> tuple[MicroBatch, ...]:
         """Return this rank's micro-batches of a global batch."""
-        return next(part for first, part in reversed(self._parts) if first <= number)
+        first, part = self._parts[-1]
+        return part if first <= number else next(part for first, part in reversed(self._parts) if first <= number)
 
     def change(self, number: int, ahead: int, costs: Sequence[float]) -> int:
         """Divide the work anew. All ranks call it between the same two global batches, with the same arguments.
@@ -77,6 +77,7 @@ class Division:
         present = [at for at, _ in self._parts if at <= number][-1]
         self._parts = [(at, part) for at, part in self._parts if present <= at < first]
         self._parts.append((first, self._part(costs)))
+        self.ahead = self._ahead()
         return first
 
 

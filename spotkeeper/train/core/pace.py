@@ -27,25 +27,21 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 
 
 class RecentTimes(deque[float]):
-    """The newest ``size`` values, also kept in order, so that their median costs nothing. Values are only appended."""
+    """The newest ``size`` values, and their ``median``, 0.0 without values. Values are only appended."""
 
     def __init__(self, size: int) -> None:
         super().__init__(maxlen=size)
         self._ordered: list[float] = []
+        self.median = 0.0
 
     def append(self, value: float) -> None:
+        ordered = self._ordered
         if len(self) == self.maxlen:
-            del self._ordered[bisect_left(self._ordered, self[0])]
-        insort(self._ordered, value)
+            del ordered[bisect_left(ordered, self[0])]
+        insort(ordered, value)
         super().append(value)
-
-    @property
-    def median(self) -> float:
-        """The median, 0.0 without values."""
-        ordered, middle = self._ordered, len(self) // 2
-        if not ordered:
-            return 0.0
-        return ordered[middle] if len(self) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        middle, odd = divmod(len(ordered), 2)
+        self.median = ordered[middle] if odd else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 @dataclass

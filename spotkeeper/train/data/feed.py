@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader
 
@@ -18,8 +17,7 @@ from spotkeeper.train.core.parts import Stateful
 from spotkeeper.train.data.sampler import is_map_style, rebuild
 
 
-@dataclass(frozen=True)
-class DataPosition:
+class DataPosition(NamedTuple):
     """The place of all ranks in their data.
 
     In map-style data it is given by ``consumed``, in other data by ``epoch`` and ``number``.
@@ -32,7 +30,6 @@ class DataPosition:
     number: int = 0  # batches done in this epoch
 
     def next(self) -> DataPosition:
-        # a third of the time of ``replace``
         return DataPosition(self.loop, self.consumed + self.batch, self.batch, self.epoch, self.number + 1)
 
 
@@ -98,7 +95,7 @@ class _MapFeed:
         self.micro_batch = self._sampler.division.of(0)[0]
         self.epoch_batches: int | None = order.batches
         epoch, number = divmod(position.consumed // order.batch, order.batches)
-        self.position = replace(position, batch=order.batch, epoch=epoch, number=number)
+        self.position = position._replace(batch=order.batch, epoch=epoch, number=number)
 
     def batches(self, epochs: int | None) -> Iterator[Any]:
         while epochs is None or self.position.epoch < epochs:
@@ -110,7 +107,7 @@ class _MapFeed:
 
     def after(self) -> DataPosition:
         then = self.position.next()
-        return replace(then, epoch=then.epoch + 1, number=0) if then.number == self.epoch_batches else then
+        return then._replace(epoch=then.epoch + 1, number=0) if then.number == self.epoch_batches else then
 
     def done(self) -> None:
         self.position = self.after()
@@ -133,7 +130,7 @@ class _IterableFeed:
         self._loader = loader
         size = getattr(loader, "batch_size", None) or 1
         self.epoch_batches = len(loader) if isinstance(loader, Sized) and not isinstance(loader, DataLoader) else None
-        self.position = replace(position, batch=size * gang.world)
+        self.position = position._replace(batch=size * gang.world)
         self.micro_batch = MicroBatch(gang.rank, range(gang.rank * size, (gang.rank + 1) * size), size, last=True)
         self._resume: dict[str, Any] | None = None
         self._before: dict[str, Any] = {}
@@ -149,7 +146,7 @@ class _IterableFeed:
     def batches(self, epochs: int | None) -> Iterator[Any]:
         while epochs is None or self.position.epoch < epochs:
             yield from self._epoch()
-            self.position = replace(self.position, epoch=self.position.epoch + 1, number=0)
+            self.position = self.position._replace(epoch=self.position.epoch + 1, number=0)
 
     def _epoch(self) -> Iterator[Any]:
         resume, self._resume = self._resume, None

@@ -111,8 +111,11 @@ class RankBatches(Sampler[SeededIndices]):  # type: ignore[misc]
         for number in self._numbers(self.start):
             first = (number - before) * self._order.batch
             for micro_batch in self.division.begin(number):
-                chosen = [indices[(first + place) % size] for place in micro_batch.places]
-                seed = rng.mix(self._order.seed, self.epoch, first + micro_batch.places.start, _SAMPLE)
+                places = micro_batch.places
+                start, stop = first + places.start, first + places.stop
+                whole = stop <= size
+                chosen = list(indices[start:stop]) if whole else [indices[at % size] for at in range(start, stop)]
+                seed = rng.mix(self._order.seed, self.epoch, start, _SAMPLE)
                 yield SeededIndices(seed, chosen)
 
     def micro_batches(self) -> Iterator[MicroBatch]:
@@ -146,8 +149,7 @@ class SeededDataset(Dataset[Any]):  # type: ignore[misc]
     def __getitems__(self, draw: SeededIndices) -> list[Any]:
         """Load one batch. In the training process the random state is restored afterwards."""
         if torch.utils.data.get_worker_info() is None:
-            with rng.aside(draw.seed):
-                return self._items(draw.indices)
+            return rng.aside(draw.seed, self._items, draw.indices)
         rng.seed_cpu(draw.seed)
         return self._items(draw.indices)
 

@@ -209,7 +209,9 @@ class Boundary:
         if first:
             self._strategy.warm(self._position)
         ahead = feed.division.ahead if feed.division else 0
-        self._divide(self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s, ahead), feed)
+        told = self._lag.after_step(self.watch.end(), self._samples, self._pace.step_s, ahead)
+        if told is not None:
+            self._divide(told, feed)
         self._samples = 0
         if self._strategy.advance():
             self._pace.add_copying()
@@ -228,9 +230,9 @@ class Boundary:
             self.last_end = time.monotonic()
         self.watch.begin()
 
-    def _divide(self, told: list[WindowTimes] | None, feed: Feed) -> None:
+    def _divide(self, told: list[WindowTimes], feed: Feed) -> None:
         """Divide the work of the coming global batches anew if speeds have changed. All ranks do so or none does."""
-        if told is None or self._speeds is None or feed.division is None:
+        if self._speeds is None or feed.division is None:
             return
         costs, count = [each.sample_s for each in told], feed.division.count
         if not self._speeds.window(costs, count):
@@ -243,7 +245,8 @@ class Boundary:
 
     def _view(self) -> StepAction:
         control = self._control
-        if control.requested is AgentRequest.SAVE_STOP:
+        requested = control.requested
+        if requested is AgentRequest.SAVE_STOP:
             return StepAction.STOP
         now = time.monotonic()
         free = self._strategy.next_image() is not None
@@ -253,7 +256,7 @@ class Boundary:
             return StepAction.FULL if full else StepAction.BUSY_IMAGE if image else StepAction.BUSY
         if self._strategy.ready():
             return StepAction.PUBLISH
-        if control.requested is AgentRequest.SAVE and control.request_number > self._answered:
+        if requested is AgentRequest.SAVE and control.request_number > self._answered:
             return StepAction.SAVE
         if self.writer.writes and self._pace.due(now, images=free and self._strategy.images):
             return StepAction.SAVE

@@ -101,7 +101,7 @@ class RunPosition:
         model, rest = self._parts.take_common()
         rest |= {
             "step": self.step,
-            "data": asdict(self.place),
+            "data": self.place._asdict(),
             "epochs": asdict(self.epochs),
             "orders": {name: (each.order, each.synced) for name, each in self._orders.items()},
             "stalls": list(self._pace.stalls),
