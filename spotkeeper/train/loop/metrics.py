@@ -283,7 +283,7 @@ class MetricHistory:
     # ------------------------------------------------------------ checkpoints
 
     def take(self) -> dict[str, Any]:
-        """Return what a checkpoint carries: the points that are not uploaded yet. Waits for values on a device."""
+        """Return what a checkpoint carries: all names, and points not uploaded yet. Waits for values on a device."""
         if self._path is None:
             return {}
         self._sort(wait=True)
@@ -292,7 +292,8 @@ class MetricHistory:
         for curves in (*(curves for _, curves in self._unstored), self._fresh):
             carried.join(curves)
         points = {name: (curve.steps, curve.times, curve.values) for name, curve in carried.items()}
-        return {"ancestors": self._ancestors, "points": points} | ({"last": self._last} if self._last else {})
+        taken = {"ancestors": self._ancestors, "points": points, "names": sorted(self._names)}
+        return taken | ({"last": self._last} if self._last else {})
 
     def restore(self, state: Mapping[str, Any], commit: Commit) -> None:
         """Begin with the points that the checkpoint ``commit`` carries."""
@@ -301,6 +302,7 @@ class MetricHistory:
         known = [(int(gen), int(step)) for gen, step in state.get("ancestors", ())]
         self._ancestors = [*known, (commit.gen, commit.step)][-ANCESTORS:]
         self._last = state.get("last")
+        self._names |= set(state.get("names", ()))
         for name, columns in state.get("points", {}).items():
             curve = Curve()
             curve.add(*columns)

@@ -365,6 +365,20 @@ def test_a_checkpoint_carries_only_what_is_not_stored(control: Control, tmp_path
     assert history.take()["points"]["val"][0] == [11], "reported after the file of the same step"
 
 
+def test_the_next_generation_of_a_job_takes_no_more_names(control: Control, tmp_path: Path) -> None:
+    history = MetricHistory(control, tmp_path, 3)
+    history.report(1, {f"m{number}": 0.0 for number in range(metrics.NAMES)})
+    history.write()
+    control.metrics_stored = control.metrics_file
+    state = pickling.loads(pickling.dumps(history.take()), "a checkpoint")
+    assert state["points"] == {}
+    history = MetricHistory(control, tmp_path, 4)
+    history.restore(state, Commit(3, 1))
+    history.report(2, {"one-more": 0.0, "m1": 1.0})
+    history.write()
+    assert list(written(tmp_path, 4).metrics) == ["m1"]
+
+
 def test_a_checkpoint_of_an_older_library_is_restored(control: Control, tmp_path: Path) -> None:
     history = MetricHistory(control, tmp_path, 3)
     history.restore({}, Commit(2, 7))
