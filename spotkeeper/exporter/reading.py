@@ -39,6 +39,7 @@ MOST_ENDED = 64  # ended jobs that are read at the start
 USAGE_S = 55.0  # real; agents write once a minute
 MOST_NODES = 1000  # whose use is read, over all jobs
 FRESH_S = 300.0  # virtual; an older report is of a machine that has gone
+FRESH_REAL_S = 50.0  # real; at least this, since agents write at most every 10 s
 
 
 class JobReading(Struct, frozen=True):
@@ -146,7 +147,8 @@ class StackReader:
         with ThreadPoolExecutor(lookup.READS) as pool:
             found = pool.map(lambda key: self._store.part(object_name(*key), 0, BYTES + 1), wanted)
             told = {key: read_usage(data) for key, data in zip(wanted, found, strict=True) if data is not None}
-        self._usage = {key: one for key, one in told.items() if one is not None and now - one.at < FRESH_S}
+        fresh_s = max(FRESH_S, FRESH_REAL_S * self._target.clock.scale)
+        self._usage = {key: one for key, one in told.items() if one is not None and now - one.at < fresh_s}
 
     def _with_usage(self, one: JobReading) -> JobReading:
         job, nodes = one.record.job, one.record.members

@@ -347,3 +347,5 @@ def test_how_busy_machines_and_devices_are(
     clock.at = 990.0 + reads.FRESH_S
     assert values(reader.read(), "spotkeeper_node_cpu_usage_ratio", "node") == {}, "its machine has gone"
     assert len(sizes) == 3, "of the most nodes that are read"
+    clock.scale = 60.0  # an agent writes every 10 s, here every 600 s
+    assert values(reader.read(), "spotkeeper_node_cpu_usage_ratio", "node") == {("0",): 0.5}
