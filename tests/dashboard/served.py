@@ -29,10 +29,11 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    environment: dict[str, str], home: Path, *options: str, ended_by: signal.Signals = signal.SIGINT
+    environment: dict[str, str], home: Path, *options: str, ended_by: signal.Signals = signal.SIGINT, first: str = ""
 ) -> Iterator[Served]:
-    """Run ``spotkeeper dashboard`` with these variables until the block ends."""
-    command = [sys.executable, "-m", "spotkeeper.cli.main", "dashboard", "--no-browser", "--json", *options]
+    """Run ``spotkeeper dashboard`` with these variables until the block ends. ``first``: Python to run before it."""
+    start = ["-c", f"{first}; from spotkeeper.cli.main import main; main()"] if first else ["-m", "spotkeeper.cli.main"]
+    command = [sys.executable, *start, "dashboard", "--no-browser", "--json", *options]
     given = {**os.environ, "XDG_STATE_HOME": str(home), **environment}
     with (home / "dashboard.log").open("w") as log:
         process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=log, text=True)

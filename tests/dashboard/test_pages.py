@@ -186,6 +186,10 @@ def test_named_metrics_are_charts_with_the_recoveries_marked(bucket: Bucket, pla
         await user.open("/jobs/first")
         await until(lambda: "accuracy" in text(user))
         drawn = [element.options for element in _elements(user, ui.echart) if element.options.get("series")]
+        axes = {one["series"][0]["name"]: (one["xAxis"].get("name"), one["yAxis"].get("name")) for one in drawn}
+        assert axes["accuracy"] == ("step", None), "the title names the values"
+        assert axes["steps a second"] == ("step", "steps a second")
+        assert axes["spent"] == ("since submission", None)
         (found,) = [one for options in drawn for one in options["series"] if one["name"] == "accuracy"]
         return found
 
@@ -279,6 +283,7 @@ def test_the_page_of_the_stack(bucket: Bucket, play: Callable[..., None]) -> Non
         await user.open("/stack")
         await until(lambda: "workers" in text(user))
         assert "us-central1-c" in text(user) and "Cost per hour now" in text(user)
+        assert "<h2>Queue</h2>" in text(user) and "No job waits." in text(user)
 
     play(story)
 

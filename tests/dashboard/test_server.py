@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import stat
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,8 +64,15 @@ def test_all_threads_share_one_heap(bucket: Bucket, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGHUP])
 def test_no_file_stays_when_the_dashboard_is_ended(bucket: Bucket, tmp_path: Path, ended_by: signal.Signals) -> None:
-    with serving(bucket[1], tmp_path, ended_by=ended_by) as served:
-        assert served.file.exists()
+    """Until then it has a new one-time address long before the last one expires; the last one works meanwhile."""
+    hasty = "from spotkeeper.dashboard import server; server.CODE_S = 0.2"
+    with serving(bucket[1], tmp_path, ended_by=ended_by, first=hasty) as served:
+        code = served.url.partition("code=")[2].partition("&")[0]
+        ends = time.monotonic() + 30
+        while code in served.file.read_text():
+            assert time.monotonic() < ends, "the one-time address is not renewed"
+            time.sleep(0.05)
+        assert requests.get(served.url, timeout=30, allow_redirects=False).status_code == 303
     assert list(served.file.parent.iterdir()) == []
 
 

@@ -81,6 +81,21 @@ def test_a_table_names_each_cell_for_narrow_screens_and_itself_for_screen_reader
     assert table(("a",), [], "x", empty="Nothing.") == '<p class="dim">Nothing.</p>'
 
 
+@pytest.mark.parametrize("pools", [("workers", "workers"), ("workers", "floor")])
+def test_only_the_age_of_a_machine_is_aligned_like_a_number(pools: tuple[str, str]) -> None:
+    """With and without the column of pools."""
+    nodes = tuple(NodeView(node=at, state=NodeState.TRAINING, age_s=60.0, pool=pool) for at, pool in enumerate(pools))
+    shown = job.machines(a_view(nodes=nodes))
+    assert re.findall(r'<th scope="col" class="right">([^<]*)', shown) == ["Age"]
+    assert re.findall(r'<td data-label="([^"]*)" class="right"', shown) == ["Age", "Age"]
+
+
+def test_numbers_of_nodes_are_names_and_aligned_like_words() -> None:
+    shown = job.recoveries(account(a_view(), NOTICED, NOW))
+    left = re.findall(r'<th scope="col">([^<]*)', shown)
+    assert left == ["Cause", "Announced", "Nodes", "Replaced by"] and "Took</th>" in shown
+
+
 def test_nothing_that_a_job_wrote_becomes_markup() -> None:
     node = NodeView(0, NodeState.TRAINING, zone=EVIL, pool=EVIL, model=Model.SPOT, vm=EVIL, lag=EVIL)
     lines = a_view().events
@@ -131,7 +146,7 @@ def test_the_file_draws_the_metrics() -> None:
     view = a_view()
     curve = MetricColumns([1, 2, 3], [0.0, 1.0, 2.0], [2.0, float("nan"), 1.0])
     drawn = job_file(view, account(view, NOTICED, NOW), NOTICED, STACK, NOW, metrics={"eval/loss": curve})
-    assert "Eval/loss" in parsed(drawn).text and "nan" not in drawn.lower()
+    assert "Eval/loss" in parsed(drawn).text and ">step</text>" in drawn and "nan" not in drawn.lower()
     few = {"once": MetricColumns([1], [0.0], [2.0]), "never": MetricColumns([1, 2], [0.0, 1.0], [float("inf"), 1.0])}
     drawn = job_file(view, account(view, NOTICED, NOW), NOTICED, STACK, NOW, metrics={"eval/loss": curve} | few)
     assert "Too few values for a chart: once, never." in parsed(drawn).text
