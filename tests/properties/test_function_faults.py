@@ -102,7 +102,7 @@ FAILURES: tuple[Break, ...] = (down_function, down_bucket, down_cloud, throttled
 
 @pytest.mark.parametrize("fail", [*FAILURES, unanswered_zones], ids=lambda fail: fail.__name__)
 def test_training_continues_while_the_function_fails(world: World, fail: Break) -> None:
-    watch, outage = Watch(world), size(HOUR // 5, HOUR)
+    watch, outage = Watch(world), size(HOUR // 10, HOUR)
     fail(world)
     world.advance(outage)
     assert watch.untouched(), "blind, it decides nothing"
@@ -119,7 +119,7 @@ def test_the_first_healthy_tick_repairs_losses_of_an_outage(world: World, fail: 
     fail(world)
     world.advance(60)
     world.plane.preempt(world.plane.vms()[0], notice=False)
-    world.advance(size(HOUR // 6, HOUR) - 60)
+    world.advance(size(HOUR // 12, HOUR) - 60)
     assert world.record(JOB).gen == 1 and len(world.plane.disks()) == 2
     world.calm()
     asked = len(world.launches[JOB, 0]) + len(world.launches[JOB, 1])
@@ -136,7 +136,7 @@ def test_the_function_may_fail_during_a_recovery(world: World, fail: Break) -> N
     world.plane.preempt(world.plane.vms()[0], notice=False)
     world.advance(20)
     fail(world)
-    world.advance(600)
+    world.advance(size(200, 600))
     assert len(world.plane.disks()) == 2, "no disk is given up"
     world.calm()
     world.until(lambda: world.training(JOB), "training again")

@@ -24,9 +24,10 @@ from tests.sim.gang import Gang
 from tests.sim.scenarios import JOB, SCENARIOS, Scenario, perform
 from tests.sim.test_crash_points import effects, kill
 from tests.sim.world import World
+from tests.sizes import size
 
 PERCENT = 1.0
-EVERY = 23  # effects; each story begins at another
+EVERY = size(46, 23)  # effects; each story begins at another
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_every_event_is_announced_once(scenario: Scenario, wanted: set[NotifyEve
 
 @each
 def test_a_function_killed_at_every_effect_loses_no_notification(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
-    done = {at: Performance(scenario, kill(at)) for at in some(scenario, 2)}
+    done = {at: Performance(scenario, kill(at)) for at in some(scenario, 4)}
     assert {at: said for at, one in done.items() if (said := one.why())} == {}
     late = {at: one.longest_s() for at, one in done.items() if one.longest_s() > TICK_S + SOON_S}
     assert late == {}, "the next tick sends it"

@@ -70,7 +70,7 @@ def _is_back(play: Play) -> bool:
 STORY = Scenario("abroad and back", _runs_dry, _is_back, regions=(HOME, ABROAD))
 
 
-@pytest.mark.parametrize(("on", "every"), [(two_regions, EVERY), (two_regions_of_ec2, EVERY if WHOLE else 10 * EVERY)])
+@pytest.mark.parametrize(("on", "every"), [(two_regions, EVERY), (two_regions_of_ec2, EVERY if WHOLE else 30 * EVERY)])
 def test_a_gang_goes_abroad_and_back_without_a_step_lost_and_leaves_nothing(on: Declared, every: int) -> None:
     worlds: list[World] = []
     told = perform(STORY, worlds.append, on=on)

@@ -100,7 +100,8 @@ class Tokens:
 
 def _load_key(path: Path) -> rsa.RSAPrivateKey:
     if path.exists():
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        # Written below, by this cloud: to check it as a stranger's takes a tenth of a second of each start.
+        key = serialization.load_pem_private_key(path.read_bytes(), None, unsafe_skip_rsa_key_validation=True)
         assert isinstance(key, rsa.RSAPrivateKey)
         return key
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.reconcile.select.hostile_markets import bound, feasible, story
 
-QUICK = 240
+QUICK = 120
 STORIES = 20_000
 
 
