@@ -88,7 +88,9 @@ ec2: setup
 	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
 
 stories: setup
-	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest --timeout=3600 tests/model tests/reconcile/decide/queue tests/sim/test_crash_points.py tests/sim/test_egress.py tests/sim/test_notifications.py tests/sim/test_regions.py tests/properties tests/integrations/test_journal.py $(ARGS)
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -n logical --dist loadfile --timeout=3600 -m "matrix or not matrix" tests/model \
+	  tests/reconcile/decide tests/reconcile/select tests/sim --ignore=tests/sim/test_ec2_stories.py tests/properties \
+	  tests/integrations/test_journal.py $(ARGS)
 
 burst: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest tests/scale $(ARGS)

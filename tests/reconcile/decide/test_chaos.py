@@ -15,6 +15,7 @@ from spotkeeper.contract.job import Checkpoint, MachineGroup, RequestKind, Retry
 from spotkeeper.contract.record import Outcome, Phase, SlotState
 from spotkeeper.contract.stack import Model, ReservedCapacity
 from tests.reconcile.world import ZONES, World, stack
+from tests.sizes import size
 
 FAULTS_S = 900
 
@@ -137,23 +138,23 @@ def survive(world: World) -> None:
     assert len(world.started) >= 1
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(size(6, 12)))
 def test_a_gang_survives_random_faults(seed: int) -> None:
     survive(World(nodes=3, seed=seed, scratch_gb=seed % 2, retry=Retry(crashes=1000)))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(size(6, 12)))
 def test_sharded_state_survives_random_faults(seed: int) -> None:
     survive(World(nodes=2, seed=seed, checkpoint=Checkpoint(replicated=False), retry=Retry(crashes=1000)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(size(4, 8)))
 def test_static_and_spot_together_survive_random_faults(seed: int) -> None:
     survive(World(nodes=3, seed=seed, the_stack=stack(static=1), retry=Retry(crashes=1000)))
 
 
 @pytest.mark.parametrize("spread", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(size(2, 4)))
 def test_a_mix_of_machines_survives_random_faults(seed: int, spread: bool) -> None:
     """The pools share one zone; ``World.check`` compares machines and nodes."""
     base = stack().pools[0]
@@ -163,7 +164,7 @@ def test_a_mix_of_machines_survives_random_faults(seed: int, spread: bool) -> No
     survive(World(the_stack=the_stack, machines=mix, seed=seed, spread=spread, retry=Retry(crashes=1000)))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(size(2, 4)))
 def test_reserved_and_spot_together_survive_random_faults(seed: int) -> None:
     """The second reservation is smaller than the stack file says, and the first one ends during the storm."""
     pool, *others = stack().pools
@@ -175,7 +176,7 @@ def test_reserved_and_spot_together_survive_random_faults(seed: int) -> None:
     assert {"res"} <= {call.reservation for call in world.inserts()}
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(size(8, 16)))
 def test_rounds_that_die_or_stall_anywhere_do_no_harm(seed: int) -> None:
     """A round may die before or after any effect, or sleep for a minute there and then make its late call."""
     world = World(nodes=2, seed=seed, lost_answers=0.1, retry=Retry(crashes=1000))

@@ -318,7 +318,7 @@ def test_a_zone_where_one_boot_in_ten_takes_three_times_as_long_keeps_its_95th_p
     world.memory.put(paths.market_past("pool"), msgspec.json.encode(quick))
     p95_s: list[float] = []
     launched: list[int] = []
-    for number in range(200):
+    for number in range(150):
         job = f"slow{number:04d}"
         world.boot_s = usual_s * draw.uniform(0.9, 1.1) * (3 if number % 10 == 9 else 1)
         world.submit(job)
@@ -331,4 +331,4 @@ def test_a_zone_where_one_boot_in_ten_takes_three_times_as_long_keeps_its_95th_p
         p95_s.append(seen.slow_boot_s or 0.0)
         launched.append(len(world.inserts()))
     assert 2 * usual_s < min(p95_s[100:]) <= max(p95_s[100:]) < 3.3 * usual_s
-    assert launched[-1] - launched[99] <= 105, "one boot in twenty has a backup, at most"
+    assert launched[-1] - launched[99] <= 53, "one boot in twenty has a backup, at most"
