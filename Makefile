@@ -67,7 +67,7 @@ quick: setup
 # Nor is Google's provider for it: `pulumi plugin install resource gcp`. What is not there is skipped, with its reason.
 engine: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/engine tests/infra/test_bundle.py \
-	  tests/local/compute/test_gcloud.py $(ARGS)
+	  tests/infra/aws/test_declared.py tests/local/compute/test_gcloud.py $(ARGS)
 
 adapters: .venv-adapters/.stamp
 	@.venv-adapters/bin/python -m pytest tests/train/adapters tests/lifecycle/test_adapters.py $(ARGS)

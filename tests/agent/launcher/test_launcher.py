@@ -37,7 +37,6 @@ from spotkeeper_agent.launcher.server import LaunchedRun, Server, Start
 from tests.agent.fakes import REPO, alive, all_pids, children_of, command_of, document, environ_of, wait_until
 from tests.agent.jobs import ENDS, STUBBORN, STUCK
 from tests.no_dynamo import NO_DYNAMO
-from tests.sizes import size
 
 LIGHT = REPO / "tests/agent/light_launcher.py"
 
@@ -142,7 +141,8 @@ def test_exit_codes_survive_torchrun(zygote: Bench, how: str) -> None:
     check_exit(zygote, how)
 
 
-@pytest.mark.parametrize("how", size(["raise"], ["_exit93", "kill", "raise"]))
+@pytest.mark.matrix  # a cold launcher starts and ends below in `make test`, and agents use one in `make recovery`
+@pytest.mark.parametrize("how", ["_exit93", "kill", "raise"])
 def test_exit_codes_survive_a_cold_torchrun(cold: Bench, how: str) -> None:
     check_exit(cold, how)
 

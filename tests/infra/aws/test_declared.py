@@ -738,6 +738,7 @@ needs_provider = pytest.mark.skipif(
 
 
 @needs_provider
+@pytest.mark.matrix  # make engine
 def test_the_provider_accepts_every_declared_resource(
     example: Declaration, joined: Declaration, tmp_path: Path
 ) -> None:

@@ -13,8 +13,6 @@ from tests.train.features.trainings import FEATURES, STEPS
 
 WORLD = 3
 SLICE = (
-    "ddp, static graph",
-    "ddp, fp16 with GradScaler",
     "ddp, iterable data with a state",
     "fsdp, EMA",
     "ddp, WGAN with its clamp",

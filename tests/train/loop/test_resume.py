@@ -19,8 +19,7 @@ from tests.train.jobs import Job, skip_replay
 
 CASES: dict[str, dict[str, Any]] = {
     "conv": {},
-    "conv-workers": {"workers": 2},
-    "weighted": {"weighted": True},
+    "weighted-workers": {"weighted": True, "workers": 2},
     "tied-accumulated": {"kind": "tied", "accumulate": 3},
 }
 
