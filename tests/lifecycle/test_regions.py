@@ -1,4 +1,7 @@
-"""Home runs dry, and a gang goes abroad with its disks: the same weights as if nothing had been."""
+"""Home runs dry, and a gang goes abroad with its disks: the same weights as if nothing had been.
+
+``make lifecycle`` also lets home recover, and the gang comes back.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Outcome
 from spotkeeper.contract.stack import region_of
 from tests.lifecycle.stage import STEPS, Run, Stage, tiny
+from tests.sizes import WHOLE, size
 
 pytestmark = pytest.mark.lifecycle
 
 HOME, ABROAD = "us-central1", "us-east1"
-ZONES = "[us-central1-a, us-east1-b]"
+HERE, THERE = "us-central1-a", "us-east1-b"
 
 
 @pytest.fixture
@@ -25,30 +29,41 @@ def both(tmp_path: Path, alone: Path) -> Iterator[Stage]:
     file, text = tmp_path / "Pulumi.local.yaml", STACK_FILE.read_text()
     text = text.replace(f"spotkeeper:region: {HOME}\n", f"spotkeeper:regions: [{HOME}, {ABROAD}]\n")
     file.write_text(
-        text.replace("spotkeeper:zones: [us-central1-a, us-central1-b, us-central1-c]", f"spotkeeper:zones: {ZONES}")
+        text.replace(
+            "spotkeeper:zones: [us-central1-a, us-central1-b, us-central1-c]", f"spotkeeper:zones: [{HERE}, {THERE}]"
+        )
     )
     with Stage.of_its_own(tmp_path, alone, file) as stage:
         yield stage
 
 
 def test_a_gang_goes_abroad_when_home_is_dry_with_the_same_weights(both: Stage) -> None:
-    spec = tiny("emigrant", STEPS, nodes=2, static="never", regions=(HOME, ABROAD))
+    spec = tiny("emigrant", size(STEPS, 3 * STEPS), nodes=2, static="never", regions=(HOME, ABROAD))
     with Run(both, spec) as run:
         run.steady("at home")
         assert region_of(run.record().zone or "") == HOME
-        both.cloud.set_capacity("us-central1-a", 0, model="on-demand")
-        both.cloud.set_capacity("us-central1-a", 0, reclaim=True)
-        run.until("the gang to leave home", lambda: run.record().zone == "us-east1-b" and not run.record().move)
-        run.steady("abroad")
-        vms = [vm for vm in both.cloud.status().vms if vm.labels.get("sk-job") == run.job]
-        assert {vm.zone for vm in vms} == {"us-east1-b"}, vms
-        restored = run.watcher.traces()[run.record().gen].restored
-        assert restored is not None and restored.step > 0, "the disks abroad hold what those at home held"
+        run_dry(both, run, HERE, THERE)
+        if WHOLE:
+            for model in ("spot", "on-demand"):
+                both.cloud.set_capacity(HERE, None, model=model)
+            run_dry(both, run, THERE, HERE)
         transfers, billed = run.ledger(Event.EGRESS), both.cloud.bill().bill.egress
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
-    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "move"], run.story()
+    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "move"] * size(1, 2), run.story()
     assert [one.steps_again for one in run.view().recoveries if one.steps_again] == [], run.story()
     assert billed > 0 and sum(entry.usd or 0.0 for entry in transfers) == pytest.approx(billed, rel=1e-6)
     assert weights == run.weights_left_alone(2)
+
+
+def run_dry(stage: Stage, run: Run, zone: str, other: str) -> None:
+    """Take all machines of the zone away. The gang goes to the other one, and its disks with it."""
+    stage.cloud.set_capacity(zone, 0, model="on-demand")
+    stage.cloud.set_capacity(zone, 0, reclaim=True)
+    run.until(f"the gang to leave {zone}", lambda: run.record().zone == other and not run.record().move)
+    run.steady(f"in {other}")
+    vms = [vm for vm in stage.cloud.status().vms if vm.labels.get("sk-job") == run.job]
+    assert {vm.zone for vm in vms} == {other}, vms
+    restored = run.watcher.traces()[run.record().gen].restored
+    assert restored is not None and restored.step > 0, "the disks there hold what those before held"
