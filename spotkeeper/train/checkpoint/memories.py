@@ -18,6 +18,8 @@ from spotkeeper.train.checkpoint.durable import MemoryHandle, map_shared, round_
 from spotkeeper.train.checkpoint.protocol import IMAGES, LEFT_PARTS, SaverError
 from spotkeeper.train.checkpoint.seal import AREA
 
+_SPARE = 1 << 20  # bytes: small parts grow from image to image, and a memory that is too small costs one
+
 
 class MappedMemories:
     """Numbered memories of one connection, which the saver allocates. ``send`` sends a message to the saver."""
@@ -46,7 +48,7 @@ class MappedMemories:
         if memory is not None and len(memory) >= size + AREA:
             return memoryview(memory)
         if not self.awaits(number):
-            self.request(number, round_up(size) + AREA)
+            self.request(number, round_up(size) + _SPARE + AREA)
         return None
 
     def request(self, number: int, size: int) -> None:

@@ -149,6 +149,11 @@ class PeerImages:
 
     # ------------------------------------------------------------ making images
 
+    def warm(self, size: int) -> None:
+        """Request the memories of the first images, for parts of ``size`` bytes each."""
+        part = (Stretch("", 0, size),)
+        self._memories(part, part)
+
     @property
     def ready(self) -> bool:
         """Whether this rank can begin an image, or has to say that peers must go off. Only leaders say so."""
@@ -249,6 +254,9 @@ class PeerImages:
         try:
             mine = client.part_image(self._own, after(own[-1]))
             copy = client.part_image(self._theirs, after(theirs[-1]))
+            for number, files in ((_other(self._own), own), (_other(self._theirs), theirs)):
+                if client.parts.handle(number) is None:  # the next image finds it; one that exists has the newest image
+                    client.part_image(number, after(files[-1]))
         except SaverError as error:
             if error.fault is Fault.SAVER_LOST:
                 self._writer.lose(error)

@@ -113,7 +113,10 @@ class Sharded:
     def warm(self, subject: StateSource) -> None:
         """Reserve the saver's memory. Every rank of the node is assumed to need as much as this rank."""
         if self._writer.writes:
-            self._writer.warm(len(self._mates) * self._image(subject)[0].size + round_up(len(self._metadata)))
+            size = len(self._mates) * self._image(subject)[0].size
+            self._writer.warm(size + round_up(len(self._metadata)))
+            if self._peers is not None:
+                self._peers.warm(size)
 
     def ready(self) -> bool:
         return self._writer.written is not None

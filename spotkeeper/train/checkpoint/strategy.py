@@ -93,7 +93,7 @@ class SaveStrategy(Protocol):
         """Return the number of the memory that the next image fills; None if this rank can make no image now."""
 
     def image(self, subject: StateSource, commit: Commit) -> bool:
-        """Keep an image of the state in the saver's memory; return whether one was begun.
+        """Keep an image of the state in the saver's memory; return whether one was begun, if this rank keeps images.
 
         Tensors of optimizers may not change, as after ``save``.
         """
@@ -192,8 +192,8 @@ class Replicated:
         local = self._small.exchange(pack(subject.take_local()), now=False)
         if self._copier is not None and self.next_image() is not None:
             manifest = new_manifest(commit, self._places, versions() | {IMAGE: "yes"})
-            self._writer.image(_state(subject, local), manifest, self._copier, subject.optimizer_tensors())
-        return True
+            return self._writer.image(_state(subject, local), manifest, self._copier, subject.optimizer_tensors())
+        return not self._writer.writes
 
     def advance(self) -> bool:
         """Ask whether devices have copied an image; each machine's is complete by itself."""

@@ -223,8 +223,9 @@ class CheckpointWriter:
         if client is None or self._images_off or (number := client.images.next()) is None:
             return False
         image = Image(state, cache=self._layouts)
+        size = image.size  # before it is complete: the next image may need room for as much
         try:
-            memory = client.image(number, image.size, wait=save)
+            memory = client.image(number, size, wait=save)
         except SaverError as error:
             self._no_images(error)
             return False
@@ -246,8 +247,13 @@ class CheckpointWriter:
             if save:
                 with self._reporting():
                     for each in range(IMAGES):  # now, since the saver answers no request while it writes
-                        client.images.open(each, image.size)
+                        client.images.open(each, size)
                     client.save(manifest, image.stretches, image=number)
+            elif (following := client.images.next()) is not None:
+                try:
+                    client.images.open(following, size)  # now, so that the next image finds it
+                except SaverError as error:
+                    self._no_images(error)
 
         def discard(why: str) -> None:
             if save:

@@ -267,8 +267,8 @@ class Boundary:
         began = time.monotonic()
         if self._strategy.image(self._position, Commit(self._info.gen, self._position.step)):
             self._pace.add_image(began, time.monotonic(), self._position.step)
-        else:
-            self._pace.image_since = time.monotonic()  # the next try
+        elif self._strategy.next_image() is not None:
+            self._pace.image_since = time.monotonic()  # the next try; without memory: once there is some
 
     def save(self, *, overlap: bool = False) -> None:
         """Stage a save; the checkpoint becomes durable later. Collective.

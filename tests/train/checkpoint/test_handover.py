@@ -354,7 +354,7 @@ def test_without_a_thread_the_image_is_written_at_once(node: Node, monkeypatch: 
 
 def test_an_image_copies_in_the_background_with_the_strategys_copier(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
-    writer: Any = SimpleNamespace(next_image=lambda: 0, image=lambda *told: asked.append(told))
+    writer: Any = SimpleNamespace(next_image=lambda: 0, image=lambda *told: not asked.append(told))
     subject: Any = SimpleNamespace(
         take_local=dict, take_common=lambda: ({"w": 1}, {}), optimizer_tensors=lambda: ("m",)
     )

@@ -42,6 +42,7 @@ from spotkeeper.train.checkpoint.restore import restore
 from spotkeeper.train.checkpoint.saver import SaverServer
 from spotkeeper.train.checkpoint.seal import AREA, break_seal, read_seal, seal, seal_of
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
+from spotkeeper.train.checkpoint.strategy import Replicated
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.gang import SoloGang
 from spotkeeper.train.core.pace import IMAGE_S, SavePace
@@ -532,6 +533,31 @@ def test_an_image_is_sealed_once_its_copy_is_complete(tmp_path: Path) -> None:
     assert steps() == [6, 4, None] and client.numbers == [0, 1, 0, 0]
 
 
+def test_each_image_finds_its_memory(tmp_path: Path) -> None:
+    """An image or a save requests the memory of the next one, with room for what a later image may still lack."""
+    late = LateParts()
+    late.row = bytes(16)
+    state = RunState({"w": torch.ones(5)}, {}, (), None, late)
+    with served(tmp_path) as (path, _):
+        settings = RunSettings.from_env({"SPOTKEEPER_SAVER": str(path)}, folder=tmp_path / "ckpt")
+        writer = CheckpointWriter(settings, tmp_path / "ckpt", Control.private(), SavePace(60.0))
+        Client.connect(path, 60).close()
+        writer.greet(1)
+        writer.warm(Image(state).size, images=True)
+        client = writer.client
+        assert client is not None
+        for step in range(1, 6):
+            while writer.next_image() is None:
+                client._read_soon()
+            begin = writer.save if step == 3 else writer.image
+            assert begin(state, new_manifest(Commit(1, step), GANG, {}), BackgroundCopier([]), ()) is not False
+            assert client.images.newest is not None
+            writer.settle()
+            state = replace(state, rest={"grows": bytes(4000 * step)})
+        writer.close()
+        assert written(path, tmp_path / "ckpt", 2)[0][0] == Commit(1, 5)
+
+
 def test_an_image_that_is_copied_at_once_is_sealed_at_once(tmp_path: Path) -> None:
     """As on a GPU and with Hugging Face's trainer: a failure before the optimizer's next step must not lose it."""
     writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, Control.private(), SavePace(60.0))
@@ -958,13 +984,27 @@ def test_an_image_of_a_lost_saver_is_not_sealed_in_the_memory_of_the_next(tmp_pa
     assert read_seal(client.buffers[0]) is None and client.saved == following.saved == []
 
 
+class Weights:
+    """A run's state."""
+
+    def take_common(self) -> tuple[object, dict[str, object]]:
+        return WEIGHTS.model, {}
+
+    def take_local(self) -> dict[str, object]:
+        return {}
+
+    def optimizer_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+
 def test_no_layout_is_made_while_the_memory_is_being_allocated(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     settings = RunSettings.from_env({}, folder=tmp_path)
     writer = CheckpointWriter(settings, tmp_path, Control.private(), SavePace(60.0))
     writer._client = pair.client
+    strategy = Replicated(SoloGang(), writer, Control.private(), GANG, None, BackgroundCopier([]))
     assert writer.next_image() == 0
-    assert not writer.image(WEIGHTS, new_manifest(Commit(1, 7), GANG, {}), BackgroundCopier([]), ())
+    assert not strategy.image(Weights(), Commit(1, 7)), "it is no image, so it counts in no spacing"
     assert writer.next_image() is None, "requested, not answered"
     pair.serve()
     assert writer.next_image() == 0

@@ -15,7 +15,8 @@ from spotkeeper.train.checkpoint.protocol import IMAGES, SaverError
 from spotkeeper.train.checkpoint.seal import AREA
 
 SIZE = PAGE + 1
-ASKED = 2 * PAGE + AREA  # whole pages and the seal
+SPARE = 1 << 20
+ASKED = 2 * PAGE + SPARE + AREA  # whole pages, room to grow and the seal
 LAST = IMAGES - 1
 
 
@@ -56,8 +57,9 @@ def test_a_memory_is_requested_once_and_opened_when_it_is_there(
     memories.note(given(1), [fd])
     memory = memories.open(1, SIZE)
     assert memory is not None and len(memory) == ASKED and mapped == [mmap.MAP_SHARED | mmap.MAP_POPULATE]
-    assert memories.open(1, 2 * PAGE) is not None and memories.open(1, 2 * PAGE + 1) is None, "then a larger one"
-    assert asked[1:] == [{"op": op, "number": 1, "bytes": 3 * PAGE + AREA}]
+    most = 2 * PAGE + SPARE
+    assert memories.open(1, most) is not None and memories.open(1, most + 1) is None, "then a larger one"
+    assert asked[1:] == [{"op": op, "number": 1, "bytes": most + PAGE + SPARE + AREA}]
 
 
 @pytest.mark.parametrize("kind", [ImageMemories, PartMemories])

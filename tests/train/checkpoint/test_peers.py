@@ -93,10 +93,14 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.memories: dict[int, bytearray] = {}
-        self.lacks, self.refuses = 0, ""
-        self.parts = SimpleNamespace(handle=lambda number: MemoryHandle(1, 2, 3), drop_left=lambda: None)
+        self.lacks, self.refuses, self.asked = 0, "", list[int]()
+        self.parts = SimpleNamespace(handle=self._handle, drop_left=lambda: None)
+
+    def _handle(self, number: int) -> MemoryHandle | None:
+        return MemoryHandle(1, 2, 3) if number in self.memories else None
 
     def part_image(self, number: int, size: int) -> memoryview | None:
+        self.asked.append(number)
         if self.refuses:
             raise SaverError(Fault.NO_MEMORY, self.refuses)
         if self.lacks:
@@ -218,6 +222,19 @@ def test_images_fill_two_memories_in_turn(ring: Ring) -> None:
     for step in (3, 5, 7):
         assert ring.image(step) == [True] * WORLD
     assert ring.sealed() == [[7, 5, 7, 5]] * WORLD
+
+
+def test_memory_is_requested_before_the_image_that_fills_it(ring: Ring) -> None:
+    """Otherwise the saver would still allocate it, and the image would be left out."""
+    first = ring.machines[0]
+    first.client.lacks = 2
+    first.peers.warm(5 * PAGE)
+    assert first.client.asked == [0, 2, 1, 3]
+    first.client.memories.clear()
+    for step, asked in ((3, [0, 2, 1, 3]), (5, [1, 3])):  # none that exists: it has the newest image
+        first.client.asked.clear()
+        ring.image(step)
+        assert first.client.asked == asked
 
 
 def test_a_memory_that_is_filled_again_has_no_seal(ring: Ring) -> None:

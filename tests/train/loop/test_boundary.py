@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -154,6 +155,20 @@ def test_a_rank_without_memory_for_an_image_wants_none(
     strategy = SimpleNamespace(copying=busy and copies, images=images, next_image=lambda: free, ready=lambda: False)
     boundary._strategy = strategy  # type: ignore[assignment]
     assert boundary._view() is view
+
+
+@pytest.mark.parametrize(("free", "waits"), [(None, False), (2, True)], ids=["no memory yet", "others cannot"])
+def test_an_image_that_is_left_out_counts_in_no_spacing(free: int | None, waits: bool) -> None:
+    """The next try comes once this rank has memory, or after an interval if another rank is the reason."""
+    boundary = Boundary.__new__(Boundary)
+    boundary._pace, boundary._info = SavePace(60.0), SimpleNamespace(gen=1)  # type: ignore[assignment]
+    boundary._position = SimpleNamespace(step=7)  # type: ignore[assignment]
+    boundary._strategy = SimpleNamespace(image=lambda *_: False, next_image=lambda: free)  # type: ignore[assignment]
+    boundary._pace.add_image(1.0, 1.1, 3)
+    boundary._pace.plain = True
+    boundary._keep_image()
+    assert (boundary._pace.image_step, boundary._pace.image_spacing) == (3, 0)
+    assert boundary._pace.image_due(time.monotonic()) is not waits
 
 
 def test_a_rank_without_memory_prevents_the_images_of_all() -> None:
