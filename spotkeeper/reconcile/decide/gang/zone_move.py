@@ -19,6 +19,7 @@ from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState, Zone
 from spotkeeper.contract.stack import Model, region_of, within
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import progress
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import takeover
 from spotkeeper.reconcile.decide.snapshot import FINAL, admitted
@@ -256,6 +257,9 @@ def _dry(draft: Draft) -> None:
     if any(admitted(node.cur) and node.cur and node.cur.model is Model.STATIC for node in draft.nodes):
         return
     if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
+        return
+    ends = progress.spot_wait_ends(draft)
+    if ends is not None and draft.now >= ends:  # it goes on hold instead, in this pass
         return
     found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
     there = draft.queries.answered - {record.zone}

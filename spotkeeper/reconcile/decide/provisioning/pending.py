@@ -152,13 +152,14 @@ def limit_wait(draft: Draft) -> None:
     """Hold a job that buys only spot, once the market has had no machines for it for ``max_wait``.
 
     The clock runs while the cloud refuses requests, also while a gang that never gets all machines has used up its
-    launches or moves to another zone. It stops while all machines are there, or queue or caps allow none.
+    launches or moves to another zone. It stops while all machines are there, or queue or caps allow none. A hold leaves
+    a move as it is: its copies of the disks serve the resumed job.
     """
     record, spec = draft.record, draft.snapshot.spec
     if spec is None or spec.policy != "spot" or spec.max_wait is None:
         return
     probing = any(node.probing for node in draft.nodes)  # another zone, since its own has none
-    if (draft.sold_out or probing or _launched_out(draft)) and not trains(draft):
+    if (draft.sold_out or probing or _launched_out(draft) or _leaves_dry_zone(draft)) and not trains(draft):
         if record.market_since is None:
             draft.set(market_since=draft.now)
         ends = progress.spot_wait_ends(draft)
@@ -169,6 +170,12 @@ def limit_wait(draft: Draft) -> None:
             draft.hold(Hold.MAX_WAIT, f"{record.reason}; {told}", ends=draft.now + spec.hold_days * DAY_S)
     elif record.move is None and not draft.wanted and not _requested(draft):
         draft.stop_wait()
+
+
+def _leaves_dry_zone(draft: Draft) -> bool:
+    """Whether a job that the market refused a machine moves to a zone where no machine waits for it either."""
+    moves = draft.record.move is not None and draft.record.market_since is not None
+    return moves and not any(node.next is not None for node in draft.nodes)
 
 
 def _launched_out(draft: Draft) -> bool:

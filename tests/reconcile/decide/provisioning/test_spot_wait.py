@@ -93,6 +93,25 @@ def test_the_tries_of_a_gang_that_gets_only_some_machines_belong_to_one_wait() -
     assert world.dynamic() == []
 
 
+@pytest.mark.parametrize(("minutes", "moves"), [(5, False), (7, True)])
+def test_a_gang_that_leaves_its_zone_is_held_in_time(minutes: int, moves: bool) -> None:
+    world = World(nodes=3, policy="spot", max_wait=f"{minutes}m")
+    world.submit()
+    world.until(world.training, 300)
+    world.run(10 * MIN_S)
+    newest = world.newest
+    dry(world, 2).preempt(0)
+    world.until(lambda: world.record().market_since is not None, 2 * MIN_S)
+    since = world.t
+    world.until(lambda: held(world), 10 * MIN_S)
+    assert world.t - since == minutes * MIN_S
+    assert (world.record().move is not None) is moves, "it begins no move with which it cannot wait"
+    world.capacity.clear()
+    world.request(RequestKind.RESUME)
+    world.until(world.training, 3 * MIN_S)
+    assert (world.record().zone, world.started[-1][1]) == ("z-b" if moves else "z-a", newest)
+
+
 @pytest.mark.parametrize("more", [{"policy": "balanced", "max_wait": "10m"}, {"policy": "spot"}], ids=str)
 def test_other_jobs_are_not_held(more: dict[str, object]) -> None:
     world = dry(World(nodes=1, the_stack=stack(max_on_demand=0), **more))  # type: ignore[arg-type]
@@ -120,11 +139,15 @@ def waiting(*, before_s: float = 0.0, since: float | None = None, **more: object
         (waiting(before_s=1800), Hold.MAX_WAIT),
         (waiting(), None),
         (waiting(since=NOW - 1800, stop=False), None),  # it trains on the other node
+        (waiting(since=NOW - 1799, move=Move("z-b", NOW)), None),
+        (waiting(since=NOW - 1800, move=Move("z-b", NOW)), Hold.MAX_WAIT),
+        (waiting(before_s=1800, move=Move("z-b", NOW)), None),  # it had machines when a user moved it
+        (on_node(1, next=calm(2)[0].nodes[1].cur)(*waiting(since=NOW - 1800, move=Move("z-b", NOW))), None),
     ],
 )
 def test_the_bound(case: Case, hold: Hold | None) -> None:
     draft = Draft(*case)
-    draft.sold_out = True
+    draft.sold_out = draft.record.move is None
     pending.limit_wait(draft)
     assert draft.record.hold is hold
 
