@@ -128,6 +128,7 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     sweep: str = ""  # the search of which it is a trial
     parallel: Annotated[int, Meta(ge=0)] = 0  # most trials of that search that have machines
     whom: str = ""  # the job for which its machines were taken
+    name: str = ""  # the job's, for users; "": unknown
 
     @property
     def waiting(self) -> bool:
@@ -163,6 +164,11 @@ class Allocation(Struct, frozen=True, omit_defaults=True):
 
     def claim(self, job: str) -> Claim | None:
         return next((claim for claim in self.claims if claim.job == job), None)
+
+    def name(self, job: str) -> str:
+        """Return the job's name; its id if it has no claim, since it has ended or runs alone."""
+        claim = self.claim(job)
+        return (claim.name if claim is not None else "") or job
 
     def changed(self, add: Iterable[Grant], drop: Iterable[Grant]) -> Allocation:
         """Return the next version with these changes of grants; the writer sets its nonce."""

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Claim
 from spotkeeper.contract.job import PRIORITIES
+from spotkeeper.contract.months import next_month
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue import order, reclaim, scheduler, use
 from spotkeeper.reconcile.decide.queue.room import of_running, unclaimed
@@ -239,7 +240,7 @@ class Queue:
             rises = all(claim.ends is not None for claim in world.claims if claim.reserved)
             moments = [moment for claim in world.claims for moment in _moments(claim, at, rises)]
             if rises and any(claim.waiting and self._stack.team(claim.team).max_usd_month for claim in world.claims):
-                moments.append(use.next_month(at))
+                moments.append(next_month(at))
             due = min(moments, default=None)
             if due is None or first <= set(found):
                 break

@@ -68,7 +68,7 @@ def test_a_low_job_saves_stops_waits_and_comes_back_for_a_high_one(stage: Stage,
             record = low.until(
                 "the low job to wait", lambda: (r := low.record()).hold is Hold.QUEUE and r, 2 * PATIENCE_S
             )
-            assert record.reason == f"waiting in the queue: its machines go to job {high.job}; it goes on by itself"
+            assert record.reason == "waiting in the queue: its machines go to job urgent; it goes on by itself"
             assert low.view().reason, low.view()
             high.until("the high job to end", lambda: high.record().over, 2 * PATIENCE_S)
             assert high.record().outcome is Outcome.SUCCEEDED, high.story()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 
 from msgspec import Struct
 
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import NEVER_JOINED
+from spotkeeper.contract.months import month_of, next_month
 from spotkeeper.contract.record import PROBE, Outcome, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.report.job.recovery import Recovery
@@ -294,7 +294,7 @@ def _by_month(one: Account, now: float) -> dict[str, Total]:
             machines[month] += 1
     moved: dict[str, float] = defaultdict(float)
     for transfer in one.transfers:
-        month = f"{datetime.fromtimestamp(transfer.at, timezone.utc):%Y-%m}"
+        month = month_of(transfer.at)
         moved[month] += transfer.usd
         hours[month] += 0.0
     whole, paid = _sum("", [one]), sum(hours.values())
@@ -319,10 +319,7 @@ def shares(line: AttemptLine, now: float) -> tuple[tuple[str, float], ...]:
     end = now if line.end is None else line.end
     out, at = [], line.start
     while at < end and line.hours > 0:
-        day = datetime.fromtimestamp(at, timezone.utc)
-        after = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        after = after.replace(year=day.year + day.month // 12, month=day.month % 12 + 1)
-        until = min(end, after.timestamp())
-        out.append((f"{day:%Y-%m}", (until - at) / (end - line.start)))
+        until = min(end, next_month(at))
+        out.append((month_of(at), (until - at) / (end - line.start)))
         at = until
     return tuple(out)

@@ -180,7 +180,8 @@ def _give_up(draft: Draft, parked: tuple[int, ...]) -> None:
     draft.set(asked=record.asked if taken else size, size=size, parked=parked)
     claim = draft.snapshot.allocation.claim(record.job)
     if taken and claim is not None and claim.reserved < size:
-        draft.recall(f"its machines go to {f'job {claim.whom}' if claim.whom else 'other jobs'}")
+        whom = draft.snapshot.allocation.name(claim.whom)
+        draft.recall(f"its machines go to {f'job {whom}' if whom else 'other jobs'}")
     why = "the resize is given up, because no node has the newest checkpoint"
     draft.log(Event.REQUEST, f"resize.v{draft.before.ver + 1}", cause="resize", detail=why)
 

@@ -252,14 +252,12 @@ def _dry(draft: Draft) -> None:
     takes_over = takeover.under_way(draft.snapshot.allocation.claim(record.job), draft.now)
     if draft.snapshot.draining or draft.snapshot.blind or takes_over or any(node.probing for node in draft.nodes):
         return
-    if draft.now < record.dry_since + draft.times.dry_s and not offers.out_of_pools(draft):
+    early = draft.now < record.dry_since + draft.times.dry_s and not offers.out_of_pools(draft)
+    if early or progress.spot_wait_over(draft):  # then it goes on hold in this pass
         return
     if any(admitted(node.cur) and node.cur and node.cur.model is Model.STATIC for node in draft.nodes):
         return
     if location.pinned(draft) or (not record.stop and not location.costs_nothing(draft)):
-        return
-    ends = progress.spot_wait_ends(draft)
-    if ends is not None and draft.now >= ends:  # it goes on hold instead, in this pass
         return
     found = [choice.offer for choice in offers.of_gang(draft, offers.gang_as_node(draft), None)]
     there = draft.queries.answered - {record.zone}

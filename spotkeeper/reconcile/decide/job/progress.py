@@ -126,6 +126,11 @@ def spot_wait_ends(draft: Draft) -> float | None:
     return since + max(0.0, most_s - draft.record.market_wait_s)
 
 
+def spot_wait_over(draft: Draft) -> bool:
+    ends = spot_wait_ends(draft)
+    return ends is not None and draft.now >= ends
+
+
 # -- work lost by a stop
 
 

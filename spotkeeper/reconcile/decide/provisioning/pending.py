@@ -162,8 +162,7 @@ def limit_wait(draft: Draft) -> None:
     if (draft.sold_out or probing or _launched_out(draft) or _leaves_dry_zone(draft)) and not trains(draft):
         if record.market_since is None:
             draft.set(market_since=draft.now)
-        ends = progress.spot_wait_ends(draft)
-        if ends is not None and draft.now >= ends:
+        if progress.spot_wait_over(draft):
             told = (
                 f"it did not get its spot machines within max_wait ({spec.max_wait}), and `policy: spot` buys no others"
             )

@@ -16,6 +16,7 @@ from spotkeeper.contract.allocation import Allocation, Claim, Grant, Short, Stop
 from spotkeeper.contract.cloud import Offer
 from spotkeeper.contract.job import PRIORITIES, JobSpec, allowed, pools_of, start_s
 from spotkeeper.contract.ledger import Event
+from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.record import Hold, Node, Phase
 from spotkeeper.contract.stack import DEFAULT_TEAM, Model
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -134,7 +135,8 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
     old, spec = draft.snapshot.allocation.claim(draft.record.job), draft.snapshot.spec
     if spec is None or not _wants(draft):
         return _nothing(draft, old, draft.queries.own_grants() if grants is None else grants)
-    size, most = spec.size(), _most(draft, spec)
+    size, stop = spec.size(), _stop(draft)
+    most = _most(draft, spec, stop)
     stack = draft.snapshot.stack
     team, priority = allowed(spec, stack, draft.record.owner)
     usable, every = {pool.name for pool in pools_of(spec, stack)}, {pool.name for pool in stack.pools}
@@ -148,13 +150,15 @@ def claim(draft: Draft, grants: Sequence[Grant] | None = None) -> Claim | None:
         pools=() if usable == every else tuple(sorted(usable)),
         mix=tuple((group.pool, group.nodes) for group in spec.machines),
         on_demand=spec.policy == "on-demand",
+        stop=stop,
         sweep=spec.trial.sweep if spec.trial is not None else "",
         parallel=spec.trial.parallel if spec.trial is not None else 0,
+        name=_name(draft),
     )
     return _known(draft, new, old)
 
 
-def _most(draft: Draft, spec: JobSpec) -> int:
+def _most(draft: Draft, spec: JobSpec, stop: Stop) -> int:
     """Return the most machines that the job may have.
 
     What a stop would cost work does not grow by itself: it would stop for that, and what it borrowed would not come
@@ -162,7 +166,7 @@ def _most(draft: Draft, spec: JobSpec) -> int:
     """
     size, asked, has = spec.size(), draft.record.asked, draft.size() if draft.record.gen else 0
     most = size.max if asked is None else max(size.min, min(asked, size.max))
-    if _stop(draft) is not Stop.NEVER or (spec.stop != "signal" and asked is not None and asked > has):
+    if stop is not Stop.NEVER or (spec.stop != "signal" and asked is not None and asked > has):
         return most
     return max(size.min, min(has, most))
 
@@ -206,7 +210,13 @@ def _nothing(draft: Draft, old: Claim | None, grants: Sequence[Grant]) -> Claim 
         priority=old.priority if old is not None else 1,
         sweep=trial.of.sweep if trial is not None else "",
         parallel=trial.of.parallel if trial is not None else 0,
+        name=_name(draft),
     )
+
+
+def _name(draft: Draft) -> str:
+    """Return the job's name, for the reasons of other jobs. Its submitter can write any text into the record."""
+    return draft.record.name if JOB_NAME.match(draft.record.name) else ""
 
 
 def _known(draft: Draft, new: Claim, old: Claim | None) -> Claim:
@@ -250,7 +260,6 @@ def _estimated(draft: Draft, new: Claim) -> Claim:
         new,
         started=started,
         ending=_ending(draft, new, ends),
-        stop=_stop(draft),
         cost_s=float(round((new.reserved or new.min) * restart_s + spot * LOST_SPOT_S)),
         ends=ends,
         dry_since=None if machines else record.dry_since,
@@ -343,7 +352,8 @@ def step(draft: Draft) -> None:
         return  # its claim is about to wait: see ``_least``
     if new and new != draft.size() and spec.size().min <= new <= len(draft.nodes):
         resize.fit(draft, new)
-        detail = f"{new} nodes: machines went to job {written.whom}" if written and written.whom else f"{new} nodes"
+        whom = draft.snapshot.allocation.name(written.whom) if written else ""
+        detail = f"{new} nodes: machines went to job {whom}" if whom else f"{new} nodes"
         if record.gen:
             draft.log(Event.REQUEST, f"queue.v{draft.before.ver + 1}", cause="queue", detail=detail)
 
@@ -352,7 +362,8 @@ def _pause(draft: Draft, written: Claim) -> None:
     """Have the job save, stop and go on hold; a job without machines only waits."""
     if draft.record.pause or not any(node.cur is not None for node in draft.nodes):
         return
-    draft.recall(f"its machines go to job {written.whom}" if written.whom else "its team is at a limit")
+    whom = draft.snapshot.allocation.name(written.whom)
+    draft.recall(f"its machines go to job {whom}" if whom else "its team is at a limit")
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "queue")
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from spotkeeper.contract.allocation import Allocation, Claim, Stop
+from spotkeeper.contract.months import next_month
 from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.decide.queue import takeover, use
 from spotkeeper.reconcile.decide.queue.reclaim import DAY_S, HOUR_S, LAPSE_S
@@ -59,7 +60,7 @@ class Order:
         month = {team: one.month_usd for team, one in teams.items()}
         self.over = {
             team.name: f"team {team.name} has spent its max_usd_per_month of ${team.max_usd_month:g}"
-            f", so it waits until {datetime.fromtimestamp(use.next_month(now), timezone.utc):%Y-%m-%d} (UTC)"
+            f", so it waits until {datetime.fromtimestamp(next_month(now), timezone.utc):%Y-%m-%d} (UTC)"
             for team in stack.teams
             if team.max_usd_month is not None and month.get(team.name, 0.0) >= team.max_usd_month
         }
@@ -126,7 +127,7 @@ class Order:
         if self.leaves(claim):
             return "it saves, and gives its machines back first"
         if taker := self.taker(claim):
-            return f"job {taker.job} takes over machines first, since the cloud has no others for it"
+            return f"job {taker.name or taker.job} takes over machines first, since the cloud has no others for it"
         return self.room.limit(claim, claim.min) or self.hopeless(claim)
 
     def leaves(self, claim: Claim) -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
-from functools import lru_cache
 from math import exp, log
 
 from msgspec.structs import replace
 
 from spotkeeper.contract.allocation import Allocation, Grant, TeamUse, list_price
+from spotkeeper.contract.months import month_of, month_start
 from spotkeeper.contract.stack import DEFAULT_TEAM, StackState
 from spotkeeper.reconcile.store.clock_skew import SKEW_S
 
@@ -59,7 +58,7 @@ def current(allocation: Allocation, stack: StackState, now: float) -> list[TeamU
 def _until(use: TeamUse, now: float) -> TeamUse:
     """Return this use at ``now``. One that is far ahead of it was written by a wrong clock, and counts from now."""
     at = use.at if 0.0 <= use.at - now <= SKEW_S else now  # correct clocks differ as well
-    month = f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m}"
+    month = month_of(at)
     use = replace(use, usd=use.usd * exp(-_RATE * max(0.0, at - use.at)), at=at)
     if month == use.month:
         return use
@@ -70,20 +69,9 @@ def _until(use: TeamUse, now: float) -> TeamUse:
 
 def _with(use: TeamUse, usd_s: float, since: float, now: float) -> TeamUse:
     ran = max(0.0, now - since)
-    in_month = max(0.0, min(ran, now - _month_start(use.at)))  # a clock that is ahead may have begun the next one
+    in_month = max(0.0, min(ran, now - month_start(use.at)))  # a clock that is ahead may have begun the next one
     cost = usd_s * (1.0 - exp(-_RATE * ran)) / _RATE  # the integral of what is left of each second's cost
     return replace(use, usd=use.usd + cost, month_usd=use.month_usd + usd_s * in_month)
-
-
-@lru_cache(maxsize=8)
-def _month_start(now: float) -> float:
-    at = datetime.fromtimestamp(now, timezone.utc)
-    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-
-
-def next_month(now: float) -> float:
-    """Return when the next calendar month (UTC) begins."""
-    return _month_start(_month_start(now) + 32 * 24 * 3600.0)
 
 
 def price(stack: StackState, grant: Grant) -> float:

@@ -7,13 +7,16 @@ from dataclasses import replace as changed
 import pytest
 from msgspec.structs import replace
 
+from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.job import JobRequest, Nodes, RequestKind, spec_sha256
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
 from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Price, TeamState
-from spotkeeper.reconcile.decide.queue import use
+from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.queue import claim, use
+from tests.reconcile.decide.test_guards import calm, on_record
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -56,7 +59,7 @@ def test_a_job_of_a_higher_priority_takes_the_machines_and_gives_them_back() -> 
     world.until(lambda: world.training(SECOND), 6 * MINUTE)
     held = world.record()
     assert (held.phase, held.hold) == (Phase.HOLD, Hold.QUEUE)
-    assert held.reason == f"waiting in the queue: its machines go to job {SECOND}; it goes on by itself"
+    assert held.reason == f"waiting in the queue: its machines go to job job-{SECOND}; it goes on by itself"
     assert len(world.dynamic()) == 2
     world.until(lambda: world.record(SECOND).outcome is Outcome.SUCCEEDED, 3600)
     world.until(world.training, 6 * MINUTE)
@@ -134,7 +137,7 @@ def test_a_job_that_cannot_shrink_stops_as_a_whole_and_is_not_asked_again() -> N
     assert (world.record().hold, world.record().parked) == (Hold.QUEUE, ())
     asked = [entry.detail for entry in world.events(Event.REQUEST)]
     assert asked == [
-        f"2 nodes: machines went to job {SECOND}",
+        f"2 nodes: machines went to job job-{SECOND}",
         "the resize is given up, because no node has the newest checkpoint",
     ]
     world.store.put_request(SECOND, JobRequest(id="c", kind=RequestKind.CANCEL, at=world.t))
@@ -161,6 +164,34 @@ def test_a_stopped_elastic_job_comes_back_with_all_its_disks() -> None:
         drive.broken = False
     world.until(world.training, 10 * MINUTE)
     assert not repeated(world, JOB)
+
+
+def test_an_elastic_job_that_stops_before_it_can_shrink_waits_with_all_its_disks() -> None:
+    """While it saves with four machines, the queue leaves it two; then all four vanish."""
+    world = world_of(4, nodes=Nodes(2, 4))
+    submit(world, JOB)
+    world.until(lambda: world.training() and len(world.record().members) == 4)
+    world.run(20 * MINUTE)
+    for node in range(4):
+        world.preempt(node)
+    world.run(1)
+    world.round()
+    assert not any(node.cur is not None and node.cur.uid for node in world.record().nodes)
+    held, version = world.memory.allocation
+    claims = [replace(one, reserved=2, whom=SECOND) if one.job == JOB else one for one in held.claims]
+    world.memory.allocation = (replace(held, claims=tuple(claims)), version + 1)
+    world.round()
+    assert (world.record().size, world.events(Event.REQUEST)) == (None, [])
+    world.until(lambda: world.training() and len(world.record().members) == 4)
+    assert not repeated(world, JOB)
+
+
+@pytest.mark.parametrize(("name", "shown"), [("gpt-2", "gpt-2"), ("a\x1b[2J", SECOND), ("a" * 41, SECOND)])
+def test_a_reason_names_a_job_unless_its_name_is_none(name: str, shown: str) -> None:
+    draft = Draft(*on_record(job=SECOND, name=name)(*calm(1)))
+    own = claim.claim(draft)
+    assert own is not None
+    assert Allocation(claims=(replace(own, job=SECOND),)).name(SECOND) == shown
 
 
 def test_jobs_of_one_class_start_in_the_order_of_their_submission() -> None:

@@ -117,8 +117,9 @@ def test_who_gave_machines_up_and_lower_classes_leave_the_market_to_it_for_a_whi
     grows = has("e", 2, max=6)
     assert after(taker, grows)["e"].reserved == 2
     assert after(replace(taker, short=None), grows)["e"].reserved == 6
-    why = order.why(Allocation(claims=(taker, late[0])), WIDE, late[0], NOW)
-    assert why == "job w takes over machines first, since the cloud has no others for it"
+    named = replace(taker, name="gpt")
+    why = order.why(Allocation(claims=(named, late[0])), WIDE, late[0], NOW)
+    assert why == "job gpt takes over machines first, since the cloud has no others for it"
 
 
 def test_lower_classes_that_look_for_machines_there_stop_looking() -> None:
