@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from spotkeeper.train.checkpoint.durable import IMAGE_SHARE, Buffer
+from spotkeeper.train.checkpoint.durable import Buffer
 from spotkeeper.train.checkpoint.handover import Handover
 from spotkeeper.train.checkpoint.protocol import IMAGES, LEFT_PARTS
 from spotkeeper.train.checkpoint.seal import read_seal
+from spotkeeper.train.core.headroom import IMAGE_SHARE
 
 
 class SaverMemories:

@@ -4,7 +4,7 @@
 ``arrays.py`` pickles with an allowlist of types · ``shards.py`` sharded tensors · ``rng.py`` random state ·
 ``microbatch.py`` how a global batch is cut and summed · ``gradorder.py`` bitwise equal DDP resumes · ``signals.py``
 stop requests · ``settings.py`` environment variables · ``beneath.py`` safe access to folders that others can write ·
-``errors.py`` errors that a restart cannot fix.
+``headroom.py`` memory that may still be taken · ``errors.py`` errors that a restart cannot fix.
 
 **Machines of different speed.** Each machine's control file keeps its measured seconds per sample. At the next
 generation's ``attach()`` the ranks of an elastic job (one whose number of nodes may change) exchange these figures, and

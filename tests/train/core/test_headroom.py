@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.train.checkpoint import durable
+from spotkeeper.train.core import headroom
 
 MB = 1 << 20
 VERSION_1 = {"memory.limit_in_bytes": 300, "memory.usage_in_bytes": 190}
@@ -20,7 +21,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (proc / "self").mkdir(parents=True)
     top.mkdir()
     (proc / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
-    monkeypatch.setattr(durable, "_PROC", proc)
+    monkeypatch.setattr(headroom, "_PROC", proc)
     return top
 
 
@@ -46,24 +47,24 @@ def limit(folder: Path, version: int, **changed: str) -> None:
 def test_memory_limits_of_all_control_groups_count(groups: Path, version: int, group: str) -> None:
     within(groups, group, version)
     limit(groups / "job", version)
-    assert durable.memory_refusal(86 * MB) == "", "64 MB stay free"
-    assert durable.memory_refusal(75 * MB, 4) == "" and durable.memory_refusal(76 * MB, 4), "a quarter"
-    refused = durable.memory_refusal(87 * MB)
+    assert headroom.memory_refusal(86 * MB) == "", "64 MB stay free"
+    assert headroom.memory_refusal(75 * MB, 4) == "" and headroom.memory_refusal(76 * MB, 4), "a quarter"
+    refused = headroom.memory_refusal(87 * MB)
     assert f"needs 87 MB more memory, but the memory limit of control group {groups}/job leaves only 86 MB" in refused
 
 
 def test_without_a_limit_the_machines_memory_counts(groups: Path) -> None:
     within(groups, "/job", 2)
     limit(groups / "job", 2, max="max")
-    assert durable.memory_refusal(4000 * MB) == ""
-    assert "this machine leaves" in durable.memory_refusal(8000 * MB)
+    assert headroom.memory_refusal(4000 * MB) == ""
+    assert "this machine leaves" in headroom.memory_refusal(8000 * MB)
 
 
 def test_a_table_of_mounts_that_cannot_be_read_is_no_limit(groups: Path) -> None:
     within(groups, "/job", 2)
     limit(groups / "job", 2)
     (groups.parent / "proc/self/mountinfo").write_text("30 23 0:26 / without a dash\n")
-    assert durable.memory_refusal(87 * MB) == ""
+    assert headroom.memory_refusal(87 * MB) == ""
 
 
 def test_memory_that_is_refused_is_an_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
