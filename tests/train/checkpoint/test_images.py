@@ -45,6 +45,7 @@ from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.checkpoint.strategy import Replicated
 from spotkeeper.train.checkpoint.writer import CheckpointWriter
 from spotkeeper.train.core.gang import SoloGang
+from spotkeeper.train.core.headroom import IMAGE_SHARE, SAVE_SHARE
 from spotkeeper.train.core.pace import IMAGE_S, SavePace
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.core.small_parts import PendingParts
@@ -862,8 +863,8 @@ def test_images_leave_more_memory_free_than_saves(tmp_path: Path, monkeypatch: p
     pair.serve()
     for number in range(IMAGES):
         pair.image(number)
-    assert shares == [durable.SAVE_SHARE, durable.IMAGE_SHARE, durable.IMAGE_SHARE, durable.SAVE_SHARE]
-    assert durable.IMAGE_SHARE < durable.SAVE_SHARE, "the last one was the staging memory"
+    assert shares == [SAVE_SHARE, IMAGE_SHARE, IMAGE_SHARE, SAVE_SHARE]
+    assert IMAGE_SHARE < SAVE_SHARE, "the last one was the staging memory"
 
 
 def test_memories_of_an_earlier_trainer_are_used_before_new_ones(tmp_path: Path) -> None:
