@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spotkeeper.train.loop.run import Run, attach
+    from spotkeeper.train.loop.attach import Run, attach
 
 __all__ = ["Run", "attach"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from spotkeeper.train.loop import run
+        from spotkeeper.train.loop import attach
 
-        return getattr(run, name)
+        return getattr(attach, name)
     raise AttributeError(f"module 'spotkeeper.train' has no attribute {name!r}")

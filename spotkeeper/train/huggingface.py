@@ -27,8 +27,9 @@ from transformers.trainer_utils import TrainOutput
 from spotkeeper.train.core import gradorder, rng
 from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.core.parts import FrameworkState
+from spotkeeper.train.loop.attach import attach
 from spotkeeper.train.loop.external import FrameworkLoop, check_world
-from spotkeeper.train.loop.run import Run, attach
+from spotkeeper.train.loop.run import Run
 
 _STATE = "trainer_state.json"  # the file from which a trainer reads its place
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")  # for the trainer's log

@@ -26,8 +26,9 @@ from spotkeeper.train.core.errors import AttachError, CallError
 from spotkeeper.train.core.parts import Stateful
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.data.sampler import is_map_style, rebuild
+from spotkeeper.train.loop.attach import attach
 from spotkeeper.train.loop.external import FrameworkLoop, check_world
-from spotkeeper.train.loop.run import Run, attach
+from spotkeeper.train.loop.run import Run
 
 # One library in two distributions with unrelated classes: use the one that the script has imported.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:

@@ -15,7 +15,13 @@ from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.launcher.api", "spotkeeper.train.loop.run"]
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.run",
+        "torch.distributed.launcher.api",
+        "spotkeeper.train.loop.attach",
+    ]
 )
 LIMIT_S = 300.0
 

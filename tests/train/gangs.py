@@ -31,7 +31,7 @@ _WARM = (
     "torch._dynamo",
     "torch.distributed.run",
     "torch.distributed.launcher.api",
-    "spotkeeper.train.loop.run",
+    "spotkeeper.train.loop.attach",
 )
 FORKS.set_forkserver_preload(list(_WARM))
 LIMIT_S = 60.0

@@ -29,7 +29,7 @@ from spotkeeper_agent.launcher.server import Cgroup, Server, Start
 from spotkeeper_agent.launcher.torchrun import run
 
 # Without _dynamo the first optimizer step of every worker imports it: 3.0 s instead of 0.3 s.
-WARM = ("torch.distributed.run", "torch._dynamo", "numpy", "spotkeeper.train", "spotkeeper.train.loop.run")
+WARM = ("torch.distributed.run", "torch._dynamo", "numpy", "spotkeeper.train", "spotkeeper.train.loop.attach")
 
 
 def main(mode: str, folder: str, warm: list[str]) -> None:

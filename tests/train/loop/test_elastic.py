@@ -123,7 +123,7 @@ def test_ranks_with_different_batches_are_refused(tmp_path: Path) -> None:
 def _odd_one() -> None:
     """Rank 1's script was changed."""
     if os.environ["RANK"] == "1":
-        import spotkeeper.train.loop.run as library
+        import spotkeeper.train.loop.attach as library
 
         attach = library.attach
         library.attach = lambda *things, global_batch: attach(*things, global_batch=global_batch + 1)
