@@ -30,6 +30,7 @@ import spotkeeper
 from spotkeeper.train.agent_link.control import AgentRequest
 from spotkeeper.train.checkpoint import snapshot
 from spotkeeper.train.checkpoint.client import Client
+from spotkeeper.train.checkpoint.protocol import IMAGES
 from spotkeeper.train.checkpoint.strategy import ResumePoint
 from spotkeeper.train.core.shards import is_shared
 from spotkeeper.train.loop import boundary
@@ -247,8 +248,15 @@ def _keep_images(*, sharded: bool) -> list[str]:
     if sharded:
         return ["saves"]
     boundary.Agreement.after_step = lambda *_: boundary.StepAction.IMAGE  # type: ignore[method-assign]
-    take = Client.image
+    take, find = Client.image, Client.next_image
     Client.image = lambda self, number, size, wait=True: take(self, number, size, wait=True)  # type: ignore[method-assign]
+
+    def next_image(self: Client) -> int | None:
+        while (number := find(self)) is None and any(map(self.images.awaits, range(IMAGES))):
+            self._read_soon()
+        return number
+
+    Client.next_image = next_image  # type: ignore[method-assign]
     snapshot.ThreadPoolExecutor = lambda *_: WorstCopier()  # type: ignore[assignment, misc]
     return ["images"]
 
