@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import stat
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -60,6 +62,23 @@ def test_all_threads_share_one_heap(bucket: Bucket, tmp_path: Path) -> None:
     ends = [tuple(int(end, 16) for end in span.split("-")) for span, _ in maps]
     heaps = [begin for (begin, _), (_, end) in pairwise(ends) if end - begin == HEAP_BYTES and begin % HEAP_BYTES == 0]
     assert heaps == []
+
+
+def test_large_buffers_are_no_part_of_the_heap() -> None:
+    """Also after one was freed, which makes glibc take the next ones from the heap."""
+    grown = """
+from spotkeeper.dashboard import server
+def heap():
+    begin, end = next(line for line in open("/proc/self/maps") if "[heap]" in line).split()[0].split("-")
+    return int(end, 16) - int(begin, 16)
+server.bound_memory()
+before = heap()
+del (freed := [bytearray(8 << 20)])[0]
+one = bytearray(4 << 20)
+print(heap() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", grown], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 1 << 20
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGHUP])
