@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from spotkeeper.contract.metrics import BYTES, GenerationMetrics, folder_name, object_name, read_metrics
+from spotkeeper.contract.metrics import BYTES, POINTS, GenerationMetrics, folder_name, object_name, read_metrics
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import NAMES, condensed, in_order
 
@@ -21,10 +21,13 @@ class MetricsReader:
     Args:
         most: number of newest generations to read at first; None: all.
         metrics: how many metrics are wanted, ``loss`` first, then by name; points of others can be missing. None: all.
+        points: how many points of each metric's ended generations are kept at most.
     """
 
-    def __init__(self, store: Store, job: str, most: int | None = None, metrics: int | None = None) -> None:
-        self._store, self._job, self._most, self._metrics = store, job, most, metrics
+    def __init__(
+        self, store: Store, job: str, most: int | None = None, metrics: int | None = None, points: int = POINTS
+    ) -> None:
+        self._store, self._job, self._most, self._metrics, self._points = store, job, most, metrics, points
         self.names: set[str] = set()  # of all metrics, wanted or not; about NAMES at most
         self._chain: list[tuple[int, int]] = []  # ancestors (generation, step) that were read
         self._ended: GenerationMetrics | None = None  # their joined curves
@@ -59,7 +62,8 @@ class MetricsReader:
             with ThreadPoolExecutor(READS) as pool:
                 found = [one for one in pool.map(self._of, (gen for gen, _ in part)) if one is not None]
             ended = [] if self._ended is None else [self._ended]
-            self._ended = self._first(condensed([*ended, *found], chain[: begins + len(known) + at + len(part)]))
+            upto = begins + len(known) + at + len(part)
+            self._ended = self._first(condensed([*ended, *found], chain[:upto], self._points))
         self._chain = chain[begins:]
 
     def _generations(self) -> list[int]:

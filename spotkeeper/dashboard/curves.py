@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from spotkeeper.client.metrics import MetricsReader
@@ -18,7 +20,9 @@ from spotkeeper.report.job.metrics import curves, drawable, in_order, pace
 
 FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
 KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
-MOST_METRICS = 64  # curves of metrics: as many as a generation has
+MOST_METRICS = 64  # curves of metrics: as many as a job has
+FIRST_CHARTS = 24  # that a page draws until the user asks for all: each chart costs the browser time
+DRAWN_POINTS = 1000  # of a chart
 LOSS = "loss"
 ROW_GENERATIONS, ROW_POINTS = 2, 80  # of a row's small charts: generations that are read, points that are kept
 Points = list[tuple[int, float]]  # points (step, value)
@@ -29,14 +33,20 @@ Sample: TypeAlias = tuple[int, float | None, float | None]  # step, loss, throug
 class JobCurves:
     """What the charts of a job's metrics draw; pages share it and change nothing in it.
 
-    ``metrics``: the loss, if the job reports it, and the first others by name that have two finite values; ``few``:
-    names of metrics with fewer; ``more``: names of further ones; ``pace``: steps a second.
+    ``metrics``: the loss, if the job reports it, and the first others by name that have two finite values, of which
+    the first ``FIRST_CHARTS`` are here and the others ``packed`` as columns of steps and values, in a seventh of the
+    memory; ``few``: names of metrics with fewer values; ``more``: names of further ones; ``pace``: steps a second.
     """
 
     metrics: dict[str, Points] = field(default_factory=dict)
+    packed: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
     few: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
     pace: Points = field(default_factory=list)
+
+    @cached_property
+    def unpacked(self) -> dict[str, Points]:
+        return {name: list(zip(*columns, strict=True)) for name, columns in self.packed.items()}
 
 
 @dataclass
@@ -63,7 +73,7 @@ class CurvesReader:
         async with self._one:
             known = self._jobs.pop(job, None)  # not put back if the read fails, which can leave the reader incomplete
             if known is None or self._clock() - known.read_at >= FRESH_S:
-                reader = known.reader if known is not None else MetricsReader(self._store, job, metrics=MOST_METRICS)
+                reader = known.reader if known is not None else reader_of(self._store, job)
                 at = self._clock()
                 curves = await asyncio.to_thread(drawn, reader)
                 if known is not None and curves == known.curves:
@@ -79,9 +89,15 @@ class CurvesReader:
         self._jobs = {job: known for job, known in self._jobs.items() if job in shown}
 
 
+def reader_of(store: Store, job: str) -> MetricsReader:
+    """Return a reader that keeps no more of a job's ended generations than its page draws."""
+    return MetricsReader(store, job, metrics=MOST_METRICS, points=DRAWN_POINTS)
+
+
 def drawn(reader: MetricsReader) -> JobCurves:
     """Read a job's metrics and return what its page draws. One whole curve at a time is in memory."""
     metrics: dict[str, Points] = {}
+    packed: dict[str, tuple[array[int], array[float]]] = {}
     few: list[str] = []
     speed: Points = []
     most = 0
@@ -90,10 +106,15 @@ def drawn(reader: MetricsReader) -> JobCurves:
             most, speed = len(curve.steps), pace(curve)
         if name != LOSS and not drawable(curve):
             few.append(name)
-        elif name == LOSS or len(metrics) - (LOSS in metrics) < MOST_METRICS - 1:
+        elif name == LOSS or len(metrics) + len(packed) - (LOSS in metrics) < MOST_METRICS - 1:
             points = zip(curve.steps, curve.values, strict=True)
-            metrics[name] = thinned([(step, value) for step, value in points if math.isfinite(value)])
-    return JobCurves(metrics, tuple(few), tuple(sorted(reader.names - metrics.keys() - set(few), key=in_order)), speed)
+            shown = thinned([(step, value) for step, value in points if math.isfinite(value)])
+            if len(metrics) - (LOSS in metrics) < FIRST_CHARTS - 1 or name == LOSS:
+                metrics[name] = shown
+            else:
+                packed[name] = array("q", (step for step, _ in shown)), array("d", (value for _, value in shown))
+    more = reader.names - metrics.keys() - packed.keys() - set(few)
+    return JobCurves(metrics, packed, tuple(few), tuple(sorted(more, key=in_order)), speed)
 
 
 def history(store: Store, job: str, progress: Progress) -> list[Sample]:
@@ -116,7 +137,7 @@ def history(store: Store, job: str, progress: Progress) -> list[Sample]:
     return sorted((one for one in found if one[0] <= progress.step), key=lambda one: one[0])
 
 
-def thinned(points: Points, most: int = 1000) -> Points:
+def thinned(points: Points, most: int = DRAWN_POINTS) -> Points:
     """Thin a curve to at most ``most`` points (an even number): keep the lowest and the highest of each part."""
     if len(points) <= most:
         return points

@@ -14,7 +14,7 @@ from spotkeeper.contract.record import Record
 from spotkeeper.dashboard import charts
 from spotkeeper.dashboard.actions import Action, Commands
 from spotkeeper.dashboard.chart import Chart
-from spotkeeper.dashboard.curves import LOSS, MOST_METRICS, JobCurves, Points
+from spotkeeper.dashboard.curves import FIRST_CHARTS, LOSS, MOST_METRICS, JobCurves, Points
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
 from spotkeeper.dashboard.frame import Page, card, html, put
 from spotkeeper.dashboard.log_panel import LogPanel
@@ -29,7 +29,6 @@ from spotkeeper.report.money.money import over_time
 from spotkeeper.report.text.words import count
 
 LOG_EVERY, METRICS_EVERY = 5, 30  # updates of the page from one read for its open tab, or of its metrics, to the next
-FIRST_CHARTS = 24  # of metrics, until the user asks for all: each chart costs the browser time
 NO_STEPS = "A script with stop: signal reports no steps, so no curve"
 TABS = ("Recoveries", "Machines", "Checkpoints", "Events", "Logs", "Job file")
 
@@ -186,7 +185,9 @@ class JobPage(Page):
         empty += [] if drawn else ["throughput"]
         losses = [(step, loss) for step, loss, _ in state.samples if loss is not None]
         curves = {LOSS: losses, **self._curves.metrics}
-        names = list(dict.fromkeys((*self._metrics, *curves)))  # a chart keeps its place
+        names = list(dict.fromkeys((*self._metrics, *curves, *self._curves.packed)))  # a chart keeps its place
+        if not self._curves.packed.keys().isdisjoint(names[: self._most]):
+            curves |= self._curves.unpacked
         for name in names[: self._most]:
             if name not in self._metrics:
                 with self._tiles:

@@ -10,13 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.client import lookup
-from spotkeeper.client.metrics import MetricsReader
 from spotkeeper.client.target import Target
 from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Phase, Record
-from spotkeeper.dashboard.curves import FRESH_S, KEPT, MOST_METRICS, drawn
+from spotkeeper.dashboard.curves import DRAWN_POINTS, FIRST_CHARTS, FRESH_S, KEPT, MOST_METRICS, drawn, reader_of
 from spotkeeper.dashboard.feed import BATCH, ROW_S, JobFeed, Viewer
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
@@ -332,17 +331,32 @@ def test_curves_are_those_of_the_charts_of_a_page(feed: JobFeed, bucket: Bucket)
     put(bucket[0], 1, [], loss={1: 2.0}, **curves)
     feed.add(Viewer(lambda: None, job=JOB))
     found = complete(feed.curves(JOB))
-    assert found.metrics.keys() == {"loss", *curves} and len(found.metrics) == MOST_METRICS
+    every = found.metrics | found.unpacked
+    assert list(every) == ["loss", *curves] and len(every) == MOST_METRICS
+    assert len(found.metrics) == FIRST_CHARTS, "the memory of the others is that of their columns"
     assert found.few == found.more == ()
-    assert max(map(len, found.metrics.values())) <= 1001 and found.pace
+    assert max(map(len, every.values())) <= 1001 and found.pace
+    assert every["m62"] == every["m00"] and every["m00"][:2] == [(1, 1.0), (8, 8.0)]
 
 
 def test_metrics_with_few_values_take_no_chart(bucket: Bucket) -> None:
     few = {f"a{number:02}": {1: 1.0, 2: math.nan} for number in range(30)}
     full = {f"z{number:02}": {1: 1.0, 2: 2.0} for number in range(30)}
     put(bucket[0], 1, [], **few, **full)
-    found = drawn(MetricsReader(bucket[0], JOB, metrics=MOST_METRICS))
-    assert list(found.metrics) == sorted(full) and found.few == tuple(sorted(few))
+    found = drawn(reader_of(bucket[0], JOB))
+    assert [*found.metrics, *found.packed] == sorted(full) and found.few == tuple(sorted(few))
     put(bucket[0], 2, [(1, 2)], **{f"b{number:02}": {3: 1.0, 4: 2.0} for number in range(64)})
-    found = drawn(MetricsReader(bucket[0], JOB, metrics=MOST_METRICS))
-    assert len(found.metrics) == MOST_METRICS - 1 and found.more, "the loss keeps its place"
+    found = drawn(reader_of(bucket[0], JOB))
+    assert len(found.metrics) + len(found.packed) == MOST_METRICS - 1 and found.more, "the loss keeps its place"
+
+
+def test_of_ended_generations_only_what_charts_draw_stays_in_memory(bucket: Bucket) -> None:
+    curve = {step: float(step % 1000) for step in range(1, 4001)}
+    put(bucket[0], 1, [], loss=curve)
+    put(bucket[0], 2, [(1, 4000)], loss={4001: 5.0, 4002: -1.0})
+    reader = reader_of(bucket[0], JOB)
+    found = drawn(reader)
+    ended, newest = reader.read()
+    assert len(ended.metrics["loss"].steps) <= DRAWN_POINTS and len(newest.metrics["loss"].steps) == 2
+    points = found.metrics["loss"]
+    assert (999, 999.0) in points and (1000, 0.0) in points and points[-1] == (4002, -1.0), "extremes stay"

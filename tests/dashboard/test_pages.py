@@ -31,9 +31,8 @@ from spotkeeper.contract.stack import Model
 from spotkeeper.contract.uploads import chunk_name
 from spotkeeper.dashboard import feed as feeding
 from spotkeeper.dashboard import log_panel
-from spotkeeper.dashboard.curves import thinned
+from spotkeeper.dashboard.curves import FIRST_CHARTS, thinned
 from spotkeeper.dashboard.feed import JobFeed, KnownJob
-from spotkeeper.dashboard.job_page import FIRST_CHARTS
 from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.view import job_view
 from spotkeeper_agent.launcher.spool import packed

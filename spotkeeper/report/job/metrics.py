@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from spotkeeper.contract.metrics import GenerationMetrics, MetricPoints
 from spotkeeper.report.text.words import sparkline
-from spotkeeper.train.core.curve import Curve
+from spotkeeper.train.core.curve import MOST, Curve
 
 NAMES = 256  # curves of a job, those of newer generations first: each generation can use other names
 SHOWN = 6  # metrics that `status` and `watch` show
@@ -82,41 +82,44 @@ def pace(curve: MetricColumns, parts: int = 120) -> list[tuple[int, float]]:
     ]
 
 
-def condensed(found: Iterable[GenerationMetrics], chain: Sequence[tuple[int, int]]) -> GenerationMetrics:
+def condensed(
+    found: Iterable[GenerationMetrics], chain: Sequence[tuple[int, int]], most: int = MOST
+) -> GenerationMetrics:
     """Join the files of the ancestors ``chain`` (generation, step) to one: it stands for all of them in :func:`joined`.
 
     The one that this function returned for an earlier part of the chain can stand for that part here too.
+    ``most``: points of a curve.
     """
     return GenerationMetrics(
         chain[-1][0],
         tuple(chain[:-1]),
         {
             name: MetricPoints(array("q", curve.steps), array("d", curve.times), array("d", curve.values))
-            for name, curve in _joined({one.gen: one for one in found}, chain)
+            for name, curve in _joined({one.gen: one for one in found}, chain, most)
         },
     )
 
 
 def _joined(
-    by_gen: Mapping[int, GenerationMetrics], chain: Iterable[tuple[int, int | None]]
+    by_gen: Mapping[int, GenerationMetrics], chain: Iterable[tuple[int, int | None]], most: int = MOST
 ) -> Iterator[tuple[str, MetricColumns]]:
     parts = [(by_gen[gen].metrics, last) for gen, last in chain if gen in by_gen]
     every = dict.fromkeys(name for metrics, _ in reversed(parts) for name in metrics)
     names = sorted(list(every)[:NAMES], key=in_order)
     for name in names:
-        curve = _curve([(metrics[name], last) for metrics, last in parts if name in metrics])
+        curve = _curve([(metrics[name], last) for metrics, last in parts if name in metrics], most)
         if curve:
             yield name, MetricColumns(curve.steps, curve.times, curve.values)
 
 
-def _curve(parts: Iterable[tuple[MetricPoints, int | None]]) -> Curve:
+def _curve(parts: Iterable[tuple[MetricPoints, int | None]], most: int) -> Curve:
     """Join the points of one metric; of each part those up to a step, or all."""
     points: dict[int, tuple[float, float]] = {}
     for columns, last in parts:
         end = len(columns.steps) if last is None else bisect_right(columns.steps, last)
         rows = zip(columns.times[:end], columns.values[:end], strict=True)
         points.update(zip(columns.steps[:end], rows, strict=True))
-    curve, steps = Curve(), sorted(points)
+    curve, steps = Curve(most), sorted(points)
     curve.add(steps, [points[step][0] for step in steps], [points[step][1] for step in steps])
     return curve
 
