@@ -277,6 +277,8 @@ class JobFeed:
         if old is not None:
             state.samples, state.history = old.samples, old.history
         if view.step is not None and (not state.samples or state.samples[-1][0] != view.step):
+            while state.samples and state.samples[-1][0] >= view.step:  # lost steps, which are trained again
+                state.samples.pop()
             state.samples.append((view.step, view.loss, view.samples_per_s))
         self.jobs[job] = state
 

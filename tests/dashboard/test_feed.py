@@ -166,6 +166,11 @@ def test_the_small_charts_of_rows_begin_with_the_history_in_the_bucket_which_is_
     ticks.at += 600
     feed.round()
     assert len(read) == 2 and list(feed.jobs[JOB].samples) == samples
+    store.put_progress(JOB, Progress(gen=2, step=5, at=0.0, loss=5.5))
+    ticks.at += 600
+    feed.round()
+    steps = [step for step, _, _ in feed.jobs[JOB].samples]
+    assert steps == [3, 4, 4, 5], "step 6 was lost and is trained again"
 
 
 def test_the_history_of_the_first_rows_is_shown_at_once(feed: JobFeed, bucket: Bucket) -> None:

@@ -90,14 +90,15 @@ def last_event_ago(view: JobView) -> float | None:
     return view.elapsed_s - shown[-1].at if shown else None
 
 
-def spark(values: Sequence[float], label: str) -> Markup | None:
-    """A small line of the last values; None for fewer than three."""
-    if len(values) < 3:
+def spark(curve: Sequence[tuple[int, float]], label: str) -> Markup | None:
+    """A small line over the steps of a curve, which ascend; None for fewer than three points."""
+    if len(curve) < 3:
         return None
-    low, high = min(values), max(values)
-    height = (high - low) or 1.0
+    values = [value for _, value in curve]
+    low, high, first = min(values), max(values), curve[0][0]
+    height, width = (high - low) or 1.0, (curve[-1][0] - first) or 1
     points = " ".join(
-        f"{100 * at / (len(values) - 1):.1f},{22 - 20 * (value - low) / height:.1f}" for at, value in enumerate(values)
+        f"{100 * (step - first) / width:.1f},{22 - 20 * (value - low) / height:.1f}" for step, value in curve
     )
     line = el("polyline", points=points)
     return el(
@@ -116,8 +117,8 @@ def row(view: JobView, samples: Samples = ()) -> Markup:
         if events
         else None
     )
-    losses = [loss for _, loss, _ in samples if loss is not None]
-    speeds = [speed for _, _, speed in samples if speed is not None]
+    losses = [(step, loss) for step, loss, _ in samples if loss is not None]
+    speeds = [(step, speed) for step, _, speed in samples if speed is not None]
     reason = view.reason if not view.over() or view.outcome in (Outcome.FAILED, Outcome.STOPPED) else ""
     cells = (
         ("lead", join([el("a", view.name, href=f"/jobs/{view.job}", id=f"job-{view.job}"), _owner(view)])),

@@ -167,6 +167,12 @@ def test_amounts_are_those_of_status_and_report() -> None:
     assert abs(over_time(NOTICED, STACK, NOW)[-1][1] - view.money.spent) < 1e-9
 
 
+def test_small_charts_are_drawn_over_steps() -> None:
+    """A dashboard that nobody looked at for an hour has many points of the begin and few later ones."""
+    samples = ((20, 4.0, None), (30, 3.0, None), (120, 2.0, None))
+    assert 'points="0.0,2.0 10.0,12.0 100.0,22.0"' in jobs.row(a_view(loss=2.0), samples)
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [("", True), ("FIRST spot", True), ("us-central1-a ada", True), ("first aws", False), ("x", False)],
