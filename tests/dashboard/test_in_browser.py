@@ -1,4 +1,7 @@
-"""Every chart of every page downloads in a real Chromium: as PNG that shows something, and its data as CSV."""
+"""Pages in a real Chromium: every chart downloads as PNG that shows something, and its data as CSV; a search's page.
+
+One browser and one dashboard serve all tests: to start both takes as long as several tests.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,37 @@ import io
 import struct
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from spotkeeper.client.space import values_of
+from spotkeeper.client.sweep import begin, submit_missing
 from spotkeeper.contract.generation import Progress
+from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.market import PriceRun, Prices
 from spotkeeper.contract.metrics import object_name
+from spotkeeper.contract.parse.typed import load_yaml
+from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import Model
-from spotkeeper.dashboard import charts
+from spotkeeper.contract.sweep import SweepState, TrialReport
+from spotkeeper.contract.sweepfile import Cohort, SweepFile, SweepSpec
+from spotkeeper.dashboard import charts, sweep_charts
 from spotkeeper.reconcile.store.store import Store
+from spotkeeper.report.html.jobs import row
+from spotkeeper.report.html.style import FILE_STYLE
+from spotkeeper.report.sweep import TrialView
 from tests.cli.records import JOB, a_job
 from tests.contract.samples import STACK
 from tests.dashboard.browser import CHROMIUM, WHY_NOT, Visitor, chromium, login
 from tests.dashboard.conftest import a_bucket
 from tests.dashboard.served import serving
+from tests.report.html.test_html import a_view
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 
@@ -40,7 +56,24 @@ CHARTS = {
 }
 
 
+TRIALS = 30
+FILE = """
+name: lr
+job: ""
+space:
+  lr: {loguniform: [1e-5, 1e-1]}
+  optimizer: {choice: [adam, sgd]}
+  momentum: {uniform: [0, 1], when: {optimizer: sgd}}
+  layers: {int: [1, 8]}
+trials: 30
+metric: val/loss
+goal: min
+stop: {halving: {min: 10, max: 90}}
+"""
+
+
 def seed(store: Store) -> None:
+    """A job with metrics, and a price."""
     a_job(store)
     where = {"pool": "workers", "zone": ZONE, "model": Model.SPOT, "price": 1.0, "on_demand": 3.0}
     for entry in (
@@ -61,16 +94,59 @@ def seed(store: Store) -> None:
     assert store.cas_prices(Prices("workers", 9.0, 9.0, (PriceRun(0.0, 0.5, ZONE),)), "")
 
 
+def seed_search(store: Store) -> dict[int, str]:
+    """A search whose trials have reported step 10; trial n has the value n/10, but trial 0 has none."""
+    file = load_yaml(FILE, SweepFile)
+    spec = SweepSpec(file, JobSpec("x", ("/opt/train.py",)), 4, "nonce", 0.0)
+    sweep = begin(store, spec, None, Cohort(0, values_of(file, 0, 0, TRIALS), 0))
+    jobs = dict(submit_missing(store, sweep, None, 0.0, "ada", lambda _: None))
+    for number, job in jobs.items():
+        steps = range(1, 11)
+        columns = {
+            "steps": array("q", steps),
+            "seconds": array("f", range(10)),
+            "values": array("d", [number / step for step in steps]),
+        }
+        packed = {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
+        written = {"gen": 1, "ancestors": [], "began": 0.0, "metrics": {"val/loss": packed}}
+        store.put(object_name(job, 1), msgspec.json.encode(written))
+    reports = tuple(TrialReport(number, (number / 10 or None,)) for number in jobs)
+    assert store.cas_sweep(SweepState("lr", 1, "n", reports), "")
+    return jobs
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A browser on a dashboard; ``trials``: the jobs of the search."""
+
+    visitor: Visitor
+    root: str
+    store: Store
+    trials: dict[int, str]
+
+    def look(self, theme: Any, width: int) -> None:
+        """Another theme and width for the pages opened next. A new window would compile all scripts again."""
+        self.visitor.page.emulate_media(color_scheme=theme)
+        self.visitor.page.set_viewport_size({"width": width, "height": 900})
+
+
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, str, Store]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("dashboard")
     store, environment = a_bucket(folder)
     seed(store)
+    trials = seed_search(store)
     with serving(environment, folder) as served, chromium() as browser:
         visitor = Visitor(browser, login(browser, served.url))
-        yield visitor.page, served.root, store
+        yield Seen(visitor, served.root, store, trials)
         visitor.context.close()
-        assert visitor.told == []
+
+
+@pytest.fixture
+def page(seen: Seen) -> Iterator[tuple[Page, str, Store]]:
+    seen.look("light", 1440)
+    yield seen.visitor.page, seen.root, seen.store
+    assert seen.visitor.told == []
 
 
 def image(page: Page, chart: Locator) -> tuple[str, tuple[int, int], int]:
@@ -150,3 +226,64 @@ def test_the_list_of_jobs_has_no_chart_to_download(page: tuple[Page, str, Store]
     tab.goto(root)
     tab.wait_for_selector("tbody a")
     assert tab.locator("canvas").count() == 0
+
+
+def rows_of(page: Page, chart: str) -> list[list[str]]:
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"{chart} as CSV").click()
+    return list(csv.reader(io.StringIO(download.value.path().read_text("utf-8"))))
+
+
+def test_the_page_of_a_search(seen: Seen) -> None:
+    seen.look("light", 1440)
+    visitor, page = seen.visitor, seen.visitor.page
+    visitor.open(seen.root, "text=Searches:")
+    page.get_by_role("link", name="lr", exact=True).click()
+    table = page.get_by_role("table", name="Trials")
+    expect(table.locator("tbody tr")).to_have_count(25)
+    first = table.locator("tbody tr").first
+    expect(first).to_contain_text("lr-0001")
+    expect(first.get_by_role("link")).to_have_attribute("href", f"/jobs/{seen.trials[1]}")
+    expect(page.get_by_role("table", name="Comparisons")).to_contain_text("0.1000")
+    expect(page.get_by_text("Best: lr-0001: lr ")).to_be_visible()
+    cards = page.locator("section.card").filter(has=page.locator(".chart"))
+    expect(cards.locator("canvas:visible")).to_have_count(2)
+    for title in ("Curves", "Parameters"):
+        chart = cards.filter(has=page.get_by_role("heading", name=title, exact=True))
+        file, (width, height), drawn = image(page, chart)
+        assert file == f"{title.lower()}.png" and width > 400 and height > 200 and drawn > 5000, title
+    head, *lines = rows_of(page, "Curves")
+    assert head == ["trial", "step", "val/loss"] and len(lines) == TRIALS * 10
+    assert lines[9] == ["lr-0001", "10", "0.1"]
+    head, *lines = rows_of(page, "Parameters")
+    assert head == ["trial", "lr", "optimizer", "momentum", "layers", "val/loss"] and len(lines) == TRIALS - 1
+    page.get_by_role("button", name="Next").click()
+    expect(table.locator("tbody tr")).to_have_count(TRIALS - 25)
+    expect(table).to_contain_text("lr-0000")
+    first.get_by_role("link").click()
+    page.wait_for_url(f"{seen.root}/jobs/*")
+    visitor.open(f"{seen.root}/sweeps/rl", "text=no such search")
+    assert visitor.told == []
+
+
+@pytest.mark.parametrize(("theme", "width"), [("dark", 1440), ("light", 390)])
+def test_the_page_of_a_search_is_accessible_and_fits(seen: Seen, theme: str, width: int) -> None:
+    seen.look(theme, width)
+    visitor = seen.visitor
+    visitor.open(f"{seen.root}/sweeps/lr", "text=lr-0001")
+    dark = visitor.page.evaluate("document.body.classList.contains('body--dark')")
+    assert dark is (theme == "dark")
+    assert visitor.serious() == [] and visitor.too_wide() == 0 and visitor.told == []
+    view = a_view(phase=Phase.RUN, outcome=None, step=39_000, total_steps=40_000, left_s=6600.0)
+    visitor.page.goto("about:blank")
+    visitor.page.set_content(f"<style>{FILE_STYLE}</style><main class='sk wide'><table class=rows>{row(view)}</table>")
+    assert visitor.overflowing() == [], "a row of the list of jobs"
+
+
+def test_parallel_coordinates_leave_out_what_does_not_apply() -> None:
+    space = load_yaml(FILE, SweepFile).space
+    row = TrialView(3, "lr-0003", "", {"lr": 1e-3, "optimizer": "adam", "layers": 2}, "training", value=0.5)
+    assert sweep_charts._coordinates(row, space) == [1e-3, "adam", None, 2, 0.5]
+    axes = [sweep_charts._axis(at, name, one) for at, (name, one) in enumerate(space.items())]
+    assert [axis["type"] for axis in axes] == ["log", "category", "value", "value"]
+    assert (axes[0]["min"], axes[0]["max"]) == (1e-5, 1e-1) and axes[1]["data"] == ["adam", "sgd"]
