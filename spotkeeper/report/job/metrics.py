@@ -69,17 +69,20 @@ def curves(found: Iterable[GenerationMetrics]) -> Iterator[tuple[str, MetricColu
 
 
 def pace(curve: MetricColumns, parts: int = 120) -> list[tuple[int, float]]:
-    """Return (step, steps a second before it) for up to ``parts`` parts of a run, from the times of a curve's points.
+    """Return (step, steps a second before it) for up to ``parts`` equal parts of a run, from the times of a curve.
 
-    Real seconds. A part with a recovery in it is as slow as the run was there.
+    Real seconds. A part with a recovery in it is as slow as the run was there. Where the curve was thinned, a part can
+    be longer.
     """
-    size = max(1, -(-(len(curve.steps) - 1) // parts))
-    ends = range(size, len(curve.steps), size)
-    return [
-        (curve.steps[at], (curve.steps[at] - curve.steps[at - size]) / took)
-        for at in ends
-        if (took := curve.times[at] - curve.times[at - size]) > 0.0
-    ]
+    steps, times = curve.steps, curve.times
+    size = max(1, -(-(steps[-1] - steps[0]) // parts)) if steps else 1
+    found, begin = [], 0
+    for at, step in enumerate(steps):
+        if step - steps[begin] >= size:
+            if (took := times[at] - times[begin]) > 0.0:
+                found.append((step, (step - steps[begin]) / took))
+            begin = at
+    return found
 
 
 def condensed(

@@ -177,6 +177,9 @@ def test_the_pace_of_a_run_comes_from_the_times_of_its_points() -> None:
     assert [step for step, _ in found] == list(range(11, 201, 10)), "a part has ten steps"
     assert [speed for _, speed in found if speed != 1.0] == [10 / 60]
     assert pace(MetricColumns([1], [5.0], [0.0])) == [] and pace(MetricColumns([], [], [])) == []
+    thinned = [*range(1, 101, 10), *range(101, 201)]
+    found = pace(MetricColumns(thinned, list(map(float, thinned)), [0.0] * 110), parts=10)
+    assert found == [(step, 1.0) for step in range(21, 201, 20)], "equal parts of the run, not of its points"
 
 
 def test_a_table_and_csv() -> None:
