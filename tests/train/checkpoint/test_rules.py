@@ -78,6 +78,16 @@ RULES = (
     Rule("an image counts once its copy is complete", snapshot(_RUNNING, f"        request()\n{_RUNNING}"), BITS),
     Rule("an image counts once all small parts are in", writer(_PARTS, "            image.finish(memory)\n"), IMAGES),
     Rule("a seal is broken before its image changes", writer("        break_seal(memory)\n", ""), IMAGES),
+    Rule(
+        "an image requests the memory of the next one",
+        writer("(following := client.images.next()) is not None:", "(following := None) is not None:"),
+        f"{IMAGES}::test_each_image_finds_its_memory",
+    ),
+    Rule(
+        "memory has room for images that grow a little",
+        Patch("spotkeeper.train.checkpoint.memories", "+ _SPARE + AREA", "+ AREA"),
+        f"{IMAGES}::test_each_image_finds_its_memory",
+    ),
     Rule("a torn copy is discarded", snapshot(_TORN, _TORN.replace("failed or name", "failed")), SNAPSHOT),
     # waits
     Rule(
