@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import TypeAlias
 
 from spotkeeper.client.metrics import MetricsReader
@@ -138,11 +139,15 @@ def history(store: Store, job: str, progress: Progress) -> list[Sample]:
 
 
 def thinned(points: Points, most: int = DRAWN_POINTS) -> Points:
-    """Thin a curve to at most ``most`` points (an even number): keep the lowest and the highest of each part."""
-    if len(points) <= most:
+    """Thin a curve to at most ``most`` points (an even number): the lowest and the highest of each equal part of steps.
+
+    So a run's older part, which is thinned already, looks as its newest part.
+    """
+    if not points:
         return points
-    size = -(-2 * len(points) // most)
-    parts = (points[at : at + size] for at in range(0, len(points), size))
+    first, last = points[0][0], points[-1][0]
+    size = -(-2 * (last - first + 1) // most)
+    parts = (list(part) for _, part in groupby(points, lambda point: (point[0] - first) // size))
     return [
         point
         for part in parts

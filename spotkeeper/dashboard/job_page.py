@@ -259,14 +259,14 @@ class JobPage(Page):
         self._buttons.clear()
         with self._buttons:
             for name in wanted:
-                ui.button(actions[name].name, on_click=lambda _, name=name: self._ask(name)).props(
+                ui.button(actions[name].name, on_click=lambda _, name=name: self._ask(name, record)).props(
                     "outline dense no-caps" + (" color=negative" if actions[name].danger else " color=primary")
                 ).classes("q-px-sm")
 
-    def _ask(self, name: str) -> None:
+    def _ask(self, name: str, record: Record) -> None:
         action = self._commands.actions[name]
         with self.client, ui.dialog() as dialog, ui.card().classes("sk"):
-            html(el("h2", f"{action.name} {self._word}?"))
+            html(el("h2", f"{action.name} {record.name}?"))
             html(el("p", action.consequence))
             value = ui.input(action.asks).props("dense outlined autofocus") if action.asks else None
             with ui.row().classes("justify-end w-full"):

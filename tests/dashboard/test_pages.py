@@ -244,6 +244,11 @@ def test_a_long_curve_keeps_its_extremes() -> None:
     points[1234] = (1234.0, 99.0)
     kept = thinned(points)
     assert len(kept) <= 1001 and (1234.0, 99.0) in kept and kept == sorted(kept) and set(kept) <= set(points)
+    older, newest = points[:3000:6], points[3000:]
+    kept = [step for step, _ in thinned(older + newest)]
+    assert kept == [step for step, _ in older] + [step for step in kept if step >= 3000.0]
+    assert all(sum(begin <= step < begin + 80 for step in kept) <= 20 for begin in range(3000, 3920, 80)), "no denser"
+    assert thinned([]) == [] and thinned(points[:7]) == points[:7]
 
 
 def test_a_job_that_does_not_exist(bucket: Bucket, play: Callable[..., None]) -> None:
@@ -330,11 +335,12 @@ def test_pause_asks_and_is_the_commands_own_request(bucket: Bucket, play: Callab
     seeded(store)
 
     async def story(user: User) -> None:
-        await user.open("/jobs/first")
+        await user.open(f"/jobs/{JOB}")
         await until(lambda: "machine" in text(user))
         await user.should_see("Pause")
         user.find("Pause").click()
         await user.should_see("The job saves a checkpoint")
+        assert "Pause first?" in text(user)
         user.find("No").click()
         assert store.list_requests(JOB) == ()
         user.find("Pause").click()
