@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
+from typing import Any
 
 IMAGE_S = 0.2  # shortest time between two images
 _SAMPLES = 8  # images after which their cost is known: a few of the first are checked, and one may meet a hiccup
@@ -27,7 +28,10 @@ def young(stall_s: float, mean_life_s: float, save_s: float = 0.0) -> float:
 
 
 class RecentTimes(deque[float]):
-    """The newest ``size`` values, and their ``median``, 0.0 without values. Values are only appended."""
+    """The newest ``size`` values, and their ``median``, 0.0 without values: each step needs it, few change it.
+
+    Values are appended, and replaced one at a time.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(maxlen=size)
@@ -40,6 +44,19 @@ class RecentTimes(deque[float]):
             del ordered[bisect_left(ordered, self[0])]
         insort(ordered, value)
         super().append(value)
+        self._note()
+
+    def extend(self, values: Iterable[float]) -> None:
+        for value in values:
+            self.append(value)
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        super().__setitem__(at, value)
+        self._ordered = sorted(self)
+        self._note()
+
+    def _note(self) -> None:
+        ordered = self._ordered
         middle, odd = divmod(len(ordered), 2)
         self.median = ordered[middle] if odd else (ordered[middle - 1] + ordered[middle]) / 2
 
@@ -56,10 +73,10 @@ class SavePace:
     fixed_s: float | None = None  # interval set by the job file
     overhead: float = 0.01  # largest share of the training time that images may cost
     steps: RecentTimes = field(default_factory=lambda: RecentTimes(64))
-    stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-    saves: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    stalls: RecentTimes = field(default_factory=lambda: RecentTimes(8))
+    saves: RecentTimes = field(default_factory=lambda: RecentTimes(8))
     since: float = 0.0  # start of the last save, or of the loop before any save; -inf: a save is due at once
-    image_stalls: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    image_stalls: RecentTimes = field(default_factory=lambda: RecentTimes(8))
     image_steps: RecentTimes = field(default_factory=lambda: RecentTimes(16))  # times of steps that follow an image
     image_since: float = 0.0  # end of the last image's stall
     image_spacing: int = 0  # steps between the two newest images; 0: fewer than two
@@ -74,11 +91,11 @@ class SavePace:
 
     @property
     def stall_s(self) -> float:
-        return median(self.stalls or [0.0])
+        return self.stalls.median
 
     @property
     def save_s(self) -> float:
-        return median(self.saves or [0.0])
+        return self.saves.median
 
     @property
     def interval_s(self) -> float:
@@ -102,7 +119,7 @@ class SavePace:
     def image_cost_s(self) -> float:
         """Seconds that keeping one image costs: its stall, and how much longer steps take until it is copied."""
         slower = self.image_steps.median - self.step_s if self.image_steps else 0.0
-        return median(self.image_stalls or [0.0]) + max(0.0, slower) * self.image_steps_each
+        return self.image_stalls.median + max(0.0, slower) * self.image_steps_each
 
     @property
     def image_interval_s(self) -> float:

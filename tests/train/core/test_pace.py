@@ -31,7 +31,7 @@ def test_youngs_interval_is_bounded() -> None:
 
 
 def test_more_losses_mean_more_saves() -> None:
-    calm, storm = (SavePace(life_s, stalls=_deque(0.2)) for life_s in (21600.0, 600.0))
+    calm, storm = (SavePace(life_s, stalls=_times(0.2)) for life_s in (21600.0, 600.0))
     assert storm.interval_s < calm.interval_s
 
 
@@ -45,7 +45,7 @@ def test_the_first_save_is_due_at_once_and_sets_the_rest() -> None:
 
 
 def test_a_fixed_interval_is_kept() -> None:
-    pace = SavePace(2700.0, fixed_s=7.0, stalls=_deque(0.5))
+    pace = SavePace(2700.0, fixed_s=7.0, stalls=_times(0.5))
     assert not pace.due(6.9) and pace.due(7.0)
 
 
@@ -64,7 +64,12 @@ def test_the_median_of_recent_times_is_that_of_the_newest() -> None:
         recent.append(value)
         newest.append(value)
         assert recent == newest and recent.median == median(newest)
+        newest[-1] += 0.2  # a wait, known later
+        recent[-1] += 0.2
+        assert recent == newest and recent.median == median(newest)
 
 
-def _deque(*values: float):  # type: ignore[no-untyped-def]
-    return deque(values, maxlen=8)
+def _times(*values: float) -> RecentTimes:
+    times = RecentTimes(8)
+    times.extend(values)
+    return times
