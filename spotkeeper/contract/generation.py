@@ -58,6 +58,7 @@ class Generation(Struct, frozen=True, omit_defaults=True):
     deadline: float | None = None  # with SAVE_STOP, virtual unix seconds
     replicated: bool = True
     mean_life_s: float | None = None  # observed mean time between losses of the job, for the save interval
+    upload: bool = False  # with SAVE_STOP: copy the newest checkpoint to the bucket, since a move waits for the copy
     stacks: bool = False  # with ROLL_CALL: log all workers' stack traces and report their states
 
 

@@ -165,13 +165,25 @@ class Node(Struct, frozen=True, omit_defaults=True, gc=False):
         return self.wrote == generation or self.newest_generation > generation
 
 
+class LeftDisk(Struct, frozen=True, array_like=True):
+    """A node's disk in the zone that its gang has left, with what ``Node`` says of it."""
+
+    disk: int
+    machine: str | None
+    wrote: int
+    newest_generation: int
+
+
 class Move(Struct, frozen=True, omit_defaults=True):
-    """A move of the whole gang to another zone, with copies of its disks."""
+    """A move of the whole gang to another zone, with copies of its disks or from a copy in the bucket."""
 
     zone: str
     since: Past
     dry: bool = False  # the gang's own zone had no capacity
     silent_since: Past | None = None  # since when that zone does not answer, while the gang's own zone does
+    bucket: bool = False  # the checkpoint goes by its copy in the bucket; False: by snapshots of the disks
+    origin: str = ""  # by the bucket, once the copy is complete: the zone that the gang has left; "": not yet
+    left: tuple[LeftDisk, ...] = ()  # the nodes' disks there, until the gang trains in the new zone
 
 
 class ZoneRequest(Struct, frozen=True, array_like=True):
@@ -233,6 +245,13 @@ class Moved(Struct, frozen=True, array_like=True):
     gb: float = 0.0  # of the largest copy of a disk; 0: unknown
 
 
+class MoveTime(Struct, frozen=True, array_like=True):
+    """How long the last move to another region took that went by the bucket, or by snapshots, seconds."""
+
+    bucket: bool
+    s: float
+
+
 class Warm(Struct, frozen=True):
     """The newest warm copies of a gang's disks."""
 
@@ -260,6 +279,7 @@ class Mirrored(Struct, frozen=True):
     commit: str  # "<gen>-<step>"
     node: int  # sharded: the node whose part was complete last; replicated: the node that uploaded it
     at: float  # when the function received the report, virtual unix seconds
+    bytes: int = 0  # of all its files, and of all nodes' parts
 
 
 class Fetch(Struct, frozen=True):
@@ -345,6 +365,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     probes: tuple[ZoneProbe, ...] = ()  # the last probes of other zones
     warm: Warm | None = None
     moved: Moved | None = None  # the last move to the gang's zone
+    move_times: tuple[MoveTime, ...] = ()  # at most one for each way to another region
     owed: tuple[Owed, ...] = ()
     asked: int | None = None  # number of nodes that a user wants since the last resize; None: all
     size: int | None = None  # number of nodes since the last resize, by a user or by the queue; None: all
@@ -356,6 +377,11 @@ class Record(Struct, frozen=True, omit_defaults=True):
     def over(self) -> bool:
         """Whether the job's outcome is known; it needs no machines any more."""
         return self.phase in (Phase.END, Phase.DONE)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether a move has not brought the gang's checkpoint to the new zone yet, so that no node gets a machine."""
+        return self.move is not None and not self.move.origin
 
     def spec_key(self) -> str:
         """Return the key of the current job file: the file's hash if a resume brought it, else ""."""

@@ -258,8 +258,8 @@ class Run:
         self.stage.notify(self.job)
         self.until("the resume to be taken in", lambda: self.record().hold is None)  # another round may be under way
 
-    def request(self, kind: RequestKind) -> None:
-        send_request(self.stage.store, self.record(), new_request(kind, self.stage.cloud.clock.now(), "tests"))
+    def request(self, kind: RequestKind, **more: str) -> None:
+        send_request(self.stage.store, self.record(), new_request(kind, self.stage.cloud.clock.now(), "tests", **more))
         self.stage.notify(self.job)
 
     def holds(self, disks: int) -> Record:

@@ -1,6 +1,6 @@
-"""Home runs dry, and a gang goes abroad with its disks: the same weights as if nothing had been.
+"""Home runs dry, and a gang goes abroad with its disks, and home again by the bucket: the same weights.
 
-``make lifecycle`` also lets home recover, and the gang comes back.
+``make lifecycle`` also lets home recover, and the gang come back with its disks before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotkeeper.client.target import STACK_FILE
+from spotkeeper.contract.job import Checkpoint, Mirror, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Outcome
 from spotkeeper.contract.stack import region_of
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.lifecycle
 
 HOME, ABROAD = "us-central1", "us-east1"
 HERE, THERE = "us-central1-a", "us-east1-b"
+COPIED = Checkpoint(interval_s=0.7, mirror=Mirror(every_min=1.0))
 
 
 @pytest.fixture
@@ -37,8 +39,10 @@ def both(tmp_path: Path, alone: Path) -> Iterator[Stage]:
         yield stage
 
 
-def test_a_gang_goes_abroad_when_home_is_dry_with_the_same_weights(both: Stage) -> None:
-    spec = tiny("emigrant", size(STEPS, 3 * STEPS), nodes=2, static="never", regions=(HOME, ABROAD))
+def test_a_gang_goes_abroad_when_home_is_dry_and_returns_with_the_same_weights(both: Stage) -> None:
+    spec = tiny(
+        "emigrant", size(2 * STEPS, 5 * STEPS), nodes=2, static="never", regions=(HOME, ABROAD), checkpoint=COPIED
+    )
     with Run(both, spec) as run:
         run.steady("at home")
         assert region_of(run.record().zone or "") == HOME
@@ -48,12 +52,15 @@ def test_a_gang_goes_abroad_when_home_is_dry_with_the_same_weights(both: Stage) 
                 both.cloud.set_capacity(HERE, None, model=model)
             run_dry(both, run, THERE, HERE)
         transfers, billed = run.ledger(Event.EGRESS), both.cloud.bill().bill.egress
+        by_bucket(both, run, THERE if run.record().zone == HERE else HERE)
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
-    assert [entry.cause for entry in run.ledger(Event.MOVE)] == ["stockout", "move"] * size(1, 2), run.story()
+    causes = ["stockout", "move"] * size(1, 2) + ["asked", "move"]
+    assert [entry.cause for entry in run.ledger(Event.MOVE)] == causes, run.story()
     assert [one.steps_again for one in run.view().recoveries if one.steps_again] == [], run.story()
-    assert billed > 0 and sum(entry.usd or 0.0 for entry in transfers) == pytest.approx(billed, rel=1e-6)
+    copied_usd = sum(entry.usd or 0.0 for entry in transfers if entry.cause == "checkpoint")  # all it bills
+    assert billed > 0 and copied_usd == pytest.approx(billed, rel=1e-6)
     assert weights == run.weights_left_alone(2)
 
 
@@ -67,3 +74,16 @@ def run_dry(stage: Stage, run: Run, zone: str, other: str) -> None:
     assert {vm.zone for vm in vms} == {other}, vms
     restored = run.watcher.traces()[run.record().gen].restored
     assert restored is not None and restored.step > 0, "the disks there hold what those before held"
+
+
+def by_bucket(stage: Stage, run: Run, zone: str) -> None:
+    """Have the gang go to a zone that has machines again. It stops, uploads its checkpoint and fetches it there."""
+    for model in ("spot", "on-demand"):
+        stage.cloud.set_capacity(zone, None, model=model)
+    run.until("a copy in the bucket", lambda: bool(run.record().mirror))
+    run.request(RequestKind.MOVE, zone=zone)
+    run.until(f"the gang to be in {zone}", lambda: run.record().zone == zone and not run.record().move)
+    run.steady(f"in {zone}, by the bucket")
+    restored = run.watcher.traces()[run.record().gen].restored
+    (fetched,) = [entry.detail for entry in run.ledger(Event.FETCH)]
+    assert restored is not None and str(restored) in fetched, fetched

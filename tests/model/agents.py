@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from spotkeeper.contract.allocation import Allocation, Grant
-from spotkeeper.contract.facts import HANG, Fact, Hung, Kind, Rung, StacksAnswer, WorkerState
+from spotkeeper.contract.facts import HANG, BucketCopy, Fact, Hung, Kind, Rung, StacksAnswer, WorkerState
 from spotkeeper.contract.generation import DocState, Role
 from spotkeeper.contract.record import Record, SlotState
 from spotkeeper.contract.stack import StackState
@@ -67,7 +67,7 @@ def steps(
         yield Said(f"{v.uid} stops training: it is no member", clouds.put(sky, v, alive=False), papers)
     if where is not None and where.cur:
         yield from _mounted(sky, v, papers, blind or bool(record.mirror))
-        yield from _fetches(sky, v, record, papers)
+        yield from _fetches(sky, v, record, papers, faults)
     if what is Role.MEMBER and copies:
         yield from _copies(v, sky, record, papers)
     if what is Role.MEMBER:
@@ -110,23 +110,35 @@ def _mounted(sky: Sky, v: V, papers: Papers, blind: bool) -> Iterator[Said]:
 
 
 def _copies(v: V, sky: Sky, record: Record, papers: Papers) -> Iterator[Said]:
-    """The lowest member has copied what its generation has committed, or a trial what it has saved at its rung."""
+    """The lowest member has copied what its generation has committed, or saved at a trial's rung or for a move."""
     there = v.alive or (_reached(v, record, papers) and doc_state(record) in (DocState.RUN, DocState.ROLL_CALL))
-    if there and v.writes and v.node == min(record.members) and papers.copy < papers.newest == record.gen == v.gen:
-        word = fact(v, Kind.MIRRORED, f"{record.gen}-0", record.gen)
-        yield Said(f"{v.uid} has copied its checkpoint", sky, _add(papers, word)._replace(copy=record.gen))
+    there = there or (_uploads(record) and fact(v, Kind.RELEASED, "0", record.gen) in papers.facts)
+    newest = papers.newest if not v.alive and _uploads(record) else record.gen
+    if there and v.writes and v.node == min(record.members) and papers.copy < papers.newest == newest and v.gen:
+        word = fact(v, Kind.MIRRORED, str(BucketCopy(f"{newest}-0", 1)), record.gen)
+        yield Said(f"{v.uid} has copied its checkpoint", sky, _add(papers, word)._replace(copy=newest))
+
+
+def _uploads(record: Record) -> bool:
+    """Whether a move waits for the copy."""
+    return record.leaving and record.move is not None and record.move.bucket
 
 
 def _reached(v: V, record: Record, papers: Papers) -> bool:
     return any(f.kind is Kind.RUNG and (f.uid, f.gen) == (v.uid, record.gen) for f in papers.facts)
 
 
-def _fetches(sky: Sky, v: V, record: Record, papers: Papers) -> Iterator[Said]:
-    """It brings a copy onto its disk as it is told to, before it trains."""
+def _fetches(sky: Sky, v: V, record: Record, papers: Papers, faults: frozenset[str]) -> Iterator[Said]:
+    """It brings a copy onto its disk as it is told to, before it trains. The copy may be damaged, or lost."""
     fetch, disk = record.fetch, next((d for d in sky.disks if d.user == v.uid), None)
     if fetch is None or disk is None or v.node not in fetch.nodes or v.alive:
         return
-    told = fact(v, Kind.FETCHED, fetch.commit)
+    told, none = fact(v, Kind.FETCHED, fetch.commit), fact(v, Kind.UNMIRRORED, fetch.commit)
+    if told not in papers.facts and "rotten" in faults:
+        lost = _add(papers, none)._replace(copy=0)
+        yield Said(f"{v.uid} finds no copy of {fetch.commit}", sky, lost, fault=1)
+    if none in papers.facts:
+        return
     if told not in papers.facts and fact(v, Kind.ATTACHED, str(disk.number)) in papers.facts:
         filled = sky._replace(disks=(sky.disks - {disk}) | {disk._replace(commit=int(fetch.commit.partition("-")[0]))})
         yield Said(

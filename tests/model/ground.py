@@ -59,12 +59,8 @@ TOLL = 1e6  # USD per GB
 WRITES = 24  # of one round, with those after the worst answers to its calls
 # What a look finds overdue is not what the same round asks for anew.
 _ONCE = (Moment.SLOW, Moment.BOOT, Moment.ROLL, Moment.SILENT, Moment.DRY, Moment.THAWED)
-LAST_WORDS = (
-    Kind.FREED,
-    Kind.RELEASED,
-    Kind.DROPPED,
-    Kind.MIRRORED,
-)  # of an attempt that is over, and still listened to
+COPIES = (Kind.MIRRORED, Kind.UNMIRRORED)
+LAST_WORDS = (Kind.FREED, Kind.RELEASED, Kind.DROPPED, *COPIES)  # of an attempt that is over, and still listened to
 
 
 class Ref(NamedTuple):
@@ -189,7 +185,7 @@ class Ground:
         there = {v.uid for v in self.skies[sky].vms}
         draft = Draft(at.record, at.snapshot)
         over = {fact for fact in calls.stale(draft) if fact.uid not in there}
-        over -= {fact for fact in over if fact.kind is Kind.MIRRORED} - set(mirrors.stale(draft))  # written down first
+        over -= {fact for fact in over if fact.kind in COPIES} - set(mirrors.stale(draft))  # written down first
         heard = self.papers[self.heard(record, papers)]
         left = self.papers(heard._replace(facts=heard.facts - over))
         if left != papers:
@@ -361,9 +357,18 @@ def _stack(story: Story) -> StackState:
         machine = StaticMachine(NODE, home)
         pools.append(PoolState(STATIC_POOL, "static", "m", (home,), 1, 1, 0, 1, "pd", prices, machines=(machine,)))
     regions, home = (story.zones, story.zones[0]) if story.regions else ((), "r")
-    egress = {here: {there: TOLL for there in regions if there != here} for here in regions} if story.toll else {}
+    egress = {here: {there: TOLL for there in regions if there != here} for here in regions}
     return StackState(
-        STACK, "gcp", "p", home, "b", tuple(pools), boot_deadline_s=BOOT_S, regions=regions, egress=egress
+        STACK,
+        "gcp",
+        "p",
+        home,
+        "b",
+        tuple(pools),
+        boot_deadline_s=BOOT_S,
+        regions=regions,
+        egress=egress if story.toll else {},
+        bucket_regions=regions if story.mirror else (),
     )
 
 

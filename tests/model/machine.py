@@ -178,9 +178,9 @@ class Machine(Rounds):
                 yield Step(f"disk {disk.name} is destroyed", self.intern(world._replace(sky=sky)), 0, 1)
 
     def _lost(self, world: World, record: Record) -> Iterator[Step]:
-        """The other region is lost, with all that is there, before the job has moved there."""
+        """The other region is lost, with all that is there, before the job has trained there."""
         (home, other), sky = self.story.zones, world.sky
-        if not sky.dead and record.zone == home:
+        if not sky.dead and home in (record.zone, record.move and record.move.origin):
             vms, disks = (
                 frozenset(v for v in sky.vms if v.zone == home),
                 frozenset(d for d in sky.disks if d.zone == home),

@@ -154,7 +154,9 @@ class Rounds(Left):
             yield Moment.URGENT
         if record.dry_since is not None:
             yield Moment.DRY
-        if record.move is not None and record.move.silent_since is not None:
+        if record.move is not None and (
+            record.move.silent_since is not None or (record.leaving and record.move.bucket)
+        ):
             yield Moment.PAST
         if any(node.refused for node in record.nodes):
             yield Moment.THAWED

@@ -72,13 +72,13 @@ def judged(at: Pass, new: Record | None) -> str:
 def _left_early(at: Pass, new: Record) -> str:
     """Why a gang that trains must not be stopped for a move: what that costs, or machines there that do not stand by.
 
-    Without room in the caps none can stand by. Stories in which transfers have a price have no user's moves.
+    Without room in the caps none can stand by. A user's move may cost what it will.
     """
     old, (pool, *_) = at.record, at.snapshot.stack.pools
     if new.move is None or old.move is not None or old.stop or not old.gen:
         return ""
     nodes = [new.nodes[index] for index in new.filled()]
-    if at.snapshot.stack.egress and not new.move.dry:
+    if at.snapshot.stack.egress and not new.move.dry and old.asked_zone is None:
         return "S8: pays more egress for a move than it saves"
     room = len(at.snapshot.allocation.grants) + len(nodes) <= pool.max_machines
     stand_by = all(node.next is not None and node.next.state is not SlotState.INTENT for node in nodes)

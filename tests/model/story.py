@@ -12,6 +12,8 @@ FAULTS = frozenset(
 )
 # Beyond those, and for good: the cloud refuses the copies of disks; the other region is lost with all that is there.
 ABROAD = frozenset({"uncopied", "dead"})
+# A copy in the bucket is found damaged, or lost, where it is fetched.
+ROTTEN = frozenset({"rotten"})
 REQUESTS = frozenset({"swap", "move", "pause", "cancel", "finish"})
 BOTH = 3
 

@@ -292,6 +292,7 @@ def plain(record: Record, old: Record | None, now: float) -> Record:
         mirror=tuple(replace(one, at=0.0) for one in record.mirror),
         probes=tuple(replace(look, at=NOW) for look in record.probes),
         moved=None if record.moved is None else Moved(NOW, 0.0),
+        move_times=(),  # they decide only between moves by the bucket and by disks, and a story has one move
     )
 
 

@@ -8,7 +8,7 @@ faults may be any of the kinds it names, in any order, up to its number; so may 
 
 from __future__ import annotations
 
-from tests.model.story import ABROAD, FAULTS, Story
+from tests.model.story import ABROAD, FAULTS, ROTTEN, Story
 
 CLOUDS = ("gce", "ec2")
 NO_FORGETTING = FAULTS - {"forgotten"}
@@ -248,6 +248,14 @@ MOVE_ABROAD = Story(
     regions=True,
     cap=6,  # a lost region keeps the grant of every number that was used meanwhile
 )
+# The same by a copy in the bucket, since copies of disks cost egress: the old disks stay until the gang trains.
+MOVE_BUCKET = MOVE_ABROAD._replace(
+    name="a move by the bucket, whose copy or other region is lost",
+    kinds=ABROAD | ROTTEN,
+    mirror=True,
+    toll=True,
+)
+MOVE_BUCKET_LOSS = MOVE_BUCKET._replace(name="a move by the bucket, and any one loss", kinds=LOSSES)
 # All machines are lost, or have notices, and home refuses new ones: the gang asks abroad before its disks leave.
 SEEK = Story(
     "all machines are lost, and home refuses new ones",
@@ -286,6 +294,8 @@ SLICE = (
     DEAR,
     DEAR_ABROAD,
     MOVE_ABROAD,
+    MOVE_BUCKET,
+    MOVE_BUCKET_LOSS,
     SEEK,
     RECALL,
     RECALL_ENDS,
@@ -326,6 +336,11 @@ WORLDS = (
     DEAR._replace(rounds=2, deaths=1),
     MOVE_ABROAD_DEATH,
     MOVE_ABROAD_DEATH._replace(cloud="ec2"),
+    *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (MOVE_BUCKET, MOVE_BUCKET_LOSS)),
+    MOVE_BUCKET._replace(name="a move by the bucket, and a round dies", deaths=1),
+    MOVE_BUCKET._replace(
+        name="a move by the bucket, which is lost, and a loss too", faults=2, kinds=ROTTEN | {"killed"}
+    ),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (SEEK, MOVE_REFUSED, DEAR_ABROAD)),
     SEEK._replace(name="all machines are lost, and home refuses new ones, two rounds", rounds=2),
     SEEK._replace(name="two nodes, all machines are lost, and home refuses new ones", nodes=2, cap=6, faults=3),
@@ -358,6 +373,8 @@ __all__ = [
     "LONGEST",
     "LOST",
     "MOVE_ABROAD",
+    "MOVE_BUCKET",
+    "MOVE_BUCKET_LOSS",
     "NODE_NOTICE",
     "RECALL",
     "RECALL_ENDS",

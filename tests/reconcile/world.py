@@ -584,7 +584,7 @@ class Agent:
             self.notice = self.reprieved = None
         self._mount()
         self._fetch()
-        self._copy_at_rung()
+        self._copy_stopped()
         steady = self.role is Role.MEMBER and self.alive and not self.outbox and self.notice is None
         if world.t - self.polled >= (5.0 if steady and self.doc and self.doc.state is DocState.RUN else 1.0):
             self.sync()
@@ -790,15 +790,17 @@ class Agent:
     def _held(self) -> list[Commit]:
         return [] if self.mounted is None else self.mounted.held.get(self.job or "", [])
 
-    def _copy_at_rung(self) -> None:
-        """Once its processes have ended at a rung, the lowest node copies the newest checkpoint at once."""
+    def _copy_stopped(self) -> None:
+        """Once its processes have ended at a rung or for a move, the lowest node copies the newest checkpoint."""
         doc, run = self.doc, self.run
-        waits = doc is not None and doc.state in (DocState.RUN, DocState.ROLL_CALL) and doc.gen == self.gen
-        if not waits or self.alive or run is None or run.until is None or run.mirror is None or not self._held():
+        if doc is None or doc.gen != self.gen or self.alive or run is None or run.mirror is None or not self._held():
             return
-        if doc is not None and self.machine.vm.uid == doc.members[0].uid and self.world.copies:
+        at_rung = doc.state in (DocState.RUN, DocState.ROLL_CALL) and run.until is not None
+        if (at_rung or doc.upload) and self.machine.vm.uid == doc.members[0].uid and self.world.copies:
             newest, bucket = max(self._held()), self.world.buckets[self.job or ""]
-            bucket += [] if newest in bucket else [newest]
+            if newest not in bucket:
+                bucket.append(newest)
+                self.world.through_bucket.append(("up", self.machine.vm.zone))
             self.say(Kind.MIRRORED, self.gen, str(BucketCopy("{}-{}".format(*newest), self.world.copy_bytes)))
 
     def _restore(self, agents: list[Agent]) -> None:

@@ -2,11 +2,14 @@
 
 Only the loop's thread may call this module; a separate helper thread transfers the data (``mirror_transfer.py``). A
 save, a stop or a notice interrupts a copy, which continues later: no job needs its copies soon, since a checkpoint's
-disk outlives its machine. The function knows which copies exist, orders fetches, and deletes old copies.
+disk outlives its machine. Only a gang that moves by the bucket waits for its last checkpoint's copy
+(``Generation.upload``), which is therefore not limited in speed. The function knows which copies exist, orders fetches,
+and deletes old copies.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -78,11 +81,14 @@ class Mirroring:
         full = child is not None and child.control.fault is Fault.DISK_FULL
         if want is None or doc is None or full or mounting.number is None or not _copies(doc, machine.node):
             self._give_up()
-        elif not _undisturbed(machine, doc, child):
+            return
+        commit = mounting.newest if child is None else child.control.commit
+        if doc.upload and child is None and self._upload is not None and self._upload.commit != commit:
+            self._give_up()  # of an older checkpoint
+        if not _undisturbed(machine, doc, child):
             if self._upload is not None:
                 self._upload.stop.set()  # parts in the bucket stay, and a later try continues there
         elif self._upload is None:
-            commit = mounting.newest if child is None else child.control.commit
             self._begin(machine, commit, want, doc, at_once=child is None)
         elif not self.helper.busy(UP) and time.monotonic() >= self._trouble[1]:
             self._upload.stop.clear()
@@ -113,7 +119,8 @@ class Mirroring:
             self._log.once(f"mirror.source {commit}", "mirror.source", commit=str(commit), error=str(error))
             return
         self._turn = turn
-        self._upload = CheckpointUpload(self._bucket, machine.job, machine.node, source, want.bytes_s)
+        rate = math.inf if doc.upload else want.bytes_s
+        self._upload = CheckpointUpload(self._bucket, machine.job, machine.node, source, rate)
         self._log("mirror.begin", commit=str(commit))
         self._send(self._upload)
 
@@ -232,10 +239,13 @@ def _copies(doc: Generation, node: int) -> bool:
 
 
 def _undisturbed(machine: MachineState, doc: Generation, child: Child | None) -> bool:
-    """Whether an upload delays nothing: the job trains, or a trial of a search has ended its generation at its rung.
+    """Whether an upload delays nothing, or others wait for it.
 
-    The trial's machines go once its checkpoint is copied.
+    The job trains; or a trial of a search has ended its generation at its rung, and its machines go once its checkpoint
+    is copied; or the gang has saved and stopped for a move by the bucket.
     """
+    if doc.upload and child is None and machine.saved.ended == doc.gen:
+        return True
     if doc.state not in (DocState.RUN, DocState.ROLL_CALL) or machine.saved.notice is not None:
         return False
     if child is not None:

@@ -166,6 +166,7 @@ def generation(record: Record, spec: JobSpec | None, stack: StackState) -> Gener
         deadline=record.stop_deadline if record.stop else None,
         replicated=spec.checkpoint.replicated if spec is not None else True,
         mean_life_s=mean_life_s(record),
+        upload=record.leaving and record.move is not None and record.move.bucket,
         stacks=record.roll is not None and record.roll.cause == HANG,
     )
 

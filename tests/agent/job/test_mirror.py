@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 import time
@@ -596,6 +597,26 @@ def test_a_trial_that_has_reached_its_rung_is_copied_at_once(loops: Callable[...
     loop.ended(UP, MirrorThere(COMMIT, complete=True))
     assert (Kind.MIRRORED, f"{COMMIT}-0") in loop.said
     assert loop.turn() == []
+
+
+def test_a_gang_that_stopped_for_a_move_copies_its_last_checkpoint_at_once_and_at_full_speed(
+    loops: Callable[..., Loop], ckpt: Path
+) -> None:
+    """Instead of the older one that it was copying; a notice is no reason to wait, since nothing else is to be done."""
+    loop = loops()
+    assert loop.turn() == [{"event": "mirror.begin", "commit": str(COMMIT)}]
+    older = loop.mirroring._upload
+    checkpoint(ckpt, NEWER)
+    stop = msgspec.structs.replace(loop.machine.doc, state=DocState.SAVE_STOP, upload=True)
+    loop.machine.doc = stop
+    assert loop.turn() == [] and older is not None and older.stop.is_set(), "the processes still save"
+    loop.child, loop.mounting.newest = None, NEWER
+    assert loop.turn() == [], "their end is not reported yet"
+    loop.machine.saved.ended, loop.machine.saved.notice = 4, 1.0
+    loop.helper.done(UP, Failed(UP, "interrupted", None))
+    assert loop.turn() == [{"event": "mirror.begin", "commit": str(NEWER)}]
+    assert loop.mirroring._upload is not None and loop.mirroring._upload._bytes_s == math.inf
+    assert loop.ended(UP, MirrorThere(NEWER, True, 70)) != [] and (Kind.MIRRORED, "3-50-70") in loop.said
 
 
 @pytest.mark.parametrize("what", ["notice", "no end", "stop", "other generation"])

@@ -30,6 +30,7 @@ from tests.model.worlds import (
     LEFT_NODE,
     LONGEST,
     MOVE_ABROAD,
+    MOVE_BUCKET,
     NODE_NOTICE,
     RECALL,
     RECALL_ENDS,
@@ -154,13 +155,13 @@ STEPS = (
     ),
     Mutant(
         "a refused copy ends no move",
-        in_("gang.zone_move", "why := _refused(draft) or _silent(draft)", "why := _silent(draft)"),
+        in_("gang.zone_move", "or _refused(draft) or _silent(draft)", "or _silent(draft)"),
         MOVE_ABROAD,
         "L",
     ),
     Mutant(
         "a lost region ends no move",
-        in_("gang.zone_move", "why := _refused(draft) or _silent(draft)", "why := _refused(draft)"),
+        in_("gang.zone_move", "or _refused(draft) or _silent(draft)", "or _refused(draft)"),
         MOVE_ABROAD,
         "L",
     ),
@@ -172,6 +173,18 @@ STEPS = (
             "    if all(node.copy is not None for node in draft.nodes):\n",
         ),
         MOVE_ABROAD,
+        "",
+    ),
+    Mutant(
+        "a copy in the bucket that cannot be had ends no move",
+        in_("gang.zone_move", "why := bucket_move.failed(draft) or ", "why := "),
+        MOVE_BUCKET,
+        "",
+    ),
+    Mutant(
+        "goes back to blank disks",
+        in_("gang.bucket_move", "            disk=old.disk,\n", ""),
+        MOVE_BUCKET,
         "",
     ),
     Mutant(

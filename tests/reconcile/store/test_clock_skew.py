@@ -89,6 +89,7 @@ NO_STAMP = {
         "Limits.spent",
         "Limits.usd_hour",
         "Limits.forgiven",
+        "MoveTime.s",
         "Moved.s",
         "Moved.gb",
         "Owed.gb",

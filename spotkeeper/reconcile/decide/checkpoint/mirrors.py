@@ -42,7 +42,7 @@ def _made(draft: Draft, fact: Fact) -> None:
         if draft.snapshot.spec and draft.snapshot.spec.checkpoint.mirror
         else 1
     )
-    new = Mirrored(sent.commit, fact.node, draft.now)
+    new = Mirrored(sent.commit, fact.node, draft.now, sent.bytes)
     draft.set(mirror=(new, *record.mirror)[: min(keep, MOST)], mirror_top=sent.commit)
     draft.log(Event.MIRRORED, sent.commit, node=fact.node, detail=sent.commit)
     egress.to_bucket(draft, sent)

@@ -15,7 +15,7 @@ from spotkeeper.contract.record import Owed, Warm
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.job import egress
+from spotkeeper.reconcile.decide.job import egress, transfer
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.snapshot import FINAL
 
@@ -123,7 +123,7 @@ def _likely(draft: Draft) -> str | None:
 def _gb(draft: Draft, index: int) -> float:
     """Return the GB that a node's next warm copy transfers: as its last one did, else its whole disk."""
     last = draft.queries.snapshots.get((index, draft.nodes[index].warm or -1))
-    return last.gb if last is not None and last.gb > 0 else egress.disk_gb(draft)
+    return last.gb if last is not None and last.gb > 0 else transfer.disk_gb(draft)
 
 
 def _count(draft: Draft, warm: Warm) -> None:

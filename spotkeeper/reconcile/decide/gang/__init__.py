@@ -2,7 +2,7 @@
 
 ``generation.py`` publishes members · ``requests.py`` users' requests, the ends of holds and jobs · ``exits.py``
 success, crash, hang, roll call · ``resize.py`` the number of nodes · ``zone_move.py`` moves to another zone ·
-``zone_probe.py`` probes of zones that may be better.
+``bucket_move.py`` the same by a checkpoint's copy in the bucket · ``zone_probe.py`` probes of zones that may be better.
 
 **A hang.** An agent says HUNG when a step takes ``hang.factor`` times the median and at least ``hang.floor_min``, or,
 outside the loop, when no process used the processor for ``hang.idle_min``. The function then opens a roll call with the

@@ -15,6 +15,7 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Hold, Node, Slot, SlotState
 from spotkeeper.reconcile.decide.checkpoint import location, mirrors
 from spotkeeper.reconcile.decide.draft import DAY_S, Draft
+from spotkeeper.reconcile.decide.gang import bucket_move
 from spotkeeper.reconcile.decide.job import progress
 from spotkeeper.reconcile.decide.provisioning.replacement import needed
 from spotkeeper.reconcile.decide.snapshot import admitted
@@ -22,7 +23,7 @@ from spotkeeper.reconcile.decide.snapshot import admitted
 
 def step(draft: Draft) -> None:
     record = draft.record
-    if record.move is not None or record.pause or record.roll is not None:
+    if record.leaving or record.pause or record.roll is not None:
         return
     if record.gen and not record.stop:
         _grow(draft)
@@ -226,6 +227,7 @@ def _publish(draft: Draft, ready: list[int]) -> None:
         save_s=done.save_s,
         holds=record.hold_count,
     )
+    bucket_move.end(draft)
 
 
 def _origin(draft: Draft, ready: list[int]) -> str:

@@ -1,5 +1,7 @@
 """Moves the whole gang to another zone: stops it, copies its disks by snapshots, and starts new attempts.
 
+To another region its checkpoint may go by the bucket instead (``bucket_move``).
+
 A gang moves because a user requests it, its zone has had no capacity for a time, or another zone is cheaper
 (``zone_probe``). A disk is copied only when it is detached and both zones have answered. The disk number of a copy is
 never used again, even if the move is cancelled. A move ends where it began if a copy is refused or the other zone falls
@@ -15,17 +17,19 @@ from msgspec.structs import replace
 from spotkeeper.contract.cloud import CreateDisk, CreateSnapshot, Offer
 from spotkeeper.contract.job import pools_of
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Move, Moved, Node, Phase, SlotState, ZoneRequest
+from spotkeeper.contract.record import Move, Moved, MoveTime, Node, Phase, SlotState, ZoneRequest
 from spotkeeper.contract.stack import Model, region_of, within
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.job import progress
+from spotkeeper.reconcile.decide.gang import bucket_move
+from spotkeeper.reconcile.decide.job import progress, transfer
 from spotkeeper.reconcile.decide.provisioning import offers
 from spotkeeper.reconcile.decide.queue import takeover
 from spotkeeper.reconcile.decide.snapshot import FINAL, admitted
 
 TRIED_S = 1800.0  # for so long a zone that refused comes after one that did not
 COPIES_S = 3600.0  # longest wait for the disk copies, while machines wait and cost money
+BY_BUCKET = ", by a copy in the bucket"  # in the ledger
 SILENT_S = 120.0  # a zone that has not answered for so long ends a move there: meanwhile nothing trains
 
 
@@ -35,7 +39,7 @@ def take(draft: Draft, zone: str | None) -> str:
     A gang with data moves once it has machines there (``zone_probe``).
     """
     record = draft.record
-    if zone in (None, record.zone) and record.move is not None:
+    if record.move is not None and zone in (None, record.move.origin or record.zone):
         cancel(draft)
         return ""
     if zone in (None, record.zone) and record.asked_zone is not None:
@@ -109,16 +113,18 @@ def begin(draft: Draft, zone: str, cause: str, *, taken: bool = False) -> None:
     ``taken``: if True, keep each node's ``next``: a probe, which runs in the new zone already and waits for its disk.
     """
     nodes = tuple(replace(node, next=node.next if taken else None, replace_reason=None) for node in draft.nodes)
-    asked = draft.record.asked_zone
+    asked, bucket = draft.record.asked_zone, bucket_move.chosen(draft, zone)
     draft.set(
-        move=Move(zone, draft.now, dry=cause == "stockout"),
+        move=Move(zone, draft.now, dry=cause == "stockout", bucket=bucket),
         asked_zone=None if asked is not None and asked.covers(zone) else asked,
         nodes=nodes,
         roll=None,
         dry_since=None,
     )
     draft.halt(draft.now + (draft.save_s() + draft.times.stop_s if draft.members() else 0.0), "move")
-    draft.log(Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}")
+    draft.log(
+        Event.MOVE, f"v{draft.before.ver + 1}", cause=cause, detail=f"{draft.record.zone} -> {zone}{BY_BUCKET * bucket}"
+    )
 
 
 def cancel(draft: Draft, cause: str = "cancelled", detail: str = "") -> None:
@@ -126,9 +132,11 @@ def cancel(draft: Draft, cause: str = "cancelled", detail: str = "") -> None:
 
     Machines in the other zone are dropped; otherwise a node with a notice would use one of them as its replacement.
     """
+    if draft.record.move is not None and draft.record.move.origin:
+        bucket_move.go_back(draft)
     nodes = tuple(replace(node, copy=None) for node in draft.nodes)
     draft.set(move=None, nodes=nodes)
-    for index in range(len(nodes)):
+    for index in range(len(draft.nodes)):
         draft.put(index, next=None)
     draft.log(Event.MOVE, f"cancel.v{draft.before.ver + 1}", cause=cause, detail=detail)
 
@@ -140,8 +148,13 @@ def step(draft: Draft) -> None:
     if record.move is None:
         _dry(draft)
         return
-    if why := _refused(draft) or _silent(draft):  # a retry gets the same answer, and nothing trains meanwhile
+    if (
+        why := bucket_move.failed(draft) or _refused(draft) or _silent(draft)
+    ):  # a retry gets the same answer, and nothing trains meanwhile
         cancel(draft, "refused", why[:200])
+        return
+    bucket_move.step(draft)
+    if draft.record.move is None or draft.record.move.bucket:
         return
     for index, node in enumerate(draft.nodes):
         if node.cur is not None and (node.cur.state is not SlotState.MEMBER or draft.halted()):
@@ -161,7 +174,7 @@ def _refused(draft: Draft) -> str:
     A gang that left a zone without capacity tries again for a time: staying gains little.
     """
     move = draft.record.move
-    if move is None:
+    if move is None or move.bucket:
         return ""
     zone = move.zone
     waits = any(node.next is not None and node.next.zone == zone for node in draft.nodes)
@@ -191,7 +204,7 @@ def _silent(draft: Draft) -> str:
     if move.zone in answered:
         if move.silent_since is not None:
             draft.set(move=replace(move, silent_since=None))
-    elif draft.record.zone not in answered:
+    elif (move.origin or draft.record.zone) not in answered:
         return ""  # the cloud answers for nothing
     elif move.silent_since is None:
         draft.set(move=replace(move, silent_since=draft.now))
@@ -232,6 +245,8 @@ def _arrive(draft: Draft) -> None:
         for node in draft.nodes
     )
     took = Moved(draft.now, max(0.0, draft.now - move.since))
+    if region_of(move.zone) != region_of(draft.record.zone or move.zone):
+        transfer.learn(draft, MoveTime(bucket=False, s=took.s))
     until = min(draft.record.fallback_until, draft.now)  # ends a fallback, which losses in the old zone had started
     draft.set(move=None, zone=move.zone, nodes=nodes, fallback_until=until, moved=took)
     for index, node in enumerate(draft.nodes):

@@ -20,8 +20,9 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Owed, Slot
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import transfer
+from spotkeeper.reconcile.decide.job.transfer import GB
 
-GB = 1e9
 SEEN_S = 60.0  # a copy that the cloud does not show for so long was never made
 
 
@@ -30,10 +31,10 @@ def usd(draft: Draft, zone: str) -> float:
 
     A job with ``spread`` needs its data once in each region, so its first machine there pays for it.
     """
-    stack, record = draft.snapshot.stack, draft.record
+    record = draft.record
     copied = 0.0
     if record.gen and record.zone is not None:
-        copied = stack.egress_usd(region_of(record.zone), region_of(zone), disk_gb(draft))
+        copied = transfer.usd(draft, zone) / max(1, draft.size())
     data = _data_usd(draft, region_of(zone))
     if draft.snapshot.spec is not None and draft.snapshot.spec.spread:
         return 0.0 if region_of(zone) in {region_of(slot.zone) for slot in _slots(draft)} else data
@@ -42,18 +43,6 @@ def usd(draft: Draft, zone: str) -> float:
 
 def _slots(draft: Draft) -> list[Slot]:
     return [node.cur for node in draft.nodes if node.cur is not None]
-
-
-def disk_gb(draft: Draft) -> float:
-    """Return the GB that a copy of a node's disk transfers: as in the last move, else as reported, else all of it."""
-    moved, progress, spec = draft.record.moved, draft.snapshot.progress, draft.snapshot.spec
-    if moved is not None and moved.gb > 0:
-        return moved.gb
-    if progress is not None and progress.disk_bytes:
-        return progress.disk_bytes / GB
-    named = spec.pool_names() if spec is not None else ()
-    sizes = (pool.disk_gb for pool in draft.snapshot.stack.pools if not named or pool.name in named)
-    return float(max(sizes, default=0))
 
 
 def _data_usd(draft: Draft, region: str) -> float:
@@ -102,7 +91,7 @@ def count(draft: Draft) -> None:
 def _owe_disks(draft: Draft) -> None:
     before = draft.before
     assert before.move is not None and before.zone is not None
-    target, whole = region_of(before.move.zone), disk_gb(draft)
+    target, whole = region_of(before.move.zone), transfer.disk_gb(draft)
     sizes, copies = [0.0], []
     for index, node in enumerate(before.nodes):
         if node.copy is None:

@@ -28,7 +28,7 @@ SWAP = "swap to spot"  # the cause of an attempt
 def step(draft: Draft) -> None:
     """Request machines for vacant nodes, from the highest node down: high nodes get the idle static machines."""
     record = draft.record
-    if record.phase is not Phase.RUN or record.move is not None or record.pause or draft.snapshot.spec is None:
+    if record.phase is not Phase.RUN or record.leaving or record.pause or draft.snapshot.spec is None:
         return
     if any(draft.nodes[index].cur is None for index in draft.filled()):
         if not draft.snapshot.blind and not claim.bars(draft):  # until its turn, what is idle may change
