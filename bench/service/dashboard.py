@@ -125,8 +125,7 @@ def tabs(served: Served, pid: int) -> float:
     """The most MB that the server has in memory while ten tabs are open, each on the page of a heavy job."""
     most = 0.0
     with chromium() as browser:
-        address = served.file.read_text().partition("url=")[2].partition('"')[0].replace("&amp;", "&")
-        context = browser.new_context(storage_state=login(browser, address))
+        context = browser.new_context(storage_state=login(browser, served.next_url()))
         for number in range(TABS):
             page = context.new_page()
             page.goto(f"{served.root}/jobs/bench{number % HEAVY:03}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import signal
@@ -25,6 +26,10 @@ class Served:
     @property
     def root(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def next_url(self) -> str:
+        """The one-time address that the file has now."""
+        return html.unescape(self.file.read_text().partition("url=")[2].partition('"')[0])
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,46 +20,50 @@ from spotkeeper.dashboard import server
 from spotkeeper.dashboard.guard import Guard
 from spotkeeper.reconcile.store.store import Store
 from tests.cli.records import a_job
-from tests.dashboard.served import serving
+from tests.dashboard.conftest import a_bucket
+from tests.dashboard.served import Served, serving
 from tests.dashboard.test_guard import App
 
 HEAP_BYTES = 64 << 20  # what glibc reserves for each further heap
 Bucket = tuple[Store, dict[str, str]]
 
 
-def test_the_file_opens_the_page_and_only_its_owner_can_read_it(bucket: Bucket, tmp_path: Path) -> None:
-    store, environment = bucket
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    store, environment = a_bucket(folder)
     a_job(store)
-    with serving(environment, tmp_path, "first") as served:
-        assert served.url.startswith(f"http://127.0.0.1:{served.port}/open?code=")
-        assert stat.S_IMODE(served.file.stat().st_mode) == 0o600
-        before = served.file.read_text()
-        code = served.url.partition("code=")[2].partition("&")[0]
-        assert code in before and "/jobs/abcdefgh" in before
-        browser = requests.Session()
-        page = browser.get(served.url, timeout=30)
-        assert page.status_code == 200 and page.url == f"{served.root}/jobs/abcdefgh"
-        assert 'lang="en-US"' in page.text and "frame-ancestors 'none'" in page.headers["content-security-policy"]
-        assert '"skipHijack":true' in page.text.replace(" ", ""), "no progress bar without a name"
-        assert requests.get(served.url, timeout=30).status_code == 403
-        assert code not in served.file.read_text(), "the file has the next address"
-        assert (
-            requests.get(f"{served.root}/_nicegui_ws/socket.io/?EIO=4&transport=polling", timeout=30).status_code == 403
-        )
-        assert requests.get(f"{served.root}/alive", timeout=30).text == "alive\n"
-        missing = browser.get(f"{served.root}/nothing", timeout=30)
-        assert missing.status_code == 404 and "No such page" in missing.text and 'href="/stack"' in missing.text
+    with serving(environment, folder, "first") as served:
+        yield served
     assert not served.file.exists()
 
 
-def test_all_threads_share_one_heap(bucket: Bucket, tmp_path: Path) -> None:
+def test_the_file_opens_the_page_and_only_its_owner_can_read_it(served: Served) -> None:
+    assert served.url.startswith(f"http://127.0.0.1:{served.port}/open?code=")
+    assert stat.S_IMODE(served.file.stat().st_mode) == 0o600
+    before = served.file.read_text()
+    code = served.url.partition("code=")[2].partition("&")[0]
+    assert code in before and "/jobs/abcdefgh" in before
+    browser = requests.Session()
+    page = browser.get(served.url, timeout=30)
+    assert page.status_code == 200 and page.url == f"{served.root}/jobs/abcdefgh"
+    assert 'lang="en-US"' in page.text and "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert '"skipHijack":true' in page.text.replace(" ", ""), "no progress bar without a name"
+    assert requests.get(served.url, timeout=30).status_code == 403
+    assert code not in served.file.read_text(), "the file has the next address"
+    assert requests.get(f"{served.root}/_nicegui_ws/socket.io/?EIO=4&transport=polling", timeout=30).status_code == 403
+    assert requests.get(f"{served.root}/alive", timeout=30).text == "alive\n"
+    missing = browser.get(f"{served.root}/nothing", timeout=30)
+    assert missing.status_code == 404 and "No such page" in missing.text and 'href="/stack"' in missing.text
+
+
+def test_all_threads_share_one_heap(served: Served) -> None:
     """Ten tabs on five jobs with many metrics take 120 MB less by that (``bench/service/dashboard.py``)."""
-    with serving(bucket[1], tmp_path) as served:
-        browser = requests.Session()
-        page = browser.get(served.url, timeout=30).text
-        for path in re.findall(r'(?:src|href)="(/_nicegui/[^"]+)"', page):  # a thread reads each file
-            assert browser.get(served.root + path, timeout=30).ok
-        maps = [line.split()[:2] for line in Path(f"/proc/{served.pid}/maps").read_text().splitlines()]
+    browser = requests.Session()
+    page = browser.get(served.next_url(), timeout=30).text
+    for path in re.findall(r'(?:src|href)="(/_nicegui/[^"]+)"', page):  # a thread reads each file
+        assert browser.get(served.root + path, timeout=30).ok
+    maps = [line.split()[:2] for line in Path(f"/proc/{served.pid}/maps").read_text().splitlines()]
     ends = [tuple(int(end, 16) for end in span.split("-")) for span, _ in maps]
     heaps = [begin for (begin, _), (_, end) in pairwise(ends) if end - begin == HEAP_BYTES and begin % HEAP_BYTES == 0]
     assert heaps == []
