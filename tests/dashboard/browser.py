@@ -54,6 +54,11 @@ class Visitor:
         if parts.scheme not in ("data", "blob") and parts.hostname != "127.0.0.1":
             self.told.append(f"a request elsewhere: {request.url}")
 
+    def look(self, theme: Any, width: int) -> None:
+        """Another theme and width for the pages opened next. A new window would compile all scripts again."""
+        self.page.emulate_media(color_scheme=theme)
+        self.page.set_viewport_size({"width": width, "height": 900})
+
     def open(self, address: str, wait_for: str) -> None:
         self.page.goto(address)
         self.page.wait_for_selector(wait_for)

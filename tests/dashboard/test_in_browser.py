@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -124,11 +123,6 @@ class Seen:
     store: Store
     trials: dict[int, str]
 
-    def look(self, theme: Any, width: int) -> None:
-        """Another theme and width for the pages opened next. A new window would compile all scripts again."""
-        self.visitor.page.emulate_media(color_scheme=theme)
-        self.visitor.page.set_viewport_size({"width": width, "height": 900})
-
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
@@ -144,7 +138,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 @pytest.fixture
 def page(seen: Seen) -> Iterator[tuple[Page, str, Store]]:
-    seen.look("light", 1440)
+    seen.visitor.look("light", 1440)
     yield seen.visitor.page, seen.root, seen.store
     assert seen.visitor.told == []
 
@@ -235,7 +229,7 @@ def rows_of(page: Page, chart: str) -> list[list[str]]:
 
 
 def test_the_page_of_a_search(seen: Seen) -> None:
-    seen.look("light", 1440)
+    seen.visitor.look("light", 1440)
     visitor, page = seen.visitor, seen.visitor.page
     visitor.open(seen.root, "text=Searches:")
     page.get_by_role("link", name="lr", exact=True).click()
@@ -268,7 +262,7 @@ def test_the_page_of_a_search(seen: Seen) -> None:
 
 @pytest.mark.parametrize(("theme", "width"), [("dark", 1440), ("light", 390)])
 def test_the_page_of_a_search_is_accessible_and_fits(seen: Seen, theme: str, width: int) -> None:
-    seen.look(theme, width)
+    seen.visitor.look(theme, width)
     visitor = seen.visitor
     visitor.open(f"{seen.root}/sweeps/lr", "text=lr-0001")
     dark = visitor.page.evaluate("document.body.classList.contains('body--dark')")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -70,8 +69,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def state(browser: Browser, served: Served) -> Any:
-    return login(browser, served.url)
+def window(browser: Browser, served: Served) -> Iterator[Visitor]:
+    visitor = Visitor(browser, login(browser, served.url))
+    yield visitor
+    visitor.context.close()
+
+
+@pytest.fixture
+def visitor(window: Visitor) -> Iterator[Visitor]:
+    """The window of all tests, light and wide at first."""
+    window.look("light", 1440)
+    yield window
+    assert window.told == []
 
 
 def test_a_recovery_leaves_its_parts_and_machines_their_use(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +130,8 @@ def test_ssh_runs_a_command_on_the_jobs_machine_and_logs_it(
 
 
 @pytest.mark.parametrize(("theme", "width"), LOOKS)
-def test_every_page_in_every_look(browser: Browser, served: Served, state: Any, theme: str, width: int) -> None:
-    visitor = Visitor(browser, state, theme, width)
+def test_every_page_in_every_look(visitor: Visitor, served: Served, theme: str, width: int) -> None:
+    visitor.look(theme, width)
     pages = {"/": "tbody a", "/jobs/watched": "canvas", "/stack": "section .bar"}
     for path, wait_for in pages.items():
         visitor.open(served.root + path, wait_for)
@@ -131,12 +140,9 @@ def test_every_page_in_every_look(browser: Browser, served: Served, state: Any, 
         assert visitor.too_wide() == 0, path
     dark = visitor.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (dark == "rgb(16, 20, 27)") is (theme == "dark")
-    visitor.context.close()
-    assert visitor.told == []
 
 
-def test_each_tab_of_a_job_is_readable(browser: Browser, served: Served, state: Any) -> None:
-    visitor = Visitor(browser, state)
+def test_each_tab_of_a_job_is_readable(visitor: Visitor, served: Served) -> None:
     visitor.open(f"{served.root}/jobs/watched", "canvas")
     shown = {
         "Recoveries": "spot in us-central1",
@@ -150,8 +156,6 @@ def test_each_tab_of_a_job_is_readable(browser: Browser, served: Served, state: 
         visitor.page.get_by_role("tab", name=tab, exact=True).click()
         expect(visitor.page.locator(".nicegui-tab-panel:visible")).to_contain_text(text, timeout=30_000)
         assert visitor.serious() == [], tab
-    visitor.context.close()
-    assert visitor.told == []
 
 
 def test_a_browser_without_the_cookie_sees_nothing(browser: Browser, served: Served) -> None:
@@ -162,9 +166,8 @@ def test_a_browser_without_the_cookie_sees_nothing(browser: Browser, served: Ser
 
 
 def test_the_keyboard_reaches_a_job_whose_page_follows_a_loss_without_a_reload(
-    browser: Browser, served: Served, state: Any, run: Run, lose: Callable[[], None]
+    visitor: Visitor, served: Served, run: Run, lose: Callable[[], None]
 ) -> None:
-    visitor = Visitor(browser, state)
     visitor.open(served.root, "tbody a")
     for _ in range(20):
         visitor.page.keyboard.press("Tab")
@@ -179,8 +182,6 @@ def test_the_keyboard_reaches_a_job_whose_page_follows_a_loss_without_a_reload(
     recoveries = visitor.page.get_by_role("table", name="Recoveries")
     expect(recoveries).to_contain_text("loss", timeout=60_000)
     assert run.record().gen > before and visitor.page.evaluate("window.unreloaded")
-    visitor.context.close()
-    assert visitor.told == []
 
 
 def test_a_machine_lost_without_notice_leaves_one_curve(run: Run, lose: Callable[[], None]) -> None:
@@ -197,10 +198,7 @@ def test_a_machine_lost_without_notice_leaves_one_curve(run: Run, lose: Callable
     assert joined(found)["loss"].steps == list(range(1, last + 1))
 
 
-def test_the_page_cancels_a_job_and_its_amounts_are_the_commands(
-    browser: Browser, served: Served, state: Any, run: Run
-) -> None:
-    visitor = Visitor(browser, state)
+def test_the_page_cancels_a_job_and_its_amounts_are_the_commands(visitor: Visitor, served: Served, run: Run) -> None:
     visitor.open(f"{served.root}/jobs/watched", "canvas")
     visitor.page.get_by_role("button", name="Cancel").click()
     visitor.page.get_by_role("button", name="Yes").click()
@@ -210,7 +208,6 @@ def test_the_page_cancels_a_job_and_its_amounts_are_the_commands(
     _, account = report.account_of(target, run.stage.store, record, run.stage.store.read_stack())
     for amount in (account.money.spent, account.money.on_demand_only, account.money.saved):
         expect(visitor.page.locator(".facts").first).to_contain_text(usd(amount), timeout=90_000)
-    visitor.context.close()
 
 
 def test_the_file_opens_offline(browser: Browser, run: Run, tmp_path: Path) -> None:
