@@ -20,6 +20,7 @@ from spotkeeper.reconcile.store.store import Store
 from spotkeeper.report.job.metrics import curves, drawable, in_order, pace
 
 FRESH_S = 30.0  # real; half of the time from one read for a page to the next, so pages of one job share the reads
+IDLE_S = 600.0  # real; the same for a job that does not train and whose last read brought nothing new
 KEPT = 8  # jobs whose ended generations stay in memory, up to 6 MB each; with more, all would be read again and again
 MOST_METRICS = 64  # curves of metrics: as many as a job has
 FIRST_CHARTS = 24  # that a page draws until the user asks for all: each chart costs the browser time
@@ -55,6 +56,7 @@ class _Job:
     reader: MetricsReader
     curves: JobCurves
     read_at: float
+    unchanged: bool  # since the read before
 
 
 class CurvesReader:
@@ -65,21 +67,23 @@ class CurvesReader:
         self._jobs: dict[str, _Job] = {}  # those read last come last
         self._one = asyncio.Lock()
 
-    async def read(self, job: str) -> JobCurves:
-        """Return the curves of a job, read at most :data:`FRESH_S` ago.
+    async def read(self, job: str, *, trains: bool = True) -> JobCurves:
+        """Return the curves of a job, read at most :data:`FRESH_S` ago, or :data:`IDLE_S` if nothing new is expected.
 
         Raises:
             StoreError: the bucket could not be read.
         """
         async with self._one:
             known = self._jobs.pop(job, None)  # not put back if the read fails, which can leave the reader incomplete
-            if known is None or self._clock() - known.read_at >= FRESH_S:
+            fresh_s = IDLE_S if known is not None and known.unchanged and not trains else FRESH_S
+            if known is None or self._clock() - known.read_at >= fresh_s:
                 reader = known.reader if known is not None else reader_of(self._store, job)
                 at = self._clock()
                 curves = await asyncio.to_thread(drawn, reader)
-                if known is not None and curves == known.curves:
+                unchanged = known is not None and curves == known.curves
+                if known is not None and unchanged:
                     curves = known.curves  # pages hold these points already
-                known = _Job(reader, curves, at)
+                known = _Job(reader, curves, at, unchanged)
             self._jobs[job] = known
             for oldest in list(self._jobs)[:-KEPT]:
                 del self._jobs[oldest]

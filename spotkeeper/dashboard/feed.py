@@ -312,7 +312,8 @@ class JobFeed:
         Raises:
             StoreError: the bucket could not be read.
         """
-        found = await self._curves.read(job)
+        state = self.jobs.get(job)
+        found = await self._curves.read(job, trains=state is None or state.record.phase is Phase.RUN)
         self._curves.keep({one.job for one in self._viewers})  # the page may be gone by now
         return found
 

@@ -15,7 +15,16 @@ from spotkeeper.clock import Clock
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.ledger import Entry, Event
 from spotkeeper.contract.record import Phase, Record
-from spotkeeper.dashboard.curves import DRAWN_POINTS, FIRST_CHARTS, FRESH_S, KEPT, MOST_METRICS, drawn, reader_of
+from spotkeeper.dashboard.curves import (
+    DRAWN_POINTS,
+    FIRST_CHARTS,
+    FRESH_S,
+    IDLE_S,
+    KEPT,
+    MOST_METRICS,
+    drawn,
+    reader_of,
+)
 from spotkeeper.dashboard.feed import BATCH, ROW_S, JobFeed, Viewer
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
@@ -303,10 +312,18 @@ def test_all_pages_of_a_job_share_its_metrics_which_are_forgotten_with_the_last_
         assert read[2:] == ["2"], "generation 1 has ended and is known"
         feed.remove(pages[0])
         assert await feed.curves(JOB) and len(read) == 3
+        record = store.read_record(JOB)
+        assert record is not None
+        assert store.cas_record(replace(record.value, phase=Phase.HOLD, ver=record.value.ver + 1), record.token)
+        await asyncio.to_thread(feed.round)
+        ticks.at += FRESH_S
+        assert await feed.curves(JOB) is first and len(read) == 3, "it does not train, and nothing was new"
+        ticks.at += IDLE_S
+        assert await feed.curves(JOB) is first and len(read) == 4
         feed.remove(pages[1])
         feed.add(Viewer(lambda: None, job=JOB))
         await feed.curves(JOB)
-        assert sorted(read[3:]) == ["1", "2"]
+        assert sorted(read[4:]) == ["1", "2"]
 
     complete(story())
 
