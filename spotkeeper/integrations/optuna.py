@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from spotkeeper.client.target import Target
 from spotkeeper.contract.record import Phase
+from spotkeeper.integrations import programs
 from spotkeeper.integrations.journal import Journal
 from spotkeeper.integrations.trial_job import JobFailedError, TrialJob, Value, ended, job_name, resolve
 from spotkeeper.reconcile.store.documents import CorruptError
@@ -33,6 +34,7 @@ from spotkeeper.reconcile.store.store import Store, open_store
 __all__ = ["BucketJournal", "JobFailedError", "SpotkeeperObjective"]
 
 JOB = "spotkeeper_job"  # the trial's user attribute with its job's id
+PROGRAM = "spotkeeper_program"  # ... and with the program that follows it
 POLL_S = 20.0  # virtual; machines upload metrics once a minute
 
 _log = optuna.logging.get_logger("optuna.spotkeeper")
@@ -111,15 +113,17 @@ class SpotkeeperObjective:
             JobFailedError: see the class.
             CliError, SpecError, StoreError: the job could not be submitted.
         """
+        trial.set_user_attr(PROGRAM, programs.own())
         return self._train(trial, Event())
 
     def resume(self, study: optuna.Study) -> list[FrozenTrial]:
         """Follow the trials that an earlier program left running to their ends, all at once, and return them.
 
-        Their jobs are found again, not submitted again. Only one program may follow a trial: the earlier one must have
-        ended.
+        Their jobs are found again, not submitted again. Only one program may follow a trial: one that runs on this
+        machine keeps its trials, one on another machine must have ended.
         """
-        left, stop = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)), Event()
+        stop = Event()
+        left = [one for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if not _followed(one)]
         with ThreadPoolExecutor(max(1, len(left))) as pool:
             try:
                 return list(pool.map(lambda frozen: self._resumed(study, frozen, stop), left))
@@ -129,22 +133,25 @@ class SpotkeeperObjective:
     def _resumed(self, study: optuna.Study, frozen: FrozenTrial, stop: Event) -> FrozenTrial:
         trial = Trial(study, frozen._trial_id)
         try:
-            result: dict[str, Any] = {"values": self._train(trial, stop)}
-        except optuna.TrialPruned:
-            result = {"state": TrialState.PRUNED}
-        except Exception as error:
-            _log.warning("Trial %d failed: %s", trial.number, error)
-            result = {"state": TrialState.FAIL}
-        try:
-            return study.tell(trial, **result, skip_if_finished=True)
+            trial.set_user_attr(PROGRAM, programs.own())
+            return study.tell(trial, **self._result(trial, stop), skip_if_finished=True)
         except RuntimeError:  # another program ended it at the same moment
             return study.get_trials(deepcopy=False)[trial.number]
 
-    def _train(self, trial: Trial, stop: Event) -> float:
+    def _result(self, trial: Trial, stop: Event) -> dict[str, Any]:
+        try:
+            return {"values": self._train(trial, stop, resumed=True)}
+        except optuna.TrialPruned:
+            return {"state": TrialState.PRUNED}
+        except Exception as error:
+            _log.warning("Trial %d failed: %s", trial.number, error)
+            return {"state": TrialState.FAIL}
+
+    def _train(self, trial: Trial, stop: Event, *, resumed: bool = False) -> float:
         job = None
         try:
             known = trial.user_attrs.get(JOB)
-            job = TrialJob(self._target, self._store, str(known)) if known is not None else self._submitted(trial)
+            job = TrialJob(self._target, self._store, str(known)) if known else self._submitted(trial, resumed)
             return self._follow(trial, job, stop)
         except Exception:
             if job is not None:
@@ -154,9 +161,11 @@ class SpotkeeperObjective:
             # Optuna would take it for the trial's failure, and nobody would follow the job any more
             sys.exit(_later(trial))
 
-    def _submitted(self, trial: Trial) -> TrialJob:
-        name = job_name(trial.study.study_name, trial.number)
-        job = TrialJob.submit(self._target, self._store, self._file, name, self._params(trial))
+    def _submitted(self, trial: Trial, resumed: bool) -> TrialJob:
+        """Submit the trial's job and note it. An earlier program may have been killed between the two."""
+        name, values = job_name(trial.study.study_name, trial.number), self._params(trial)
+        job = TrialJob.found(self._target, self._store, name, values) if resumed else None
+        job = job or TrialJob.submit(self._target, self._store, self._file, name, values)
         try:
             trial.set_user_attr(JOB, job.job)
         except Exception:
@@ -205,6 +214,14 @@ class SpotkeeperObjective:
             trial.report(value, step)
             if trial.should_prune():
                 raise optuna.TrialPruned(f"job {job.job} at step {step}")
+
+
+def _followed(trial: FrozenTrial) -> bool:
+    """Whether another program on this machine follows the trial."""
+    lives = programs.lives(trial.user_attrs.get(PROGRAM))
+    if lives:
+        _log.info("Trial %d is left to another program on this machine.", trial.number)
+    return lives
 
 
 def _later(trial: Trial) -> str:

@@ -82,6 +82,16 @@ class TrialJob:
         done, _ = submit_file(target, file, spec, pack_source(file, spec))
         return cls(target, store, done.job)
 
+    @classmethod
+    def found(cls, target: Target, store: Store, name: str, values: Mapping[str, Value]) -> TrialJob | None:
+        """Return the newest job of this name, if it has these values among its ``params``, whatever its source."""
+        job = store.read_name(name)
+        read = store.read_record(job) if job is not None else None
+        spec = store.read_spec(read.value.job, read.value.spec_key()) if read is not None else None
+        if job is None or spec is None or not values.items() <= spec.params.items():
+            return None
+        return cls(target, store, job)
+
     def read(self) -> Record:
         """Read the job's record anew. Raises JobFailedError if it is gone."""
         try:

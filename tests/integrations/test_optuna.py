@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
+import subprocess
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -25,9 +28,10 @@ from spotkeeper.contract.metrics import object_name
 from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.parse.problem import SpecError
 from spotkeeper.contract.record import Hold, Outcome, Phase
+from spotkeeper.integrations import programs
 from spotkeeper.integrations.journal import SEGMENT
-from spotkeeper.integrations.optuna import JOB, BucketJournal, JobFailedError, SpotkeeperObjective
-from spotkeeper.integrations.trial_job import job_name
+from spotkeeper.integrations.optuna import JOB, PROGRAM, BucketJournal, JobFailedError, SpotkeeperObjective
+from spotkeeper.integrations.trial_job import TrialJob, job_name
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import UnavailableError
@@ -124,7 +128,7 @@ def test_a_trial_is_a_job_whose_metric_is_its_value(world: World) -> None:
     (trial,) = study.trials
     assert trial.state is TrialState.COMPLETE and trial.value == 1.0
     assert trial.intermediate_values == {0: 3.0, 10: 2.0, 20: 1.5, 25: 1.0}
-    assert trial.user_attrs == {JOB: world.job()}
+    assert trial.user_attrs == {PROGRAM: programs.own(), JOB: world.job()}
     spec = world.store.read_spec(world.job())
     lr = trial.params["lr"]
     assert spec is not None and spec.command == ("train.py", f"--lr={lr}") and spec.params == {"lr": lr, "width": 8}
@@ -218,7 +222,7 @@ def test_an_interrupted_trial_is_resumed_with_the_same_job(world: World) -> None
     (done,) = objective.resume(study)
     assert done.state is TrialState.COMPLETE and done.value == 1.0
     assert done.intermediate_values == {0: 2.0, 10: 1.0}, "a point that was reported stays"
-    assert done.user_attrs == {JOB: job} and len(world.store.active_jobs()) == 1 and world.requests() == []
+    assert done.user_attrs[JOB] == job and len(world.store.active_jobs()) == 1 and world.requests() == []
     assert objective.resume(study) == []
 
 
@@ -226,17 +230,57 @@ def test_a_program_killed_before_it_noted_the_job_finds_it_by_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(optuna.trial.Trial, "set_user_attr", lambda *_: interrupted())
+        patch.setattr(optuna.trial.Trial, "set_user_attr", lambda _, key, __: key == JOB and interrupted())
         with pytest.raises(SystemExit):
             world.study().optimize(world.objective(), n_trials=1)
     job, study = world.job(), world.study()
+    (world.file.parent / "code" / "new.py").touch()  # another checkout: a submission would be refused
     (done,) = world.objective(world.reports({0: 1.0}), world.becomes(**DONE)).resume(study)
-    assert done.user_attrs == {JOB: job} and len(world.store.active_jobs()) == 1
+    assert done.user_attrs[JOB] == job and len(world.store.active_jobs()) == 1
+
+
+def test_a_job_with_other_values_is_no_trials_job(world: World) -> None:
+    world.study().optimize(world.objective(world.reports({0: 1.0}), world.becomes(**DONE)), n_trials=1)
+    for values, found in (({"lr": 0.1}, None), ({}, world.job())):
+        job = TrialJob.found(world.target, world.store, "lr-0", values)
+        assert (job.job if job is not None else None) == found
+    assert TrialJob.found(world.target, world.store, "lr-1", {}) is None
+
+
+PROGRAM_OF_ITS_OWN = """
+import sys
+from spotkeeper.integrations import programs
+print(programs.own(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_that_lives_on_this_machine_keeps_its_trials(world: World) -> None:
+    study = world.study()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM_OF_ITS_OWN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        name = other.stdout.readline().strip()
+        study.ask().set_user_attr(PROGRAM, name)
+        assert world.objective().resume(study) == []
+        assert not programs.lives(f"elsewhere-{name}")
+        other.kill()
+    assert not programs.lives(name)
+    (done,) = world.objective(world.reports({0: 1.0}), world.becomes(**DONE)).resume(study)
+    assert (done.state, done.user_attrs[PROGRAM]) == (TrialState.COMPLETE, programs.own())
+
+
+@pytest.mark.parametrize("name", [None, "", "x", "{host}/../../etc/passwd", "{host}/spotkeeper-program-none", "{own}"])
+def test_nothing_else_is_a_living_program(name: str | None) -> None:
+    name = name and name.format(host=socket.gethostname(), own=programs.own())
+    assert not programs.lives(name)
 
 
 def test_a_job_that_cannot_be_noted_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise UnavailableError("offline")
+    def lost(_: object, key: str, __: object) -> None:
+        if key == JOB:
+            raise UnavailableError("offline")
 
     monkeypatch.setattr(optuna.trial.Trial, "set_user_attr", lost)
     with pytest.raises(UnavailableError):
@@ -339,6 +383,7 @@ def test_a_trial_costs_a_bounded_number_of_requests(tmp_path: Path) -> None:
         for step in range(5):
             trial.report(lr, step)
             trial.should_prune()
+        trial.set_user_attr(PROGRAM, "host/spotkeeper-program-x")
         trial.set_user_attr(JOB, "abcd2345")
         return lr
 
@@ -346,7 +391,7 @@ def test_a_trial_costs_a_bounded_number_of_requests(tmp_path: Path) -> None:
     bucket.calls.clear()
     study.optimize(train, n_trials=trials)
     whole = len(bucket.list("studies/lr/batches/")) // SEGMENT
-    assert bucket.calls["create"] <= 12 * trials + whole and bucket.calls["get"] <= 13 * trials, bucket.calls
+    assert bucket.calls["create"] <= 13 * trials + whole and bucket.calls["get"] <= 14 * trials, bucket.calls
     counted = Flaky(bucket)
     assert len(optuna.load_study(study_name="lr", storage=opened(counted)).trials) == trials
     assert counted.calls["get"] <= whole + SEGMENT + 10 and counted.calls["list"] == 1
