@@ -77,7 +77,7 @@ def test_a_submission_notifies_the_function_with_the_token(
     assert function.calls == [(f"/v1/notify/{job}", "Bearer token-of-mine")]
     assert "token-of-mine" not in done.out
     cli("submit", folder / "job.yaml")
-    assert len(function.calls) == 1  # nothing is new
+    assert len(function.calls) == 2, "nothing is new, but the function has not heard whose job it is"
 
 
 def test_a_refused_notification_is_only_noted(cli: Cli, function: Function, folder: Path) -> None:
@@ -210,3 +210,6 @@ def test_submit_and_status_say_what_the_job_does_not_get(
     shown = " ".join(cli("status", "first").out.split())
     assert all(line in shown for line in told)
     assert ("does not allow" in shown or "counts for team" in shown) is bool(told)
+    heard = len(function.calls)
+    cli("submit", folder / "job.yaml")
+    assert len(function.calls) == heard + (not user), "a call that failed is repeated"
