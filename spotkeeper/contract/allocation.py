@@ -39,6 +39,7 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
     attempt: int
     resource: str
     since: float = 0.0
+    zone: str = ""  # of the only intent that may use it, if it is for a dynamic machine; "": unknown
 
     @property
     def machine(self) -> str | None:

@@ -260,8 +260,8 @@ def released(at: Pass, new: Allocation) -> str:
             word = (f for f in at.snapshot.facts if f.kind is Kind.DROPPED and f.attempt == grant.attempt)
             if not any(word):
                 return "S8: takes a static machine back without its word for this attempt"
-        elif not set(at.snapshot.stack.zones()) <= at.snapshot.listing.answered:
-            return "S8: gives a slot back though a zone did not answer"
+        elif not ({grant.zone} if grant.zone else set(at.snapshot.stack.zones())) <= at.snapshot.listing.answered:
+            return "S8: gives a slot back though its zone did not answer"
         elif any((v.job, v.node, v.attempt) == (grant.job, grant.node, grant.attempt) for v in at.snapshot.listing.vms):
             return "S8: gives a slot back while its machine is there"
     return ""

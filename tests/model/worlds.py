@@ -246,7 +246,7 @@ MOVE_ABROAD = Story(
     request_kinds=frozenset({"move"}),
     split=False,
     regions=True,
-    cap=6,  # a lost region keeps the grant of every number that was used meanwhile
+    cap=4,  # beside its own, a lost region keeps the grants of the machine that it has
 )
 # The same by a copy in the bucket, since copies of disks cost egress: the old disks stay until the gang trains.
 MOVE_BUCKET = MOVE_ABROAD._replace(

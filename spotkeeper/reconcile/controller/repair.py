@@ -148,7 +148,8 @@ def live_grants(records: Iterable[Record]) -> Iterator[Grant]:
             for slot in (node.cur, node.next):
                 if slot is not None:
                     offer = Offer(slot.pool, slot.zone, slot.model, 0.0, slot.machine, slot.reservation)
-                    yield Grant(record.job, index, slot.attempt, resource(offer), slot.since)
+                    zone = "" if slot.machine is not None else slot.zone
+                    yield Grant(record.job, index, slot.attempt, resource(offer), slot.since, zone)
 
 
 def _told(job: str, entries: Collection[Entry]) -> Iterator[tuple[float | None, Grant]]:

@@ -14,7 +14,7 @@ from spotkeeper.contract.allocation import Grant, Tally, resource
 from spotkeeper.contract.cloud import Offer, VmStatus
 from spotkeeper.contract.job import JobSpec, named_pools, pools_of
 from spotkeeper.contract.record import Node, Slot
-from spotkeeper.contract.stack import Model, StackState
+from spotkeeper.contract.stack import Model, StackState, region_of
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import limits, progress
@@ -226,8 +226,19 @@ def _select(draft: Draft, need: Need) -> Selection:
     spec = draft.snapshot.spec
     assert spec is not None
     found = select(spec, draft.snapshot.stack, need)
+    if need.zone is None and (silent := _silent(draft)):  # a request there is made when it answers, perhaps never
+        choices = tuple(one for one in found.choices if region_of(one.offer.zone) not in silent)
+        found = Selection(
+            choices, found.until, found.leaves, probe=tuple(o for o in found.probe if region_of(o.zone) not in silent)
+        )
     draft.whys.update((choice.offer.key(), choice.why) for choice in found.choices)
     return found
+
+
+def _silent(draft: Draft) -> set[str]:
+    """Return the regions of which no zone answered, unless none answered at all."""
+    answered = {region_of(zone) for zone in draft.queries.answered}
+    return set(draft.snapshot.stack.regions) - answered if answered else set()
 
 
 def on_demand_left(draft: Draft) -> int:

@@ -203,7 +203,7 @@ def backup(draft: Draft, index: int, options: list[Offer], why: str) -> None:
 def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str = "", why: str = "") -> bool:
     attempt = draft.nodes[index].top + 1
     while (grant := draft.queries.grant(index, attempt)) is not None:
-        found = next((offer for offer in options if resource(offer) == grant.resource), None)
+        found = next((offer for offer in options if _permits(grant, offer)), None)
         if found is not None:
             _intent(draft, index, which, attempt, found, cause or _cause(draft.nodes[index], which, found), why)
             return False
@@ -212,13 +212,18 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
     later_usd = _later_usd(draft)
     for offer in options:
         if draft.tally.fits(draft.snapshot.stack, offer, later_usd):
-            draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now))
+            zone = "" if offer.machine is not None else offer.zone
+            draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now, zone))
             return False
         if _frees(draft, index, which, offer):
             pending.say(draft, index, f"waiting until its lost machine has left reservation {offer.reservation}")
             return False
     capped = (one for one in options if one.machine is None and not draft.tally.used_up(draft.snapshot.stack, one))
     return pending.nothing(draft, index, {offer.model for offer in capped})
+
+
+def _permits(grant: Grant, offer: Offer) -> bool:
+    return resource(offer) == grant.resource and grant.zone in ("", offer.zone)
 
 
 def _frees(draft: Draft, index: int, which: str, offer: Offer) -> bool:
@@ -335,7 +340,8 @@ def _gone(draft: Draft, grant: Grant) -> Entry:
 def _over(draft: Draft, grant: Grant) -> bool:
     """Whether a grant's attempt is over and its machine is gone.
 
-    A static machine counts as gone once it dropped the attempt or was removed from the stack.
+    Only the grant's zone can have it, so a region that does not answer keeps no grant of another one. A static machine
+    counts as gone once it dropped the attempt or was removed from the stack.
     """
     live = [s.attempt for nodes in (draft.before.nodes, draft.nodes) for s in live_slots(nodes, grant.node)]
     ended = draft.before.over
@@ -344,7 +350,8 @@ def _over(draft: Draft, grant: Grant) -> bool:
     facts = draft.queries.facts.get((grant.node, grant.attempt), ())
     if grant.machine is not None:
         return any(fact.kind is Kind.DROPPED for fact in facts) or draft.queries.removed(grant.machine)
-    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))
+    answered = draft.queries.complete or grant.zone in draft.queries.answered
+    return answered and not draft.queries.vms.get((grant.node, grant.attempt))
 
 
 def _written_top(draft: Draft, grant: Grant) -> int:

@@ -124,15 +124,24 @@ def test_a_silent_region_delays_no_job_of_another_one(regions: tuple[str, ...]) 
     assert world.record().outcome is Outcome.CANCELLED and not world.drives
 
 
-def test_a_job_that_may_be_abroad_keeps_its_grants_until_abroad_answers() -> None:
+def test_a_lost_region_keeps_only_the_grants_of_its_own_machines() -> None:
+    """However many machines home loses meanwhile; nothing is requested in the lost region, since that may come late."""
     world = begun(regions=(HOME, ABROAD))
+    world.request(RequestKind.MOVE, zone="y-b")
+    world.until(lambda: all(node.next for node in world.record().nodes))
     world.blind |= {"y-b", "y-c"}
-    world.preempt(1)
-    world.until(lambda: world.training() and world.record().gen > 1)
-    world.run(180)
-    assert len(world.store.read_allocation().value.grants) == 3
+    at = len(requested(world))
+    for gen in range(1, 4):
+        world.until(lambda gen=gen: world.training() and world.record().gen >= gen, 2400)  # type: ignore[misc]
+        world.preempt(gen % 2)
+        world.run(120)
+    lost(world)
+    world.run(600)
+    grants = world.store.read_allocation().value.grants
+    assert sum(grant.zone == "y-b" for grant in grants) == 2 and len(grants) <= 4, grants
+    assert {zone for zone, *_ in requested(world)[at:]} == {"z-a"}
     world.blind.clear()
-    world.until(lambda: len(world.store.read_allocation().value.grants) == 2)
+    world.until(lambda: len(world.store.read_allocation().value.grants) == 2, 1200)
 
 
 def test_what_a_silent_region_has_of_a_job_is_unknown() -> None:
