@@ -18,7 +18,7 @@ from tests.model.story import Story
 DECIDE = "spotkeeper.reconcile.decide."
 # Code that several mutants change.
 SUPERFLUOUS = "    return attempt <= draft.nodes[index].top\n"
-OVER = "    return draft.queries.complete and not draft.queries.vms.get((grant.node, grant.attempt))\n"
+OVER = "    return answered and not draft.queries.vms.get((grant.node, grant.attempt))\n"
 
 
 class Patch(NamedTuple):
