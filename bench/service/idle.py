@@ -26,13 +26,15 @@ LOG_GB_A_TICK = 600e-9  # the platform's own lines about a call
 
 # USD per month of what a stack on AWS has in each other region: a copy of each image, taken as 20 GB, and maybe a key.
 IMAGE_USD, KEY_USD = 20 * 0.05, 1.00
+# USD per month of a metric that counts lines of the function's log. CloudWatch charges by the hour in which a metric
+# got a value (https://aws.amazon.com/cloudwatch/pricing/): without a job only that of ticks gets any.
+FILTER, METRIC_USD = "aws:cloudwatch/logMetricFilter:LogMetricFilter", 0.30
 # USD per month of an unused resource.
 PRICED: dict[str, float] = {
     "gcp:cloudscheduler/job:Job": 0.10,
     "gcp:monitoring/alertPolicy:AlertPolicy": 0.10,  # a condition
     "gcp:artifactregistry/repository:Repository": 0.05,  # the function's image, half a GB
     "aws:cloudwatch/metricAlarm:MetricAlarm": 0.10,
-    "aws:cloudwatch/logMetricFilter:LogMetricFilter": 0.30,  # its metric, in an hour in which a line was found
 }
 BOUGHT = frozenset(
     {"gcp:compute/instance:Instance", "gcp:compute/disk:Disk", "aws:ec2/instance:Instance", "aws:ebs/volume:Volume"}
@@ -52,7 +54,8 @@ FREE_GCP = (
 )  # fmt: skip
 FREE_AWS = (
     "budgets/budget:Budget", "cloudwatch/eventRule:EventRule", "cloudwatch/eventTarget:EventTarget",
-    "cloudwatch/logGroup:LogGroup", "ec2/egressOnlyInternetGateway:EgressOnlyInternetGateway",
+    "cloudwatch/logGroup:LogGroup", "cloudwatch/logMetricFilter:LogMetricFilter",
+    "ec2/egressOnlyInternetGateway:EgressOnlyInternetGateway",
     "ec2/internetGateway:InternetGateway", "ec2/launchTemplate:LaunchTemplate", "ec2/placementGroup:PlacementGroup",
     "ec2/route:Route", "ec2/routeTable:RouteTable", "ec2/routeTableAssociation:RouteTableAssociation",
     "ec2/securityGroup:SecurityGroup", "ec2/subnet:Subnet", "ec2/volumeAttachment:VolumeAttachment",
@@ -115,6 +118,7 @@ def idle(settings: Settings, types: Mapping[str, int]) -> tuple[Line, ...]:
     lists = LISTS + bool(settings.channels)
     return (
         *there,
+        *_metrics(settings, types),
         *_abroad(settings),
         Line(f"{ticks:,.0f} ticks", ticks * (calls.schedule + calls.request)),
         Line(f"the function, {TICK_S:g} s each", ticks * TICK_S * (calls.second + memory_gb * calls.gb_second)),
@@ -122,6 +126,11 @@ def idle(settings: Settings, types: Mapping[str, int]) -> tuple[Line, ...]:
         Line("the note of its ticks", min(ticks, MONTH_MINUTES / NOTE_MINUTES) * calls.write),
         Line("the function's log", ticks * LOG_GB_A_TICK * calls.log_gb),
     )
+
+
+def _metrics(settings: Settings, types: Mapping[str, int]) -> Iterable[Line]:
+    if types.get(FILTER) and "ticks" in settings.alerts.about:
+        yield Line("the metric of ticks", METRIC_USD)
 
 
 def _abroad(settings: Settings) -> Iterable[Line]:

@@ -201,6 +201,7 @@ def test_another_region_costs_an_image_and_a_key_while_idle(home: Program, both:
         for made, found in ((from_config(config(HOME), NAME), home), (settings, both))
     )
     assert two - one_region == pytest.approx(idle.IMAGE_USD + idle.KEY_USD)
+    assert two - idle.KEY_USD <= idle.GOAL_USD, "without a customer key"
 
 
 NETWORK = {
