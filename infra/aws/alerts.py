@@ -6,6 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.aws.function import AwsFunction
+from infra.aws.network import at_home
 from infra.settings.model import Budget, Settings
 from infra.shared import ALARM_TEXTS, Component
 from spotkeeper.contract.names import LABEL_STACK
@@ -37,8 +38,13 @@ class AwsAlerts(Component):
         self.register_outputs({})
 
     def _mail(self, email: str) -> aws.sns.Topic:
-        topic = aws.sns.Topic("mail", name=f"{self.prefix}-alerts", tags=self._tags("alerts"), opts=self.child)
-        aws.sns.TopicSubscription("mail", topic=topic.arn, protocol="email", endpoint=email, opts=self.child)
+        home = at_home(self.settings)
+        topic = aws.sns.Topic(
+            "mail", name=f"{self.prefix}-alerts", tags=self._tags("alerts"), region=home, opts=self.child
+        )
+        aws.sns.TopicSubscription(
+            "mail", topic=topic.arn, protocol="email", endpoint=email, region=home, opts=self.child
+        )
         return topic
 
     def _counted(self, key: str, event: str) -> str:
@@ -51,6 +57,7 @@ class AwsAlerts(Component):
             metric_transformation=aws.cloudwatch.LogMetricFilterMetricTransformationArgs(
                 namespace=NAMESPACE, name=metric, value="1"
             ),
+            region=at_home(self.settings),
             opts=self.child,
         )
         return metric
@@ -75,6 +82,7 @@ class AwsAlerts(Component):
             alarm_actions=[topic.arn],
             ok_actions=[topic.arn],
             tags=self._tags(key),
+            region=at_home(self.settings),
             opts=self.child,
         )
 

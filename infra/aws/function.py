@@ -15,7 +15,7 @@ import pulumi_aws as aws
 
 from infra.aws import rights
 from infra.aws.identity import AwsIdentity
-from infra.aws.network import abroad
+from infra.aws.network import abroad, at_home
 from infra.aws.rights import Arns, Statement, document
 from infra.aws.storage import AwsStorage
 from infra.drain import Drained
@@ -52,6 +52,7 @@ class AwsFunction(Component):
             name=rights.log_group(settings.stack),
             retention_in_days=LOG_DAYS,
             tags=self.tags(rights.log_group(settings.stack)),
+            region=at_home(settings),
             opts=self.child,
         )
         self.dead = aws.sqs.Queue(
@@ -60,12 +61,17 @@ class AwsFunction(Component):
             message_retention_seconds=KEPT_S,
             sqs_managed_sse_enabled=True,
             tags=self.tags(rights.dead_letters(settings.stack)),
+            region=at_home(settings),
             opts=self.child,
         )
         self.function = self._declare(storage, identity)
         retries = self._no_retries()
         function_url = aws.lambda_.FunctionUrl(
-            "url", function_name=self.function.name, authorization_type="AWS_IAM", opts=self.child
+            "url",
+            function_name=self.function.name,
+            authorization_type="AWS_IAM",
+            region=at_home(settings),
+            opts=self.child,
         )
         self.url: pulumi.Output[str] = function_url.function_url.apply(lambda url: url.removesuffix("/"))
         # Machines have both rights from their role's policy, which suffices within an account. A permission that names
@@ -87,8 +93,10 @@ class AwsFunction(Component):
             runtime=f"python{python(settings)}",
             architectures=["x86_64"],
             handler=HANDLER,
-            s3_bucket=storage.bucket.bucket,
-            s3_key=storage.source.key,
+            # Lambda reads code only from a bucket in its own region.
+            s3_bucket=storage.bucket.bucket if at_home(settings) is None else None,
+            s3_key=storage.source.key if at_home(settings) is None else None,
+            code=pulumi.FileArchive(str(storage.archive.path)) if at_home(settings) is not None else None,
             role=identity.function.arn,
             memory_size=settings.reconcile.memory_mb,
             timeout=settings.reconcile.timeout_s,
@@ -96,6 +104,7 @@ class AwsFunction(Component):
             environment=aws.lambda_.FunctionEnvironmentArgs(variables=environment(settings)),
             logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=self.logs.name),
             tags=self.tags(self.prefix),
+            region=at_home(settings),
             # The function runs with these rights and logs to this group: both must exist first.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[*identity.bindings, self.logs]),
         )
@@ -112,6 +121,7 @@ class AwsFunction(Component):
                     destination=self.dead.arn
                 )
             ),
+            region=at_home(self.settings),
             opts=self.child,
         )
 
@@ -120,7 +130,12 @@ class AwsFunction(Component):
     ) -> list[aws.lambda_.Permission]:
         """Declare the two rights that AWS demands for calls of the URL; neither allows direct calls of the function."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=[url])
-        shared: dict[str, Any] = {"function": self.function.name, "principal": arn, "opts": opts}
+        shared: dict[str, Any] = {
+            "function": self.function.name,
+            "principal": arn,
+            "region": at_home(self.settings),
+            "opts": opts,
+        }
         by_url, call = "lambda:InvokeFunctionUrl", "lambda:InvokeFunction"
         return [
             aws.lambda_.Permission(f"url-{name}", action=by_url, function_url_auth_type="AWS_IAM", **shared),
@@ -146,6 +161,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "SPOTKEEPER_ADDRESSES": ",".join(settings.network.addresses),
         "SPOTKEEPER_COMPUTE_ENDPOINT": own_endpoint(settings, "ec2"),
         "SPOTKEEPER_BUCKET_ENDPOINT": own_endpoint(settings, "s3"),
+        "SPOTKEEPER_BUCKET_REGION": settings.region if at_home(settings) is not None else "",
     }
     return {name: value for name, value in values.items() if value}
 
@@ -188,11 +204,13 @@ class AwsTriggers(Component):
         super().__init__("Triggers", settings, opts)
         self._function, self._identity, self._drain = function, identity, drained.drain
         self.tick = self._schedule()
-        rules = {key: self._rule(key, kinds, settings.region) for key, kinds in EVENTS.items()}
+        home = settings.home_region()
+        rules = {key: self._rule(key, kinds, home) for key, kinds in EVENTS.items()}
         self._dead_letters(list(rules.values()))
         self.routes = [self._route(key, rule) for key, rule in rules.items()]
-        for region in settings.regions[1:]:
-            self._forward(region)
+        for region in settings.regions:
+            if region != home:
+                self._forward(region)
         self.register_outputs({})
 
     def _forward(self, region: str) -> None:
@@ -207,7 +225,7 @@ class AwsTriggers(Component):
                 rule=self._rule(key, kinds, region).name,
                 arn=Arns(self.settings).bus(),
                 role_arn=self._identity.forward.arn,
-                region=region,
+                region=abroad(region, self.settings),
                 opts=pulumi.ResourceOptions(parent=self, depends_on=needed),
             )
 
@@ -230,6 +248,7 @@ class AwsTriggers(Component):
                 ),
                 dead_letter_config=aws.scheduler.ScheduleTargetDeadLetterConfigArgs(arn=function.dead.arn),
             ),
+            region=at_home(self.settings),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self._drain]),
         )
 
@@ -258,6 +277,7 @@ class AwsTriggers(Component):
             "dead-letters",
             queue_url=self._function.dead.url,
             policy=pulumi.Output.all(*(rule.arn for rule in rules)).apply(policy),
+            region=at_home(self.settings),
             opts=self.child,
         )
 
@@ -269,16 +289,18 @@ class AwsTriggers(Component):
             action="lambda:InvokeFunction",
             principal="events.amazonaws.com",
             source_arn=rule.arn,
+            region=at_home(self.settings),
             opts=self.child,
         )
         return aws.cloudwatch.EventTarget(
-            key,
+            key_in(key, self.settings.home_region(), self.settings),
             rule=rule.name,
             arn=function.function.arn,
             retry_policy=aws.cloudwatch.EventTargetRetryPolicyArgs(
                 maximum_event_age_in_seconds=STALE_S, maximum_retry_attempts=2
             ),
             dead_letter_config=aws.cloudwatch.EventTargetDeadLetterConfigArgs(arn=function.dead.arn),
+            region=at_home(self.settings),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self._drain, permission]),
         )
 

@@ -25,8 +25,13 @@ Text = pulumi.Output[str]
 
 
 def abroad(region: str, settings: Settings) -> str | None:
-    """Return the option ``region`` of a resource: None in the home region, where the provider creates resources."""
+    """Return the option ``region`` of a resource: None in the first region, where the provider creates resources."""
     return None if region == settings.region else region
+
+
+def at_home(settings: Settings) -> str | None:
+    """Return the option ``region`` of a resource that is where the function is: None in the first region."""
+    return abroad(settings.home_region(), settings)
 
 
 class AwsNetwork(Component):

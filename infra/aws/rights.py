@@ -103,13 +103,13 @@ class Arns:
         return f"arn:{PARTITION}:iam::{self.settings.account}:instance-profile/{name}"
 
     def function(self) -> str:
-        return self._of("lambda", f"function:{naming.stack(self.settings.stack)}")
+        return self._at_home("lambda", f"function:{naming.stack(self.settings.stack)}")
 
     def log_group(self) -> str:
-        return self._of("logs", f"log-group:{log_group(self.settings.stack)}:*")
+        return self._at_home("logs", f"log-group:{log_group(self.settings.stack)}:*")
 
     def dead_letters(self) -> str:
-        return self._of("sqs", dead_letters(self.settings.stack))
+        return self._at_home("sqs", dead_letters(self.settings.stack))
 
     def ec2(self, kind: str, which: str = "*", region: str = "") -> str:
         """Return an ARN pattern of EC2 resources of a kind.
@@ -136,7 +136,7 @@ class Arns:
 
     def bus(self) -> str:
         """Return the ARN of the home region's event bus for events of AWS."""
-        return self._of("events", "event-bus/default")
+        return self._at_home("events", "event-bus/default")
 
     def bucket(self) -> str:
         return f"arn:{PARTITION}:s3:::{self.settings.bucket_name()}"
@@ -149,6 +149,9 @@ class Arns:
         return tuple(
             f"arn:{PARTITION}:{service}:{region}:{self.settings.account}:{rest}" for region in self.settings.regions
         )
+
+    def _at_home(self, service: str, rest: str) -> str:
+        return f"arn:{PARTITION}:{service}:{self.settings.home_region()}:{self.settings.account}:{rest}"
 
     def _of(self, service: str, rest: str) -> str:
         return f"arn:{PARTITION}:{service}:{self.settings.region}:{self.settings.account}:{rest}"

@@ -45,7 +45,10 @@ def bucket_rules(settings: Settings) -> tuple[Statement, ...]:
 
 
 class AwsStorage(Component):
-    """The ``bucket``, with the objects ``bundle`` (agent), ``boot`` (startup script) and ``source`` (function)."""
+    """The ``bucket``, with the objects ``bundle`` (agent), ``boot`` (startup script) and ``source`` (function).
+
+    ``archive``: the function's archive.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class AwsStorage(Component):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("Storage", settings, opts)
+        self.archive = source
         self.bucket = self._bucket()
         self._close()
         self.bundle = self._object("bundle", f"bundles/{bundle.sha256}.tar", archive=bundle)

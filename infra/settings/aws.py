@@ -70,9 +70,12 @@ def _filled(pool: Pool, given: Pool, images: dict[str, str]) -> Pool:
 
 
 def region_has_urls(s: Settings) -> Iterator[Problem]:
-    if s.region in AWS_WITHOUT_URLS:
-        path, what = ("regions[0]", "home region") if len(s.regions) > 1 else ("region", "region")
-        yield problem(path, f"has no Lambda function URLs, which Spotkeeper needs: want another {what}", s.region)
+    if s.home_region() in AWS_WITHOUT_URLS:
+        first, what = ("regions[0]", "home region") if len(s.regions) > 1 else ("region", "region")
+        path = "home" if s.home else first
+        yield problem(
+            path, f"has no Lambda function URLs, which Spotkeeper needs: want another {what}", s.home_region()
+        )
 
 
 def of_other_regions(s: Settings) -> Iterator[Problem]:
@@ -246,7 +249,6 @@ def function(s: Settings) -> Iterator[Problem]:
 
 
 OF_GCP: dict[str, tuple[object, str]] = {
-    "home": ("", "only gcp has this key: leave it out; the first of `regions` is the home region"),
     "bucket.location": (None, "only gcp has this key: leave it out; the bucket is in the stack's region"),
     "limits.max_run_hours": (None, "only gcp has this key: use `limits.lease_minutes`; EC2 has no time limit"),
     "budget.billing_account": ("", "only gcp has this key: leave it out; AWS always bills the stack's account"),

@@ -258,7 +258,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     regions: Annotated[
         tuple[str, ...], about("several regions, in place of `region`; function and bucket are in the first")
     ] = ()
-    home: Annotated[str, about("gcp: home region, one of `regions`; unset: the first. Changing it moves the home")] = ""
+    home: Annotated[str, about("home region, one of `regions`; unset: the first. Changing it moves the home")] = ""
     images: Annotated[dict[str, str], about("aws: `image` in each other region of `regions`, by region")] = {}
     zones: Annotated[tuple[str, ...], about("zones for machines; unset: all zones of the regions")] = ()
     network: Network = Network()

@@ -34,7 +34,9 @@ checks whether a round is overdue only for agents that wait for the result of a 
 ``SPOTKEEPER_STACK``             the stack's name
 ``SPOTKEEPER_BUCKET``            ``gs://name``, ``s3://name``, or ``sqlite:///path`` in the one-machine cloud
 ``SPOTKEEPER_BUCKET_ENDPOINT``   root of the bucket's HTTP API, if it is not the cloud's own
-``SPOTKEEPER_REGION``            the function's own: in several regions, it does nothing unless that is the home region
+``SPOTKEEPER_BUCKET_REGION``     on AWS the bucket's, if that is not the function's
+``SPOTKEEPER_REGION``            the function's own: in several regions, it does nothing unless that is the home region;
+                                 on Lambda it is ``AWS_REGION``
 ``SPOTKEEPER_COMPUTE_ENDPOINT``  root of the Compute API, default ``https://compute.googleapis.com/compute/v1``; on AWS
                                  root of the EC2 API, default ``AWS_ENDPOINT_URL`` or else AWS's own
 ``SPOTKEEPER_COMPUTE_TOKEN``     bearer token for an endpoint on this machine; never sent to Google

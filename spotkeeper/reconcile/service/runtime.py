@@ -89,7 +89,7 @@ def settings_from_env(environ: Mapping[str, str] | None = None) -> FunctionSetti
         compute_endpoint=env.get("SPOTKEEPER_COMPUTE_ENDPOINT") or None,
         bucket_endpoint=env.get("SPOTKEEPER_BUCKET_ENDPOINT") or None,
         behind_iam=bool(env.get("K_SERVICE")),
-        region=env.get("SPOTKEEPER_REGION", ""),
+        region=env.get("SPOTKEEPER_REGION") or (env.get("AWS_REGION", "") if "AWS_LAMBDA_FUNCTION_NAME" in env else ""),
         channels=env.get("SPOTKEEPER_CHANNELS", ""),
     )
 

@@ -34,7 +34,7 @@ def s3() -> tuple[str | None, Callable[[], S3Credential] | None]:
         LoginError: no keys were found, or their session has expired.
     """
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
-        return None, None
+        return os.environ.get("SPOTKEEPER_BUCKET_REGION") or None, None
     try:
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.session import get_session

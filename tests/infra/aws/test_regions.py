@@ -188,6 +188,34 @@ def test_events_abroad_go_to_the_bus_at_home_by_a_role_that_can_do_nothing_else(
     )  # fmt: skip
 
 
+def test_another_home_moves_the_function_with_its_triggers_and_alarms_and_nothing_else(both: Program) -> None:
+    """Networks, templates' regions, disks, bucket and drain stay. The function's rights follow it."""
+    moved = declare(HOME, ABROAD, home=ABROAD)
+    assert {key for key in both if key not in moved} == {key for key in moved if key not in both} == set()
+    changed = {key for key, found in both.items() if moved[key] != found}
+    went = {key for key in changed if moved[key].properties.get("region") != both[key].properties.get("region")}
+    assert {moved[key].properties["region"] for key in went} == {ABROAD}
+    assert {key.split("::")[0].rsplit(":", 1)[1] for key in went} == {
+        *("Function", "FunctionUrl", "FunctionEventInvokeConfig", "Permission", "LogGroup", "Queue", "QueuePolicy"),
+        *("Schedule", "Topic", "TopicSubscription", "MetricAlarm", "LogMetricFilter"),
+    }
+    stay = {key.split("::")[0].rsplit(":", 1)[1] for key in changed - went}
+    assert stay <= {"BucketObjectv2", "EventTarget", "RolePolicy", "Instance", "LaunchTemplate"}, stay
+    function = moved["aws:lambda/function:Function::function"].properties
+    assert "s3Bucket" not in function and function["code"], "Lambda reads code from buckets of its own region only"
+    assert function["environment"]["variables"]["SPOTKEEPER_BUCKET_REGION"] == HOME
+    for key in ("interruption", "rebalance", "state"):
+        back, here = one(moved, TARGET, key), one(moved, TARGET, f"{key}-{ABROAD}")
+        assert back["arn"] == f"arn:aws:events:{ABROAD}:123456789012:event-bus/default" and "region" not in back
+        assert "event-bus" not in here["arn"] and here["region"] == ABROAD
+    for role in ("fn", "ck", "vm", "ev"):
+        policy = one(moved, "aws:iam/rolePolicy:RolePolicy", f"rights-{role}")["policy"]
+        assert not any(f":{service}:{HOME}:" in policy for service in ("logs", "lambda", "sqs", "events")), role
+    after = check_stack(codec.decode(moved[POOLS].properties["content"], StackState))
+    assert (after.region, after.regions, after.bucket_regions) == (ABROAD, (HOME, ABROAD), (HOME,))
+    assert after.template("burst", Model.SPOT, "us-east-1b") != after.template("burst", Model.SPOT, "us-west-2b")
+
+
 def test_a_destroy_drains_all_regions_before_it_deletes_what_machines_abroad_need(both: Program) -> None:
     assert both[DRAIN].properties["regions"] == [HOME, ABROAD]
     after = {key for key, found in both.items() if found.type in (RULE, TARGET)}

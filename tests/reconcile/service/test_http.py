@@ -616,6 +616,11 @@ class TestSettings:
 
     def test_settings_are_read(self) -> None:
         settings = settings_from_env(self.FULL)
+        lambda_ = {"AWS_LAMBDA_FUNCTION_NAME": "sk-prod", "AWS_REGION": "us-west-2"}
+        assert [settings_from_env(self.FULL | more).region for more in ({"AWS_REGION": "x"}, lambda_)] == [
+            "",
+            "us-west-2",
+        ]
         assert (settings.stack, settings.bucket, settings.audience) == ("demo", "gs://b", "https://f")
         assert settings.invokers == {"a@x", "b@x"} and settings.behind_iam
         assert settings.jwks == "https://www.googleapis.com/oauth2/v3/certs"

@@ -112,6 +112,8 @@ def test_a_refused_role_says_that_its_session_needs_the_submitters_name(
 def test_obstore_finds_environment_and_machine_keys_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "x")
     assert credentials.s3() == (None, None)
+    monkeypatch.setenv("SPOTKEEPER_BUCKET_REGION", "us-east-1")  # the function is in another one
+    assert credentials.s3() == ("us-east-1", None)
 
 
 @pytest.mark.parametrize("kind", ["service_account", "authorized_user", "", None])

@@ -119,7 +119,7 @@ def open_ec2(stack: StackState, clock: Clock, endpoint: str | None = None) -> Ec
     """
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL") or ""
     home = Api(stack.region, endpoint)
-    apis = {stack.region: home} | {region: home.beside(region) for region in stack.regions[1:]}
+    apis = {stack.region: home} | {region: home.beside(region) for region in stack.regions if region != stack.region}
     for api in apis.values():
         api.open()
     return Ec2(stack, apis, clock, addresses_around(named))

@@ -416,13 +416,15 @@ def test_prices_and_scores_come_from_each_region(world: World) -> None:
     assert {run.zone for run in runs} == {A, B} == set(told.by_zone)
 
 
-def test_requests_are_signed_for_their_region(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("home", [HOME, ABROAD])
+def test_requests_are_signed_for_their_region(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once the stack's home has moved."""
     engine = Engine()
     services = {region: Ec2Service(site) for region, site in sites(engine).items()}
     with serve(services[HOME], {ABROAD: services[ABROAD]}) as endpoint:
         identity(monkeypatch, endpoint)
         monkeypatch.setattr("spotkeeper.reconcile.clouds.ec2.api.Api._session", lambda _: session())
-        listing = open_ec2(BOTH, engine).list("demo")  # type: ignore[arg-type]
+        listing = open_ec2(replace(BOTH, region=home), engine).list("demo")  # type: ignore[arg-type]
     assert listing.answered == {A, B, C}
     assert [len(service.asked) for service in services.values()] == [3, 3]
     assert [service.faults for service in services.values()] == [[], []]
