@@ -125,6 +125,11 @@ def all_jobs(store: Store, finished: bool) -> FoundJobs:
     return _read(store, sorted(jobs))
 
 
+def unowned(store: Store, jobs: Sequence[str]) -> list[str]:
+    """Return the unfinished ones of these jobs of which the function does not know the owner: the call failed."""
+    return [record.job for record in _read(store, jobs).records if not (record.owner or record.over)]
+
+
 def _read(store: Store, jobs: Sequence[str]) -> FoundJobs:
 
     def read(job: str) -> Record | Unreadable | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.client.pack import Source
 from spotkeeper.client.target import Target, notify, whoami
@@ -63,13 +64,7 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
         again = f"bring it up again: {target.up()}"
         raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
     done = submit(store, spec, source, target.clock.now(), whoami())
-    return done, (not done.new and _has_owner(store, done.job)) or notify(target, store, done.job)
-
-
-def _has_owner(store: Store, job: str) -> bool:
-    """Whether the function knows whose job it is: the call that told it may have failed."""
-    read = store.read_record(job)
-    return read is not None and bool(read.value.owner)
+    return done, not (done.new or lookup.unowned(store, [done.job])) or notify(target, store, done.job)
 
 
 def submit(

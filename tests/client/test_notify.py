@@ -170,6 +170,29 @@ def test_on_the_one_machine_cloud_a_token_names_the_user_whom_a_team_lists(
     assert target.local_token(replace(here, local=tmp_path), "https://f") == f"{named} for https://f"
 
 
+def test_a_repeated_search_tells_the_function_of_trials_of_which_it_has_not_heard(
+    cli: Cli, store: Store, function: Function, folder: Path
+) -> None:
+    def hears(job: str) -> None:
+        read = store.read_record(job)
+        assert read is not None
+        assert store.cas_record(msgspec.structs.replace(read.value, owner="ann", ver=1, nonce="n"), read.token)
+
+    search = "name: lr\njob: job.yaml\nspace: {lr: {uniform: [0, 1]}}\ntrials: 3\nmetric: loss\ngoal: min\n"
+    (folder / "sweep.yaml").write_text(search)
+    function.status = 503
+    assert "trials" in cli("sweep", folder / "sweep.yaml").err, "the function could not be told"
+    function.status, function.round = 200, hears
+    hears(min(store.active_jobs()))
+    function.calls.clear()
+    assert cli("sweep", folder / "sweep.yaml").err == ""
+    told = sorted(path.rpartition("/")[2] for path, _ in function.calls)
+    assert told == sorted(store.active_jobs())[1:]
+    function.calls.clear()
+    cli("sweep", folder / "sweep.yaml")
+    assert not function.calls
+
+
 @pytest.mark.parametrize(
     ("user", "asked", "told"),
     [

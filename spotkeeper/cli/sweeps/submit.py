@@ -101,6 +101,8 @@ def _submit(target: Target, store: Store, sweep: Sweep, source: Source | None, *
         if heard[0]:  # after the first failure the others would only wait for the same one
             heard[0] = notify(target, store, job)
 
+    for job in lookup.unowned(store, sorted(sweep.jobs.values())):
+        tell(job)
     new: dict[str, str] = {}
     missing = sweep.missing()
     with progress(f"submitting {count(len(missing), 'trial')}", len(missing)) as advance:
@@ -113,7 +115,7 @@ def _submit(target: Target, store: Store, sweep: Sweep, source: Source | None, *
         first = lookup.record_of(store, next(iter(new.values())))
         for line in lookup.ungranted_of(store, store.read_stack(), first):
             note(f"note: {line}")
-    if new and not heard[0]:
+    if not heard[0]:
         note(unheard(target, "starts the trials"))
     name = sweep.name
     whole = "" if len(new) == sweep.count() else f", {sweep.count()} in all"
