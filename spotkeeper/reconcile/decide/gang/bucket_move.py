@@ -71,7 +71,7 @@ def _leave(draft: Draft) -> None:
         if node.cur is not None:
             draft.vacate(index, "move")
         draft.new_disk(index)
-        draft.put(index, zone=move.zone, refused=(), warm=None, warms=0)
+        draft.put(index, zone=move.zone, refused=())
         if node.next is not None and node.next.zone == move.zone:
             draft.promote(index, "move")
 
@@ -113,6 +113,8 @@ def end(draft: Draft) -> None:
     move, moved = draft.record.move, draft.record.moved
     if move is None:
         return
+    for index in range(len(draft.nodes)):
+        draft.put(index, warm=None, warms=0)  # copies of the old disks
     took = max(0.0, draft.now - move.since)
     draft.set(move=None, moved=Moved(draft.now, took, moved.gb if moved is not None else 0.0))
     transfer.learn(draft, MoveTime(bucket=True, s=took))

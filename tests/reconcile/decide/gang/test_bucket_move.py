@@ -87,6 +87,20 @@ def test_a_gang_goes_abroad_and_back_by_the_bucket_where_disks_cost_egress() -> 
     assert took.bucket and 0 < took.s < 300
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_function_that_is_killed_again_and_again_loses_no_step(seed: int) -> None:
+    """Before or after a write or a call."""
+    world = begun()
+    world.random.seed(seed)
+    world.crash_rate, world.stall_rate = 0.05, 0.1
+    for zone in ("y-b", "z-a"):
+        goes(world, zone)
+    no_step_lost(world)
+    world.crash_rate = world.stall_rate = 0.0
+    world.run(180)
+    assert {where for _, where in disks(world)} == {"z-a"} and len(disks(world)) == len(world.dynamic()) == 2
+
+
 @pytest.mark.parametrize(
     ("stack", "disk_gb", "checkpoint"),
     [
@@ -184,7 +198,8 @@ def _no_byte(world: World) -> None:
     ],
 )
 def test_a_move_that_fails_abroad_ends_at_home_on_the_old_disks(fault: Callable[[World], None], told: str) -> None:
-    world = begun()
+    world = begun(replace(priced(), warm_usd=20.0))
+    world.until(lambda: all(node.warms for node in world.record().nodes))
     before, gen = [node.disk for node in world.record().nodes], world.record().gen
     world.fetch_s = 30.0
     arrives(world)
@@ -196,6 +211,7 @@ def test_a_move_that_fails_abroad_ends_at_home_on_the_old_disks(fault: Callable[
     assert zones(world) == {"z-a"} and [node.disk for node in world.record().nodes] == before
     assert world.started[-1][1] == left
     no_step_lost(world)
+    assert {node.disk_top - node.disk - node.warms for node in world.record().nodes} == {1}, "one move failed"
     world.blind.clear()
     world.run(120)
     assert {where for _, where in disks(world)} == {"z-a"} and len(world.dynamic()) == 2
