@@ -5,6 +5,7 @@ A program on another machine cannot tell; nor one that sees another folder for t
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import re
@@ -19,15 +20,26 @@ _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]+\Z")
 
 @cache
 def own() -> str:
-    """Return the name of this program, for :func:`lives`. Its file stays locked until the process ends."""
-    file = tempfile.NamedTemporaryFile(prefix=_PREFIX)  # noqa: SIM115 - open until the process ends
-    os.fchmod(file.fileno(), 0o644)  # other users can lock it only if they can open it
-    fcntl.flock(file, fcntl.LOCK_EX)
-    _files.append(file)
-    return f"{socket.gethostname()}/{Path(file.name).name}"
+    """Return the name of this program, for :func:`lives`; "" if it can have no temporary file.
+
+    The file stays locked until the process ends.
+    """
+    try:
+        locked, path = tempfile.mkstemp(prefix=_PREFIX)
+    except OSError:
+        return ""
+    os.fchmod(locked, 0o644)  # other users can lock it only if they can open it
+    fcntl.flock(locked, fcntl.LOCK_EX)
+    atexit.register(_remove, path, os.getpid())
+    return f"{socket.gethostname()}/{Path(path).name}"
 
 
-_files: list[object] = []
+os.register_at_fork(after_in_child=own.cache_clear)  # it is another program
+
+
+def _remove(path: str, pid: int) -> None:
+    if os.getpid() == pid:  # not at the end of a fork
+        Path(path).unlink(missing_ok=True)
 
 
 def lives(name: object) -> bool:

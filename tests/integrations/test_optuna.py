@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -248,19 +249,27 @@ def test_a_job_with_other_values_is_no_trials_job(world: World) -> None:
 
 
 PROGRAM_OF_ITS_OWN = """
-import sys
+import os, sys
 from spotkeeper.integrations import programs
-print(programs.own(), flush=True)
-sys.stdin.read()
+name = programs.own()
+if child := os.fork():
+    os.waitpid(child, 0)
+    print(name, flush=True)
+    sys.stdin.read()
+elif programs.own() != name and programs.lives(name):
+    print("a fork is another", flush=True)
 """
 
 
-def test_a_program_that_lives_on_this_machine_keeps_its_trials(world: World) -> None:
-    study = world.study()
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM_OF_ITS_OWN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+def test_a_program_that_lives_on_this_machine_keeps_its_trials(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    study, command = world.study(), [sys.executable, "-c", PROGRAM_OF_ITS_OWN]
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as other:
         assert other.stdout is not None
+        assert other.stdout.readline() == "a fork is another\n"
         name = other.stdout.readline().strip()
         study.ask().set_user_attr(PROGRAM, name)
         assert world.objective().resume(study) == []
@@ -275,6 +284,11 @@ def test_a_program_that_lives_on_this_machine_keeps_its_trials(world: World) -> 
 def test_nothing_else_is_a_living_program(name: str | None) -> None:
     name = name and name.format(host=socket.gethostname(), own=programs.own())
     assert not programs.lives(name)
+
+
+def test_a_program_without_a_folder_for_temporary_files_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc/none")
+    assert programs.own.__wrapped__() == ""
 
 
 def test_a_job_that_cannot_be_noted_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
