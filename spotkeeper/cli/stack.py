@@ -12,7 +12,7 @@ from spotkeeper.client.errors import CliError
 from spotkeeper.client.target import Target, attach, folder_option, silence
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.problem import SpecError
-from spotkeeper.contract.stack import StackState
+from spotkeeper.contract.stack import DEFAULT_TEAM, StackState
 from spotkeeper.reconcile.store.documents import CorruptError
 from spotkeeper.reconcile.store.objects import StoreError
 from spotkeeper.reconcile.store.store import Store
@@ -86,16 +86,20 @@ def note_cautions(store: Store, state: StackState, file: Path, spec: JobSpec, no
         note(f"warning: {line}")
 
 
-def unheard(target: Target, what: str) -> str:
+def unheard(target: Target, what: str, *, new: bool = False) -> str:
     """Return the note for a user whose request did not reach the function.
 
-    ``what``: what the next tick does, such as "starts the job"; if ticks fail, the note says this instead.
+    ``what``: what the next tick does, such as "starts the job"; if ticks fail, the note says this instead. ``new``:
+    whether the function does not know yet who submitted it.
     """
-    store = target.store()
+    store, owner = target.store(), ""
     with contextlib.suppress(StoreError):
-        if no_tick := silence(store, store.read_stack(), target):
+        stack = store.read_stack()
+        if no_tick := silence(store, stack, target):
             return f"cannot reach the function from here, and {no_tick}"
-    return f"cannot reach the function from here: the next tick {what}"
+        if new and stack is not None and stack.teams:
+            owner = f" for team {DEFAULT_TEAM}; to tell whose it is, submit it again"
+    return f"cannot reach the function from here: the next tick {what}{owner}"
 
 
 def note_upkeep(folder: Path | None) -> None:

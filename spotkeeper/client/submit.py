@@ -64,7 +64,12 @@ def submit_file(target: Target, file: Path, spec: JobSpec, source: Source | None
         again = f"bring it up again: {target.up()}"
         raise CliError(f"{file}: the stack {target.stack} is being destroyed", Exit.REFUSED, again)
     done = submit(store, spec, source, target.clock.now(), whoami())
-    return done, not (done.new or lookup.unowned(store, [done.job])) or notify(target, store, done.job)
+    return done, tell(target, store, done)
+
+
+def tell(target: Target, store: Store, done: Submitted) -> bool:
+    """Notify the function of a job, unless it knows whose it is; return False if it was not reached."""
+    return not (done.new or lookup.unowned(store, [done.job])) or notify(target, store, done.job)
 
 
 def submit(

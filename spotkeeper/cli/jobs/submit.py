@@ -92,7 +92,7 @@ def _submitted(
         done = replace(done, ungranted=lookup.ungranted_of(store, state, record))
     note_upkeep(target.local)
     if not notified:
-        note(unheard(target, "starts the job"))
+        note(unheard(target, "starts the job", new=True))
     return done
 
 

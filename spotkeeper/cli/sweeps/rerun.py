@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from spotkeeper.cli.output import emit, note
 from spotkeeper.cli.stack import note_upkeep, open_stack, unheard
 from spotkeeper.client.errors import CliError, Exit
-from spotkeeper.client.submit import submit
+from spotkeeper.client.submit import submit, tell
 from spotkeeper.client.sweep import source_of
 from spotkeeper.client.sweep_status import Sweep, find_sweep, read_view
-from spotkeeper.client.target import Target, notify, whoami
+from spotkeeper.client.target import Target, whoami
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.sweepfile import trial_job
@@ -37,8 +37,8 @@ def run(name: str, seed: int, trial: int | None, job_name: str | None, stack: st
         raise CliError(f"--trial {number}: no such trial", Exit.MISSING, f"{name} has 0 to {sweep.count() - 1}")
     spec = _again(sweep, number, seed, job_name)
     done = submit(store, spec, source_of(store, sweep), target.clock.now(), whoami())
-    if done.new and not notify(target, store, done.job):
-        note(unheard(target, "starts the job"))
+    if not tell(target, store, done):
+        note(unheard(target, "starts the job", new=True))
     note_upkeep(target.local)
     word = "submitted" if done.new else "runs already"
     emit(done, as_json, f"{done.name}: {word}, job {done.job}\nfollow it: spotkeeper watch {done.name}")

@@ -116,7 +116,7 @@ def _submit(target: Target, store: Store, sweep: Sweep, source: Source | None, *
         for line in lookup.ungranted_of(store, store.read_stack(), first):
             note(f"note: {line}")
     if not heard[0]:
-        note(unheard(target, "starts the trials"))
+        note(unheard(target, "starts the trials", new=True))
     name = sweep.name
     whole = "" if len(new) == sweep.count() else f", {sweep.count()} in all"
     done = (
