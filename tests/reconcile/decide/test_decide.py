@@ -126,7 +126,7 @@ def test_a_pass_does_exactly_one_thing_grants_first_then_the_record_then_calls()
     snapshot = with_(snapshot, listing=replace(snapshot.listing, vms=snapshot.listing.vms[:1]))
     one = decide(record, snapshot)
     assert one.grants is not None and one.record is None and not one.actions
-    assert Grant(JOB, 1, 2, "slot:pool", NOW) in one.grants.grants
+    assert Grant(JOB, 1, 2, "slot:pool", NOW, "z-a") in one.grants.grants
     two = decide(record, granted(snapshot, one))
     assert two.record is not None and two.grants is None and not two.actions
     assert two.record.ver == record.ver + 1
