@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "torch.distributed.run",
-        "torch.distributed.launcher.api",
-        "spotkeeper.train.loop.attach",
-    ]
+WARM = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.distributed.launcher.api",
+    "spotkeeper.train.loop.attach",
 )
+FROZEN = "tests.train.frozen"
+FORKS.set_forkserver_preload([*WARM, FROZEN])
 LIMIT_S = 300.0
 
 

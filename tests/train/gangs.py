@@ -21,25 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from spotkeeper.train.agent_link.control import NAME, Control, RunResult, read_result
-from tests.train.forks import FORKS
+from tests.train.forks import FORKS, FROZEN, WARM
 from tests.train.jobs import Event, Job
 from tests.train.savers import start_saver
 
-_FORKS = multiprocessing.get_context("forkserver")
-_WARM = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.run",
-    "torch.distributed.launcher.api",
-    "spotkeeper.train.loop.attach",
-)
-FORKS.set_forkserver_preload(list(_WARM))
 LIMIT_S = 60.0
 
 
 def preload(*modules: str) -> None:
     """Have more imported before a node is forked; before the first one is."""
-    FORKS.set_forkserver_preload([*_WARM, *modules])
+    FORKS.set_forkserver_preload([*WARM, *modules, FROZEN])
 
 
 @dataclass(frozen=True)
