@@ -62,9 +62,7 @@ def _reasons(cloud: DrainCloud, job: str, left: frozenset[str], disks: list[str]
     except CorruptError as error:
         yield f"job {job} may have checkpoints in {_names(left)}: {error}"
         return
-    moves = [record.move.zone, record.move.origin] if record.move is not None else []
-    zones = {record.zone, *moves, *(node.zone for node in record.nodes)}
-    there = sorted(zone for zone in zones if zone and region_of(zone) in left)
+    there = sorted(zone for zone in record.zones() if region_of(zone) in left)
     name = f"job {record.name}"
     if record.over:
         if record.keep_disks and disks:

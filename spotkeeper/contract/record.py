@@ -383,6 +383,11 @@ class Record(Struct, frozen=True, omit_defaults=True):
         """Whether a move has not brought the gang's checkpoint to the new zone yet, so that no node gets a machine."""
         return self.move is not None and not self.move.origin
 
+    def zones(self) -> set[str]:
+        """Return the zones of the gang and its disks, and those that a move leads to and has left."""
+        moves = (self.move.zone, self.move.origin) if self.move is not None else ()
+        return {zone for zone in (self.zone, *moves, *(node.zone for node in self.nodes)) if zone}
+
     def spec_key(self) -> str:
         """Return the key of the current job file: the file's hash if a resume brought it, else ""."""
         return self.spec_sha256 if self.spec_replaced else ""

@@ -391,9 +391,7 @@ def _own_zones(record: Record, snapshot: Snapshot) -> set[str]:
     if not stack.regions or (spec is None and not record.over):
         return set(stack.zones())
     slots = [slot for node in record.nodes for slot in (node.cur, node.next) if slot is not None]
-    moves = [record.move.zone, record.move.origin] if record.move is not None else []
-    here = {record.zone, *moves, *(node.zone for node in record.nodes)}
-    here |= {slot.zone for slot in slots}
+    here = record.zones() | {slot.zone for slot in slots}
     regions = {stack.region, *(spec.regions if spec else ()), *(region_of(zone) for zone in here if zone)}
     return {zone for zone in stack.zones() if region_of(zone) in regions}
 
