@@ -28,17 +28,20 @@ from spotkeeper.reconcile.store.objects import (
 
 BUSY_S = 10.0  # a writer needs the lock for milliseconds; more means a stopped process
 CONNECTIONS = 4  # most open connections of a process; idle ones are kept; each needs two descriptors
+# A search in a table WITHOUT ROWID reads the whole rows that it compares: a large object slows its neighbours down.
+# `data` comes last, since SQLite reads through a value to get to the next one.
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS objects (
-    key TEXT PRIMARY KEY,
-    data BLOB NOT NULL,
-    generation INTEGER NOT NULL
-) WITHOUT ROWID;
+    key TEXT PRIMARY KEY NOT NULL,
+    generation INTEGER NOT NULL,
+    data BLOB NOT NULL
+);
 CREATE TABLE IF NOT EXISTS counter (one INTEGER PRIMARY KEY CHECK (one = 1), generation INTEGER NOT NULL);
 INSERT OR IGNORE INTO counter VALUES (1, 0);
 COMMIT;
 """
+_COLUMNS = "objects (key, data, generation)"
 
 
 class SqliteObjects:
@@ -82,7 +85,7 @@ class SqliteObjects:
     def create(self, key: str, data: bytes) -> str:
         check_key(key)
         with self._write() as (db, generation):
-            done = db.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?)", (key, data, generation))
+            done = db.execute(f"INSERT OR IGNORE INTO {_COLUMNS} VALUES (?, ?, ?)", (key, data, generation))
             if done.rowcount == 0:
                 raise ConflictError(f"{key}: exists")
         return str(generation)
@@ -101,7 +104,7 @@ class SqliteObjects:
     def put(self, key: str, data: bytes) -> str:
         check_key(key)
         with self._write() as (db, generation):
-            db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", (key, data, generation))
+            db.execute(f"INSERT OR REPLACE INTO {_COLUMNS} VALUES (?, ?, ?)", (key, data, generation))
         return str(generation)
 
     def list(self, prefix: str, start: str = "") -> builtins.list[str]:

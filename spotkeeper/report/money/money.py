@@ -108,12 +108,20 @@ def _moment(entry: Entry) -> tuple[float, int, str]:
     return entry.at, 0 if entry.event in _FIRST else 2 if entry.event in _LAST else 1, entry.id
 
 
+class _Ordered(tuple[Entry, ...]):
+    """What ``first_of_each`` returns; a view of a job calls it a dozen times."""
+
+    __slots__ = ()
+
+
 def first_of_each(ledger: Iterable[Entry]) -> tuple[Entry, ...]:
     """Sort the entries by time and keep one for each id, since a repeated round can write an event again."""
+    if isinstance(ledger, _Ordered):
+        return ledger
     out: dict[str, Entry] = {}
     for entry in sorted(ledger, key=_moment):
         out.setdefault(entry.id, entry)
-    return tuple(out.values())
+    return _Ordered(out.values())
 
 
 def attempts(ledger: Iterable[Entry]) -> tuple[Attempt, ...]:

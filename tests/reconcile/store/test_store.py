@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,44 @@ def test_sqlite_never_reuses_a_tag(tmp_path: Path) -> None:
     bucket.create("a", b"1")
     with pytest.raises(ConflictError):
         bucket.replace("a", b"2", old)
+
+
+def test_sqlite_reads_no_large_neighbour(tmp_path: Path) -> None:
+    """A search for a small object read whole large ones: 3 ms for each read of a job whose metrics are there."""
+    writer = SqliteObjects(tmp_path / "b.db")
+    known = {key: Blob(key.encode(), writer.put(key, key.encode())) for key in ("a", "m", "z")}
+    for number in range(20):
+        writer.put(f"large/{number}", bytes(1_000_000))
+    large = Blob(b"", writer.put("large/0", bytes(1_000_000)))
+    reader = SqliteObjects(tmp_path / "b.db")
+    assert reader.get("b") is None  # opens the file
+    before = bytes_read()
+    assert all(reader.get(key) == blob for key, blob in known.items())
+    assert reader.refresh("large/0", large) is large
+    assert bytes_read() - before < 200_000
+
+
+def bytes_read() -> int:
+    """What this process has read from files so far."""
+    lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
+
+
+def test_sqlite_opens_a_file_of_before(tmp_path: Path) -> None:
+    """Its columns were in another order."""
+    with closing(sqlite3.connect(tmp_path / "b.db")) as old:
+        old.execute("PRAGMA journal_mode = WAL")
+        old.executescript(
+            "CREATE TABLE objects (key TEXT PRIMARY KEY, data BLOB NOT NULL, generation INTEGER NOT NULL) WITHOUT ROWID;"
+            "CREATE TABLE counter (one INTEGER PRIMARY KEY CHECK (one = 1), generation INTEGER NOT NULL);"
+            "INSERT INTO counter VALUES (1, 1); INSERT INTO objects VALUES ('a', x'31', 1);"
+        )
+    bucket = SqliteObjects(tmp_path / "b.db")
+    assert bucket.get("a") == Blob(b"1", "1")
+    tag = bucket.create("b", b"2")
+    assert bucket.get("b") == Blob(b"2", tag) == Blob(b"2", "2")
+    assert bucket.get("a") == Blob(b"1", "1")
+    assert bucket.put("b", b"3") == "3" and bucket.get("b") == Blob(b"3", "3")
 
 
 def test_sqlite_errors_name_the_file(tmp_path: Path) -> None:
