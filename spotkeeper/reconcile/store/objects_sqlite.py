@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS counter (one INTEGER PRIMARY KEY CHECK (one = 1), gen
 INSERT OR IGNORE INTO counter VALUES (1, 0);
 COMMIT;
 """
-_COLUMNS = "objects (key, data, generation)"
+_INSERT = "INSERT OR {} INTO objects (key, data, generation) VALUES (?, ?, ?)"
 
 
 class SqliteObjects:
@@ -85,7 +85,7 @@ class SqliteObjects:
     def create(self, key: str, data: bytes) -> str:
         check_key(key)
         with self._write() as (db, generation):
-            done = db.execute(f"INSERT OR IGNORE INTO {_COLUMNS} VALUES (?, ?, ?)", (key, data, generation))
+            done = db.execute(_INSERT.format("IGNORE"), (key, data, generation))
             if done.rowcount == 0:
                 raise ConflictError(f"{key}: exists")
         return str(generation)
@@ -104,7 +104,7 @@ class SqliteObjects:
     def put(self, key: str, data: bytes) -> str:
         check_key(key)
         with self._write() as (db, generation):
-            db.execute(f"INSERT OR REPLACE INTO {_COLUMNS} VALUES (?, ?, ?)", (key, data, generation))
+            db.execute(_INSERT.format("REPLACE"), (key, data, generation))
         return str(generation)
 
     def list(self, prefix: str, start: str = "") -> builtins.list[str]:

@@ -56,7 +56,7 @@ class Image:
         Args:
             state: the state; it may not change before ``copy_to``.
             rank: this rank if the state is sharded; None for replicated state.
-            cache: layouts of earlier images of replicated state.
+            cache: layouts of earlier images.
         """
         self._tensors: list[torch.Tensor] = []
         self._slots: list[TensorSlot] = []
@@ -75,11 +75,11 @@ class Image:
             fixed = layout.table
         else:
             fixed = self._lay_out(parts, cache)
-        count = len(self._slots)
+        count, shared, plain = len(self._slots), len(self._shards), set(self._plain)
         values = [pickling.dumps(part.values, self._meet) for part in parts]
         self._table: dict[str, object] = {"fixed": fixed, "values": values, "slots": _tuples(self._slots[count:])}
         if self._sharded:
-            self._table |= {"shards": self._shards, "plain": sorted(self._plain)}
+            self._table |= {"shards": self._shards[shared:], "plain": sorted(self._plain - plain)}
         self._names = (STATE, SKELETON) if rank is None else (shards.data_name(rank), shards.skeleton_name(rank))
         pending = state.pending
         self._whole(state.local, pending.bound + _FRAME * (pending.world + 1) if pending else 0)
@@ -95,20 +95,25 @@ class Image:
                 if len(sources) < len(self._slots):
                     sources.append((number, at))
         structures = tuple(part.structure for part in parts)
-        table = pickling.dumps({"slots": _tuples(self._slots), "parts": list(zip(structures, met, strict=True))})
+        fixed: dict[str, object] = {"slots": _tuples(self._slots), "parts": list(zip(structures, met, strict=True))}
+        if self._sharded:
+            fixed |= {"shards": self._shards, "plain": sorted(self._plain)}
+        table = pickling.dumps(fixed)
         if cache is not None:
-            known, tables = dict(self._known), (list(self._slots), list(self._keys))
+            tables = list(self._slots), list(self._keys), dict(self._known), list(self._frames), list(self._shards)
             end = self._end
-            cache.keep(parts, lambda: Layout(structures, places(parts), *tables, known, sources, end, table))
+            cache.keep(parts, lambda: Layout(structures, places(parts), *tables, met, sources, end, table))
         return table
 
     def _adopt(self, layout: Layout, parts: Sequence[Flat]) -> None:
         """Take the places of an earlier layout, and this state's tensors."""
         self._slots, self._keys, self._known = list(layout.slots), list(layout.keys), dict(layout.known)
-        self._end = layout.end
-        tensors = [part.tensors for part in parts]
-        found = (tensors[number][at] for number, at in layout.sources)
+        self._frames, self._shards, self._end = list(layout.frames), list(layout.shards), layout.end
+        found = (parts[number].parts[at] for number, at in layout.sources)
         self._tensors = [each.detach() if each.requires_grad else each for each in found]
+        for part, met in zip(parts, layout.met, strict=True) if self._sharded else ():
+            for tensor, pid in zip(part.tensors, met, strict=True):
+                self._note(tensor, pid)
 
     def _whole(self, local: tuple[bytes, ...], room: int = 0) -> None:
         """Complete the skeleton with the ranks' own states. ``room``: bytes that it may still grow by."""
@@ -186,12 +191,17 @@ class Image:
         if self._sharded and is_shared(tensor):
             shard = describe(tensor, len(self._shards), self._add(local_part(tensor)))
             self._shards.append(shard)
+            return self._note(tensor, (shard.number,))
+        return self._note(tensor, self._add(tensor))
+
+    def _note(self, tensor: torch.Tensor, pid: int | tuple[int]) -> int | tuple[int]:
+        if isinstance(pid, int):
+            self._plain.add(pid)
+            self._named[id(tensor)] = pid, None
+        else:
+            shard = self._shards[pid[0]]
             self._named[id(tensor)] = shard.slot, shard
-            return (shard.number,)
-        number = self._add(tensor)
-        self._plain.add(number)
-        self._named[id(tensor)] = number, None
-        return number
+        return pid
 
     def _add(self, tensor: torch.Tensor) -> int:
         """Return a tensor's slot number; tied tensors share a slot."""
@@ -235,8 +245,8 @@ class Skeleton:
         content = pickling.loads(data, where)
         fixed = pickling.loads(content["fixed"], where)
         slots = [TensorSlot(*each) for each in fixed["slots"] + content["slots"]]
-        tables = content.get("shards", []), content.get("plain", [])
-        return cls(slots, *tables, fixed["parts"], content["values"], content["local"], where)
+        shared, plain = (fixed.get(name, []) + content.get(name, []) for name in ("shards", "plain"))
+        return cls(slots, shared, plain, fixed["parts"], content["values"], content["local"], where)
 
     def join(
         self,

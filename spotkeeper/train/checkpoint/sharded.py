@@ -41,6 +41,7 @@ from spotkeeper.train.core.pace import SavePace
 from spotkeeper.train.core.parts import AllOptimizers, Attached
 from spotkeeper.train.core.settings import RunSettings
 from spotkeeper.train.core.shards import is_shared, local_part
+from spotkeeper.train.core.tree import LayoutCache
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Sharded:
         self._mates = [place.rank for place in places if place.node == mine]
         self._neighbour = NeighbourMemory()
         self._layouts: tuple[bytes, ...] = ()
+        self._cache = LayoutCache()
         self._metadata = b""  # content of ``.metadata`` for the layouts of the last save
         if writer.writes:
             importlib.import_module("torch.distributed.checkpoint")  # takes 0.1 s: here, so that no save waits for it
@@ -125,7 +127,8 @@ class Sharded:
 
     def save(self, subject: StateSource, commit: Commit, *, overlap: bool = False) -> None:
         self._land()
-        image, chunks = self._image(subject)
+        image, describe = self._image(subject)
+        chunks = describe()
         if (dues := self._announce(image, chunks, commit)) is None:
             return
         sizes = [dues[rank].state for rank in self._mates], [dues[rank].skeleton for rank in self._mates]
@@ -210,10 +213,12 @@ class Sharded:
         if self._copier is not None:
             self._copier.wait()
 
-    def _image(self, subject: StateSource) -> tuple[Image, list[shards.Chunk]]:
+    def _image(self, subject: StateSource) -> tuple[Image, Callable[[], list[shards.Chunk]]]:
+        """Return the image, and what describes its chunks."""
         model, rest = subject.take_common()
-        image = Image(RunState(model, rest, (pack(subject.take_local()),)), rank=self._gang.rank)
-        return image, image.chunks(self._parts.named(model, rest))
+        state = RunState(model, rest, (pack(subject.take_local()),))
+        image = Image(state, rank=self._gang.rank, cache=self._cache)
+        return image, lambda: image.chunks(self._parts.named(model, rest))
 
     def _announce(self, image: Image, chunks: list[shards.Chunk], commit: Commit) -> list[_SaveIntent] | None:
         """Announce this rank's sizes: the first of a save's four steps.

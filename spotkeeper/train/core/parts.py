@@ -144,7 +144,8 @@ class Attached:
         return state, rest
 
     def take_local(self) -> dict[str, object]:
-        state = {} if self.core is None else _take(self.core)
+        core = self.core  # without buffers its state is not needed, and takes milliseconds
+        state = {} if core is None or next(core.buffers(), None) is None else _take(core)
         return {
             "rng": rng.capture(),
             "buffers": {name: state[name] for name in self._buffers(state)},

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from spotkeeper.train.core.shards import TensorFrame, TensorShard, is_shared, local_part
 from spotkeeper.train.core.tensors import TensorKey, TensorSlot
 
 _CONTAINERS = {dict, OrderedDict, list, tuple}
@@ -36,15 +38,21 @@ class Flat:
     tensors: list[torch.Tensor]
     values: list[Any]
 
+    @cached_property
+    def parts(self) -> list[torch.Tensor]:
+        """The tensors; for a sharded one, this rank's part."""
+        return [each if type(each) in _PLAIN or not is_shared(each) else local_part(each) for each in self.tensors]
+
     def places(self) -> tuple[object, ...]:
         """Return what tells whether the tensors are the same bytes, seen in the same way, as those of another state.
 
         Raises:
             RuntimeError: a tensor has no bytes of its own, such as a sparse one.
         """
-        each = self.tensors
+        each, whole = self.parts, self.tensors
         return (
-            [type(tensor) for tensor in each],
+            [type(tensor) for tensor in whole],
+            [_sharding(tensor) for tensor, part in zip(whole, each, strict=True) if tensor is not part],
             [tensor.data_ptr() for tensor in each],
             [tensor.shape for tensor in each],
             [tensor.stride() for tensor in each],
@@ -59,8 +67,12 @@ class Flat:
         """Whether each tensor is no more than strided bytes, so that ``places`` says all about it."""
         return all(
             type(each) in _PLAIN and each.layout == torch.strided and not (each.is_neg() or each.is_conj())
-            for each in self.tensors
+            for each in self.parts
         )
+
+
+def _sharding(tensor: Any) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.placements, tensor.device_mesh
 
 
 class _SharedContainerError(Exception):
@@ -132,13 +144,16 @@ class Layout:
     slots: list[TensorSlot]
     keys: list[TensorKey]  # by slot
     known: dict[TensorKey, int]
+    frames: list[TensorFrame]  # by slot, of sharded state
+    shards: list[TensorShard]
+    met: list[list[int | tuple[int]]]  # by tensor of each part: its slot, or the number of its shard
     sources: list[tuple[int, int]]  # by slot: a part of the state, and a tensor in it
     end: int
     table: bytes
 
 
 class LayoutCache:
-    """The layout of the last image of replicated state, for the next one if all its tensors lie where they lay."""
+    """The layout of the last image, for the next one if all its tensors lie where they lay."""
 
     def __init__(self) -> None:
         self._last: Layout | None = None

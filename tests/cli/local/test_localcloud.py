@@ -259,7 +259,7 @@ def test_a_damaged_allocation_is_rebuilt(shell: Shell) -> None:
 
     assert shell("repair", "allocation").returncode == 4, "it is well, or was never written"
     with sqlite3.connect(shell.folder / ".spotkeeper" / "local" / "bucket.sqlite") as bucket:
-        bucket.execute("INSERT OR REPLACE INTO objects (key, data, generation) VALUES ('stack/allocation', ?, 1000000)", (b"{",))
+        bucket.execute("INSERT OR REPLACE INTO objects VALUES ('stack/allocation', 1000000, ?)", (b"{",))
     assert "spotkeeper repair allocation" in shell("status").stderr
     assert shell.json("repair", "allocation")["ver"] >= 1
     assert "allocation" not in shell("status").stderr

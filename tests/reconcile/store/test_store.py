@@ -360,7 +360,8 @@ def test_sqlite_opens_a_file_of_before(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "b.db")) as old:
         old.execute("PRAGMA journal_mode = WAL")
         old.executescript(
-            "CREATE TABLE objects (key TEXT PRIMARY KEY, data BLOB NOT NULL, generation INTEGER NOT NULL) WITHOUT ROWID;"
+            "CREATE TABLE objects (key TEXT PRIMARY KEY, data BLOB NOT NULL, generation INTEGER NOT NULL)"
+            "WITHOUT ROWID;"
             "CREATE TABLE counter (one INTEGER PRIMARY KEY CHECK (one = 1), generation INTEGER NOT NULL);"
             "INSERT INTO counter VALUES (1, 1); INSERT INTO objects VALUES ('a', x'31', 1);"
         )

@@ -7,14 +7,20 @@ import io
 import mmap
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from spotkeeper.train.checkpoint.durable import PAGE, CopyOnWrite, allocate, private_memory
 from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
+from spotkeeper.train.core.shards import Chunk
+from spotkeeper.train.core.tree import LayoutCache, flatten
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -65,6 +71,48 @@ def test_sharded_state_is_framed_as_files_of_torch() -> None:
     part = image.stretches[1]
     skeleton = Skeleton.read(memory[part.offset : part.offset + part.bytes], "here")
     assert (skeleton.shards, skeleton.plain, skeleton.local) == ([], [0, 1, 2, 3], (b"one",))
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_layout_of_sharded_state_serves_the_next_image(mesh: DeviceMesh) -> None:
+    def sharded(part: torch.Tensor, placement: Placement) -> DTensor:
+        return DTensor.from_local(part, mesh, [placement], run_check=False)
+
+    weight, moment, count = torch.randn(4, 3), torch.randn(4, 3), torch.zeros(2)
+    first, box = sharded(weight, Shard(0)), collections.Counter()
+    model: dict[str, Any] = {"a": first, "count": count, "tied": first}
+    state = RunState(model, {"m": sharded(moment, Shard(0)), "box": box}, (b"one",))
+
+    def written(cache: LayoutCache | None = None) -> tuple[Skeleton, bytes, list[Chunk]]:
+        image = Image(state, rank=0, cache=cache)
+        memory = memoryview(bytearray(image.size))
+        image.copy_to(memory)
+        data, part = (memory[each.offset : each.offset + each.bytes] for each in image.stretches)
+        return Skeleton.read(part, "here"), bytes(data), image.chunks(model)
+
+    def cached() -> bool:
+        return cache.find([flatten(each) for each in (state.model, state.rest, None)]) is not None
+
+    cache = LayoutCache()
+    assert written(cache) == written()
+    weight += 1.0
+    box["beside"] = sharded(torch.ones(2), Shard(0))  # type: ignore[assignment]
+    box["plain"] = torch.ones(3)  # type: ignore[assignment]
+    assert cached() and written(cache) == written()
+    assert [shard.number for shard in written(cache)[0].shards] == [0, 1, 2, 3]
+    model["a"] = model["tied"] = sharded(weight, Replicate())  # the same bytes
+    assert not cached() and written(cache) == written()
+    model["a"] = model["tied"] = sharded(weight.clone(), Replicate())
+    assert not cached() and written(cache) == written()
+    assert cached()
 
 
 def test_values_other_than_tensors_round_trip() -> None:

@@ -220,7 +220,7 @@ def test_without_the_other_machines_saver_a_save_fails_and_stays_closed(
     writer = Writer(None)
     sharded = rank_0(writer, gather)
     image = SimpleNamespace(stretches=(Stretch("state", 0, 5000), Stretch("skeleton", 8192, 300)))
-    monkeypatch.setattr(sharded, "_image", lambda _: (image, []))
+    monkeypatch.setattr(sharded, "_image", lambda _: (image, list))
     sharded.save(None, NEWEST)
     assert writer.asked == [("fail", NEWEST, "rank 1's machine has no saver")]
     seen = len(exchanged)
@@ -259,7 +259,7 @@ def test_what_a_rank_sends_is_not_run(good: int, monkeypatch: pytest.MonkeyPatch
     left = iter([True] * good)
     sharded = rank_0(Writer(None), lambda blob: [blob, blob if next(left, False) else pickle.dumps(os.getcwd)])
     image = SimpleNamespace(stretches=(Stretch("state", 0, 5000), Stretch("skeleton", 8192, 300)))
-    monkeypatch.setattr(sharded, "_image", lambda _: (image, []))
+    monkeypatch.setattr(sharded, "_image", lambda _: (image, list))
     with pytest.raises(StateTypeError, match=r"^a rank: cannot load \w+\.getcwd"):
         sharded.save(None, NEWEST)
 
