@@ -76,7 +76,7 @@ def own(stage: Stage) -> dict[str, list[str]]:
 
 def test_another_laptop_goes_on_with_the_jobs_of_a_killed_program(stage: Stage, job: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "search.py"), "--study", STUDY, "--trials", "2", "--parallel", "2"]
-    env = os.environ | {FOLDER: str(stage.cloud.folder)}
+    env = os.environ | {FOLDER: str(stage.cloud.folder), "PYTHONFAULTHANDLER": "1"}
     with subprocess.Popen([*command, "--job", str(job)], env=env) as program:
         try:
             stage.until("both jobs to be submitted", lambda: program.poll() is not None or len(own(stage)) == 2)
