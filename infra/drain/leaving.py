@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.drain.emptying import DrainCloud, DrainError, empty
 from spotkeeper.contract.cloud import disks_kept
+from spotkeeper.contract.facts import parse_commit
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.names import JOB_ID
 from spotkeeper.contract.record import Phase, Record
@@ -89,19 +90,14 @@ def _covered(cloud: DrainCloud, record: Record) -> bool:
         return True
     if not record.mirror:
         return False
-    path, newest = paths.progress(record.job), _commit(record.told)
+    path, newest = paths.progress(record.job), parse_commit(record.told) or (0, 0)
     if (data := cloud.read(path)) is not None:
         try:
             progress = decode(data, Progress, path)
         except CorruptError:
             return False
         newest = max(newest, (progress.commit_gen or 0, progress.commit_step or 0))
-    return _commit(record.mirror[0].commit) >= newest
-
-
-def _commit(text: str) -> tuple[int, int]:
-    gen, _, step = text.partition("-")
-    return (int(gen), int(step)) if gen and step else (0, 0)
+    return (parse_commit(record.mirror[0].commit) or (0, 0)) >= newest
 
 
 def _names(left: frozenset[str]) -> str:

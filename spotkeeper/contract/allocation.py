@@ -41,6 +41,11 @@ class Grant(Struct, frozen=True, omit_defaults=True, gc=False):
     since: float = 0.0
     zone: str = ""  # of the only intent that may use it, if it is for a dynamic machine; "": unknown
 
+    @classmethod
+    def of(cls, job: str, node: int, attempt: int, offer: Offer, since: float) -> Grant:
+        zone = "" if offer.machine is not None else offer.zone
+        return cls(job, node, attempt, resource(offer), since, zone)
+
     @property
     def machine(self) -> str | None:
         """The static machine's name; None for a dynamic machine."""

@@ -13,7 +13,6 @@ from enum import Enum
 
 from msgspec import Struct
 
-
 class Kind(str, Enum):
     """What an agent reports. A fact's ``gen`` is the generation that the report concerns (0: before the first)."""
 
@@ -90,6 +89,14 @@ class Fact(Struct, frozen=True, gc=False):
 
 
 # -- values of facts
+
+Commit = tuple[int, int]  # a checkpoint's generation and step; as a text "<gen>-<step>"
+
+
+def parse_commit(text: str) -> Commit | None:
+    """Return the checkpoint that a text names; None if it names none."""
+    gen, _, step = text.partition("-")
+    return (int(gen), int(step)) if gen.isdecimal() and step.isdecimal() else None
 
 
 class BucketCopy(Struct, frozen=True):

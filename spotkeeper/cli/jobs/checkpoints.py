@@ -19,10 +19,9 @@ from spotkeeper.cli.stack import open_stack
 from spotkeeper.client import lookup
 from spotkeeper.client.errors import CliError, Exit
 from spotkeeper.contract import codec
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import Commit, Kind, parse_commit
 from spotkeeper.contract.record import Record
 from spotkeeper.contract.uploads import LIST_BYTES, MirrorList, list_name, part_names, part_size
-from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 

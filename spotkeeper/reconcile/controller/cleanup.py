@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from spotkeeper.contract.facts import Fact
+from spotkeeper.contract.facts import Fact, parse_commit
 from spotkeeper.contract.names import JOB_NAME
 from spotkeeper.contract.record import Outcome, Phase, Record
-from spotkeeper.reconcile.decide.snapshot import parse_commit
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store
 

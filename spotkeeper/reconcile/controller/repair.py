@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from spotkeeper.contract.allocation import Allocation, Claim, Grant, TeamUse, resource
+from spotkeeper.contract.allocation import Allocation, Claim, Grant, TeamUse
 from spotkeeper.contract.cloud import Cloud, Listing, Offer
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.ledger import Entry, Event
@@ -148,8 +148,7 @@ def live_grants(records: Iterable[Record]) -> Iterator[Grant]:
             for slot in (node.cur, node.next):
                 if slot is not None:
                     offer = Offer(slot.pool, slot.zone, slot.model, 0.0, slot.machine, slot.reservation)
-                    zone = "" if slot.machine is not None else slot.zone
-                    yield Grant(record.job, index, slot.attempt, resource(offer), slot.since, zone)
+                    yield Grant.of(record.job, index, slot.attempt, offer, slot.since)
 
 
 def _told(job: str, entries: Collection[Entry]) -> Iterator[tuple[float | None, Grant]]:
@@ -162,7 +161,7 @@ def _told(job: str, entries: Collection[Entry]) -> Iterator[tuple[float | None, 
         if entry.event is Event.INTENT and entry.node is not None and entry.attempt is not None and entry.model:
             machine = entry.detail or None if entry.model is Model.STATIC else None
             offer = Offer(entry.pool or "", entry.zone or "", entry.model, 0.0, machine)
-            grant = Grant(job, entry.node, entry.attempt, resource(offer), entry.at)
+            grant = Grant.of(job, entry.node, entry.attempt, offer, entry.at)
             yield gone.get((entry.node, entry.attempt)), grant
 
 
@@ -170,7 +169,7 @@ def listed_grants(listing: Listing, now: float) -> Iterator[Grant]:
     for vm in listing.vms:
         if vm.job:
             offer = Offer(vm.pool, vm.zone, vm.model, 0.0, reservation=vm.reservation)
-            yield Grant(vm.job, vm.node, vm.attempt, resource(offer), now)
+            yield Grant.of(vm.job, vm.node, vm.attempt, offer, now)
 
 
 def _check_nodes(grants: Iterable[Grant]) -> None:

@@ -29,7 +29,7 @@ from spotkeeper.contract.cloud import (
     Vm,
     VmStatus,
 )
-from spotkeeper.contract.facts import BucketCopy, Fact, Kind
+from spotkeeper.contract.facts import BucketCopy, Commit, Fact, Kind, parse_commit
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import JobRequest, JobSpec
 from spotkeeper.contract.record import Record, Slot, SlotState
@@ -38,7 +38,6 @@ from spotkeeper.contract.sweep import SweepState
 from spotkeeper.reconcile.store.documents import OfferHistory, StaticHello
 
 T = TypeVar("T")
-Commit = tuple[int, int]  # generation, step
 FINAL = (ResultKind.PERMANENT, ResultKind.QUOTA, ResultKind.DEAD_KEY)  # refusals that a retry does not change
 BROKEN = (VmStatus.DEAD, VmStatus.REPAIRING)  # listed, but nothing of the job runs there
 
@@ -374,11 +373,6 @@ class Queries:
     @cached_property
     def _grants(self) -> dict[tuple[int, int], Grant]:
         return {(grant.node, grant.attempt): grant for grant in reversed(self.own_grants())}
-
-
-def parse_commit(text: str) -> Commit | None:
-    gen, _, step = text.partition("-")
-    return (int(gen), int(step)) if gen.isdecimal() and step.isdecimal() else None
 
 
 def _own_zones(record: Record, snapshot: Snapshot) -> set[str]:

@@ -32,8 +32,8 @@ def site(tmp_path: Path, **more: object) -> tuple[World, Store]:
     return world, store
 
 
-def keys(grants: tuple[Grant, ...]) -> set[tuple[str, int, int, str]]:
-    return {(grant.job, grant.node, grant.attempt, grant.resource) for grant in grants}
+def keys(grants: tuple[Grant, ...]) -> set[tuple[str, int, int, str, str]]:
+    return {(grant.job, grant.node, grant.attempt, grant.resource, grant.zone) for grant in grants}
 
 
 @pytest.mark.parametrize("moment", range(0, 240, 7))
@@ -213,7 +213,7 @@ def test_machines_in_reserved_capacity_keep_its_name(tmp_path: Path) -> None:
     world.submit()
     world.until(world.training, 200)
     before = keys(store.read_allocation().value.grants)
-    assert {resource for *_, resource in before} == {"slot:pool/reserved/z-a/res"}
+    assert {resource for *_, resource, _ in before} == {"slot:pool/reserved/z-a/res"}
     store.put(paths.ALLOCATION, b"{")
     assert keys(rebuild_allocation(store, world, world.t).grants) == before
     store.put(paths.record(JOB), b"{")  # then the cloud's listing tells

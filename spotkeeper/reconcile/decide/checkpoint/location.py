@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spotkeeper.contract.facts import Kind
+from spotkeeper.contract.facts import Commit, Kind, parse_commit
 from spotkeeper.contract.record import Node, Phase, Slot
 from spotkeeper.reconcile.decide.draft import Draft
-from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 
 
 def newest(draft: Draft) -> Commit | None:

@@ -7,13 +7,12 @@ the next older copy counts.
 
 from __future__ import annotations
 
-from spotkeeper.contract.facts import BucketCopy, Fact, Kind
+from spotkeeper.contract.facts import BucketCopy, Commit, Fact, Kind, parse_commit
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Fetch, Mirrored
 from spotkeeper.reconcile.decide.checkpoint import location
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import egress
-from spotkeeper.reconcile.decide.snapshot import Commit, parse_commit
 
 MOST = 10  # the largest `keep` that a job file may set
 

@@ -212,8 +212,7 @@ def _take(draft: Draft, index: int, which: str, options: list[Offer], cause: str
     later_usd = _later_usd(draft)
     for offer in options:
         if draft.tally.fits(draft.snapshot.stack, offer, later_usd):
-            zone = "" if offer.machine is not None else offer.zone
-            draft.want(Grant(draft.record.job, index, attempt, resource(offer), draft.now, zone))
+            draft.want(Grant.of(draft.record.job, index, attempt, offer, draft.now))
             return False
         if _frees(draft, index, which, offer):
             pending.say(draft, index, f"waiting until its lost machine has left reservation {offer.reservation}")
