@@ -13,6 +13,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+
 class Kind(str, Enum):
     """What an agent reports. A fact's ``gen`` is the generation that the report concerns (0: before the first)."""
 
