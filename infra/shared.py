@@ -67,6 +67,14 @@ class Component(pulumi.ComponentResource):
         self.child = pulumi.ResourceOptions(parent=self)
         self.parts: list[pulumi.Resource] = []
 
+    def home_key(self, key: str) -> str:
+        """Return the name in Pulumi of a resource in the home region, with that region if it is not the first.
+
+        Under one name a moved resource would be replaced, and providers delete what bears the program's name before
+        they create it anew: a lost region would refuse, and the stack would have no home.
+        """
+        return key_in(key, self.settings.home_region(), self.settings)
+
     def labels(self, pool: str | None = None) -> dict[str, str]:
         return naming.labels(self.settings.labels, self.settings.stack, pool)
 

@@ -40,17 +40,17 @@ class AwsAlerts(Component):
     def _mail(self, email: str) -> aws.sns.Topic:
         home = at_home(self.settings)
         topic = aws.sns.Topic(
-            "mail", name=f"{self.prefix}-alerts", tags=self._tags("alerts"), region=home, opts=self.child
+            self.home_key("mail"), name=f"{self.prefix}-alerts", tags=self._tags("alerts"), region=home, opts=self.child
         )
         aws.sns.TopicSubscription(
-            "mail", topic=topic.arn, protocol="email", endpoint=email, region=home, opts=self.child
+            self.home_key("mail"), topic=topic.arn, protocol="email", endpoint=email, region=home, opts=self.child
         )
         return topic
 
     def _counted(self, key: str, event: str) -> str:
         metric = f"{self.prefix}-{event}"
         aws.cloudwatch.LogMetricFilter(
-            key,
+            self.home_key(key),
             name=metric,
             log_group_name=self._function.logs.name,
             pattern=pattern(event),
@@ -68,7 +68,7 @@ class AwsAlerts(Component):
         With ``missing`` > 0 the alarm is raised instead when the metric has counted no line for ``missing`` minutes.
         """
         aws.cloudwatch.MetricAlarm(
-            key,
+            self.home_key(key),
             name=f"{self.prefix}-{key}",
             alarm_description=f"Spotkeeper {self.settings.stack}: {message}",
             comparison_operator="LessThanThreshold" if missing else "GreaterThanOrEqualToThreshold",

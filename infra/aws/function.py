@@ -48,7 +48,7 @@ class AwsFunction(Component):
     ) -> None:
         super().__init__("Function", settings, opts)
         self.logs = aws.cloudwatch.LogGroup(  # a group made by Lambda would outlive a destroy and keep all lines
-            "logs",
+            self.home_key("logs"),
             name=rights.log_group(settings.stack),
             retention_in_days=LOG_DAYS,
             tags=self.tags(rights.log_group(settings.stack)),
@@ -56,7 +56,7 @@ class AwsFunction(Component):
             opts=self.child,
         )
         self.dead = aws.sqs.Queue(
-            "dead",
+            self.home_key("dead"),
             name=rights.dead_letters(settings.stack),
             message_retention_seconds=KEPT_S,
             sqs_managed_sse_enabled=True,
@@ -67,7 +67,7 @@ class AwsFunction(Component):
         self.function = self._declare(storage, identity)
         retries = self._no_retries()
         function_url = aws.lambda_.FunctionUrl(
-            "url",
+            self.home_key("url"),
             function_name=self.function.name,
             authorization_type="AWS_IAM",
             region=at_home(settings),
@@ -87,7 +87,7 @@ class AwsFunction(Component):
     def _declare(self, storage: AwsStorage, identity: AwsIdentity) -> aws.lambda_.Function:
         settings = self.settings
         return aws.lambda_.Function(
-            "function",
+            self.home_key("function"),
             name=self.prefix,
             description="Spotkeeper reconcile: runs jobs' rounds, started by the schedule, by reports and by events",
             runtime=f"python{python(settings)}",
@@ -112,7 +112,7 @@ class AwsFunction(Component):
     def _no_retries(self) -> aws.lambda_.FunctionEventInvokeConfig:
         """Declare that Lambda does not retry a failed call: the next tick does the work of a failed tick or event."""
         return aws.lambda_.FunctionEventInvokeConfig(
-            "no-retries",
+            self.home_key("no-retries"),
             function_name=self.function.name,
             maximum_retry_attempts=0,
             maximum_event_age_in_seconds=STALE_S,
@@ -138,8 +138,10 @@ class AwsFunction(Component):
         }
         by_url, call = "lambda:InvokeFunctionUrl", "lambda:InvokeFunction"
         return [
-            aws.lambda_.Permission(f"url-{name}", action=by_url, function_url_auth_type="AWS_IAM", **shared),
-            aws.lambda_.Permission(f"call-{name}", action=call, invoked_via_function_url=True, **shared),
+            aws.lambda_.Permission(
+                self.home_key(f"url-{name}"), action=by_url, function_url_auth_type="AWS_IAM", **shared
+            ),
+            aws.lambda_.Permission(self.home_key(f"call-{name}"), action=call, invoked_via_function_url=True, **shared),
         ]
 
 
@@ -218,7 +220,7 @@ class AwsTriggers(Component):
 
         The next tick does the work of a lost event, so this region has no queue for undelivered events.
         """
-        needed = [self._drain, self._identity.forwards]
+        needed = [self._drain, self._identity.forwards, self.tick]  # a lost region answers nothing: its turn is last
         for key, kinds in EVENTS.items():
             aws.cloudwatch.EventTarget(
                 key_in(key, region, self.settings),
@@ -233,7 +235,7 @@ class AwsTriggers(Component):
         function = self._function
         minutes = self.settings.reconcile.tick_minutes
         return aws.scheduler.Schedule(
-            "tick",
+            self.home_key("tick"),
             name=self.prefix,
             description="Spotkeeper's tick",
             schedule_expression=f"rate({minutes} minute{'s' if minutes > 1 else ''})",
@@ -274,7 +276,7 @@ class AwsTriggers(Component):
             return document([Statement("PutAside", ("sqs:SendMessage",), (arns.dead_letters(),), from_rules, events)])
 
         aws.sqs.QueuePolicy(
-            "dead-letters",
+            self.home_key("dead-letters"),
             queue_url=self._function.dead.url,
             policy=pulumi.Output.all(*(rule.arn for rule in rules)).apply(policy),
             region=at_home(self.settings),
@@ -284,7 +286,7 @@ class AwsTriggers(Component):
     def _route(self, key: str, rule: aws.cloudwatch.EventRule) -> aws.cloudwatch.EventTarget:
         function = self._function
         permission = aws.lambda_.Permission(
-            f"event-{key}",
+            self.home_key(f"event-{key}"),
             function=function.function.name,
             action="lambda:InvokeFunction",
             principal="events.amazonaws.com",
@@ -293,7 +295,7 @@ class AwsTriggers(Component):
             opts=self.child,
         )
         return aws.cloudwatch.EventTarget(
-            key_in(key, self.settings.home_region(), self.settings),
+            self.home_key(key),
             rule=rule.name,
             arn=function.function.arn,
             retry_policy=aws.cloudwatch.EventTargetRetryPolicyArgs(

@@ -36,7 +36,7 @@ class GcpFunction(Component):
         super().__init__("Function", settings)
         images = self._images()
         self.function = gcp.cloudfunctionsv2.Function(
-            "function",
+            self.home_key("function"),
             name=self.prefix,
             location=settings.home_region(),
             description="Spotkeeper reconcile: runs jobs' rounds, started by the schedule, by reports and by events",
@@ -77,7 +77,7 @@ class GcpFunction(Component):
     def _images(self) -> gcp.artifactregistry.Repository:
         """Declare the function's image repository; in the default one images would outlive a destroy and cost money."""
         return gcp.artifactregistry.Repository(
-            "images",
+            self.home_key("images"),
             repository_id=self.prefix,
             location=self.settings.home_region(),
             format="DOCKER",
@@ -105,7 +105,7 @@ class GcpFunction(Component):
     def _invoker(self, name: str, member: pulumi.Input[str]) -> gcp.cloudrunv2.ServiceIamMember:
         """Let ``member`` call the function, by a role on its Run service: roles of Cloud Functions do not suffice."""
         return gcp.cloudrunv2.ServiceIamMember(
-            f"call-{name}",
+            self.home_key(f"call-{name}"),
             name=self.function.name,
             location=self.function.location,
             role="roles/run.invoker",
@@ -171,7 +171,7 @@ class GcpTriggers(Component):
         settings = self.settings
         minutes = settings.reconcile.tick_minutes
         return gcp.cloudscheduler.Job(
-            "tick",
+            self.home_key("tick"),
             name=self.prefix,
             region=settings.home_region(),
             schedule="* * * * *" if minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *",

@@ -2,7 +2,7 @@
 
 Stand-in providers take the place of Google's and Amazon's (``standin``): strict about arguments, and with their rules
 of replacement. Needs the ``pulumi`` command with its Python host: https://www.pulumi.com/docs/install/
-Some forty runs of the engine: ``make engine``; ``make test`` has ``test_engine.py``.
+Some fifty runs of the engine: ``make engine``; ``make test`` has ``test_engine.py``.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class World:
     node: str
     disk: str
     bucket: str
+    acts: tuple[str, ...]  # the function, and what starts it
     zone: tuple[str, str]
 
     def pools(self, **burst: Any) -> list[dict[str, Any]]:
@@ -82,6 +83,7 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             node="gcp:compute/instance:Instance",
             disk="gcp:compute/disk:Disk",
             bucket="gcp:storage/bucket:Bucket",
+            acts=("gcp:cloudfunctionsv2/function:Function", "gcp:cloudscheduler/job:Job"),
             zone=("us-central1-a", "us-central1-b"),
         )  # fmt: skip
 
@@ -109,6 +111,7 @@ def amazon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             node="aws:ec2/instance:Instance",
             disk="aws:ebs/volume:Volume",
             bucket="aws:s3/bucket:Bucket",
+            acts=("aws:lambda/function:Function", "aws:scheduler/schedule:Schedule"),
             zone=("us-east-1a", "us-east-1b"),
         )  # fmt: skip
 
@@ -255,18 +258,25 @@ def test_after_a_refusal_up_can_continue(world: World, tmp_path: Path) -> None:
     assert len(fresh.there()) == len(world.project.there())
 
 
-def test_a_region_comes_and_goes(world: World, tmp_path: Path) -> None:
-    """It adds resources and takes them away, and what a job left there; nothing else changes but who may do what."""
+def in_one_region(world: World, folder: Path) -> tuple[Project, dict[str, Any]]:
+    """A stack that is not there yet and protects nothing; and what its file says to be in two regions."""
     near, far = (("us-central1", "us-east1"), "us-east1-b") if world.cloud == "gcp" else (REGIONS, "us-west-2b")
     pools = [{key: value for key, value in pool.items() if key != "zones"} for pool in world.pools()]
     pools[0] |= {"zones": [world.zone[0]], "disk": {**pools[0]["disk"], "on_destroy": "delete"}}
     base = {"region": "", "pools": pools, "bucket": {"on_destroy": "delete"}}
-    fresh = world.project.anew(tmp_path / "fresh").with_(**base, regions=[near[0]], zones=[world.zone[0]])
+    one = world.project.anew(folder).with_(**base, regions=[near[0]], zones=[world.zone[0]])
+    more = {"images": {near[1]: "ami-0eeeeeeeeeeeeeee1"}} if world.cloud == "aws" else {}
+    return one, {"regions": list(near), "zones": [world.zone[0], far], **more}
+
+
+def test_a_region_comes_and_goes(world: World, tmp_path: Path) -> None:
+    """It adds resources and takes them away, and what a job left there; nothing else changes but who may do what."""
+    fresh, more = in_one_region(world, tmp_path / "fresh")
+    far = more["zones"][1]
     fresh.up()
     at_home = fresh.there()
 
-    more = {"images": {near[1]: "ami-0eeeeeeeeeeeeeee1"}} if world.cloud == "aws" else {}
-    both = fresh.with_(regions=list(near), zones=[world.zone[0], far], **more)
+    both = fresh.with_(**more)
     added = both.up().changed()
     made = {step.name for step in added if step.op is OpType.CREATE}
     changed = {step.name for step in added if step.op is not OpType.CREATE}
@@ -277,7 +287,7 @@ def test_a_region_comes_and_goes(world: World, tmp_path: Path) -> None:
 
     world.machines.forget(far)
     assert len(world.machines.left()) == 1
-    without = fresh.with_(regions=[near[0]], zones=[world.zone[0]], images={})
+    without = fresh.with_(regions=more["regions"][:1], zones=[world.zone[0]], images={})
     held = Record(JOB, "u", "first", "", 0.0, zone=far, gen=1, nodes=(Node(zone=far),))
     world.machines.hold(msgspec.structs.replace(held, phase=Phase.HOLD, hold=Hold.PAUSE))
     before = both.there()
@@ -291,10 +301,55 @@ def test_a_region_comes_and_goes(world: World, tmp_path: Path) -> None:
     assert world.machines.left() == [], "what the job left there was billed"
     assert fresh.there() == at_home
 
-    fresh.with_(regions=list(near), zones=[world.zone[0], far], **more).up()
+    fresh.with_(**more).up()
     fresh.destroy()
     assert fresh.there() == {}
     world.machines.clear()
+
+
+def test_a_home_moves_and_returns(world: World, tmp_path: Path) -> None:
+    """Away from a region that deletes nothing; whichever home it is, only one function may act at any time."""
+    one, more = in_one_region(world, tmp_path / "fresh")
+    (near, far), acts = more["regions"], {*world.acts}
+    one.with_(**more).up()
+    before = one.there()
+    assert {place for place, type_ in places(one) if type_ in acts} == {near}
+
+    moved, told = one.with_(**more, home=far), Told()
+    moved.hand("stuck", world.acts[0])
+    with pytest.raises(CommandError, match="503 the cloud cannot do it now"):
+        moved.up(told)
+    in_order(told, world)
+    assert {(far, type_) for type_ in acts} < places(moved), "the stack has a home, whatever the old one answers"
+    moved.hand("stuck", None)
+    moved.up()
+    assert {place for place, type_ in places(moved) if type_ in acts} == {far}
+    assert moved.up(expect_no_changes=True).changed() == []
+    moved.drift()
+
+    back = one.with_(**more, home="")
+    in_order(back.up(), world)
+    assert back.there() == before
+    back.destroy()
+    assert back.there() == {}
+    world.machines.clear()
+
+
+def places(project: Project) -> set[tuple[str, str]]:
+    """(region, type) of whatever has a region, as it is in the cloud."""
+    found = ((each["state"], each["type"]) for each in project.there().values())
+    return {(str(state.get("region") or state.get("location")), type_) for state, type_ in found}
+
+
+def in_order(told: Told, world: World) -> None:
+    """The new function is there before the old one stops, which this write of the pools does; then what starts it."""
+    steps = [(step.op, step.type) for step in told.changed()]
+    stops = steps.index((OpType.UPDATE, world.descriptor))
+    made, deleted = ({at for at, (op, _) in enumerate(steps) if op is each} for each in (OpType.CREATE, OpType.DELETE))
+    function, *starts = ({at for at in made if steps[at][1] == type_} for type_ in world.acts)
+    assert len(function) == 1 and max(function) < stops
+    assert starts and all(stops < min(each) for each in starts)
+    assert deleted and max(made) < min(deleted), "what a lost region refuses comes last"
 
 
 # --- another checkout --------------------------------------------------

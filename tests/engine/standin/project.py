@@ -148,7 +148,7 @@ class Project:
         return dict(json.loads((self.folder / "cloud.json").read_text()))
 
     def hand(self, name: str, value: str | None) -> None:
-        """See the stand-in: ``fail``, ``hang``, ``gone``."""
+        """See the stand-in: ``fail``, ``hang``, ``gone``, ``stuck``."""
         path = self.folder / name
         path.unlink(missing_ok=True) if value is None else path.write_text(value)
 

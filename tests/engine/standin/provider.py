@@ -1,14 +1,15 @@
 """A stand-in for the `gcp` or `aws` provider plugin, stricter than the cloud on what the SDK's types can tell.
 
 It keeps what was made in a file, writes down every change in order, refuses what no shape knows, and replaces what the
-real provider would (``rules``). Three files of its folder are the test's hands: ``fail`` names a resource whose
+real provider would (``rules``). Four files of its folder are the test's hands: ``fail`` names a resource whose
 creation fails, ``hang`` one whose creation is told of and never ends, ``gone`` one that somebody deleted behind
-Pulumi's back.
+Pulumi's back, ``stuck`` a type of which nothing can be deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -26,7 +27,7 @@ from pulumi.runtime.proto.engine_pb2_grpc import EngineStub
 from spotkeeper.local.deploy import table
 from spotkeeper.local.deploy.provider import GIVEN, to_plain, type_of
 from tests.engine.standin import rules, shapes
-from tests.infra.aws.cloud import ARNS, MORE, identity
+from tests.infra.aws.cloud import ARNS, MORE, REGION, identity
 
 Json = dict[str, Any]
 FOLDER = "STANDIN_FOLDER"
@@ -61,6 +62,7 @@ class StandIn(p.Provider):
     def __init__(self, memory: Memory, engine: EngineStub) -> None:
         self._memory = memory
         self._engine = engine
+        self._region = ""
 
     async def check_config(self, request: p.CheckRequest) -> p.CheckResponse:
         return p.CheckResponse(inputs=request.new_inputs)
@@ -69,24 +71,27 @@ class StandIn(p.Provider):
         return p.DiffResponse(changes=False)
 
     async def configure(self, request: p.ConfigureRequest) -> p.ConfigureResponse:
+        self._region = str(to_plain(request.args).get("region", ""))
         return p.ConfigureResponse(supports_preview=True)
 
     async def check(self, request: p.CheckRequest) -> p.CheckResponse:
-        """Files become their paths."""
+        """Files become their paths, archives hashes of what they hold."""
         type_, plain = type_of(request), to_plain(request.new_inputs)
         if type_ not in self._memory.shapes:
             raise ValueError(f"{type_}: this provider has no such resource")
         wrong = shapes.problems(self._memory.shapes[type_], plain)
         failures = [p.CheckFailure(each.partition(":")[0], each) for each in wrong]
-        files = {k: v.value.path for k, v in request.new_inputs.items() if isinstance(v.value, pulumi.FileAsset)}
-        paths = {key: PropertyValue(str(path)) for key, path in files.items()}
-        return p.CheckResponse(inputs={**request.new_inputs, **paths}, failures=failures)
+        given = ((key, each.value) for key, each in request.new_inputs.items())
+        read = {key: _read(file) for key, file in given if isinstance(file, pulumi.FileAsset | pulumi.FileArchive)}
+        return p.CheckResponse(inputs={**request.new_inputs, **read}, failures=failures)
 
     async def diff(self, request: p.DiffRequest) -> p.DiffResponse:
         new, state = to_plain(request.new_inputs), to_plain(request.old_state)
         given = set(filter(None, str(state.get(GIVEN, "")).split(",")))
         old = {key: state[key] for key in given if key in state}
         known = {key for key in request.new_inputs if key in new} | given
+        if self._place(type_of(request), new, state):  # AWS's: what was computed is as good as what is given
+            old["region"], new["region"] = state["region"], self._place(type_of(request), new, state)
         changed = sorted(key for key in known - {rules.BY_CONTENT} if old.get(key) != new.get(key))
         replaced = rules.replaces(type_of(request), old, new, changed)
         return p.DiffResponse(
@@ -106,19 +111,21 @@ class StandIn(p.Provider):
         if request.name == self._memory.named("hang"):
             self._engine.Log(LogRequest(severity=INFO, urn=request.urn, message=f"{request.name}: 102 at it"))
             await asyncio.Event().wait()
-        id_, outputs = computed(type_, request.name, inputs)
+        placed = self._place(type_, inputs, {})
+        id_, outputs = computed(type_, request.name, inputs, placed)
         things = self._memory.there()
-        taken = [each for each in things.values() if each["type"] == type_ and _same_name(each["state"], inputs)]
+        wanted = {**inputs, "region": placed} if placed else inputs
+        taken = [each for each in things.values() if each["type"] == type_ and _same_name(each["state"], wanted)]
         if taken and "Member" not in type_:
             raise RuntimeError(f"{type_} {request.name}: 409 already exists")
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
-        self._memory.keep({**things, _key(request, id_): {"type": type_, "name": request.name, "state": state}})
+        self._memory.keep({**things, _key(request, id_, state): {"type": type_, "name": request.name, "state": state}})
         self._memory.note("create", type_, request.name)
         return p.CreateResponse(resource_id=id_, properties=_wired(request.properties, state))
 
     async def read(self, request: p.ReadRequest) -> p.ReadResponse:
         """As it stands in the cloud. What somebody deleted is gone."""
-        found = self._memory.there().get(_key(request, request.resource_id))
+        found = self._memory.there().get(_key(request, request.resource_id, to_plain(request.properties)))
         if found is None or request.name == self._memory.named("gone"):
             return p.ReadResponse(resource_id="")
         return p.ReadResponse(request.resource_id, _wired(request.properties, found["state"]), request.inputs)
@@ -127,40 +134,59 @@ class StandIn(p.Provider):
         if request.preview:
             return p.UpdateResponse(properties=request.news)
         type_, inputs = type_of(request), to_plain(request.news)
-        _, outputs = computed(type_, request.name, inputs)
+        old = to_plain(request.olds)
+        _, outputs = computed(type_, request.name, inputs, self._place(type_, inputs, old))
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
         things = self._memory.there()
-        things[_key(request, request.resource_id)]["state"] = state
+        things[_key(request, request.resource_id, old)]["state"] = state
         self._memory.keep(things)
         self._memory.note("update", type_, request.name)
         return p.UpdateResponse(properties=_wired(request.news, state))
 
     async def delete(self, request: p.DeleteRequest) -> None:
+        if type_of(request) == self._memory.named("stuck"):
+            raise RuntimeError(f"{request.name}: 503 the cloud cannot do it now")
         things = self._memory.there()
-        things.pop(_key(request, request.resource_id), None)
+        things.pop(_key(request, request.resource_id, to_plain(request.properties)), None)
         self._memory.keep(things)
         self._memory.note("delete", type_of(request), request.name)
 
+    def _place(self, type_: str, inputs: Json, state: Json) -> str:
+        """The region of a resource on AWS, "" if it has none. Optional and computed: what is no longer given stays."""
+        if type_.startswith("gcp:") or "region" not in self._memory.shapes[type_]["fields"]:
+            return ""
+        return str(inputs.get("region") or state.get("region") or self._region)
 
-def computed(type_: str, name: str, inputs: Json) -> tuple[str, Json]:
-    """Id and outputs, as each cloud would give them."""
+
+def computed(type_: str, name: str, inputs: Json, region: str) -> tuple[str, Json]:
+    """Id and outputs, as each cloud would give them. ``region``: on AWS, where it is."""
     if type_.startswith("gcp:"):
         return table.computed(type_, name, inputs, table.ProviderDefaults("spotkeeper-test", "us-central1"))
     called = str(inputs.get("name") or inputs.get("bucket") or inputs.get("key") or name)
     outputs: Json = {"name": called, **MORE.get(type_, {})}
     if type_ in ARNS:
         outputs["arn"] = ARNS[type_].format(called)
+    if region:
+        there = {key: value.replace(REGION, region) for key, value in outputs.items() if isinstance(value, str)}
+        outputs |= {**there, "region": region}
     return identity(type_, name), {key: value for key, value in outputs.items() if key not in inputs}
 
 
-def _key(request: Any, id_: str) -> str:
-    return f"{request.urn}|{id_}"
+def _key(request: Any, id_: str, state: Json) -> str:
+    """The same name in two places is two things."""
+    return "|".join([request.urn, id_, *(str(state[key]) for key in ("region", "location") if key in state)])
+
+
+def _read(file: pulumi.FileAsset | pulumi.FileArchive) -> PropertyValue:
+    if isinstance(file, pulumi.FileAsset):
+        return PropertyValue(str(file.path))
+    return PropertyValue(hashlib.sha256(Path(file.path).read_bytes()).hexdigest())
 
 
 def _same_name(state: Json, inputs: Json) -> bool:
-    """Whether a name that the program chose is taken: in the same region and zone, of the same role."""
+    """Whether a name that the program chose is taken: in the same place, of the same role."""
     names = [key for key in ("name", "bucket", "key", "repositoryId", "accountId", "roleId") if key in inputs]
-    same = all(state.get(key) == inputs[key] for key in [*names, "zone", "role"] if key in inputs)
+    same = all(state.get(key) == inputs[key] for key in [*names, "zone", "location", "role"] if key in inputs)
     return bool(names) and same and state.get("region") == inputs.get("region")
 
 

@@ -91,6 +91,7 @@ REPLACES: dict[str, frozenset[str]] = {
 }
 # A file is known to the engine by its content: the path to it is none of the provider's business.
 BY_CONTENT = "source"
+_PLACE = inputs("region")  # of each resource of AWS that has one, whatever its schema says (upstream's interceptors)
 _GROWS = {"gcp:compute/disk:Disk": "size", "aws:ebs/volume:Volume": "size"}
 _NAMES = ("name", "bucket", "key", "repositoryId", "accountId", "roleId")
 
@@ -101,8 +102,8 @@ def replaces(type_: str, old: dict[str, object], new: dict[str, object], changed
     Raises:
         KeyError: a type that nobody has looked up.
     """
-    fixed = REPLACES[type_]
-    found = [key for key in changed if fixed == ALL or key in fixed]
+    fixed = REPLACES[type_] | (_PLACE if type_.startswith("aws:") else frozenset())
+    found = [key for key in changed if fixed >= ALL or key in fixed]
     grows = _GROWS.get(type_)
     if grows in changed and float(str(new.get(grows, 0))) < float(str(old.get(grows, 0))):
         found.append(str(grows))

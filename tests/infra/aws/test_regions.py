@@ -191,17 +191,19 @@ def test_events_abroad_go_to_the_bus_at_home_by_a_role_that_can_do_nothing_else(
 def test_another_home_moves_the_function_with_its_triggers_and_alarms_and_nothing_else(both: Program) -> None:
     """Networks, templates' regions, disks, bucket and drain stay. The function's rights follow it."""
     moved = declare(HOME, ABROAD, home=ABROAD)
-    assert {key for key in both if key not in moved} == {key for key in moved if key not in both} == set()
-    changed = {key for key, found in both.items() if moved[key] != found}
-    went = {key for key in changed if moved[key].properties.get("region") != both[key].properties.get("region")}
-    assert {moved[key].properties["region"] for key in went} == {ABROAD}
+    went, came = both.keys() - moved.keys(), moved.keys() - both.keys()
+    assert came == {f"{key}-{ABROAD}" for key in went}, "made anew before the old ones are deleted"
+    assert not any("region" in both[key].properties for key in went)
+    assert {moved[key].properties["region"] for key in came} == {ABROAD}
     assert {key.split("::")[0].rsplit(":", 1)[1] for key in went} == {
         *("Function", "FunctionUrl", "FunctionEventInvokeConfig", "Permission", "LogGroup", "Queue", "QueuePolicy"),
         *("Schedule", "Topic", "TopicSubscription", "MetricAlarm", "LogMetricFilter"),
     }
-    stay = {key.split("::")[0].rsplit(":", 1)[1] for key in changed - went}
+    changed = {key for key in both.keys() & moved.keys() if moved[key].properties != both[key].properties}
+    assert all(moved[key].properties.get("region") == both[key].properties.get("region") for key in changed)
+    stay = {key.split("::")[0].rsplit(":", 1)[1] for key in changed}
     assert stay <= {"BucketObjectv2", "EventTarget", "RolePolicy", "Instance", "LaunchTemplate"}, stay
-    function = moved["aws:lambda/function:Function::function"].properties
+    function = one(moved, "aws:lambda/function:Function", f"function-{ABROAD}")
     assert "s3Bucket" not in function and function["code"], "Lambda reads code from buckets of its own region only"
     assert function["environment"]["variables"]["SPOTKEEPER_BUCKET_REGION"] == HOME
     for key in ("interruption", "rebalance", "state"):

@@ -70,16 +70,17 @@ def test_another_region_adds_resources_and_changes_none(home: Program, both: Pro
 def test_another_home_moves_the_function_and_its_schedule_and_nothing_else(both: Program) -> None:
     """Networks, disks, bucket and drain stay; templates tell machines the new address."""
     moved = declare("local", "local", "us-central1", ABROAD, home=ABROAD)
-    assert moved.keys() == both.keys()
-    changed = {key for key, found in both.items() if moved[key] != found}
-    places = {moved[key].properties.get("location") or moved[key].properties.get("region") for key in changed}
-    assert places <= {ABROAD, "us-central1", None}
-    kinds = {key.split("::")[0].rsplit(":", 1)[1] for key in changed}
-    assert kinds == {
-        *("Function", "Repository", "Job", "ServiceIamMember", "BucketObject", "RegionInstanceTemplate", "Instance"),
-        "Subscription",
+    went, came = both.keys() - moved.keys(), moved.keys() - both.keys()
+    assert came == {f"{key}-{ABROAD}" for key in went}, "made anew before the old ones are deleted"
+    assert {key.split("::")[0].rsplit(":", 1)[1] for key in went} == {
+        *("Function", "Repository", "Job", "ServiceIamMember"),
     }
-    (function,) = (moved[key] for key in changed if moved[key].type.endswith(":Function"))
+    assert {moved[key].properties.get("location") or moved[key].properties["region"] for key in came} == {ABROAD}
+    changed = {key for key in both.keys() & moved.keys() if moved[key].properties != both[key].properties}
+    assert {key.split("::")[0].rsplit(":", 1)[1] for key in changed} == {
+        *("BucketObject", "RegionInstanceTemplate", "Instance", "Subscription"),
+    }
+    (function,) = (moved[key] for key in came if moved[key].type.endswith(":Function"))
     variables = function.properties["serviceConfig"]["environmentVariables"]
     assert (function.properties["location"], variables["SPOTKEEPER_REGION"]) == (ABROAD, ABROAD)
     state = check_stack(codec.decode(moved[POOLS].properties["content"], StackState))
