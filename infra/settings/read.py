@@ -17,6 +17,7 @@ from infra import naming
 from infra.settings import aws, checks, gcp
 from infra.settings.checks import NOT_WATCHED, UNWATCHED
 from infra.settings.model import Settings, pool_state, stack_state
+from spotkeeper.contract import codec
 from spotkeeper.contract.job import JobSpec
 from spotkeeper.contract.parse.jobfile import read_job
 from spotkeeper.contract.parse.problem import Problem, SpecError, join, located, nearest, problem
@@ -71,7 +72,7 @@ def _typo_of(name: str, config: Mapping[str, str]) -> str | None:
     return PROJECT if missed and of_gcp and nearest(key, ("project",)) else None
 
 
-_FIELDS = inspect.type_info(Settings).fields  # type: ignore[attr-defined]
+_FIELDS = codec.type_info(Settings).fields  # type: ignore[attr-defined]
 # Pulumi passes these keys as written; all others are JSON.
 _TEXTS = frozenset(
     f.encode_name for f in _FIELDS if isinstance(getattr(f.type, "type", f.type), inspect.StrType | inspect.LiteralType)

@@ -36,16 +36,26 @@ for round in range(60):
 """
 
 
-def test_simultaneous_first_decodes_do_not_crash() -> None:
-    """With msgspec's own ``decode`` in its place this program dies of SIGSEGV within its first rounds."""
-    program = RACE.format(decode="from spotkeeper.contract.codec import decode")
+ASKING = """
+from spotkeeper.contract import codec
+def decode(text, kind):
+    codec.type_info(kind)
+    codec.decode(text, kind)
+"""
+
+
+@pytest.mark.parametrize("decode", ["from spotkeeper.contract.codec import decode", ASKING], ids=["decoding", "asking"])
+def test_simultaneous_first_decodes_do_not_crash(decode: str) -> None:
+    """With msgspec's own functions in their place this program dies of SIGSEGV within its first rounds."""
+    program = RACE.format(decode=decode)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_only_codec_passes_types_to_msgspec() -> None:
     typed = re.compile(
-        r"msgspec\.convert\(|\bDecoder\(|msgspec\.\w+\.decode\([^\n]*\btype=|from msgspec import [^\n]*convert"
+        r"msgspec\.convert\(|inspect\.type_info\(|\bDecoder\("
+        r"|msgspec\.\w+\.decode\([^\n]*\btype=|from msgspec import [^\n]*convert"
     )
     files = [path for part in ("spotkeeper", "agent", "infra") for path in (ROOT / part).rglob("*.py")]
     found = [str(path.relative_to(ROOT)) for path in files if typed.search(path.read_text())]

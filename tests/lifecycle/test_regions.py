@@ -40,9 +40,7 @@ def both(tmp_path: Path, alone: Path) -> Iterator[Stage]:
 
 
 def test_a_gang_goes_abroad_when_home_is_dry_and_returns_with_the_same_weights(both: Stage) -> None:
-    spec = tiny(
-        "emigrant", size(STEPS, 5 * STEPS), nodes=2, static="never", regions=(HOME, ABROAD), checkpoint=COPIED
-    )
+    spec = tiny("emigrant", size(STEPS, 5 * STEPS), nodes=2, static="never", regions=(HOME, ABROAD), checkpoint=COPIED)
     with Run(both, spec) as run:
         run.steady("at home")
         assert region_of(run.record().zone or "") == HOME

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct, inspect
 from msgspec.structs import replace
 
+from spotkeeper.contract import codec
 from spotkeeper.contract.allocation import Allocation
 from spotkeeper.contract.record import Phase, Record
 
@@ -106,7 +107,7 @@ def _corrected(one: S, how: dict[str, Callable[[float], float]]) -> S:
 @cache
 def _fields(of: type[Struct]) -> tuple[_Field, ...]:
     """Return the fields of a struct that have times, according to their types."""
-    told = inspect.type_info(of)
+    told = codec.type_info(of)
     assert isinstance(told, inspect.StructType)
     found = ((field.name, *_inside(field.type)) for field in told.fields)
     return tuple(_Field(name, many, kind) for name, many, kind in found if kind)

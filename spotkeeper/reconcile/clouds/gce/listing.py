@@ -149,8 +149,8 @@ def of_all_zones(what: str, kind: type) -> str:
 
 
 @lru_cache(maxsize=16)
-def _read_of(kind: object) -> str:
-    return _names(inspect.type_info(kind))
+def _read_of(kind: type) -> str:
+    return _names(codec.type_info(kind))
 
 
 def _names(of: inspect.Type) -> str:
