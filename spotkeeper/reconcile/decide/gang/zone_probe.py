@@ -144,8 +144,8 @@ def _go(draft: Draft, asked: ZoneRequest) -> None:
     every = list(draft.filled())
     if why := zone_move.impossible(draft) or _too_late(draft, asked):
         zone_move.refuse(draft, why)
-    if why or not _may_go(draft) or any(node.next is not None for node in draft.nodes):
-        return
+    if why or not _may_go(draft) or draft.wanted or any(node.next is not None for node in draft.nodes):
+        return  # also while a node requests another machine: its attempt can have only one grant
     found = _offers_there(draft, asked)
     for options in found.values():
         if not offers.fits(draft, len(every), options):

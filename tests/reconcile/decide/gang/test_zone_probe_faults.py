@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spotkeeper.contract.cloud import Action, CreateDisk, CreateSnapshot, InsertVm, ResultKind
-from spotkeeper.contract.job import Nodes, RequestKind
+from spotkeeper.contract.job import JobRequest, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
 from spotkeeper.contract.record import PROBE, SlotState, ZoneProbe
@@ -29,7 +29,7 @@ from tests.reconcile.decide.gang.test_zone_probe import (
 )
 from tests.reconcile.decide.test_decide import NOW, member
 from tests.reconcile.decide.test_guards import calm
-from tests.reconcile.world import ZONES, World, stack
+from tests.reconcile.world import JOB, ZONES, World, stack
 
 SPOT, ON_DEMAND = Model.SPOT, Model.ON_DEMAND
 
@@ -203,3 +203,15 @@ def test_a_smaller_job_does_not_count_parked_nodes_as_a_loss() -> None:
     world.preempt(0)
     world.until(world.training, 300)
     assert models(world) == {SPOT}, world.events(Event.INTENT)[-1].detail
+
+
+def test_a_node_that_requests_a_replacement_is_not_probed_for_a_requested_move_as_well() -> None:
+    """One attempt number cannot have two grants. Node 0 is lost while node 1 has a notice, and the move waits."""
+    world = on_spot(nodes=2)
+    world.store.put_request(JOB, JobRequest("0123456789ab", RequestKind.MOVE, world.t, "user", zone=NEXT))
+    world.preempt(0)
+    world.preempt(1, 120.0)
+    world.run(1)  # one round reads all three, and the world checks that no grant is doubled
+    assert world.record().asked_zone is not None
+    assert world.record().nodes[0].cur != world.record().nodes[1].next is not None
+    world.until(lambda: world.training() and world.record().asked_zone is None, 2400)
