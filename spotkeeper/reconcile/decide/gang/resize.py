@@ -62,22 +62,26 @@ def drop_refusal(filled: Sequence[int], nodes: int, drop: Sequence[int]) -> str:
 
 def _lost_with(draft: Draft, drop: Sequence[int]) -> str:
     """Return why these nodes cannot be parked, if no other node has the newest checkpoint that they have; or ""."""
-    commit = location.newest(draft)
-    if commit is None or not drop:
+    if location.newest(draft) is None or not drop:
         return ""
-    members = dict(draft.members())
-    have = {
+    have = _keepers(draft)
+    if not have or have - set(drop):
+        return ""
+    return f"only node {', '.join(map(str, sorted(have)))} has the newest checkpoint: name another node to drop"
+
+
+def _keepers(draft: Draft) -> set[int]:
+    """Return the nodes that have the newest commit: of the members, and of vacant nodes those whose disk has it."""
+    members, commit = dict(draft.members()), location.newest(draft)
+    return {
         index
         for index in draft.filled()
         if (
             location.has_newest(draft, index, members[index])
             if index in members
-            else draft.nodes[index].keeps(commit[0])
+            else commit is not None and draft.nodes[index].keeps(commit[0])
         )
     }
-    if not have or have - set(drop):
-        return ""
-    return f"only node {', '.join(map(str, sorted(have)))} has the newest checkpoint: name another node to drop"
 
 
 def fit(draft: Draft, nodes: int, drop: tuple[int, ...] = ()) -> None:
@@ -94,9 +98,9 @@ def _cheapest(draft: Draft, count: int) -> tuple[int, ...]:
     """Return the ``count`` nodes whose loss costs least, but never all nodes with the newest checkpoint."""
     order = sorted(draft.filled(), key=lambda index: _loss(draft, index))
     gone, stays = order[:count], order[count:]
-    holders = {index for index, slot in draft.members() if location.has_newest(draft, index, slot)}
-    if holders and not holders & set(stays):
-        gone[-1 if gone[-1] in holders else next(at for at, i in enumerate(gone) if i in holders)] = stays[0]
+    have = _keepers(draft)
+    if have and not have & set(stays):
+        gone[-1 if gone[-1] in have else next(at for at, i in enumerate(gone) if i in have)] = stays[0]
     return tuple(gone)
 
 

@@ -284,6 +284,16 @@ def test_a_node_with_the_newest_checkpoint_stays_in_place_of_another(
     assert draft.record.parked == parked
 
 
+def test_without_members_the_node_whose_disk_has_the_newest_checkpoint_is_not_parked() -> None:
+    """The others had no disk yet when the last generation ended, and all machines have gone since."""
+    case = on_record(stop=True)(*calm(3, nodes=Nodes(1, 3)))
+    for index in range(3):
+        case = on_node(index, cur=None, wrote=3 if index == 2 else 2, newest_generation=0)(*case)
+    draft = Draft(*case)
+    assert resize.take(draft, 2) == ""
+    assert draft.record.parked == (1,)
+
+
 @pytest.mark.parametrize(
     ("case", "loss"),
     [
