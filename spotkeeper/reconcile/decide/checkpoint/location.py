@@ -187,9 +187,14 @@ def mounted(draft: Draft, ready: Iterable[int]) -> bool:
 
 
 def blank(draft: Draft, ready: Iterable[int]) -> bool:
-    """Whether one of these nodes has reported no checkpoint: it has no machine, or its disk is blank or not mounted."""
+    """Whether one of these nodes has no checkpoint: it has no machine, or its disk is blank or not mounted.
+
+    A member that is silent has reported none either, but its disk may have the newest one.
+    """
     return any(
-        (slot := draft.nodes[index].cur) is None or draft.queries.checkpoint(index, slot) is None for index in ready
+        (slot := draft.nodes[index].cur) is None
+        or (draft.queries.checkpoint(index, slot) is None and not has_newest(draft, index, slot))
+        for index in ready
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from spotkeeper.contract.cloud import VmStatus
 from spotkeeper.contract.generation import Progress
-from spotkeeper.contract.job import Checkpoint, Nodes, RequestKind
+from spotkeeper.contract.job import Checkpoint, Mirror, Nodes, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Phase
 from spotkeeper.reconcile.decide.checkpoint import location
@@ -319,3 +319,18 @@ def test_a_node_leaves_its_disk_only_if_another_member_has_the_newest_commit_on_
     draft = Draft(*on_node(1, wrote=wrote)(*on_node(0, wrote=3)(*calm(2))))
     assert location.may_follow(draft, 0, None)
     assert location.may_follow(draft, 0, "sk-t-fix-s0") is follows
+
+
+def test_a_silent_member_of_sharded_state_does_not_count_as_blank() -> None:
+    """Its disk may have the newest checkpoint: an older copy in the bucket is not fetched instead."""
+    world = trained(World(2, checkpoint=Checkpoint(replicated=False, mirror=Mirror(every_min=1.0))))
+    world.until(lambda: bool(world.record().mirror), 400)
+    world.copies = False
+    world.run(30)
+    left, agent = world.newest, world.member(0).agent
+    assert agent is not None
+    agent.hung = True
+    world.preempt(1, 30.0)
+    world.until(lambda: world.training() and world.record().gen > 1, 1200)
+    assert world.events(Event.FETCH) == []
+    assert world.started[-1][1] is not None and left is not None and world.started[-1][1] >= left
