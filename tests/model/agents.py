@@ -17,7 +17,7 @@ from spotkeeper.contract.stack import StackState
 from spotkeeper.reconcile.controller.document import Speaker, place, role
 from spotkeeper.reconcile.controller.document import state as doc_state
 from tests.model import sky as clouds
-from tests.model.values import DEADLINE, JOBS, NODE, VALUE, Life, N, Papers, Sky, V
+from tests.model.values import DEADLINE, JOBS, NODE, REFUSED, VALUE, Life, N, Papers, Sky, V
 
 
 class Said(NamedTuple):
@@ -69,7 +69,7 @@ def steps(
         yield from _mounted(sky, v, papers, blind or bool(record.mirror))
         yield from _fetches(sky, v, record, papers, faults)
     if what is Role.MEMBER and copies:
-        yield from _copies(v, sky, record, papers)
+        yield from _copies(v, sky, record, papers, faults)
     if what is Role.MEMBER:
         yield from _member(sky, v, record, papers, faults, requests)
 
@@ -109,12 +109,18 @@ def _mounted(sky: Sky, v: V, papers: Papers, blind: bool) -> Iterator[Said]:
         yield Said(f"{v.uid} mounts its disk and says what is on it", sky, _add(papers, *said))
 
 
-def _copies(v: V, sky: Sky, record: Record, papers: Papers) -> Iterator[Said]:
-    """The lowest member has copied what its generation has committed, or saved at a trial's rung or for a move."""
+def _copies(v: V, sky: Sky, record: Record, papers: Papers, faults: frozenset[str]) -> Iterator[Said]:
+    """The lowest member has copied what its generation has committed, or saved at a trial's rung or for a move.
+
+    The bucket may refuse the copy for which a move waits, and from then on each.
+    """
     there = v.alive or (_reached(v, record, papers) and doc_state(record) in (DocState.RUN, DocState.ROLL_CALL))
     there = there or (_uploads(record) and fact(v, Kind.RELEASED, "0", record.gen) in papers.facts)
     newest = papers.newest if not v.alive and _uploads(record) else record.gen
-    if there and v.writes and v.node == min(record.members) and papers.copy < papers.newest == newest and v.gen:
+    lacks = REFUSED < papers.copy < papers.newest == newest
+    if there and v.writes and v.node == min(record.members) and lacks and v.gen:
+        if "unstored" in faults and not v.alive and _uploads(record):
+            yield Said(f"the bucket refuses the copy of {v.uid}", sky, papers._replace(copy=REFUSED), fault=1)
         word = fact(v, Kind.MIRRORED, str(BucketCopy(f"{newest}-0", 1)), record.gen)
         yield Said(f"{v.uid} has copied its checkpoint", sky, _add(papers, word)._replace(copy=newest))
 

@@ -143,11 +143,14 @@ class Nowhere(dict[str, bool]):
         return 0
 
 
+REFUSED = -1  # the bucket takes no copies any more
+
+
 class Papers(NamedTuple):
     """What lies in the bucket of one job beside its record.
 
-    ``newest``: the generation of the newest commit; ``copy``: of the newest that the bucket has a copy of. ``sweep``:
-    the state of the search of which the job is a trial.
+    ``newest``: the generation of the newest commit; ``copy``: of the newest that the bucket has a copy of, or REFUSED.
+    ``sweep``: the state of the search of which the job is a trial.
     """
 
     facts: frozenset[Fact] = frozenset()

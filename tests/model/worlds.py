@@ -256,6 +256,13 @@ MOVE_BUCKET = MOVE_ABROAD._replace(
     toll=True,
 )
 MOVE_BUCKET_LOSS = MOVE_BUCKET._replace(name="a move by the bucket, and any one loss", kinds=LOSSES)
+# A crash after a checkpoint's copy begins a generation, whose own checkpoint the bucket refuses: it is not waited for.
+MOVE_UNSTORED = MOVE_BUCKET._replace(
+    name="a job crashes, and the bucket refuses the copy for which its move waits",
+    faults=2,
+    pair=("crashes", "unstored"),
+    kinds=frozenset(),
+)
 # All machines are lost, or have notices, and home refuses new ones: the gang asks abroad before its disks leave.
 SEEK = Story(
     "all machines are lost, and home refuses new ones",
@@ -337,6 +344,7 @@ WORLDS = (
     MOVE_ABROAD_DEATH,
     MOVE_ABROAD_DEATH._replace(cloud="ec2"),
     *(story._replace(cloud=cloud) for cloud in CLOUDS for story in (MOVE_BUCKET, MOVE_BUCKET_LOSS)),
+    MOVE_UNSTORED,
     MOVE_BUCKET._replace(name="a move by the bucket, and a round dies", deaths=1),
     MOVE_BUCKET._replace(
         name="a move by the bucket, which is lost, and a loss too", faults=2, kinds=ROTTEN | {"killed"}
@@ -375,6 +383,7 @@ __all__ = [
     "MOVE_ABROAD",
     "MOVE_BUCKET",
     "MOVE_BUCKET_LOSS",
+    "MOVE_UNSTORED",
     "NODE_NOTICE",
     "RECALL",
     "RECALL_ENDS",

@@ -90,8 +90,7 @@ class Drive:
     ready_at: float
     held: dict[str, list[Commit]] = field(default_factory=dict)  # commits by job
     user: str | None = None  # uid
-    broken: bool = False  # every write fails
-    broken: bool = False  # no machine can mount it
+    broken: bool = False  # no machine can mount it, and every write fails
     damaged: dict[str, list[Commit]] = field(default_factory=dict)  # commits that were whole once, by job
 
     def damage(self, job: str) -> Commit:
@@ -168,6 +167,12 @@ class World:
         self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
         self.depth = 0
         self.memory.on_write = self.fate
+        self._makes: dict[type, Callable[..., tuple[ResultKind, str]]] = {
+            InsertVm: self._insert,
+            DeleteVm: self._delete,
+            CreateDisk: self._create_disk,
+            CreateSnapshot: self._create_snapshot,
+        }
         self.spec = JobSpec(name="job", command=("train.py",), nodes=nodes, **spec)  # type: ignore[arg-type]
         for pool in self.stack.pools:
             for machine in pool.machines:
@@ -404,13 +409,9 @@ class World:
         return result
 
     def _perform(self, action: Action) -> tuple[ResultKind, str]:
+        if (make := self._makes.get(type(action))) is not None:
+            return make(action)
         match action:
-            case InsertVm():
-                return self._insert(action)
-            case DeleteVm():
-                return self._delete(action)
-            case CreateDisk():
-                return self._create_disk(action)
             case AttachDisk():
                 drive, machine = self.drives.get((action.disk, action.zone)), self.machines.get(action.vm_uid)
                 if drive is None or machine is None or drive.user not in (None, action.vm_uid):
@@ -425,19 +426,6 @@ class World:
                 if drive is not None and drive.user is not None:
                     return ResultKind.IN_USE, "in use"
                 self.drives.pop((action.disk, action.zone), None)
-            case CreateSnapshot():
-                name = names.disk_name(STACK, action.job, action.node, action.number)
-                drive = self.drives[name, action.zone]
-                warm = drive.user is not None
-                assert not warm or action.region, "a snapshot of an attached disk is stale"
-                copy = names.disk_name(STACK, action.job, action.node, action.copy)
-                stored = {action.region: False} if action.region else {}
-                shot = DiskSnapshot(copy, action.job, action.node, action.copy, False, 0.0, stored)
-                base = any(self.t >= self.shots[known][1] for known in self.bases[name] if known in self.shots)
-                took = self.diff_s if base and self.diff_s is not None else self.shot_s
-                held = TORN if warm else list(drive.held.get(action.job, []))
-                self.bases[name].append(copy)
-                self.shots.setdefault(copy, (shot, self.t + took, held))
             case DeleteSnapshot():
                 if not self.shots_stay:
                     self.shots.pop(action.name, None)
@@ -498,11 +486,30 @@ class World:
         if (name, action.zone) not in self.drives:
             if key in self.keys:
                 return ResultKind.DEAD_KEY, "the disk is gone"
+            if action.snapshot and action.snapshot not in self.shots:
+                return ResultKind.PERMANENT, "no such snapshot"
             self.keys[key] = name
             assert not action.snapshot or self.shots[action.snapshot][2] is not TORN, "of a disk that was written"
             commits = list(self.shots[action.snapshot][2]) if action.snapshot else []
             disk = Disk(name, action.zone, action.job, action.node, action.number)
             self.drives[name, action.zone] = Drive(disk, self.t + 2, {action.job: commits})
+        return ResultKind.ACCEPTED, ""
+
+    def _create_snapshot(self, action: CreateSnapshot) -> tuple[ResultKind, str]:
+        name = names.disk_name(STACK, action.job, action.node, action.number)
+        drive = self.drives.get((name, action.zone))
+        if drive is None:  # a slow round asks for it after the move: Google's 404
+            return ResultKind.PERMANENT, "no such disk"
+        warm = drive.user is not None
+        assert not warm or action.region, "a snapshot of an attached disk is stale"
+        copy = names.disk_name(STACK, action.job, action.node, action.copy)
+        stored = {action.region: False} if action.region else {}
+        shot = DiskSnapshot(copy, action.job, action.node, action.copy, False, 0.0, stored)
+        base = any(self.t >= self.shots[known][1] for known in self.bases[name] if known in self.shots)
+        took = self.diff_s if base and self.diff_s is not None else self.shot_s
+        held = TORN if warm else list(drive.held.get(action.job, []))
+        self.bases[name].append(copy)
+        self.shots.setdefault(copy, (shot, self.t + took, held))
         return ResultKind.ACCEPTED, ""
 
     # -- training: a gang moves only together

@@ -31,6 +31,7 @@ from tests.model.worlds import (
     LONGEST,
     MOVE_ABROAD,
     MOVE_BUCKET,
+    MOVE_UNSTORED,
     NODE_NOTICE,
     RECALL,
     RECALL_ENDS,
@@ -180,6 +181,12 @@ STEPS = (
         in_("gang.zone_move", "why := bucket_move.failed(draft) or ", "why := "),
         MOVE_BUCKET,
         "",
+    ),
+    Mutant(
+        "waits for the copy in the bucket for ever",
+        in_("gang.bucket_move", "draft.now >= move.since + UPLOAD_S:", "draft.now < move.since:"),
+        MOVE_UNSTORED,
+        "L1",
     ),
     Mutant(
         "goes back to blank disks",

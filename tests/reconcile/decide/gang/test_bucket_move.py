@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import CreateSnapshot
+from spotkeeper.contract.cloud import Action, CreateSnapshot, Result, ResultKind
 from spotkeeper.contract.job import Checkpoint, Mirror, RequestKind
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import MoveTime, Phase
@@ -270,3 +270,26 @@ def test_an_upload_from_abroad_and_a_download_are_charged_once() -> None:
     gb = world.copy_bytes / 1e9
     assert ("y -> z", pytest.approx(gb)) in paid and paid.count(("z -> y", pytest.approx(gb))) == 1
     assert copies(world) == set()
+
+
+def test_a_slow_round_asks_for_a_copy_of_a_disk_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still before its call while others ended the move: the cloud refuses, and nothing comes of it."""
+    world = begun(checkpoint=Checkpoint())
+    world.stack = replace(world.stack, egress={})
+    slow, shipped = list[Result](), world.perform
+
+    def perform(action: Action, deadline_s: float) -> Result:
+        if isinstance(action, CreateSnapshot) and not slow:
+            slow.append(Result(action, ResultKind.AMBIGUOUS, "", world.t))
+            world.memory.leases.clear()
+            world.until(lambda: world.record().zone == "y-b" and {zone for _, zone in disks(world)} == {"y-b"})
+            slow[0] = shipped(action, deadline_s)
+            return slow[0]
+        return shipped(action, deadline_s)
+
+    monkeypatch.setattr(world, "perform", perform)
+    goes(world, "y-b")
+    assert [(told.kind, told.detail) for told in slow] == [(ResultKind.PERMANENT, "no such disk")]
+    world.run(120)
+    assert moves(world) == ["asked", "move"] and world.shots == {} and len(disks(world)) == 2
+    no_step_lost(world)
