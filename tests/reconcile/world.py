@@ -720,9 +720,12 @@ class Agent:
         if commit in self.world.rotten or commit not in self.world.buckets[self.job or ""]:
             self.say(Kind.UNMIRRORED, 0, text)
             return
+        told = str(BucketCopy(text, self.world.copy_bytes))
+        if (Kind.FETCHED, 0, told) in self.said:
+            return
         held = self.mounted.held.setdefault(self.job or "", [])
         held += [] if commit in held else [commit]
-        self.say(Kind.FETCHED, 0, str(BucketCopy(text, self.world.copy_bytes)))
+        self.say(Kind.FETCHED, 0, told)
         self.world.through_bucket.append(("down", self.machine.vm.zone))
         self.say(Kind.CHECKPOINT, 0, text)
 

@@ -5,7 +5,7 @@
 * A copy of a disk, when a move ends, if the cloud shows that the other region has it. A copy that the cloud does not
   show yet, or whose region does not answer, is owed (``Record.owed``) until it does.
 * A warm copy, once it is complete (``warm``). If a move or the job's end comes first, it is owed as well.
-* A checkpoint's copy, when a machine abroad has uploaded it to the bucket or downloaded it.
+* A checkpoint's copy, when a machine abroad has uploaded it to the bucket or downloaded it, also for a move in vain.
 * The job's data (``data_gb``), when the gang comes to another region than the data's.
 """
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from spotkeeper.contract.facts import BucketCopy
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Owed, Slot
+from spotkeeper.contract.record import Fetch, Owed, Slot
 from spotkeeper.contract.stack import region_of
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import transfer
@@ -68,8 +68,8 @@ def count(draft: Draft) -> None:
     if before.move is not None and record.move is None:
         _owe_disks(draft)
     settle(draft)
-    if record.gen > before.gen and before.fetch is not None:
-        _from_bucket(draft)
+    if before.fetch is not None:
+        _from_bucket(draft, before.fetch)
     arrived = before.move is not None and record.zone == before.move.zone != before.zone
     if not (arrived or (record.gen and not before.gen)):
         return
@@ -139,24 +139,27 @@ def _settled(draft: Draft, one: Owed) -> bool:
 
 def to_bucket(draft: Draft, sent: BucketCopy) -> None:
     """Charge the upload of a checkpoint's copy; the report of it is read once."""
-    _through_bucket(draft, sent, f"up.{sent.commit}", out=True)
+    _through_bucket(draft, sent, draft.record.zone, f"up.{sent.commit}", out=True)
 
 
-def _from_bucket(draft: Draft) -> None:
-    """Charge what the machines of a new generation have downloaded."""
-    fetch = draft.before.fetch
-    for index in fetch.nodes if fetch is not None else ():
-        slot = draft.nodes[index].cur if index < len(draft.nodes) else None
-        told = draft.queries.fetched(index, slot, fetch.commit) if slot is not None and fetch is not None else None
-        if told is not None:
-            _through_bucket(draft, told, f"r{index}.g{draft.record.gen}", out=False)
+def _from_bucket(draft: Draft, fetch: Fetch) -> None:
+    """Charge what machines have downloaded, once a generation begins, or the copy or the machine is given up."""
+    record, before = draft.record, draft.before
+    over = record.gen > before.gen or record.fetch is None or record.fetch.commit != fetch.commit
+    for index in fetch.nodes:
+        slot = before.nodes[index].cur if index < len(before.nodes) else None
+        now = draft.nodes[index].cur if index < len(draft.nodes) else None
+        if slot is None or (not over and now is not None and now.attempt == slot.attempt):
+            continue
+        if (told := draft.queries.fetched(index, slot, fetch.commit)) is not None:
+            _through_bucket(draft, told, slot.zone, f"r{index}.a{slot.attempt}.{fetch.commit}", out=False)
 
 
-def _through_bucket(draft: Draft, told: BucketCopy, key: str, *, out: bool) -> None:
-    record, stack = draft.record, draft.snapshot.stack
-    if not stack.regions or record.zone is None:
+def _through_bucket(draft: Draft, told: BucketCopy, zone: str | None, key: str, *, out: bool) -> None:
+    stack = draft.snapshot.stack
+    if not stack.regions or zone is None:
         return
-    here, bucket = region_of(record.zone), stack.bucket_regions or stack.regions[:1]
+    here, bucket = region_of(zone), stack.bucket_regions or stack.regions[:1]
     if here in bucket:
         return
     source, target = (here, bucket[0]) if out else (bucket[0], here)

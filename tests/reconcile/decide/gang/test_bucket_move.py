@@ -272,6 +272,28 @@ def test_an_upload_from_abroad_and_a_download_are_charged_once() -> None:
     assert copies(world) == set()
 
 
+@pytest.mark.parametrize("how", ["cancelled", "lost"])
+def test_a_download_for_nothing_is_charged_once_as_well(how: str) -> None:
+    """One machine has the copy when the move is cancelled, or when that machine is lost."""
+    world = begun(priced((HOME,)), checkpoint=Checkpoint(replicated=False, mirror=Mirror(every_min=1.0)))
+    arrives(world)
+    world.until(lambda: world.record().fetch is not None)
+    agent = world.member(1).agent
+    assert agent is not None
+    agent.hung = True
+    world.until(lambda: ("down", "y-b") in world.through_bucket)
+    world.run(5)
+    if how == "cancelled":
+        asked(world, "z-a")
+    else:
+        world.preempt(0)
+    world.until(lambda: bool(world.events(Event.EGRESS)), 120)
+    assert [(entry.cause, entry.detail) for entry in world.events(Event.EGRESS)] == [("bucket", "z -> y")]
+    asked(world, "z-a")
+    world.until(lambda: world.record().zone == "z-a" and world.training())
+    assert len(world.events(Event.EGRESS)) == world.through_bucket.count(("down", "y-b"))
+
+
 def test_a_slow_round_asks_for_a_copy_of_a_disk_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stood still before its call while others ended the move: the cloud refuses, and nothing comes of it."""
     world = begun(checkpoint=Checkpoint())
