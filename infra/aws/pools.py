@@ -157,7 +157,7 @@ class AwsPools(Component):
             tags=pulumi.Output.all(**self._machine_tags(pool, region_of(zone))).apply(
                 lambda tags: {**tags, "Name": called}
             ),
-            region=abroad(region_of(zone), self.settings),
+            region=region_of(zone),  # always named, as of its disk: the provider keeps a region that is left out later
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs, ignore_changes=["launchTemplate"]),
         )
 
@@ -168,7 +168,7 @@ class AwsPools(Component):
             instance_id=node.id,
             volume_id=self._disks.ids[called],
             stop_instance_before_detaching=True,  # the machine has mounted its file system
-            region=abroad(region, self.settings),
+            region=region,
             # A volume is attached to one machine at a time, so it is detached from the old machine first.
             opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
         )
@@ -304,7 +304,7 @@ def volume(disks: Component, pool: Pool, name: str, zone: str, opts: pulumi.Reso
         encrypted=True,
         kms_key_id=disks.settings.kms_key_in(region_of(zone)) or None,
         tags=disks.tags(name, pool.name),
-        region=abroad(region_of(zone), disks.settings),
+        region=region_of(zone),
         opts=opts,
     )
     id_: pulumi.Output[str] = made.id

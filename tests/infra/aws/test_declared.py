@@ -406,7 +406,7 @@ def test_one_cluster_group_for_each_zone_and_none_in_a_template(example: Declara
 def test_a_new_image_or_user_data_does_not_stop_a_static_machine(example: Declaration) -> None:
     (node,) = of(example, INSTANCE)
     assert node.ignores == ("launchTemplate",)
-    assert sorted(node.properties) == ["instanceType", "launchTemplate", "subnetId", "tags"]
+    assert sorted(node.properties) == ["instanceType", "launchTemplate", "region", "subnetId", "tags"]
     template = node.properties["launchTemplate"]
     assert template == {"id": identity(TEMPLATE, f"sk-{NAME}_floor-static"), "version": "$Default"}
     assert all(found.properties["updateDefaultVersion"] for found in of(example, TEMPLATE)), (
@@ -429,7 +429,7 @@ def test_a_static_machines_disk_is_retained_and_never_force_detached(example: De
     assert attached.properties["stopInstanceBeforeDetaching"] is True
     assert attached.properties["deviceName"] == DEVICE, "as reconcile attaches a node's: the agent looks for it so"
     inputs = {"availabilityZone": "", "size": 0, "type": "", "encrypted": True, "tags": {}} | volume.properties
-    request = pascal(inputs, {"type": "VolumeType", "tags": ""}, operation("ec2", "CreateVolume"))
+    request = pascal(inputs, {"type": "VolumeType", "tags": "", "region": ""}, operation("ec2", "CreateVolume"))
     assert judge("ec2", "CreateVolume", request) == []
 
 
