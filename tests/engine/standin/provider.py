@@ -13,6 +13,9 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ FOLDER = "STANDIN_FOLDER"
 
 
 class Memory:
-    """What there is, and what was done. One process has it at a time; each call is written at once."""
+    """What there is, and what was done; each call is written at once. Two providers of a stack are two processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,10 +47,16 @@ class Memory:
         path = self.folder / "cloud.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def keep(self, things: Json) -> None:
-        part = self.folder / "cloud.part"
-        part.write_text(json.dumps(things))
-        part.replace(self.folder / "cloud.json")
+    @contextmanager
+    def changing(self) -> Iterator[Json]:
+        """What there is, for one process at a time; its changes are kept unless something is raised."""
+        with (self.folder / "lock").open("w") as lock:
+            flock(lock, LOCK_EX)
+            things = self.there()
+            yield things
+            part = self.folder / "cloud.part"
+            part.write_text(json.dumps(things))
+            part.replace(self.folder / "cloud.json")
 
     def note(self, what: str, type_: str, name: str) -> None:
         with (self.folder / "log.jsonl").open("a") as log:
@@ -113,13 +122,13 @@ class StandIn(p.Provider):
             await asyncio.Event().wait()
         placed = self._place(type_, inputs, {})
         id_, outputs = computed(type_, request.name, inputs, placed)
-        things = self._memory.there()
         wanted = {**inputs, "region": placed} if placed else inputs
-        taken = [each for each in things.values() if each["type"] == type_ and _same_name(each["state"], wanted)]
-        if taken and "Member" not in type_:
-            raise RuntimeError(f"{type_} {request.name}: 409 already exists")
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
-        self._memory.keep({**things, _key(request, id_, state): {"type": type_, "name": request.name, "state": state}})
+        with self._memory.changing() as things:
+            taken = [each for each in things.values() if each["type"] == type_ and _same_name(each["state"], wanted)]
+            if taken and "Member" not in type_:
+                raise RuntimeError(f"{type_} {request.name}: 409 already exists")
+            things[_key(request, id_, state)] = {"type": type_, "name": request.name, "state": state}
         self._memory.note("create", type_, request.name)
         return p.CreateResponse(resource_id=id_, properties=_wired(request.properties, state))
 
@@ -137,18 +146,16 @@ class StandIn(p.Provider):
         old = to_plain(request.olds)
         _, outputs = computed(type_, request.name, inputs, self._place(type_, inputs, old))
         state = {**inputs, **outputs, GIVEN: ",".join(sorted(inputs))}
-        things = self._memory.there()
-        things[_key(request, request.resource_id, old)]["state"] = state
-        self._memory.keep(things)
+        with self._memory.changing() as things:
+            things[_key(request, request.resource_id, old)]["state"] = state
         self._memory.note("update", type_, request.name)
         return p.UpdateResponse(properties=_wired(request.news, state))
 
     async def delete(self, request: p.DeleteRequest) -> None:
         if type_of(request) == self._memory.named("stuck"):
             raise RuntimeError(f"{request.name}: 503 the cloud cannot do it now")
-        things = self._memory.there()
-        things.pop(_key(request, request.resource_id, to_plain(request.properties)), None)
-        self._memory.keep(things)
+        with self._memory.changing() as things:
+            things.pop(_key(request, request.resource_id, to_plain(request.properties)), None)
         self._memory.note("delete", type_of(request), request.name)
 
     def _place(self, type_: str, inputs: Json, state: Json) -> str:
