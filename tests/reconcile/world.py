@@ -167,12 +167,6 @@ class World:
         self.crash_rate = self.stall_rate = 0.0  # of calls and compare-and-swaps, before or after they happen
         self.depth = 0
         self.memory.on_write = self.fate
-        self._makes: dict[type, Callable[..., tuple[ResultKind, str]]] = {
-            InsertVm: self._insert,
-            DeleteVm: self._delete,
-            CreateDisk: self._create_disk,
-            CreateSnapshot: self._create_snapshot,
-        }
         self.spec = JobSpec(name="job", command=("train.py",), nodes=nodes, **spec)  # type: ignore[arg-type]
         for pool in self.stack.pools:
             for machine in pool.machines:
@@ -409,9 +403,15 @@ class World:
         return result
 
     def _perform(self, action: Action) -> tuple[ResultKind, str]:
-        if (make := self._makes.get(type(action))) is not None:
-            return make(action)
         match action:
+            case InsertVm() | DeleteVm() | CreateDisk() | CreateSnapshot():
+                make: Callable[..., tuple[ResultKind, str]] = {
+                    InsertVm: self._insert,
+                    DeleteVm: self._delete,
+                    CreateDisk: self._create_disk,
+                    CreateSnapshot: self._create_snapshot,
+                }[type(action)]
+                return make(action)
             case AttachDisk():
                 drive, machine = self.drives.get((action.disk, action.zone)), self.machines.get(action.vm_uid)
                 if drive is None or machine is None or drive.user not in (None, action.vm_uid):
