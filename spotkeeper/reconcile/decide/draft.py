@@ -340,6 +340,8 @@ class Draft:
             self.set(market_since=None, market_wait_s=0.0, fell_back=False)
         if self.record.gen:
             self.set(stop_since=self.now)  # timeouts for machines and disks start now
+        if (move := self.record.move) is not None:  # and so do those of a move, whose time is measured from here
+            self.set(move=replace(move, since=self.now, silent_since=None))
         self.log(Event.RESUME, f"v{self.record.ver + 1}", cause=cause, detail=detail)
 
     def back_on_spot(self) -> None:

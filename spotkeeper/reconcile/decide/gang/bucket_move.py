@@ -45,14 +45,14 @@ def step(draft: Draft) -> None:
         if move.zone in draft.queries.answered:
             _leave(draft)
     elif draft.now >= move.since + UPLOAD_S:
+        transfer.learn(draft, MoveTime(bucket=True, s=UPLOAD_S))
         _by_disks(draft, f"the copy in the bucket was not complete within {UPLOAD_S / 60:.0f} min")
 
 
 def _by_disks(draft: Draft, why: str) -> None:
     move = draft.record.move
     assert move is not None
-    draft.set(move=replace(move, bucket=False))
-    transfer.learn(draft, MoveTime(bucket=True, s=UPLOAD_S))
+    draft.set(move=replace(move, bucket=False, since=draft.now))  # how long disks take is measured from here
     draft.log(Event.MOVE, f"disks.v{draft.before.ver + 1}", cause="snapshots", detail=f"{why}: the disks are copied")
 
 
