@@ -52,7 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--jobs", type=int, default=min(4, len(os.sched_getaffinity(0))), help="at once")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="no crash begins after these")
-    parser.add_argument("--begin", type=int, default=0, help="number of the first kill or error in that order")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; may be repeated")
     options = parser.parse_args(argv)
     began = time.monotonic()
@@ -67,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             "images": run.images,
             "handovers": run.handovers,
             "peers": run.peers,
-            "cells": partial(run.cells, options.seed, options.begin),
+            "cells": partial(run.cells, options.seed),
         }
         rows = [row for part in options.part or PARTS for row in parts[part]()]
     Console().print(_table(rows))
@@ -139,9 +138,8 @@ class _Run:
         cuts = [(self._root / f"cut{world}-{nodes}", world, nodes) for world, nodes in peers.SIZES]
         yield self._row("a cut link at an image of sharded state", peers.cut, cuts)
 
-    def cells(self, seed: int, begin: int) -> list[Row]:
+    def cells(self, seed: int) -> list[Row]:
         cells, self.points = self._pool.submit(plan.whole, seed, self._root / "points").result()
-        cells = cells[begin:]
         rows = {name: Row(name, planned=count) for name, count in sorted(Counter(map(_name, cells)).items())}
         bar = self._progress.add_task("kills and errors", total=len(cells))
         for outcome in self._pool.map(_cell, *zip(*self._dated(cells), strict=True)):

@@ -53,7 +53,8 @@ def _begin(draft: Draft, ready: list[int]) -> None:
     if not location.behind(draft, ready):
         _publish(draft, ready)
     elif len(ready) == draft.size() and draft.now >= max(_waits(draft, ready)) + draft.times.disk_s:
-        wait = min(DAY_S, draft.times.hold_s * 2**draft.record.hold_count)  # each retry pays for the whole gang
+        held = min(30, draft.record.hold_count)  # a float has no 2 ** 1024
+        wait = min(DAY_S, draft.times.hold_s * 2**held)  # each retry pays for the whole gang
         draft.hold(Hold.CLOUD, _lacking(draft, ready), until=draft.now + wait)
 
 
