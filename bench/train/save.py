@@ -22,7 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spotkeeper.train.loop.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIZES_MB = tuple(int(size) for size in os.environ.get("SPOTKEEPER_BENCH_MB", "480 1920").split())
@@ -168,7 +171,7 @@ def _quiet() -> float:
     return time.monotonic()
 
 
-def _ours(run: Any, times: Times) -> None:
+def _ours(run: Run, times: Times) -> None:
     began = _quiet()
     run.save(wait=False)
     times.add("stall", time.monotonic() - began)
@@ -176,12 +179,12 @@ def _ours(run: Any, times: Times) -> None:
     times.add("durable", time.monotonic() - began)
 
 
-def _ours_training(run: Any, times: Times, work: Work) -> None:
+def _ours_training(run: Run, times: Times, work: Work) -> None:
     _quiet()
     plain = work.steps_s()
     began = time.monotonic()
     run.save(wait=False)
-    writer, steps = run._writer, 0
+    writer, steps = run._boundary.writer, 0
     while writer.busy:
         work.step()
         steps += 1

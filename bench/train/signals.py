@@ -55,6 +55,7 @@ for x in run.steps(DataLoader(Samples(), 4, num_workers=2)):
 
 def figures() -> list[dict[str, object]]:
     """For ``bench/run.py``."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     took = {name: _took(*case) for name, case in CASES.items()}
     worst = max(took.values())
     each = ", ".join(f"{name} {value:.1f}" for name, value in took.items())
