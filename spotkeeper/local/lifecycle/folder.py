@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -29,6 +30,7 @@ from spotkeeper.local.machines.host import ROOT
 CONFIG = "cloud.json"
 KEEPER = "keeper.pid"
 CODE = "code"  # digest of the running control plane's code
+ENDS_S = 10.0  # real; for a killed process, which may have much memory to return
 _MODULES = ("spotkeeper.local.lifecycle.keeper", "spotkeeper.local.server.server")
 
 
@@ -140,16 +142,26 @@ def _end_of(folder: Path) -> str:
 
 def end_keeper(folder: Path) -> None:
     """Kill the keeper. Call it before killing the control plane, which the keeper would restart."""
-    pid = read_pid(folder / KEEPER)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    _kill(folder / KEEPER)
 
 
 def end_control_plane(folder: Path) -> int | None:
     """Kill the control plane, and return its pid; None if it was not running."""
-    pid = read_pid(folder / PID_FILE)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    return _kill(folder / PID_FILE)
+
+
+def _kill(path: Path) -> int | None:
+    """Kill a recorded process and wait for its end: until then the next ``up`` takes it for running."""
+    pid = read_pid(path)
+    if pid is None:
+        return None
+    with suppress(ProcessLookupError):
+        end = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+            select.select([end], [], [], ENDS_S)
+        finally:
+            os.close(end)
     return pid
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,17 @@ from spotkeeper.cli.main import run
 from spotkeeper.local.core.world import Config
 from spotkeeper.local.demo.__main__ import clear, main
 from spotkeeper.local.lifecycle.cloud import LocalCloud
-from spotkeeper.local.lifecycle.folder import BusyError, LocalCloudError, only_one, remove, write_config
+from spotkeeper.local.lifecycle.folder import (
+    KEEPER,
+    BusyError,
+    LocalCloudError,
+    end_control_plane,
+    end_keeper,
+    only_one,
+    remove,
+    write_config,
+)
+from spotkeeper.local.lifecycle.keeper import PID_FILE, read_pid, write_pid
 from spotkeeper.local.server.server import load_world
 from spotkeeper.local.server.wiring import CloudParts
 
@@ -108,3 +120,19 @@ def test_a_control_plane_that_starts_while_its_cloud_is_removed_does_not_make_th
         CloudParts(world)
     world.state.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "file"), [(end_keeper, KEEPER), (end_control_plane, PID_FILE)], ids=["keeper", "plane"]
+)
+def test_what_was_killed_has_ended(tmp_path: Path, end: Callable[[Path], object], file: str) -> None:
+    """An ``up`` right after a Ctrl-C took the killed keeper for running, started no other, and waited in vain."""
+    large = "held = b'x' * 200_000_000; print(1, flush=True); input()"  # its end takes milliseconds
+    command = [sys.executable, "-S", "-c", large]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"1\n"
+        write_pid(tmp_path / file, process.pid)
+        end(tmp_path)
+        assert read_pid(tmp_path / file) is None
+        assert process.wait() == -signal.SIGKILL
+    end(tmp_path)
