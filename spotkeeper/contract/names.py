@@ -73,7 +73,8 @@ def _parse(pattern: re.Pattern[str], name: str) -> Owned | None:
     found = pattern.match(name)
     if not found:
         return None
-    return Owned(found["stack"], found["job"], int(found["node"]), int(found["number"]))
+    stack, job, node, number = found.groups()
+    return Owned(stack, job, int(node), int(number))
 
 
 def labels(stack: str, pool: str, job: str, node: int, attempt: int | None = None) -> dict[str, str]:

@@ -403,6 +403,6 @@ class Record(Struct, frozen=True, omit_defaults=True):
     def filled(self, count: int | None = None) -> tuple[int, ...]:
         """Return which of the nodes 0 to ``count`` - 1 get a machine; ``count`` None: which of ``nodes``."""
         every = range(len(self.nodes) if count is None else count)
-        if self.parked or self.size is None:
+        if self.parked:
             return tuple(index for index in every if index not in self.parked)
         return tuple(every[: self.size])
