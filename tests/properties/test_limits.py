@@ -15,6 +15,7 @@ from tests.properties.actors import MAKES, Plan, no_threads
 from tests.properties.world import JOBS
 from tests.properties.world import World as Machine
 from tests.reconcile.world import ZONES, World
+from tests.sizes import size
 
 HOUR = 3600.0
 NEVER = 1e9
@@ -223,7 +224,7 @@ def test_two_rounds_that_race_for_the_last_machine_do_not_both_get_one(machine: 
 
 def test_rounds_that_race_over_a_hundred_stops_keep_the_cap(machine: Machine) -> None:
     """Wherever the first round stops, the cap holds at every moment (``World.check`` looks)."""
-    for at in range(1, 100, 3):
+    for at in range(1, 100, size(9, 3)):
         world = Machine(cap=3)
         world.submit(JOBS[0])
         world.submit(JOBS[1])

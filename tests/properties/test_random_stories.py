@@ -27,7 +27,7 @@ from tests.properties.plane import ZONES
 from tests.properties.world import JOBS, World
 from tests.sizes import size
 
-EXAMPLES = int(os.environ.get("SPOTKEEPER_STORIES_EXAMPLES", size(8, 100)))
+EXAMPLES = int(os.environ.get("SPOTKEEPER_STORIES_EXAMPLES", size(5, 100)))
 STEPS = int(os.environ.get("SPOTKEEPER_STORIES_STEPS", "60"))
 RANDOM = bool(os.environ.get("SPOTKEEPER_STORIES_RANDOM"))  # another look every time, for long runs
 SHRINK = bool(os.environ.get("SPOTKEEPER_STORIES_SHRINK"))  # minutes, so not where a time limit waits

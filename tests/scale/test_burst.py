@@ -38,7 +38,7 @@ def test_a_dead_rounds_lease_expires_within_seconds() -> None:
 
 def test_minutes_of_reports_extend_no_request_and_are_handled() -> None:
     """Several a second: somebody is new whenever the holder of the lease looks."""
-    outcome = Burst(size(300, 2400), spread_s=size(60.0, 120.0)).run()
+    outcome = Burst(size(150, 2400), spread_s=size(60.0, 120.0)).run()
     assert outcome.covered
     assert outcome.seconds <= COVERED_S
     assert outcome.longest_s <= ANSWER_S, "no agent gives its request up"

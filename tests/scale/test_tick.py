@@ -24,7 +24,8 @@ from tests.scale.burst import STACK, ZONE, stack_of
 from tests.security.cases_store import Shelf
 from tests.sizes import size
 
-JOBS = size(50, 200)
+JOBS = size(25, 200)
+WAITING = size(15, 30)
 
 
 class Clock:
@@ -126,25 +127,25 @@ def test_many_jobs_get_machines_in_turn() -> None:
 
 def test_rounds_without_time_are_left_to_the_next_tick() -> None:
     """Time passes with every look at the clock; a tick has enough of it for a third of the jobs."""
-    _, store = site(30)
+    _, store = site(WAITING)
     clock, cloud = Clock(), Cloud()
     served: Counter[str] = Counter()
     for _ in range(24):
         passed = [0.0]
 
         def monotonic(passed: list[float] = passed) -> float:
-            passed[0] += (REQUEST_S - BEGIN_S) / 33
+            passed[0] += (REQUEST_S - BEGIN_S) / (1.1 * WAITING)
             return passed[0]
 
         result = tick(
             store, cloud, clock, RoundOptions(settle_s=0.0, parallel=1, deadline=Deadline(REQUEST_S, monotonic))
         )
-        assert 0 < len(result.late) < 30
-        assert len(result.late) + len(result.rounds) == 30
+        assert 0 < len(result.late) < WAITING
+        assert len(result.late) + len(result.rounds) == WAITING
         assert not result.failed
         served.update(one.record.job for one in result.rounds if one.record)
         clock.at += 60.0
-    assert set(served) == {name(number) for number in range(30)}
+    assert set(served) == {name(number) for number in range(WAITING)}
     assert min(served.values()) >= 4
 
 

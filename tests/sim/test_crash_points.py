@@ -8,7 +8,7 @@ Sieve's three classes of faults of controllers (https://www.usenix.org/conferenc
   knew; and each look at the cloud in turn shows a listing one to three changes old.
 * **missed event**: each request in turn never arrives.
 
-``make test`` walks every sixteenth point, fewer of the longest stories, and others in each test; ``make stories`` all.
+``make test`` walks every 32nd point, fewer of the longest stories, and others in each test; ``make stories`` all.
 
 From each point the story must reach its end with no safety property broken, no more steps lost than promised, and
 nothing left over: no machine, disk, snapshot, grant, marker, name, request or fact.
@@ -34,7 +34,7 @@ ids = [scenario.name for scenario in SCENARIOS]
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=ids)
 LEAST = 15  # effects of the shortest story
 LEAST_OF_ALL = 400
-EVERY = {"recall": 96, "on-demand and back": 96, "resize": 32, "zone move": 32}  # of long stories; 16 of the others
+EVERY = {"recall": 96, "on-demand and back": 96, "resize": 48, "zone move": 48}  # of long stories; 32 of the others
 FAST_POLL_S = 2.0  # of an agent that waits, and its turn
 
 
@@ -44,13 +44,13 @@ def effects(told: Told) -> list[int]:
 
 def some(scenario: Scenario, points: list[int], first: int) -> list[int]:
     """Points of a story: rounds repeat themselves."""
-    every = 1 if WHOLE else EVERY.get(scenario.name, 16)
+    every = 1 if WHOLE else EVERY.get(scenario.name, 32)
     return points[first % every :: every]
 
 
 def few(scenario: Scenario, points: list[int], first: int) -> list[int]:
     """Every seventh point or fewer, others in each story: leases differ by their length only."""
-    every = 7 if WHOLE else EVERY.get(scenario.name, 16)
+    every = 7 if WHOLE else EVERY.get(scenario.name, 32)
     return points[(SCENARIOS.index(scenario) + first) % every :: every]
 
 

@@ -147,7 +147,7 @@ def test_every_event_is_announced_once(scenario: Scenario, wanted: set[NotifyEve
 
 @each
 def test_a_function_killed_at_every_effect_loses_no_notification(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
-    done = {at: Performance(scenario, kill(at)) for at in some(scenario, 4)}
+    done = {at: Performance(scenario, kill(at)) for at in some(scenario, 8)}
     assert {at: said for at, one in done.items() if (said := one.why())} == {}
     late = {at: one.longest_s() for at, one in done.items() if one.longest_s() > TICK_S + SOON_S}
     assert late == {}, "the next tick sends it"
@@ -169,7 +169,7 @@ def test_a_tick_right_after_the_kill_sends(before_s: float) -> None:
 
 @each
 def test_a_function_frozen_at_every_effect_loses_no_notification(scenario: Scenario, wanted: set[NotifyEvent]) -> None:
-    why = {at: said for at in some(scenario, 5) if (said := Performance(scenario, freeze(at)).why())}
+    why = {at: said for at in some(scenario, 10) if (said := Performance(scenario, freeze(at)).why())}
     assert why == {}
 
 

@@ -24,7 +24,7 @@ from tests.sizes import WHOLE
 
 Declared = Callable[[StackState], StackState]
 HOME, ABROAD = "z", "y"
-EVERY = 1 if WHOLE else 24  # effects at which the function is killed; a play on EC2 takes ten times as long
+EVERY = 1 if WHOLE else 48  # effects at which the function is killed; a play on EC2 takes ten times as long
 
 
 def two_regions(stack: StackState) -> StackState:

@@ -16,7 +16,7 @@ from tests.sim.soak import run
 from tests.sim.world import World, small_stack
 
 JOB = "abcd2345"
-SLICE = [(3, 1, 1.5), (3, 8, 0.7), (3, 64, 0.05)]  # `make soak`: 10,000 days
+SLICE = [(3, 1, 1.0), (3, 8, 0.5), (3, 64, 0.03)]  # `make soak`: 10,000 days
 
 
 @pytest.mark.parametrize(("seed", "nodes", "days"), SLICE)

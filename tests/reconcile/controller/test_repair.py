@@ -20,6 +20,7 @@ from spotkeeper.reconcile.decide.queue import use
 from spotkeeper.reconcile.store import paths
 from spotkeeper.reconcile.store.store import Store, open_store
 from tests.reconcile.world import JOB, World, stack
+from tests.sizes import size
 
 OTHER = "wxyz2345"
 
@@ -36,7 +37,7 @@ def keys(grants: tuple[Grant, ...]) -> set[tuple[str, int, int, str, str]]:
     return {(grant.job, grant.node, grant.attempt, grant.resource, grant.zone) for grant in grants}
 
 
-@pytest.mark.parametrize("moment", range(0, 240, 7))
+@pytest.mark.parametrize("moment", range(0, 240, size(21, 7)))
 def test_a_repair_at_any_moment_loses_no_grant(tmp_path: Path, moment: int) -> None:
     """Two jobs, a static machine, a loss, a notice, a cancelled job: whatever is under way when it breaks."""
     world, store = site(tmp_path, nodes=2)

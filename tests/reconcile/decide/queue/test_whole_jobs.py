@@ -16,7 +16,7 @@ from tests.sizes import size
 
 MACHINES = 4
 HOUR = 3600.0
-SEEDS = size(6, 60)
+SEEDS = size(4, 60)
 
 
 class Crowd(World):
