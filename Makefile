@@ -60,7 +60,7 @@ QUICK := tests/contract tests/report tests/replay tests/client tests/reconcile t
   --ignore=tests/report/forecast/test_forecast.py
 
 quick: setup
-	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n 3 --dist loadfile --no-loadscope-reorder -p no:schemathesis \
+	@$(BIN)/python -m tests.run "$(if $(ARGS),,quick)" -n 3 --dist loadfile --no-loadscope-reorder \
 	  $(QUICK) $(ARGS)
 
 # Pulumi's own engine is no Python package: https://www.pulumi.com/docs/install/ (pulumi, pulumi-language-python).
@@ -90,7 +90,7 @@ ec2: setup
 stories: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -n logical --dist loadfile --timeout=3600 -m "matrix or not matrix" tests/model \
 	  tests/reconcile/decide tests/reconcile/select tests/sim --ignore=tests/sim/test_ec2_stories.py tests/properties \
-	  tests/integrations/test_journal.py $(ARGS)
+	  tests/reconcile/controller/test_repair.py tests/integrations/test_journal.py $(ARGS)
 
 burst: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest tests/scale $(ARGS)

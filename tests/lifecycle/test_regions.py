@@ -1,7 +1,4 @@
-"""Home runs dry, and a gang goes abroad with its disks: the same weights.
-
-``make lifecycle`` also lets home recover, and the gang come back with its disks, and go abroad again by the bucket.
-"""
+"""Home runs dry, and a gang goes abroad with its disks, comes back with them, and leaves by the bucket: same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Outcome
 from spotkeeper.contract.stack import region_of
 from tests.lifecycle.stage import STEPS, Run, Stage, tiny
-from tests.sizes import WHOLE, size
 
 pytestmark = pytest.mark.lifecycle
 
@@ -39,23 +35,22 @@ def both(tmp_path: Path, alone: Path) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.matrix  # tests/sim has this story in `make test`, tests/local the copies of snapshots
 def test_a_gang_goes_abroad_when_home_is_dry_and_returns_with_the_same_weights(both: Stage) -> None:
-    spec = tiny("emigrant", size(STEPS, 5 * STEPS), nodes=2, static="never", regions=(HOME, ABROAD), checkpoint=COPIED)
+    spec = tiny("emigrant", 5 * STEPS, nodes=2, static="never", regions=(HOME, ABROAD), checkpoint=COPIED)
     with Run(both, spec) as run:
         run.steady("at home")
         assert region_of(run.record().zone or "") == HOME
         run_dry(both, run, HERE, THERE)
-        if WHOLE:
-            for model in ("spot", "on-demand"):
-                both.cloud.set_capacity(HERE, None, model=model)
-            run_dry(both, run, THERE, HERE)
+        for model in ("spot", "on-demand"):
+            both.cloud.set_capacity(HERE, None, model=model)
+        run_dry(both, run, THERE, HERE)
         transfers, billed = run.ledger(Event.EGRESS), both.cloud.bill().bill.egress
-        if WHOLE:
-            by_bucket(both, run, THERE)
+        by_bucket(both, run, THERE)
         record = run.over()
         weights = run.weights()
     assert record.outcome is Outcome.SUCCEEDED, run.story()
-    causes = size(["stockout", "move"], ["stockout", "move"] * 2 + ["asked", "move"])
+    causes = ["stockout", "move"] * 2 + ["asked", "move"]
     assert [entry.cause for entry in run.ledger(Event.MOVE)] == causes, run.story()
     assert [one.steps_again for one in run.view().recoveries if one.steps_again] == [], run.story()
     copied_usd = sum(entry.usd or 0.0 for entry in transfers if entry.cause == "checkpoint")  # all it bills

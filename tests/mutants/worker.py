@@ -33,7 +33,7 @@ from tests.mutants import areas
 
 ROOT = Path.cwd()
 SUBREAPER = 36  # prctl(2): orphans of a test become children of this process
-OPTIONS = ("-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist")
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")
 FIXTURE = "fixture "  # and its name: what runs in the set-up of a fixture of many tests
 Json = dict[str, Any]
 Reached = dict[str, dict[int, list[str]]]  # file -> line -> who reaches it
