@@ -85,7 +85,7 @@ crash: setup
 	@$(BIN)/python -m tests.train.crash $(ARGS)
 
 ec2: setup
-	@$(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
+	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "matrix or not matrix" tests/sim/test_ec2_stories.py $(ARGS)
 
 stories: setup
 	@SPOTKEEPER_TESTS_WHOLE=1 $(BIN)/python -m pytest -n logical --dist loadfile --timeout=3600 -m "matrix or not matrix" tests/model \

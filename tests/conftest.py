@@ -39,9 +39,9 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """``-n logical``: one for each core. ``auto``: two, as tests of whole machines wait; four processes at most."""
+    """``-n logical``: one for each core. ``auto``: two and one more, as tests of whole machines wait; five at most."""
     cores = len(os.sched_getaffinity(0))
-    return min(4, cores if config.getoption("numprocesses") == "logical" else 2 * cores)
+    return min(5, cores if config.getoption("numprocesses") == "logical" else 2 * cores + 1)
 
 
 @pytest.hookimpl(wrapper=True)

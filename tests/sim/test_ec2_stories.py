@@ -2,7 +2,7 @@
 
 As on Compute Engine (``test_crash_points.py``, where the faults are explained), the process is killed and frozen at
 every effect, every request in turn is missed, every look shows old listings. A play takes half a second here, so
-``make test`` has each story undisturbed and with one fault; all of them: ``make ec2``.
+``make test`` has each story undisturbed, and half of them with one fault; all of them: ``make ec2``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.sim.engine import START
 from tests.sim.scenarios import ROUGH, SCENARIOS, Play, Scenario, Told, perform
 from tests.sim.test_crash_points import LEAST, LEAST_OF_ALL, effects, freeze, kill, lose, show_old
 from tests.sim.world import ZONES, World
+from tests.sizes import WHOLE
 
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.name for scenario in SCENARIOS])
 whole = pytest.mark.matrix
@@ -47,6 +48,8 @@ def why(scenario: Scenario, interfere: Callable[[World], None], **more: object) 
 def test_a_story_ends_well_with_and_without_a_kill(scenario: Scenario) -> None:
     """At one of its effects, another for each story; in every third one it freezes there instead."""
     points, number = effects(well(scenario)), SCENARIOS.index(scenario)
+    if number % 2 and not WHOLE:
+        return
     stop = freeze if number % 3 == 2 else kill
     assert why(scenario, stop(points[(7 * number + 3) % len(points)])) == ""
 

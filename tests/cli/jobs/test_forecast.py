@@ -306,7 +306,8 @@ def test_recordings_without_spot_are_refused(cli: Cli, store: Store, folder: Pat
     assert done.code != 0 and "had spot capacity" in done.err and "Traceback" not in done.err
 
 
-def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path) -> None:
+def test_a_job_that_can_never_run_has_no_price(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spotkeeper.report.forecast.forecast.REPLAYS", 24)
     file = job(folder, "work: 5h\npolicy: spot\nmax_price: 0.001\nnproc: 1\nspread: true")
     done = cli("forecast", file, "--stack-file", EXAMPLE)
     assert done.code == 4 and "since max_price is 0.001" in done.err and "try: a higher `max_price`" in done.err

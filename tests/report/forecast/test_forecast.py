@@ -187,6 +187,7 @@ def test_a_gang_that_may_not_be_on_demand_is_late_on_spot_and_buys_none() -> Non
     assert forecast(job, Library(parts(read_folder(SHIPPED)))).expected.late not in (None, 0.0)
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("policy", "on_demand"), [("spot", 100), ("balanced", 0)])
 def test_the_on_demand_column_is_explained_if_it_is_not_allowed(policy: str, on_demand: int, library: Library) -> None:
     job = task(on_demand=on_demand, deadline_h=8.0, policy=policy)
@@ -229,6 +230,12 @@ def one_at_first(job: Task, *zones: str, hours: float = 0.5) -> PlayedOutcome:
 # -- the whole
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays of a job where their number makes no difference."""
+    monkeypatch.setattr("spotkeeper.report.forecast.forecast.REPLAYS", 24)
+
+
 @pytest.fixture(scope="module")
 def library() -> Library:
     return Library(parts(read_folder(SHIPPED)))
@@ -249,6 +256,7 @@ def test_a_forecast_shows_expectation_on_demand_and_assumptions(library: Library
     assert [row[0] for row in rows(made)] == ["cost", "done after", "preemptions", "share on spot", "over its max_usd"]
 
 
+@pytest.mark.usefixtures("few")
 def test_the_same_job_has_the_same_forecast(library: Library) -> None:
     assert forecast(task(), library) == forecast(task(), library)
 

@@ -8,19 +8,20 @@ import mmap
 import os
 import resource
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
 
 from spotkeeper.train.checkpoint.durable import PAGE, CopyOnWrite, allocate, private_memory
 from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
 from spotkeeper.train.core.shards import Chunk
 from spotkeeper.train.core.tree import LayoutCache, flatten
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -83,6 +84,8 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def test_the_layout_of_sharded_state_serves_the_next_image(mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # half a second, in each process of tests
+
     def sharded(part: torch.Tensor, placement: Placement) -> DTensor:
         return DTensor.from_local(part, mesh, [placement], run_check=False)
 

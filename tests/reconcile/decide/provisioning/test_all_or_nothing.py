@@ -13,6 +13,7 @@ from spotkeeper.contract.record import Hold, Phase
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.snapshot import Times
 from tests.reconcile.world import ZONES, World, stack
+from tests.sizes import size
 
 SECOND = "wxyz2345"
 GANG_S = Times().gang_s
@@ -80,9 +81,10 @@ def test_a_retrying_gang_raises_no_alarm(caplog: pytest.LogCaptureFixture) -> No
 def test_what_a_gang_that_never_fits_wastes_is_bounded() -> None:
     world = short(2, nodes=3)
     first = paid_s(world, 4 * 3600)
-    later = paid_s(world, 10 * 3600)
+    later_h = size(5, 10)
+    later = paid_s(world, later_h * 3600)
     assert first <= 4 * 2 * (GANG_S + 300)
-    assert later / (10 * 3600 * 2) < 0.2, "ever more seldom"
+    assert later / (later_h * 3600 * 2) < 0.2, "ever more seldom"
 
 
 def test_a_held_gang_starts_whole_when_there_is_room() -> None:
