@@ -74,6 +74,7 @@ def own(stage: Stage) -> dict[str, list[str]]:
     return {name: ids for name, ids in names(stage).items() if name.startswith(STUDY)}
 
 
+@pytest.mark.matrix  # tests/integrations/test_optuna.py goes on in `make test`
 def test_another_laptop_goes_on_with_the_jobs_of_a_killed_program(stage: Stage, job: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "search.py"), "--study", STUDY, "--trials", "2", "--parallel", "2"]
     env = os.environ | {FOLDER: str(stage.cloud.folder), "PYTHONFAULTHANDLER": "1"}

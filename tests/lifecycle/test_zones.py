@@ -21,7 +21,7 @@ def dry(stage: Stage, zone: str, *, reclaim: bool) -> None:
     stage.cloud.set_capacity(zone, 0, reclaim=reclaim)
 
 
-@pytest.mark.matrix  # test_regions.py moves a gang in `make test`
+@pytest.mark.matrix  # tests/sim moves gangs in `make test`
 def test_a_gang_moves_with_its_disks_when_its_zone_loses_capacity(stage: Stage) -> None:
     spec = tiny("nomad", STEPS, nodes=2, static="never")
     state = stage.store.read_stack()

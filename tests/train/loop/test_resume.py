@@ -41,7 +41,9 @@ class _References(dict[tuple[str, int], dict[int, str]]):
         return self[key]
 
 
-@pytest.mark.parametrize(("case", "world"), [("conv", 1), *((case, 3) for case in CASES)])
+@pytest.mark.parametrize(
+    ("case", "world"), [("conv", 1), *size([], [("conv", 3)]), ("weighted-workers", 3), ("tied-accumulated", 3)]
+)
 def test_a_requested_stop_resumes_bitwise(tmp_path: Path, references: Any, case: str, world: int) -> None:
     job = Job(tmp_path / "out", **CASES[case], events=(Event(4, 0, "stop"),))
     with Gang(tmp_path, job, nodes=world) as gang:
