@@ -50,6 +50,7 @@ TESTS = (
     "tests/train/data",
     "tests/train/loop/test_boundary.py",
     "tests/train/loop/test_run.py",
+    "tests/train/loop/test_update.py",
     "tests/agent/agent/test_notices.py",
     "tests/agent/agent/test_upgrade.py",
     "tests/agent/cloud",

@@ -147,6 +147,14 @@ def test_a_static_machines_role_comes_from_its_grant() -> None:
     assert reply(None, None, STACK, dynamic(0, 1), say()).role is Role.UNKNOWN
 
 
+def test_a_static_machine_mounts_its_own_disk() -> None:
+    """Whatever disks its node has had on others."""
+    *others, last = record().nodes
+    machine, grant = Speaker("u2", NODE, "z-a"), Grant(JOB, 2, 4, f"machine:{NODE}")
+    answer = reply(record(nodes=(*others, replace(last, disk=3))), SPEC, STACK, machine, say(boot="b2"), grant)
+    assert (answer.role, answer.disk) == (Role.MEMBER, 0)
+
+
 def test_an_ended_job_supersedes_every_machine() -> None:
     ended = record(phase=Phase.END, nodes=(Node(top=1), Node(top=2), Node(top=4)))
     answer = reply(ended, None, STACK, dynamic(0, 1), say())

@@ -71,7 +71,10 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_aws_profile_gives_keys_and_region(there: Seen, nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_an_aws_profile_gives_keys_and_region(
+    there: Seen, nobody: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     (nobody / "config").write_text("[profile team]\nregion = eu-west-1\n")
     (nobody / "credentials").write_text("[team]\naws_access_key_id = AKIATEAM\naws_secret_access_key = x\n")
     monkeypatch.setenv("AWS_PROFILE", "team")
@@ -79,7 +82,7 @@ def test_an_aws_profile_gives_keys_and_region(there: Seen, nobody: Path, monkeyp
         open_bucket("s3://b", there.url).get("a")
     ((_, signed),) = there.asked[:1]
     assert "Credential=AKIATEAM/" in signed and "/eu-west-1/s3/" in signed
-    monkeypatch.setenv("AWS_REGION", "eu-north-1")  # which obstore reads by itself
+    monkeypatch.setenv(variable, "eu-north-1")  # which obstore reads by itself
     assert credentials.s3()[0] is None
 
 

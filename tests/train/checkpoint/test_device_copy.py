@@ -15,7 +15,7 @@ from torch import nn
 
 import spotkeeper
 from spotkeeper.train.checkpoint import device_copy, snapshot, store
-from spotkeeper.train.checkpoint.device_copy import DeviceCopier, PinnedMemories, sums
+from spotkeeper.train.checkpoint.device_copy import DeviceCopier, DeviceCopies, PinnedMemories, sums
 from spotkeeper.train.checkpoint.snapshot import BackgroundCopier
 from spotkeeper.train.core.tensors import TensorCopy, TensorSlot
 from spotkeeper.train.loop.run import Run
@@ -255,6 +255,27 @@ def test_a_refused_memory_is_not_registered(runtime: Runtime) -> None:
     assert not PinnedMemories().pin(base, HERE)
     copy = TensorCopy("p", base, TensorSlot("float32", (3,), 0, 12), torch.zeros(3))
     assert not DeviceCopier().can([copy]) and DeviceCopier().can([])
+
+
+def test_each_device_copies_on_one_stream_whatever_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Any] = []
+
+    def stream(device: torch.device) -> Any:
+        streams.append(SimpleNamespace(device=device, wait_stream=lambda other: None))
+        return streams[-1]
+
+    cuda = SimpleNamespace(
+        Stream=stream,
+        current_stream=lambda device: None,
+        stream=lambda _: contextlib.nullcontext(),
+        Event=lambda: SimpleNamespace(record=lambda stream: None),
+    )
+    monkeypatch.setattr(device_copy.torch, "cuda", cuda)
+    monkeypatch.setattr(device_copy, "view", lambda base, slot: SimpleNamespace(copy_=lambda *_, **__: None))
+    copies: Any = [SimpleNamespace(tensor=SimpleNamespace(device=torch.device("cuda", at)), base=0, slot=0)
+                   for at in (1, 0, 1)]  # fmt: skip
+    made = DeviceCopies(copies, {})
+    assert [device.index for device, _ in made._ends] == [each.device.index for each in streams] == [0, 1]
 
 
 def test_sums_see_a_flipped_bit() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import ctypes
+import errno
 import io
 import mmap
 import os
 import resource
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from spotkeeper.train.checkpoint import durable
 from spotkeeper.train.checkpoint.durable import PAGE, CopyOnWrite, allocate, private_memory
 from spotkeeper.train.checkpoint.image import Image, RunState, Skeleton, lay_out, pack, thaw, unpack
 from spotkeeper.train.core.shards import Chunk
@@ -199,6 +203,26 @@ def test_what_is_kept_of_a_savers_memory_is_owned_before_the_memory_changes() ->
             assert not second.any() and theirs[:] == b"\xee" * image.size, "what it writes stays in this process"
             touched = sum(ours[at : at + PAGE] != b"\xee" * PAGE for at in range(0, image.size, PAGE))
             assert touched <= 2 * (160_000 // PAGE + 2), "neither the model's pages nor dropped ones were copied"
+    finally:
+        os.close(file)
+
+
+@populates
+def test_without_memory_the_pages_of_a_saver_are_not_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        ctypes.set_errno(errno.ENOMEM)
+        return -1
+
+    file = os.memfd_create("image")
+    try:
+        os.ftruncate(file, 2 * PAGE)
+        ours = CopyOnWrite(file, 2 * PAGE)
+        ours.use(memoryview(ours)[:PAGE], 0)
+        used = memoryview(ours)[PAGE:]
+        ours.use(used, PAGE)
+        monkeypatch.setattr(durable, "_libc", lambda: SimpleNamespace(madvise=refused))
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            ours.own()
     finally:
         os.close(file)
 

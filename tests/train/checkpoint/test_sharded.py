@@ -352,6 +352,32 @@ def alone(folder: Path) -> ShardRestorer:
     return ShardRestorer(gang, folder, cast(Any, None), keeps=True, managed=True)
 
 
+def test_a_machines_image_and_a_neighbours_of_the_same_step_are_one_part(tmp_path: Path) -> None:
+    restorer, (first, second) = alone(tmp_path), PART.files[:2]
+    for file in (first, second):
+        restorer._add(_Part(replace(PART, files=(file,)), {file.name: lambda: memoryview(b"")}))
+    (whole,) = restorer._mine.values()
+    assert {file.name for file in whole.manifest.files} == set(whole.files) == {first.name, second.name}
+
+
+@pytest.mark.parametrize(
+    ("mb_s", "nodes", "sends"), [(10.0, (0, 1), True), (0.0, (0, 1), False), (10.0, (0, 0), False)]
+)
+def test_machines_send_images_to_each_other_if_they_may(
+    monkeypatch: pytest.MonkeyPatch, mb_s: float, nodes: tuple[int, int], sends: bool
+) -> None:
+    monkeypatch.setattr(sharded, "PeerImages", lambda *given: given)
+    monkeypatch.setattr(sharded, "DistributedGang", lambda: "link")
+    monkeypatch.setattr(sharded, "AllOptimizers", lambda parts: parts)
+    places = tuple(RankPlace(rank, node, 0, True) for rank, node in enumerate(nodes))
+    parts: Any = SimpleNamespace(sharded=True)
+    settings: Any = SimpleNamespace(replicated=False, snapshots=True, peers_mb_s=mb_s, managed=True)
+    gang, writer, pace = (cast(Any, SimpleNamespace(rank=0, world=2)) for _ in range(3))
+    made: Any = find_strategy(gang, writer, cast(Any, None), places, parts, settings, pace)
+    copier = made._copier
+    assert made._peers == ((gang, "link", writer, places, copier, pace, mb_s) if sends else None)
+
+
 def test_a_sharded_model_needs_a_job_file_that_says_so() -> None:
     parts, settings = cast(Any, SimpleNamespace(sharded=True)), cast(Any, SimpleNamespace(replicated=True))
     nothing = cast(Any, None)

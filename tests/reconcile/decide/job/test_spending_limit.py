@@ -55,6 +55,7 @@ def test_a_hold_names_the_allowance_and_not_the_growing_total() -> None:
     world.submit()
     world.until(lambda: holding(world), 2400)
     assert world.record().reason == "max_usd: $0.10 is spent"
+    assert world.record().hold_ends == pytest.approx(world.t + world.spec.hold_days * 86_400, abs=5.0)
     world.request(RequestKind.RESUME)
     world.until(world.training, 600)
     world.until(lambda: holding(world), 2400)
